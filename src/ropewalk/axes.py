@@ -1,0 +1,144 @@
+"""Which positions a pair listens to: every multi-dimensional RoPE is one vector, the axis of each pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError, choice, flag, integer, number
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """The axis of every pair, and whether the axes share one ladder of frequencies.
+
+    `ladder="shared"`: pair i keeps omega_i whatever its axis (M-RoPE). `ladder="per_axis"`: each axis counts its own
+    pairs from the fastest (axial image and video RoPE). `fractional` allows real-valued coordinates.
+    """
+
+    axis_of_pair: tuple[int, ...]
+    num_axes: int
+    ladder: str = "shared"
+    fractional: bool = False
+
+    def __post_init__(self) -> None:
+        axes = tuple(self.axis_of_pair)
+        integer("num_axes", self.num_axes, low=1, high=64)
+        if not axes:
+            raise RopeError("axis_of_pair", "must name an axis for at least one pair", axes)
+        for axis in axes:
+            integer("axis_of_pair", axis, low=0, high=self.num_axes - 1)
+        choice("ladder", self.ladder, ("shared", "per_axis"))
+        flag("fractional", self.fractional)
+        object.__setattr__(self, "axis_of_pair", axes)
+
+    @property
+    def pairs(self) -> int:
+        return len(self.axis_of_pair)
+
+    def ladders(self) -> list[tuple[list[int], int]]:
+        """(pairs, dim) of every ladder: which pairs climb it, and the dimension its exponents divide by."""
+        if self.ladder == "shared":
+            return [(list(range(self.pairs)), 2 * self.pairs)]
+        by_axis = [[i for i, axis in enumerate(self.axis_of_pair) if axis == a] for a in range(self.num_axes)]
+        return [(members, 2 * len(members)) for members in by_axis if members]
+
+
+@dataclass(frozen=True)
+class MixedAxes:
+    """Trained [heads, pairs, 2] frequencies: every pair of every head listens to both axes (RoPE-Mixed for images).
+
+    The start is rope-vit's: per head one random direction, half of the pairs along it and half across it.
+    """
+
+    num_heads: int
+    pairs: int
+    theta: float = 10.0
+    seed: int = 0
+    num_axes: int = 2
+    fractional: bool = True
+
+    def __post_init__(self) -> None:
+        integer("num_heads", self.num_heads, low=1, high=65536)
+        integer("pairs", self.pairs, low=2, high=32768)
+        integer("seed", self.seed, low=0)
+        if self.pairs % 2:
+            raise RopeError("pairs", "must be even: half the pairs start along a direction, half across it", self.pairs)
+        if self.num_axes != 2:
+            raise RopeError("num_axes", "must be 2: the mixed form is defined in the plane", self.num_axes)
+        object.__setattr__(self, "theta", number("theta", self.theta, above=0))
+
+    def start(self) -> Tensor:
+        """The frequencies before training, float32 [heads, pairs, 2]."""
+        generator = torch.Generator().manual_seed(self.seed)
+        direction = torch.rand(self.num_heads, 1, generator=generator, dtype=torch.float64) * 2 * math.pi
+        half = self.pairs // 2
+        pace = self.theta ** -(torch.arange(half, dtype=torch.float64) / half)  # [pairs / 2]
+        angle = torch.cat([direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1)
+        return (torch.stack([angle.cos(), angle.sin()], dim=-1) * pace.repeat(2)[:, None]).float()
+
+
+def chunked(sections: Sequence[int]) -> AxisMap:
+    """M-RoPE in blocks (Qwen2-VL, GLM-4V): the first sections[0] pairs take axis 0, and so on."""
+    sections = _sections(sections)
+    return AxisMap(tuple(axis for axis, count in enumerate(sections) for _ in range(count)), len(sections))
+
+
+def interleaved(sections: Sequence[int]) -> AxisMap:
+    """M-RoPE interleaved (Qwen3-VL): pair i takes axis i mod 3 while that axis has pairs left, then time."""
+    time, height, width = _sections(sections, exactly=3)
+    axes = [0] * (time + height + width)
+    axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
+    axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])
+    if axes.count(1) != height or axes.count(2) != width:
+        raise RopeError("sections", "height and width must fit every third pair: 3 * section <= pairs + 2", list(sections))
+    return AxisMap(tuple(axes), 3)
+
+
+def ernie(sections: Sequence[int]) -> AxisMap:
+    """Ernie-4.5-VL, sections (height, width, time): height and width alternate, time takes the slow end."""
+    height, width, time = _sections(sections, exactly=3)
+    if height != width:
+        raise RopeError("sections", "height and width must be equal to alternate", list(sections))
+    return AxisMap((1, 2) * height + (0,) * time, 3)
+
+
+def round_robin(sections: Sequence[int]) -> AxisMap:
+    """GLM's order in serving engines: axes take turns, an exhausted axis is skipped."""
+    left = list(_sections(sections))
+    axes: list[int] = []
+    while any(left):
+        for axis, count in enumerate(left):
+            if count:
+                axes.append(axis)
+                left[axis] -= 1
+    return AxisMap(tuple(axes), len(left))
+
+
+def axial(*sections: int) -> AxisMap:
+    """Axial RoPE: axis a owns sections[a] consecutive pairs with a ladder of its own; `axial(16, 16)` for an image."""
+    return AxisMap(chunked(sections).axis_of_pair, len(sections), ladder="per_axis")
+
+
+def normalised(*sections: int) -> AxisMap:
+    """Axial RoPE over real coordinates such as DINOv3's patch centres in [-1, 1]."""
+    return AxisMap(chunked(sections).axis_of_pair, len(sections), ladder="per_axis", fractional=True)
+
+
+#: the named orders a config can ask for
+AXIS_ORDERS = {"chunked": chunked, "interleaved": interleaved, "ernie": ernie, "round_robin": round_robin}
+
+
+def _sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
+    if not isinstance(sections, list | tuple) or not sections:
+        raise RopeError("sections", "must be a list with the number of pairs of each axis", sections)
+    counts = tuple(integer(f"sections[{a}]", count, low=0, high=32768) for a, count in enumerate(sections))
+    if exactly is not None and len(counts) != exactly:
+        raise RopeError("sections", f"must name {exactly} axes", list(sections))
+    if not sum(counts):
+        raise RopeError("sections", "must give at least one pair to an axis", list(sections))
+    return counts

@@ -1,0 +1,61 @@
+"""The one error of the public door: which field, which value, which rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+
+
+class RopeError(ValueError):
+    """A value that breaks a rule; `field` names where it came from."""
+
+    def __init__(self, field: str, rule: str, value: object = None) -> None:
+        shown = repr(value)
+        super().__init__(f"{field}: {rule}; got {shown if len(shown) <= 120 else shown[:117] + '...'}")
+        self.field, self.rule, self.value = field, rule, value
+
+    def __reduce__(self):
+        return type(self), (self.field, self.rule, self.value)
+
+
+def number(field: str, value: object, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf) -> float:
+    """`value` as a finite float with low <= value <= high and value > above."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise RopeError(field, "must be a number", value)
+    try:
+        result = float(value)
+    except OverflowError:
+        raise RopeError(field, "must fit in a float", value) from None
+    if not math.isfinite(result):
+        raise RopeError(field, "must be finite", value)
+    if result < low or result <= above or result > high:
+        lower = f"> {above:g}" if above > -math.inf else f">= {low:g}" if low > -math.inf else ""
+        upper = f"<= {high:g}" if high < math.inf else ""
+        raise RopeError(field, "must be " + " and ".join(filter(None, (lower, upper))), value)
+    return result
+
+
+def integer(field: str, value: object, *, low: int, high: int = 2**62) -> int:
+    """`value` as an int with low <= value <= high; 8.0 is not an integer here."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise RopeError(field, "must be an integer", value)
+    result = int(value)
+    if not low <= result <= high:
+        raise RopeError(field, f"must be an integer from {low} to {high}", value)
+    return result
+
+
+def flag(field: str, value: object) -> bool:
+    """`value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise RopeError(field, "must be true or false", value)
+    return value
+
+
+def choice(field: str, value: object, known: Iterable[str]) -> str:
+    """`value` if it is one of `known`."""
+    known = tuple(known)
+    if not isinstance(value, str) or value not in known:
+        raise RopeError(field, f"must be one of {', '.join(known)}", value)
+    return value

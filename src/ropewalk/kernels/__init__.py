@@ -1,0 +1,60 @@
+"""Which kernel: BACKENDS by name, each with the reason why it cannot take a tensor, or None if it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError, choice
+from ropewalk.kernels import eager, reference
+from ropewalk.kernels.turn import AnyTurn, align, table_dtype
+
+
+@dataclass(frozen=True)
+class Backend:
+    """`why_not(x, turn)` says why x cannot be turned here; `run(xs, outs, turn)` writes every turned x into its out.
+
+    The first x is a query, the second a key. An out may be its x, or share no memory with it.
+    """
+
+    why_not: Callable[[Tensor, AnyTurn], str | None]
+    run: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyTurn], None]
+
+
+def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+    for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
+        cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), key=turn.key or index == 1)
+        out.copy_(eager.differentiable(x, align(cos, x, turn.seq_dim), align(sin, x, turn.seq_dim), turn))
+
+
+#: fastest first; `pick` takes the first that has no reason against it
+BACKENDS: dict[str, Backend] = {
+    "eager": Backend(eager.why_not, eager.run),
+    "reference": Backend(eager.why_not, _run_reference),
+}
+
+
+def pick(xs: tuple[Tensor, ...], turn: AnyTurn, name: str | None = None) -> Backend:
+    """The named backend, or the first that takes all of `xs`."""
+    if name is None:
+        return next(b for b in BACKENDS.values() if not any(b.why_not(x, turn) for x in xs))
+    backend = BACKENDS[choice("backend", name, BACKENDS)]
+    for x in xs:
+        if reason := backend.why_not(x, turn):
+            raise RopeError("backend", f"{name!r} cannot turn this tensor: {reason}; pass backend=None", list(x.shape))
+    return backend
+
+
+def available(device: torch.device | str = "cpu") -> dict[str, str | None]:
+    """Every backend with the reason why it does not run on `device`, or None if it does."""
+    from ropewalk.kernels.turn import TableTurn
+
+    x = torch.zeros(1, 1, 1, 2, device=device)
+    table = torch.zeros(1, 1, device=device)
+    return {name: b.why_not(x, TableTurn(table, table, -2, "half", "half")) for name, b in BACKENDS.items()}
+
+
+__all__ = ["BACKENDS", "Backend", "available", "pick", "reference"]

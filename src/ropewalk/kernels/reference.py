@@ -1,0 +1,69 @@
+"""The definition: four equal forms of one rotation, and a NumPy form for one vector.
+
+The forms differ only by a permutation of the dimensions. cos and sin have one entry a pair, so a table has no layout;
+only the rotation has one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """First and second member of every pair: [..., 2P] -> [..., P] twice, as views.
+
+    half         a0 a1 a2 b0 b1 b2
+    interleaved  a0 b0 a1 b1 a2 b2
+    """
+    if layout == "half":
+        half = x.shape[-1] // 2
+        return x[..., :half], x[..., half:]
+    return x[..., 0::2], x[..., 1::2]
+
+
+def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
+    """The inverse of `split_pairs`."""
+    return torch.cat((a, b), dim=-1) if layout == "half" else torch.stack((a, b), dim=-1).flatten(-2)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None) -> Tensor:
+    """Turn every pair of x [..., 2P] by the angle whose cos and sin [..., P] are given: the two lines of RoPE.
+
+    Arithmetic in the tables' precision, one rounding to x's dtype at the end.
+    """
+    a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
+    return join_pairs(a * cos - b * sin, a * sin + b * cos, layout_out or layout).to(x.dtype)
+
+
+def turn_complex(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """The same as a product of complex numbers, (a + ib) e^{i angle}."""
+    a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
+    turned = torch.complex(a, b) * torch.complex(cos, sin)
+    return join_pairs(turned.real, turned.imag, layout).to(x.dtype)
+
+
+def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """The same as a dense matrix R [..., 2P, 2P] with R x = turn(x); for understanding, not for speed."""
+    pairs = cos.shape[-1]
+    first, second = split_pairs(torch.arange(2 * pairs), layout)
+    matrix = cos.new_zeros(*cos.shape[:-1], 2 * pairs, 2 * pairs)
+    matrix[..., first, first] = cos
+    matrix[..., second, second] = cos
+    matrix[..., first, second] = -sin
+    matrix[..., second, first] = sin
+    return matrix
+
+
+def rotate_vector(x: np.ndarray, position: int, theta: float = 10_000.0, layout: str = "interleaved") -> np.ndarray:
+    """One vector, one position, in NumPy: f(x, m) = x e^{i m theta_i} on each pair."""
+    x = np.asarray(x)
+    pairs = x.shape[-1] // 2
+    angle = position * theta ** (-np.arange(pairs) / pairs)
+    first = np.arange(pairs) if layout == "half" else 2 * np.arange(pairs)
+    second = first + (pairs if layout == "half" else 1)
+    y = np.empty(x.shape, dtype=np.result_type(x, np.float64))
+    y[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
+    y[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
+    return y

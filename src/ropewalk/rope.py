@@ -1,0 +1,168 @@
+"""Rope: the module people put in models. It holds a spec and no numbers, so there is nothing to lose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Inexact, Shaped
+from torch import Tensor, nn
+
+from ropewalk import rotation, tokens
+from ropewalk.axes import MixedAxes
+from ropewalk.errors import RopeError, choice
+from ropewalk.frequencies import Frequencies, Length
+from ropewalk.kernels import BACKENDS
+from ropewalk.kernels.reference import join_pairs
+from ropewalk.kernels.turn import TableTurn, Turn
+from ropewalk.spec import RopeSpec
+from ropewalk.table import magnitude_on
+
+#: numeric state that other implementations left in checkpoints; ours is a function of the spec
+LEGACY_STATE = (
+    "inv_freq", "original_inv_freq", "long_inv_freq", "freqs", "freqs_cis", "freqs_cos", "freqs_sin", "cos_cached", "sin_cached",
+    "embed_positions.weight", "rotary_emb.inv_freq", "weight",
+)  # fmt: skip
+
+
+class Rope(nn.Module):
+    """Rotary position embedding after `spec`.
+
+    No parameters and no buffers, so half(), meta init, deepcopy, pickle and sharding cannot change a result. Learned
+    frequencies are the exception: `log_scale` [pairs], or `mixed` [heads, pairs, axes].
+    """
+
+    def __init__(self, spec: RopeSpec, *, backend: str | None = None) -> None:
+        super().__init__()
+        if not isinstance(spec, RopeSpec):
+            raise RopeError("spec", "must be a RopeSpec; rw.from_hf(config) makes one from a config", spec)
+        if backend is not None:
+            choice("backend", backend, BACKENDS)
+        self.spec, self.backend = spec, backend
+        if isinstance(spec.axes, MixedAxes):
+            self.mixed = nn.Parameter(spec.axes.start())
+        elif spec.learned:
+            self.log_scale = nn.Parameter(torch.zeros(spec.pairs))
+
+    def forward(
+        self,
+        q: Inexact[Tensor, "... D"],
+        k: Inexact[Tensor, "... D"] | None = None,
+        positions: Shaped[Tensor, "..."] | None = None,
+        offset: int | Tensor = 0,
+        seq_dim: int = -2,
+        length: Length = None,
+        *,
+        inplace: bool = False,
+    ):
+        """Turn q, or q and k, by their tokens' angles.
+
+        q, k       [B, H, S, D]; seq_dim=-3 for [B, S, H, D]; k may have fewer heads
+        positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or [B]
+        length     int or [B], read only by length-dependent scalings; None = each row's own last position + 1
+        """
+        xs = (q,) if k is None else (q, k)
+        turn = tokens.make_turn(xs, self.spec, positions, offset, seq_dim, length)
+        turned = rotation.run(xs, turn, inplace, self.backend) if not self.spec.learned else self._trained(xs, turn, inplace)
+        return turned[0] if k is None else turned
+
+    def rotate(
+        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
+    ) -> Inexact[Tensor, "... D"]:
+        """Turn one tensor; `offset`, `seq_dim`, `length`, `key`, `inplace` as in `rotation.rotate`."""
+        if self.spec.learned:
+            return self._one(x, positions, 1, **where)
+        return rotation.rotate(x, self.spec, positions, backend=self.backend, **where)
+
+    def unrotate(
+        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
+    ) -> Inexact[Tensor, "... D"]:
+        """The inverse of `rotate`."""
+        if self.spec.learned:
+            return self._one(x, positions, -1, **where)
+        return rotation.unrotate(x, self.spec, positions, backend=self.backend, **where)
+
+    def rerotate(
+        self,
+        k: Inexact[Tensor, "... D"],
+        from_positions: Shaped[Tensor, "..."],
+        to_positions: Shaped[Tensor, "..."],
+        to: Rope | None = None,
+        **where,
+    ) -> Inexact[Tensor, "... D"]:
+        """Keys rotated at `from_positions`, as if rotated at `to_positions` (by `to`, if given); see `rotation.rerotate`."""
+        if self.spec.learned or (to is not None and to.spec.learned):
+            raise RopeError(
+                "rerotate", "needs frequencies that stay the same; learned ones move, so rebuild the keys", self.spec.scaling
+            )
+        target = None if to is None else to.spec
+        return rotation.rerotate(k, self.spec, from_positions, to_positions, to=target, backend=self.backend, **where)
+
+    def cos_sin(
+        self,
+        positions: Shaped[Tensor, "..."],
+        dtype: torch.dtype = torch.float32,
+        length: Length = None,
+        *,
+        key: bool = False,
+    ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
+        """cos and sin [..., S, pairs] of positions [..., S], magnitude included; yours to keep."""
+        batch = 1 if positions.ndim < 2 else positions.shape[-2]
+        turn = tokens.tokens_turn(self.spec, positions, 0, length, -2, positions.shape[-1], batch, positions.device)
+        if self.spec.learned:
+            cos, sin = self._trained_tables(turn, key, 1)
+            return cos.to(dtype), sin.to(dtype)
+        length = turn.length
+        if length is not None and not isinstance(length, Tensor):
+            length = torch.full((), length, device=positions.device)
+        return torch.ops.ropewalk.cos_sin(turn.positions, length, self.spec.key, dtype, 1, key)
+
+    def cos_sin_hf(
+        self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None
+    ) -> tuple[Inexact[Tensor, "... R"], Inexact[Tensor, "... R"]]:
+        """cos and sin as transformers passes them around, [..., S, rotary_dim]: every entry twice, as the layout pairs them."""
+        cos, sin = self.cos_sin(positions, dtype, length)
+        return join_pairs(cos, cos, self.spec.layout), join_pairs(sin, sin, self.spec.layout)
+
+    def extra_repr(self) -> str:
+        return f"{self.spec}" if self.backend is None else f"{self.spec}, backend={self.backend!r}"
+
+    def _one(self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False):
+        turn = tokens.make_turn((x,), self.spec, positions, offset, seq_dim, length)
+        return self._trained((x,), turn, inplace, sign, key)[0]
+
+    def _trained(self, xs, turn: Turn, inplace: bool, sign: int = 1, key: bool = False) -> tuple[Tensor, ...]:
+        turned = []
+        for i, x in enumerate(xs):
+            given = turn.explicit_positions(x.shape[turn.seq_dim], x.device)
+            cos, sin = self._trained_tables(replace(turn, positions=given), key or i == 1, sign)
+            layouts = (turn.layout_in, turn.layout_out) if sign > 0 else (turn.layout_out, turn.layout_in)
+            by = TableTurn(cos, sin if sign > 0 else -sin, turn.seq_dim, *layouts, start=turn.start)
+            turned += rotation.run((x,), by, inplace)
+        return tuple(turned)
+
+    def _trained_tables(self, turn: Turn, key: bool, gain: int) -> tuple[Tensor, Tensor]:
+        """float64 angles with a gradient to the trained frequencies; plain products, which autocast leaves alone."""
+        positions = turn.positions.to(torch.float64)  # type: ignore[union-attr]  # made explicit by the callers
+        if isinstance(self.spec.axes, MixedAxes):
+            mixed = self.mixed.to(torch.float64)  # [H, P, 2]
+            first, second = (positions[axis][:, None, :, None] * mixed[:, None, :, axis] for axis in (0, 1))
+            angles = first + second  # [B, H, S, P]
+            return angles.cos(), angles.sin()
+        found: Frequencies = self.spec.ladder_frequencies()
+        radians = found.radians.to(self.log_scale.device) * self.log_scale.to(torch.float64).exp()
+        if self.spec.num_axes > 1:
+            positions = positions[list(self.spec.axis_of_pair)].movedim(0, -1)
+        else:
+            positions = positions.unsqueeze(-1)
+        angles = positions * radians
+        size = magnitude_on(self.spec, found.magnitude, key) ** gain
+        if found.growth is not None:
+            growth = found.growth.to(positions.device)
+            size = size * ((positions - found.center) * growth * (-gain if key else gain)).exp()
+        return angles.cos() * size, angles.sin() * size
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        legacy = {prefix + name for name in LEGACY_STATE}
+        unexpected_keys[:] = [name for name in unexpected_keys if name not in legacy]

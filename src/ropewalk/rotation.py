@@ -1,0 +1,265 @@
+"""rotate, unrotate, rerotate: shape checks at the door, one autograd rule, and the registered ops behind torch.compile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Inexact, Shaped
+from torch import Tensor
+
+from ropewalk.errors import RopeError, choice, integer
+from ropewalk.frequencies import Length
+from ropewalk.kernels.eager import differentiable
+from ropewalk.kernels.reference import split_pairs
+from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, align, table_dtype
+from ropewalk.ops import execute, through_op
+from ropewalk.spec import LAYOUTS, RopeSpec
+from ropewalk.table import cos_sin
+from ropewalk.tokens import check_tensor, make_turn
+
+
+def rotate(
+    x: Inexact[Tensor, "... D"],
+    spec: RopeSpec,
+    positions: Shaped[Tensor, "..."] | None = None,
+    *,
+    offset: int | Tensor = 0,
+    seq_dim: int = -2,
+    length: Length = None,
+    key: bool = False,
+    inplace: bool = False,
+    backend: str | None = None,
+) -> Inexact[Tensor, "... D"]:
+    """Turn every pair of `x` by its token's angle.
+
+    x is [B, H, S, D] by default; `seq_dim` says where the tokens are. positions: integer [S], [B, S] or [axes, B, S];
+    None counts from `offset`, an int or one for each row.
+    """
+    turn = make_turn((x,), spec, positions, offset, seq_dim, length)
+    return run((x,), replace(turn, key=key), inplace, backend)[0]
+
+
+def unrotate(
+    x: Inexact[Tensor, "... D"],
+    spec: RopeSpec,
+    positions: Shaped[Tensor, "..."] | None = None,
+    *,
+    offset: int | Tensor = 0,
+    seq_dim: int = -2,
+    length: Length = None,
+    key: bool = False,
+    inplace: bool = False,
+    backend: str | None = None,
+) -> Inexact[Tensor, "... D"]:
+    """The inverse of `rotate`, magnitude and layout included."""
+    turn = make_turn((x,), spec, positions, offset, seq_dim, length)
+    return run((x,), replace(turn, key=key, sign=-1, gain=-1), inplace, backend)[0]
+
+
+def rotate_qk(
+    q: Inexact[Tensor, "... D"],
+    k: Inexact[Tensor, "... D"],
+    spec: RopeSpec,
+    positions: Shaped[Tensor, "..."] | None = None,
+    *,
+    offset: int | Tensor = 0,
+    seq_dim: int = -2,
+    length: Length = None,
+    inplace: bool = False,
+    backend: str | None = None,
+) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
+    """`rotate` for a query and a key of the same tokens in one call; the key may have fewer heads."""
+    turn = make_turn((q, k), spec, positions, offset, seq_dim, length)
+    q, k = run((q, k), turn, inplace, backend)
+    return q, k
+
+
+def rerotate(
+    k: Inexact[Tensor, "... D"],
+    spec: RopeSpec,
+    from_positions: Shaped[Tensor, "..."],
+    to_positions: Shaped[Tensor, "..."],
+    *,
+    to: RopeSpec | None = None,
+    seq_dim: int = -2,
+    from_length: Length = None,
+    to_length: Length = None,
+    match_magnitude: bool = False,
+    inplace: bool = False,
+    backend: str | None = None,
+) -> Inexact[Tensor, "... D"]:
+    """Keys rotated at `from_positions` under `spec`, as if rotated at `to_positions` under `to` (default: the same spec).
+
+    Both turns are combined before anything is rounded. A magnitude already on the keys stays as it is; with
+    `match_magnitude` it becomes the one of `to`, as keys rebuilt from scratch would have it.
+    """
+    to = spec if to is None else to
+    back = replace(make_turn((k,), spec, from_positions, 0, seq_dim, from_length), key=True)
+    forth = replace(make_turn((k,), to, to_positions, 0, seq_dim, to_length), key=True)
+    if (spec.rotary_start, spec.pairs) != (to.rotary_start, to.pairs):
+        # the slices differ, so there is no single angle: turn back and forth in high precision, round once
+        wide = k.to(table_dtype(k))
+        wide = run((wide,), _table_turn(back, wide, match_magnitude, backwards=True), False, backend)[0]
+        wide = run((wide,), _table_turn(forth, wide, match_magnitude), False, backend)[0].to(k.dtype)
+        return k.copy_(wide) if inplace else wide
+    old, new = _table_turn(back, k, match_magnitude, backwards=True), _table_turn(forth, k, match_magnitude)
+    cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
+    both = TableTurn(
+        cos.to(table_dtype(k)), sin.to(table_dtype(k)), back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start
+    )
+    return run((k,), both, inplace, backend)[0]
+
+
+def _table_turn(turn: Turn, x: Tensor, match_magnitude: bool, backwards: bool = False) -> TableTurn:
+    """A turn with its angles written out in float64, pure rotation unless the magnitude is to follow."""
+    spec, positions = turn.spec, turn.explicit_positions(x.shape[turn.seq_dim], x.device)
+    if not match_magnitude:
+        # the magnitude of a scaling stays on the keys, but xPos's growth belongs to the position and must move
+        spec = spec.with_(magnitude_on="scale")
+    gain = -1 if backwards else 1
+    cos, sin = cos_sin(spec, positions, length=turn.length, dtype=torch.float64, gain=gain, key=turn.key)
+    layouts = (turn.layout_out, turn.layout_in) if backwards else (turn.layout_in, turn.layout_out)
+    return TableTurn(cos, -sin if backwards else sin, turn.seq_dim, *layouts, start=turn.start)
+
+
+def turn_by(
+    x: Inexact[Tensor, "... D"],
+    cos: Inexact[Tensor, "... P"],
+    sin: Inexact[Tensor, "... P"],
+    *,
+    layout: str,
+    layout_out: str | None = None,
+    start: int = 0,
+    seq_dim: int = -2,
+    inplace: bool = False,
+    backend: str | None = None,
+) -> Inexact[Tensor, "... D"]:
+    """Turn x by tables you have: one entry a pair, [S, P], [B, S, P] or [B, H, S, P], gradients to the tables included.
+
+    Such a table has no layout, so it cannot be of the wrong one; `layout` says how x pairs its dimensions.
+    """
+    choice("layout", layout, LAYOUTS)
+    layout_out = choice("layout_out", layout_out or layout, LAYOUTS)
+    seq_dim = check_tensor("x", x, seq_dim, None)
+    for name, table in (("cos", cos), ("sin", sin)):
+        if not table.is_floating_point() or table.ndim not in (2, 3, 4) or table.shape[-2] != x.shape[seq_dim]:
+            raise RopeError(name, f"must be a float table [..., {x.shape[seq_dim]} tokens, pairs]", list(table.shape))
+    if cos.shape != sin.shape:
+        raise RopeError("sin", f"must have the shape of cos, {list(cos.shape)}", list(sin.shape))
+    integer("start", start, low=0, high=max(0, x.shape[-1] - 2 * cos.shape[-1]))
+    if start + 2 * cos.shape[-1] > x.shape[-1]:
+        raise RopeError("x", f"must have at least {start + 2 * cos.shape[-1]} dimensions for these tables", list(x.shape))
+    return run((x,), TableTurn(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[0]
+
+
+def rotate_half(x: Inexact[Tensor, "... D"]) -> Inexact[Tensor, "... D"]:
+    """(-x2, x1) of the two halves: the quarter turn of the half-split layout."""
+    first, second = split_pairs(x, "half")
+    return torch.cat((-second, first), dim=-1)
+
+
+def apply_rotary_pos_emb(
+    q: Inexact[Tensor, "... D"],
+    k: Inexact[Tensor, "... D"],
+    cos: Inexact[Tensor, "... R"],
+    sin: Inexact[Tensor, "... R"],
+    unsqueeze_dim: int = 1,
+    *,
+    layout: str = "half",
+) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
+    """Drop-in for code that holds transformers' tables, one entry a dimension: [S, R] or [B, S, R].
+
+    A table repeats its entries the way its layout pairs dimensions; one made for the other layout is refused instead of
+    breaking the norm. Tables narrower than the head turn its leading dimensions.
+    """
+    choice("layout", layout, LAYOUTS)
+    if cos.ndim not in (2, 3) or cos.shape[-1] % 2 or cos.shape != sin.shape:
+        raise RopeError("cos", "cos and sin must be [S, R] or [B, S, R] with even R", [list(cos.shape), list(sin.shape)])
+    for name, table in (("cos", cos), ("sin", sin)):
+        first, second = split_pairs(table, layout)
+        _require_equal(first, second, name, layout)
+    heads_before_tokens = unsqueeze_dim % (cos.ndim + 1) <= cos.ndim - 2
+    pair_cos, pair_sin = split_pairs(cos, layout)[0], split_pairs(sin, layout)[0]
+    seq_dim = -2 if heads_before_tokens else -3
+    return tuple(turn_by(x, pair_cos, pair_sin, layout=layout, seq_dim=seq_dim) for x in (q, k))  # type: ignore[return-value]
+
+
+def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:
+    rule = f"must repeat each pair's entry as the {layout!r} layout pairs dimensions; pass the table's own layout"
+    if torch.compiler.is_compiling() or first.device.type != "cpu":
+        # no read-back from the device
+        torch.ops.aten._assert_async.msg((first == second).all(), f"{name}: {rule}")
+    elif not torch.equal(first, second):
+        raise RopeError(name, rule, f"{name} of another layout")
+
+
+def run(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
+    """Turn `xs` by the shortest way: straight to the kernel, through autograd, or through the registered op."""
+    if isinstance(turn, TableTurn) and torch.is_grad_enabled() and (turn.cos.requires_grad or turn.sin.requires_grad):
+        turned = tuple(_with_trained_tables(x, turn) for x in xs)
+        return tuple(x.copy_(y) for x, y in zip(xs, turned, strict=True)) if inplace else turned
+    if inplace:
+        _check_own_memory(xs)
+    if _traced(xs):
+        return through_op(xs, turn, inplace)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
+        turned = _Rotation.apply(turn, inplace, backend, *xs)
+        return turned if isinstance(turned, tuple) else (turned,)
+    return execute(xs, turn, inplace, backend)
+
+
+def _with_trained_tables(x: Tensor, turn: TableTurn) -> Tensor:
+    cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), turn.key)
+    return differentiable(x, align(cos, x, turn.seq_dim), align(sin, x, turn.seq_dim), turn)
+
+
+def _check_own_memory(xs: tuple[Tensor, ...]) -> None:
+    for x in xs:
+        if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+            raise RopeError("inplace", "needs memory of its own for every element; call .contiguous() first", list(x.stride()))
+    if len(xs) == 2 and xs[0] is xs[1]:
+        raise RopeError("inplace", "q and k must not be the same tensor: it would turn twice", list(xs[0].shape))
+
+
+def _traced(xs: tuple[Tensor, ...]) -> bool:
+    """Whether someone must see the rotation as one op: a compiler, a functorch transform, a tensor subclass or a mode."""
+    if torch.compiler.is_compiling():
+        return True
+    if not all(type(x) in (Tensor, torch.nn.Parameter) for x in xs):
+        return True
+    return _functorch_depth() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
+_functorch_depth = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
+
+
+class _Rotation(torch.autograd.Function):
+    """A rotation is linear and its transpose is the turn backwards; nothing of x is kept."""
+
+    @staticmethod
+    def forward(ctx, turn: AnyTurn, inplace: bool, backend: str | None, *xs: Tensor):
+        ctx.turn, ctx.backend = turn, backend
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*turn.tensors)  # so that torch notices if they change before the backward
+        if inplace:
+            ctx.mark_dirty(*xs)
+        outs = execute(xs, turn, inplace, backend)
+        return outs if len(xs) > 1 else outs[0]  # type: ignore[misc]  # there is at least one
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor | None):
+        _ = ctx.saved_tensors
+        turn = ctx.turn.adjoint()
+        if len(grads) == 2 and all(grad is not None for grad in grads):
+            return None, None, None, *run(tuple(grads), turn, False, ctx.backend)  # type: ignore[arg-type]  # none is None
+        turned = (
+            None if grad is None else run((grad,), replace(turn, key=turn.key or i == 1), False, ctx.backend)[0]
+            for i, grad in enumerate(grads)
+        )
+        return None, None, None, *turned
+
+    @staticmethod
+    def jvp(ctx, _turn, _inplace, _backend, *tangents: Tensor):
+        turned = run(tangents, ctx.turn, False, ctx.backend)
+        return turned if len(tangents) > 1 else turned[0]  # type: ignore[misc]  # there is at least one
