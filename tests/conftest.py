@@ -5,8 +5,16 @@ import os
 # one thread a worker: two pytest workers on two cores must not fight over them
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import importlib.util
+
 import pytest
 import torch
+
+# shapes and types of the public door are checked at run time, here only; a bare GPU machine may lack the checker
+if importlib.util.find_spec("beartype") is not None:
+    from jaxtyping import install_import_hook
+
+    install_import_hook("ropewalk", "runtime_types.check")
 
 
 def pytest_addoption(parser):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ropewalk.frequencies import Length
 from ropewalk.kernels import pick
 from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn
 from ropewalk.spec import spec_of
@@ -85,8 +86,8 @@ def _(x, *rest):
 
 @torch.library.register_fake("ropewalk::cos_sin")
 def _(positions, length, spec, dtype, gain, key):
-    rows = positions if positions.ndim < 3 else positions[0]
-    shape = [length.shape[0], rows.shape[-1]] if length is not None and length.ndim and rows.ndim == 1 else list(rows.shape)
+    rows = positions.shape[-2:]
+    shape = rows if length is None else torch.broadcast_shapes(rows, (*length.shape, 1))
     table = positions.new_empty([*shape, spec_of(spec).pairs], dtype=dtype)
     return table, torch.empty_like(table)
 
@@ -133,14 +134,19 @@ torch.library.register_autograd("ropewalk::turn", _turn_backward, setup_context=
 
 def _vmapped(info, in_dims, x, *rest, op=torch.ops.ropewalk.rotate, seq_at=4):
     """The mapped axis becomes one more axis that shares the angles; mapped angles are taken one by one."""
-    if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]):
-        seq_dim = rest[seq_at]
+    seq_dim = rest[seq_at]
+    packed = x.ndim - 1 == -seq_dim == 3  # [T, H, D]: with one more axis its heads would pass for rows
+    if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and not packed:
         x = x.movedim(in_dims[0], -3 if seq_dim == -2 else -2)
         rest = [*rest[:seq_at], seq_dim if seq_dim == -2 else seq_dim - 1, *rest[seq_at + 1 :]]
         return op(x, *rest), x.ndim - (3 if seq_dim == -2 else 2)
-    args = (x, *rest)
-    picked = ([a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)] for i in range(info.batch_size))
-    return torch.stack([op(*one) for one in picked]), 0
+    return torch.stack([op(*one) for one in _one_by_one(info, in_dims, (x, *rest))]), 0
+
+
+def _one_by_one(info, in_dims, args):
+    """The arguments of each call that the map stands for."""
+    for i in range(info.batch_size):
+        yield [a if dim is None else a.select(dim, i) for a, dim in zip(args, in_dims, strict=True)]
 
 
 def _vmapped_qk(info, in_dims, q, k, *rest):
@@ -156,21 +162,36 @@ def _vmapped_turn(info, in_dims, *args):
     return _vmapped(info, in_dims, *args, op=torch.ops.ropewalk.turn, seq_at=5)
 
 
+def _vmapped_cos_sin(info, in_dims, *args):
+    tables = [torch.ops.ropewalk.cos_sin(*one) for one in _one_by_one(info, in_dims, args)]
+    return tuple(torch.stack(each) for each in zip(*tables, strict=True)), (0, 0)
+
+
 torch.library.register_vmap("ropewalk::rotate", _vmapped)
 torch.library.register_vmap("ropewalk::rotate_qk", _vmapped_qk)
 torch.library.register_vmap("ropewalk::turn", _vmapped_turn)
+torch.library.register_vmap("ropewalk::cos_sin", _vmapped_cos_sin)
 
 
-def through_op(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool) -> tuple[Tensor, ...]:
+def tables(turn: Turn, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
+    """cos and sin of a turn, sin not negated for a turn backwards, as compilers and functorch can follow them."""
+    positions = turn.explicit_positions(seq, device)
+    return torch.ops.ropewalk.cos_sin(positions, _as_tensor(turn.length, device), turn.spec.key, dtype, turn.gain, key)
+
+
+def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
+    return length if length is None or isinstance(length, Tensor) else torch.full((), length, device=device)
+
+
+def through_op(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, mapped: bool = False) -> tuple[Tensor, ...]:
+    """Turn `xs` by a registered op; under vmap (`mapped`) none of them writes in place."""
     if isinstance(turn, TableTurn):
         table = (turn.cos, turn.sin, turn.layout_in, turn.layout_out, turn.start, turn.seq_dim)
         turned = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
     else:
-        length = turn.length
-        if length is not None and not isinstance(length, Tensor):
-            length = torch.full((), length, device=xs[0].device)
+        length = _as_tensor(turn.length, xs[0].device)
         angles = (turn.positions, turn.offset, length, turn.spec.key, turn.seq_dim, turn.sign, turn.gain)
-        if inplace and not (torch.is_grad_enabled() and any(x.requires_grad for x in xs)):
+        if inplace and not mapped and not (torch.is_grad_enabled() and any(x.requires_grad for x in xs)):
             for i, x in enumerate(xs):
                 torch.ops.ropewalk.rotate_(x, *angles, turn.key or i == 1)
             return xs

@@ -15,6 +15,7 @@ from ropewalk.frequencies import Frequencies, Length
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.reference import join_pairs
 from ropewalk.kernels.turn import TableTurn, Turn
+from ropewalk.ops import tables
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on
 
@@ -40,9 +41,18 @@ class Rope(nn.Module):
             choice("backend", backend, BACKENDS)
         self.spec, self.backend = spec, backend
         if isinstance(spec.axes, MixedAxes):
-            self.mixed = nn.Parameter(spec.axes.start())
+            self.mixed = nn.Parameter(torch.empty(spec.axes.num_heads, spec.pairs, spec.num_axes))
         elif spec.learned:
-            self.log_scale = nn.Parameter(torch.zeros(spec.pairs))
+            self.log_scale = nn.Parameter(torch.empty(spec.pairs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Learned frequencies as before training: what FSDP and others call after `to_empty`."""
+        if isinstance(self.spec.axes, MixedAxes):
+            with torch.no_grad():
+                self.mixed.copy_(self.spec.axes.start())
+        elif self.spec.learned:
+            nn.init.zeros_(self.log_scale)
 
     def forward(
         self,
@@ -107,15 +117,14 @@ class Rope(nn.Module):
         key: bool = False,
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
         """cos and sin [..., S, pairs] of positions [..., S], magnitude included; yours to keep."""
+        if not positions.ndim:
+            raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
         turn = tokens.tokens_turn(self.spec, positions, 0, length, -2, positions.shape[-1], batch, positions.device)
         if self.spec.learned:
             cos, sin = self._trained_tables(turn, key, 1)
             return cos.to(dtype), sin.to(dtype)
-        length = turn.length
-        if length is not None and not isinstance(length, Tensor):
-            length = torch.full((), length, device=positions.device)
-        return torch.ops.ropewalk.cos_sin(turn.positions, length, self.spec.key, dtype, 1, key)
+        return tables(turn, positions.shape[-1], positions.device, dtype, key)
 
     def cos_sin_hf(
         self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None

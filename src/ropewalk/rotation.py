@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Inexact, Shaped
 from torch import Tensor
 
@@ -13,10 +14,9 @@ from ropewalk.frequencies import Length
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.reference import split_pairs
 from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, align, table_dtype
-from ropewalk.ops import execute, through_op
+from ropewalk.ops import execute, tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
-from ropewalk.table import cos_sin
-from ropewalk.tokens import check_tensor, make_turn
+from ropewalk.tokens import check_own_memory, check_tables, check_tensor, make_turn
 
 
 def rotate(
@@ -95,15 +95,19 @@ def rerotate(
     `match_magnitude` it becomes the one of `to`, as keys rebuilt from scratch would have it.
     """
     to = spec if to is None else to
-    back = replace(make_turn((k,), spec, from_positions, 0, seq_dim, from_length), key=True)
-    forth = replace(make_turn((k,), to, to_positions, 0, seq_dim, to_length), key=True)
+    back = replace(make_turn((k,), spec, from_positions, 0, seq_dim, from_length), sign=-1, gain=-1)
+    forth = make_turn((k,), to, to_positions, 0, seq_dim, to_length)
+    if not match_magnitude:
+        # the magnitude of a scaling stays on the keys, but xPos's growth belongs to the position and must move
+        back, forth = (replace(turn, spec=turn.spec.with_(magnitude_on="scale")) for turn in (back, forth))
+    old, new = (_written_out(turn, k, torch.float64, key=True) for turn in (back, forth))
     if (spec.rotary_start, spec.pairs) != (to.rotary_start, to.pairs):
+        if inplace:
+            check_own_memory((k,), addresses=False)
         # the slices differ, so there is no single angle: turn back and forth in high precision, round once
         wide = k.to(table_dtype(k))
-        wide = run((wide,), _table_turn(back, wide, match_magnitude, backwards=True), False, backend)[0]
-        wide = run((wide,), _table_turn(forth, wide, match_magnitude), False, backend)[0].to(k.dtype)
+        wide = run(run((wide,), old, False, backend), new, False, backend)[0].to(k.dtype)
         return k.copy_(wide) if inplace else wide
-    old, new = _table_turn(back, k, match_magnitude, backwards=True), _table_turn(forth, k, match_magnitude)
     cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
     both = TableTurn(
         cos.to(table_dtype(k)), sin.to(table_dtype(k)), back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start
@@ -111,16 +115,10 @@ def rerotate(
     return run((k,), both, inplace, backend)[0]
 
 
-def _table_turn(turn: Turn, x: Tensor, match_magnitude: bool, backwards: bool = False) -> TableTurn:
-    """A turn with its angles written out in float64, pure rotation unless the magnitude is to follow."""
-    spec, positions = turn.spec, turn.explicit_positions(x.shape[turn.seq_dim], x.device)
-    if not match_magnitude:
-        # the magnitude of a scaling stays on the keys, but xPos's growth belongs to the position and must move
-        spec = spec.with_(magnitude_on="scale")
-    gain = -1 if backwards else 1
-    cos, sin = cos_sin(spec, positions, length=turn.length, dtype=torch.float64, gain=gain, key=turn.key)
-    layouts = (turn.layout_out, turn.layout_in) if backwards else (turn.layout_in, turn.layout_out)
-    return TableTurn(cos, -sin if backwards else sin, turn.seq_dim, *layouts, start=turn.start)
+def _written_out(turn: Turn, x: Tensor, dtype: torch.dtype, key: bool) -> TableTurn:
+    """A turn of x with its angles as tables."""
+    cos, sin = tables(turn, x.shape[turn.seq_dim], x.device, dtype, key)
+    return TableTurn(cos, sin if turn.sign > 0 else -sin, turn.seq_dim, turn.layout_in, turn.layout_out, turn.start)
 
 
 def turn_by(
@@ -142,14 +140,7 @@ def turn_by(
     choice("layout", layout, LAYOUTS)
     layout_out = choice("layout_out", layout_out or layout, LAYOUTS)
     seq_dim = check_tensor("x", x, seq_dim, None)
-    for name, table in (("cos", cos), ("sin", sin)):
-        if not table.is_floating_point() or table.ndim not in (2, 3, 4) or table.shape[-2] != x.shape[seq_dim]:
-            raise RopeError(name, f"must be a float table [..., {x.shape[seq_dim]} tokens, pairs]", list(table.shape))
-    if cos.shape != sin.shape:
-        raise RopeError("sin", f"must have the shape of cos, {list(cos.shape)}", list(sin.shape))
-    integer("start", start, low=0, high=max(0, x.shape[-1] - 2 * cos.shape[-1]))
-    if start + 2 * cos.shape[-1] > x.shape[-1]:
-        raise RopeError("x", f"must have at least {start + 2 * cos.shape[-1]} dimensions for these tables", list(x.shape))
+    check_tables(x, cos, sin, integer("start", start, low=0), seq_dim)
     return run((x,), TableTurn(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[0]
 
 
@@ -187,8 +178,8 @@ def apply_rotary_pos_emb(
 
 def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:
     rule = f"must repeat each pair's entry as the {layout!r} layout pairs dimensions; pass the table's own layout"
-    if torch.compiler.is_compiling() or first.device.type != "cpu":
-        # no read-back from the device
+    if first.device.type != "cpu" or _traced((first,)):
+        # no read-back from the device, and none from a graph
         torch.ops.aten._assert_async.msg((first == second).all(), f"{name}: {rule}")
     elif not torch.equal(first, second):
         raise RopeError(name, rule, f"{name} of another layout")
@@ -196,30 +187,38 @@ def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> Non
 
 def run(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
     """Turn `xs` by the shortest way: straight to the kernel, through autograd, or through the registered op."""
-    if isinstance(turn, TableTurn) and torch.is_grad_enabled() and (turn.cos.requires_grad or turn.sin.requires_grad):
-        turned = tuple(_with_trained_tables(x, turn) for x in xs)
-        return tuple(x.copy_(y) for x, y in zip(xs, turned, strict=True)) if inplace else turned
+    if isinstance(turn, Turn) and turn.spec.mixed:
+        raise RopeError("spec", "with MixedAxes holds no frequencies, they are trained; turn by Rope(spec)", turn.spec.axes)
+    traced = _traced(xs)
     if inplace:
-        _check_own_memory(xs)
-    if _traced(xs):
-        return through_op(xs, turn, inplace)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
+        check_own_memory(xs, addresses=not traced)
+    transforms = _functorch() if traced else []
+    if _trained(turn) or any(transform != _functorch_kinds.Vmap for transform in transforms):
+        turned = tuple(_by_formula(x, turn, key=turn.key or i == 1) for i, x in enumerate(xs))
+        return tuple(x.copy_(y) for x, y in zip(xs, turned, strict=True)) if inplace else turned
+    if traced:
+        return through_op(xs, turn, inplace, mapped=bool(transforms))
+    if _differentiated(xs):
         turned = _Rotation.apply(turn, inplace, backend, *xs)
         return turned if isinstance(turned, tuple) else (turned,)
     return execute(xs, turn, inplace, backend)
 
 
-def _with_trained_tables(x: Tensor, turn: TableTurn) -> Tensor:
-    cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), turn.key)
+def _by_formula(x: Tensor, turn: AnyTurn, key: bool) -> Tensor:
+    """By plain torch, where gradients go to the tables or a functorch transform takes derivatives of its own."""
+    if isinstance(turn, Turn):
+        turn = _written_out(turn, x, table_dtype(x), key)
+    cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), key)
     return differentiable(x, align(cos, x, turn.seq_dim), align(sin, x, turn.seq_dim), turn)
 
 
-def _check_own_memory(xs: tuple[Tensor, ...]) -> None:
-    for x in xs:
-        if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
-            raise RopeError("inplace", "needs memory of its own for every element; call .contiguous() first", list(x.stride()))
-    if len(xs) == 2 and xs[0] is xs[1]:
-        raise RopeError("inplace", "q and k must not be the same tensor: it would turn twice", list(xs[0].shape))
+def _trained(turn: AnyTurn) -> bool:
+    return isinstance(turn, TableTurn) and torch.is_grad_enabled() and (turn.cos.requires_grad or turn.sin.requires_grad)
+
+
+def _differentiated(xs: tuple[Tensor, ...]) -> bool:
+    """Whether autograd, in either mode, must hear of this call."""
+    return (torch.is_grad_enabled() and any(x.requires_grad for x in xs)) or forward_ad._current_level >= 0
 
 
 def _traced(xs: tuple[Tensor, ...]) -> bool:
@@ -232,6 +231,15 @@ def _traced(xs: tuple[Tensor, ...]) -> bool:
 
 
 _functorch_depth = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
+_functorch_kinds = torch._C._functorch.TransformType  # type: ignore[attr-defined]
+
+
+def _functorch() -> list:
+    """The kinds of the functorch transforms around this call; a compiler takes care of its own."""
+    if torch.compiler.is_compiling():
+        return []
+    stack = torch._C._functorch.get_interpreter_stack()  # type: ignore[attr-defined]
+    return [interpreter.key() for interpreter in stack or ()]
 
 
 class _Rotation(torch.autograd.Function):

@@ -143,7 +143,11 @@ class RopeSpec:
         return self.extra_softmax_factor * (float(magnitude) ** 2 if self.magnitude_on == "scale" else 1.0)
 
     def with_(self, **changes: Any) -> RopeSpec:
-        """The same spec with some fields changed."""
+        """The same spec with some fields changed; `layout_out` and `rotary_dim` go on following where they did."""
+        if self.layout_out == self.layout:
+            changes.setdefault("layout_out", None)
+        if self.rotary_dim == self.head_dim - self.rotary_start:
+            changes.setdefault("rotary_dim", None)
         return replace(self, **changes)
 
     def __reduce__(self):
@@ -167,8 +171,13 @@ def _in_pair_order(parts: list[tuple[list[int], Any]]) -> Tensor:
 def _plain(value: Any) -> Any:
     """Nested tuples of names and values: equal exactly when the dataclasses are."""
     if is_dataclass(value):
-        return type(value).__name__, *((f.name, _plain(getattr(value, f.name))) for f in fields(value))
+        return _name(type(value)), *((f.name, _plain(getattr(value, f.name))) for f in fields(value))
     return value
+
+
+def _name(kind: type) -> str:
+    # a scaling of the user's own may share a name with ours, or be defined once more in a notebook
+    return kind.__name__ if kind.__module__.startswith("ropewalk.") else f"{kind.__module__}.{kind.__qualname__}@{id(kind):x}"
 
 
 # Ops take a spec by its key because a graph can hold strings but not objects. Specs are small and few.

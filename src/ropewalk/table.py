@@ -38,7 +38,7 @@ _INVERSE_TWO_PI_REST = -9.839338337591243e-18
 def turn_steps(radians: Tensor) -> Tensor:
     """round(radians / (2 pi) * 2^64) modulo 2^64, as int64; on the tensor's own device, no host arithmetic."""
     high, low = _product_with_inverse_two_pi(radians.to(torch.float64))
-    part = high - high.floor()
+    part = high - high.trunc()  # exact for either sign; 1 - tiny, as floor would leave it, is not
     upper = (part * 2.0**32).floor()
     lower = (part * 2.0**32 - upper) * 2.0**32 + low * 2.0**64
     return (upper.to(torch.int64) << 32) + lower.round().to(torch.int64)
@@ -150,10 +150,18 @@ def _build(spec: RopeSpec, device: torch.device) -> Tables:
     steps = turn_steps(found.radians)
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
-    if axis is None and spec.precision != "hf":
+    if _keeps_levels(spec):
         digits = torch.arange(LEVEL, device=device).unsqueeze(-1)
         levels = (*cos_sin_of_phase(steps, digits), *cos_sin_of_phase(steps, digits << LEVEL_BITS))
     return Tables(found, steps, axis, levels)
+
+
+def _keeps_levels(spec: RopeSpec) -> bool:
+    return _keeps_rows(spec) and spec.precision != "hf"
+
+
+def _keeps_rows(spec: RopeSpec) -> bool:
+    return spec.num_axes == 1 and not spec.needs_length and not spec.fractional
 
 
 def tables_at(spec: RopeSpec, device: torch.device, length: Length) -> Tables:
@@ -186,7 +194,9 @@ def cos_sin(
     radians, steps = _per_row(kept.frequencies.radians), _per_row(kept.steps)
     if spec.precision == "hf":
         angles = coordinates.to(torch.float32) * radians.to(torch.float32)
-        cos, sin = angles.cos(), angles.sin()
+        # doubled as transformers doubles it: a vectorised cosine may differ in the last bit with its neighbours
+        angles = torch.cat((angles, angles), dim=-1)
+        cos, sin = angles.cos()[..., : spec.pairs], angles.sin()[..., : spec.pairs]
     elif coordinates.is_floating_point():
         angles = coordinates.to(torch.float64) * radians
         cos, sin = angles.cos(), angles.sin()
@@ -262,11 +272,11 @@ def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = Fal
 
     The caller must not write to them or hand them out.
     """
-    most = FULL_TABLE_BYTES // (8 * spec.pairs)
-    if spec.needs_length or spec.fractional or spec.num_axes > 1 or count > most:
+    most = _most_rows(spec)
+    if not _keeps_rows(spec) or count > most:
         return None
     key = key and (spec.magnitude_on == "q" or tables(spec, device).frequencies.growth is not None)
-    reach = min(most, max(256, 1 << (count - 1).bit_length()))
+    reach = _reach(spec, count)
     cos, sin = CACHE.get(
         (spec.key, device, key),
         lambda: cos_sin(spec, torch.arange(reach, device=device), key=key),
@@ -276,10 +286,17 @@ def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = Fal
     return cos[:count], sin[:count]
 
 
+def _most_rows(spec: RopeSpec) -> int:
+    return FULL_TABLE_BYTES // (8 * spec.pairs)
+
+
+def _reach(spec: RopeSpec, count: int) -> int:
+    return min(_most_rows(spec), max(256, 1 << (count - 1).bit_length()))
+
+
 def memory(spec: RopeSpec, length: int) -> dict[str, int]:
-    """Bytes that cos and sin of `length` positions take in each form, and what is kept automatically."""
-    row = 2 * spec.pairs
-    levels = 2 * 8 * row * LEVEL
-    rows = min(FULL_TABLE_BYTES, 4 * row * length)
-    automatic = 8 * spec.pairs + (0 if spec.num_axes > 1 or spec.needs_length else levels + rows)
-    return {"full": 4 * row * length, "two_level": levels, "phase": 8 * spec.pairs, "automatic": automatic}
+    """Bytes that cos and sin of `length` positions take in each form, and what is kept automatically for one side."""
+    row = 8 * spec.pairs  # one float32 cos and sin, or one float64 of either
+    levels, phase = 2 * 2 * row * LEVEL, row
+    automatic = phase + levels * _keeps_levels(spec) + row * _reach(spec, length) * _keeps_rows(spec)
+    return {"full": row * length, "two_level": levels, "phase": phase, "automatic": automatic}

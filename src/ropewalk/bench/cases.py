@@ -1,0 +1,111 @@
+"""What is timed: shapes, the tensors of a case, and the definition every contender must agree with first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk import axes
+from ropewalk.kernels import reference
+from ropewalk.kernels.turn import align
+from ropewalk.spec import RopeSpec
+
+#: batch, tokens, query heads, key heads, head_dim, dtype
+SHAPES: dict[str, tuple[int, int, int, int, int, torch.dtype]] = {
+    "A": (1, 8192, 32, 8, 128, torch.bfloat16),
+    "B": (64, 1, 32, 8, 128, torch.bfloat16),
+    "C": (256, 1, 64, 8, 128, torch.bfloat16),
+    "D": (4, 4096, 32, 32, 128, torch.bfloat16),
+    "E": (8, 2048, 32, 32, 64, torch.bfloat16),
+    "F": (2, 8192, 16, 16, 256, torch.bfloat16),
+    "G": (1, 131072, 32, 8, 128, torch.bfloat16),
+    "H": (1, 8192, 32, 8, 128, torch.float32),
+    "8x32x512x64": (8, 512, 32, 32, 64, torch.bfloat16),
+    "8x32x1024x128": (8, 1024, 32, 32, 128, torch.bfloat16),
+    "8x32x2048x256": (8, 2048, 32, 32, 256, torch.bfloat16),
+    "4x32x8192x128": (4, 8192, 32, 32, 128, torch.bfloat16),
+}
+#: relative rms error a contender may have: rounding of its dtype, with room for tables in that dtype
+GATE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-4}
+
+
+#: the plain case, and what must stay near it: restarting positions, three axes, a quarter of the head turned
+VARIANTS = ("plain", "packed", "mrope", "partial")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Query, key and positions of one shape; `order` is "bshd" or "bhsd", the order of the axes in memory."""
+
+    name: str
+    order: str
+    q: Tensor
+    k: Tensor
+    positions: Tensor  # [B, S], or [axes, B, S]
+    spec: RopeSpec
+
+    @property
+    def seq_dim(self) -> int:
+        return -3 if self.order == "bshd" else -2
+
+    @property
+    def decode(self) -> bool:
+        return self.q.shape[self.seq_dim] == 1
+
+    @property
+    def bytes(self) -> int:
+        return (self.q.numel() + self.k.numel()) * self.q.element_size()
+
+
+def make_case(
+    name: str, order: str, device: str = "cpu", dtype: torch.dtype | None = None, variant: str = "plain", seed: int = 0
+) -> Case:
+    """Random tensors of a named shape. A decode shape (one token a row) gets scattered positions."""
+    batch, seq, q_heads, k_heads, head_dim, own_dtype = SHAPES[name]
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(heads: int) -> Tensor:
+        shape = (batch, seq, heads, head_dim) if order == "bshd" else (batch, heads, seq, head_dim)
+        return torch.randn(shape, generator=generator, device=device).to(dtype or own_dtype)
+
+    positions = torch.arange(seq, device=device).expand(batch, seq)
+    if seq == 1:
+        positions = torch.randint(0, 4000, (batch, 1), generator=generator, device=device)
+    elif variant == "packed":
+        positions = positions % 1000  # documents of a thousand tokens
+    elif variant == "mrope":
+        positions = torch.stack((positions, positions // 64, positions % 64))
+    pairs = head_dim // 2
+    third = pairs // 3
+    spec = RopeSpec(
+        head_dim=head_dim,
+        rotary_dim=head_dim // 4 if variant == "partial" else None,
+        axes=axes.chunked([pairs - 2 * third, third, third]) if variant == "mrope" else None,
+    )
+    return Case(name, order, draw(q_heads), draw(k_heads), positions.contiguous(), spec)
+
+
+def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
+    """x turned by the float64 definition: no table, no kernel, plain cos and sin of position times frequency."""
+    pairs = case.spec.pairs
+    radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
+    where = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
+    angles = where * radians
+    cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))
+    turned = reference.turn(x[..., : 2 * pairs].double(), cos, sin, "half")
+    return torch.cat((turned, x[..., 2 * pairs :].double()), dim=-1)
+
+
+def rms_error(turned: tuple[Tensor, Tensor], case: Case) -> float:
+    """Relative root-mean-square distance from the definition, over q and k; row by row, so that it fits in memory."""
+    wrong = right = 0.0
+    rows_at_once = 1 if case.q[0].numel() > 1 << 20 else case.q.shape[0]
+    for y, x in zip(turned, (case.q, case.k), strict=True):
+        for row in range(0, x.shape[0], rows_at_once):
+            part = slice(row, row + rows_at_once)
+            exact = definition(x[part], case.positions[..., part, :], case)
+            wrong += float((y[part].double() - exact).square().sum())
+            right += float(exact.square().sum())
+    return (wrong / right) ** 0.5

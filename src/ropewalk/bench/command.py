@@ -1,0 +1,66 @@
+"""`ropewalk bench`: the correctness gate, then times beside the copy ceiling, as a table and as JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from ropewalk.bench import chart, cpu, gpu, rows
+
+
+def bench(
+    device: Annotated[str, typer.Option(help="cpu or cuda; the GPU where there is one")] = "",
+    shape: Annotated[list[str] | None, typer.Option(help="shapes to run, by name; all by default")] = None,
+    contender: Annotated[list[str] | None, typer.Option(help="contenders to run, by name; all by default")] = None,
+    out: Annotated[Path | None, typer.Option(help="write the rows here as JSON lines")] = None,
+    plot: Annotated[Path | None, typer.Option(help="write a chart of the rows here (PNG)")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="print JSON lines instead of a table")] = False,
+) -> None:
+    """Time the rotation against the peers found here; what disagrees with the definition is not timed.
+
+    Example: ropewalk bench --shape "cpu decode" --out results/mine.jsonl
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    found = rows.machine(device)
+    chosen = tuple(contender) if contender else tuple(cpu.CONTENDERS)
+    measured: Iterator[dict[str, Any]]
+    if device == "cuda":
+        measured = gpu.measure(tuple(shape) if shape else tuple(n for n in gpu.SHAPES if n not in cpu.CPU_SHAPES), chosen)
+    else:
+        measured = cpu.measure(tuple(shape) if shape else tuple(cpu.CPU_SHAPES), chosen)
+    done: list[dict[str, Any]] = []
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=None)
+        for row in measured:
+            done.append({**row, **found})
+            progress.update(task, description=f"{row['shape']} {row['contender']}")
+            if json_lines:
+                print(rows.json.dumps(done[-1]))
+    if not json_lines:
+        Console().print(_table(done))
+    if out is not None:
+        rows.write(out, done)
+        console.print(f"rows: {out}")
+    if plot is not None:
+        (chart.gpu_chart if device == "cuda" else chart.cpu_chart)(done, plot)
+        console.print(f"chart: {plot}")
+
+
+def _table(done: list[dict[str, Any]]) -> Table:
+    table = Table("shape", "order", "dtype", "contender", "pass", "us", "copy us", "against copy", "rms error")
+    for row in done:
+        if "skipped" in row:
+            table.add_row(row["shape"], row["order"], row["dtype"], row["contender"], f"[dim]{row['skipped']}[/dim]")
+            continue
+        against = f"{row['percent_of_copy']} %" if "percent_of_copy" in row else f"{row.get('times_copy', '')} x"
+        cells = (row["contender"], row["pass"], str(row["us"]), str(row.get("copy_us", "")), against, str(row["rms_error"]))
+        table.add_row(row["shape"], row["order"], row["dtype"], *cells)
+    return table

@@ -1,0 +1,105 @@
+"""CPU timings: one thread, CPU time (not wall time), contenders taken in turn, lower quartile; beside torch's copy_."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ropewalk.bench.cases import SHAPES, Case, make_case
+from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
+
+#: the shapes that fit a small machine: batch, tokens, query heads, key heads, head_dim
+CPU_SHAPES = {
+    "cpu prefill": (1, 2048, 32, 32, 128, torch.float32),
+    "cpu mid": (1, 256, 32, 32, 128, torch.float32),
+    "cpu decode": (1, 1, 32, 8, 128, torch.float32),
+}
+SHAPES.update(CPU_SHAPES)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROUNDS = 12
+
+
+def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004) -> dict[str, float]:
+    """Lower-quartile CPU microseconds of each call; one after the other in every round, so that noise meets all alike."""
+    loops, taken = {}, {name: [] for name in calls}
+    for name, call in calls.items():
+        call()
+        start = time.process_time()
+        call()
+        loops[name] = max(1, int(at_least / max(time.process_time() - start, 1e-6)))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            for _ in range(loops[name]):
+                call()
+            taken[name].append((time.process_time() - start) / loops[name] * 1e6)
+    return {name: statistics.quantiles(sorted(values), n=4)[0] for name, values in taken.items()}
+
+
+def copy_call(case: Case) -> Callable[[], Any]:
+    """The ceiling: copy q and k into tensors that exist."""
+    q, k = torch.empty_like(case.q), torch.empty_like(case.k)
+    return lambda: (q.copy_(case.q), k.copy_(case.k))
+
+
+def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
+    """One forward and one backward through autograd."""
+    q, k = case.q.clone().requires_grad_(), case.k.clone().requires_grad_()
+    grads = (torch.randn_like(q), torch.randn_like(k))
+    return lambda: torch.autograd.grad(call(q, k), (q, k), grads)
+
+
+def measure(
+    names: tuple[str, ...] = tuple(CPU_SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS), rounds: int = ROUNDS
+) -> Iterator[dict[str, Any]]:
+    """One row for each shape, dtype, contender and pass that can run here and agrees with the definition."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name in names:
+            for dtype in DTYPES:
+                yield from _case_rows(make_case(name, "bhsd", dtype=dtype), contenders, rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _case_rows(case: Case, contenders: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
+    head = {"shape": case.name, "order": case.order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
+    calls, errors = {}, {}
+    for contender in contenders:
+        if reason := why_not(contender, case):
+            yield {**head, "contender": contender, "skipped": reason}
+            continue
+        call = CONTENDERS[contender](case)
+        with torch.no_grad():
+            good, errors[contender] = agrees(contender, call, case)
+        if good:
+            calls[contender] = call
+        else:
+            yield {**head, "contender": contender, "skipped": "does not agree with the definition"}
+    with torch.no_grad():
+        timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
+        taken = times_in_turn({"copy": copy_call(case), **timed}, rounds)
+    copy = taken.pop("copy")
+    for contender, us in taken.items():
+        yield _row(head, contender, "forward", us, copy, errors[contender])
+    if case.decode:
+        return
+    trained = {name: calls[name] for name in ("ropewalk", "transformers, eager") if name in calls}
+    taken = times_in_turn({name: forward_backward(call, case) for name, call in trained.items()}, max(4, rounds // 2))
+    for contender, us in taken.items():
+        yield _row(head, contender, "forward+backward", us, 2 * copy, errors[contender])
+
+
+def _row(head: dict[str, Any], contender: str, what: str, us: float, copy: float, error: float) -> dict[str, Any]:
+    measured = {
+        "us": round(us, 2),
+        "copy_us": round(copy, 2),
+        "times_copy": round(us / copy, 2),
+        "rms_error": float(f"{error:.3g}"),
+    }
+    return {**head, "contender": contender, "pass": what, **measured}

@@ -1,0 +1,157 @@
+"""GPU timings by CUDA-graph replay over buffers larger than the L2 cache, each beside one flat copy of the same bytes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.bench.cases import SHAPES, VARIANTS, Case, make_case
+from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
+
+COLD_BYTES = 256 << 20
+PREFILL, DECODE = ("A", "D", "E", "F", "G", "H"), ("B", "C")
+REPLAYS = 15
+
+
+def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
+    """Median microseconds of one call, from replays of a graph that holds all of them."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph, kept = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for call in calls:
+            kept.append(call())  # kept, so that no two calls write to the same (cached) memory
+    for _ in range(3):
+        graph.replay()
+    times = []
+    for _ in range(replays):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1000 / len(calls))
+    del graph, kept
+    return statistics.median(times)
+
+
+def host_us(call: Callable[[], Any], loops: int = 300) -> float:
+    """Microseconds a call takes in an eager loop: host and device overlapped, whichever is slower."""
+    for _ in range(20):
+        call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / loops * 1e6)
+    return statistics.median(times)
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Memory a call allocates at its peak, outputs included."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def copies(case: Case) -> list[Case]:
+    """As many sets of tensors as it takes to leave the cache behind."""
+    count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
+    return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
+
+
+def ceiling_us(sets: list[Case], passes: int = 1) -> float:
+    """`passes` flat copies of the bytes of q and k: what no out-of-place rotation can beat by much."""
+    flats = [torch.empty(case.bytes, dtype=torch.uint8, device="cuda") for case in sets for _ in range(2)]
+    pairs = [(flats[2 * i], flats[2 * i + 1]) for i in range(len(sets))]
+    return passes * replay_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs])
+
+
+def forward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
+    return [lambda s=s: call(s.q, s.k) for s in sets]
+
+
+def backward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
+    """Forward and backward through autograd, with given gradients."""
+
+    def step(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> tuple[Tensor, ...]:
+        # a view, because kernels that write in place must not meet a leaf
+        return torch.autograd.grad(call(q.view_as(q), k.view_as(k)), (q, k), (dq, dk))
+
+    prepared = []
+    for s in sets:
+        q, k = s.q.detach().requires_grad_(), s.k.detach().requires_grad_()
+        prepared.append((q, k, torch.randn_like(s.q), torch.randn_like(s.k)))
+    return [lambda p=p: step(*p) for p in prepared]
+
+
+def measure(names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS)) -> Iterator[dict[str, Any]]:
+    """One row for each shape, memory order, contender and pass that can run here and agrees with the definition."""
+    for name in names:
+        for order in ("bshd",) if name in DECODE else ("bshd", "bhsd"):
+            sets = copies(make_case(name, order, "cuda"))
+            case, copy = sets[0], ceiling_us(sets)
+            row = {"shape": name, "order": order, "dtype": str(case.q.dtype).removeprefix("torch."), "copy_us": round(copy, 3)}
+            for contender in contenders:
+                yield from _rows(contender, case, sets, copy, row)
+            del sets, case
+            torch.cuda.empty_cache()
+
+
+def measure_variants(names: tuple[str, ...] = ("A", "D")) -> Iterator[dict[str, Any]]:
+    """ropewalk alone on what should cost no more than the plain case."""
+    for name, order in ((name, order) for name in names for order in ("bshd", "bhsd")):
+        for variant in VARIANTS:
+            sets = copies(make_case(name, order, "cuda", variant=variant))
+            copy = ceiling_us(sets)
+            row = {"shape": name, "order": order, "dtype": "bfloat16", "variant": variant, "copy_us": round(copy, 3)}
+            yield from _rows("ropewalk, positions", sets[0], sets, copy, row)
+            del sets
+            torch.cuda.empty_cache()
+
+
+def _rows(contender: str, case: Case, sets: list[Case], copy: float, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    row = {**row, "contender": contender}
+    if reason := why_not(contender, case):
+        yield {**row, "skipped": reason}
+        return
+    call = CONTENDERS[contender](case)
+    try:
+        with torch.no_grad():
+            good, error = agrees(contender, call, case)
+            row["rms_error"] = float(f"{error:.3g}")
+            if not good:
+                yield {**row, "skipped": "does not agree with the definition"}
+                return
+            forward = replay_us(forward_calls(call, sets))
+            yield {**row, "pass": "forward", **_against(forward, copy), "peak_bytes": peak_bytes(lambda: call(case.q, case.k))}
+            if row["shape"] in DECODE:
+                yield {**row, "pass": "eager loop", "us": round(host_us(lambda: call(case.q, case.k)), 2)}
+        if row["shape"] not in DECODE and contender not in ("ropewalk, basic", "ropewalk, eager"):
+            backward = replay_us(backward_calls(call, sets[:2]))
+            yield {**row, "pass": "forward+backward", **_against(backward, 2 * copy)}
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        yield {**row, "skipped": "does not fit in memory"}
+
+
+def _against(us: float, copy: float) -> dict[str, float]:
+    return {"us": round(us, 3), "percent_of_copy": round(100 * copy / us, 1)}

@@ -1,0 +1,87 @@
+"""Encodings at the q/k door: RoPE after any spec, alone or with a bias beside it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from ropewalk import axes, frequencies
+from ropewalk.encodings.base import Encoding, Sizes
+from ropewalk.encodings.bias import Alibi, RelativeBias
+from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
+
+
+class Rotary(Encoding):
+    """RoPE: q and k turn with their positions, so their product knows the distance and nothing else."""
+
+    door: ClassVar[str] = "qk"
+
+    def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
+        super().__init__(sizes)
+        self.rope = Rope(spec if spec is not None else self.default_spec(sizes))
+
+    def default_spec(self, sizes: Sizes) -> RopeSpec:
+        return RopeSpec(head_dim=sizes.head_dim)
+
+    def turn(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        return self.rope.rotate(x, positions, key=key, length=length)
+
+
+class XPosRotary(Rotary):
+    """xPos: RoPE whose pairs also decay with distance."""
+
+    causal_only: ClassVar[bool] = True
+
+    def default_spec(self, sizes: Sizes) -> RopeSpec:
+        return RopeSpec(head_dim=sizes.head_dim, scaling=frequencies.XPos())
+
+
+class LearnableRotary(Rotary):
+    """RoPE with trained frequencies."""
+
+    def default_spec(self, sizes: Sizes) -> RopeSpec:
+        return RopeSpec(head_dim=sizes.head_dim, scaling=frequencies.Learnable())
+
+
+class ImageRotary(Rotary):
+    """RoPE over the rows and columns of an image; positions [2, B, S]."""
+
+    def default_spec(self, sizes: Sizes) -> RopeSpec:
+        pairs = sizes.head_dim // 2
+        return RopeSpec(head_dim=sizes.head_dim, axes=axes.axial(pairs - pairs // 2, pairs // 2), theta=100.0)
+
+
+class VideoRotary(Rotary):
+    """RoPE over time, rows and columns; positions [3, B, S]."""
+
+    def default_spec(self, sizes: Sizes) -> RopeSpec:
+        third = sizes.head_dim // 2 // 3
+        return RopeSpec(head_dim=sizes.head_dim, axes=axes.axial(sizes.head_dim // 2 - 2 * third, third, third), theta=100.0)
+
+
+class _RotaryWithBias(Rotary):
+    """Both the q/k and the score door."""
+
+    linear: ClassVar[bool] = False
+    beside: ClassVar[type[Encoding]]
+
+    def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
+        super().__init__(sizes, spec)
+        self.other = self.beside(sizes)
+
+    def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
+        return self.other.bias(q, q_positions, k_positions)
+
+
+class RotaryAlibi(_RotaryWithBias):
+    """RoPE + ALiBi."""
+
+    beside = Alibi
+
+
+class RotaryRelativeBias(_RotaryWithBias):
+    """RoPE + a learned bias of the distance."""
+
+    beside = RelativeBias

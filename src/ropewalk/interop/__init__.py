@@ -1,0 +1,1 @@
+"""Reading and writing what other stacks know: configs, engines, models."""

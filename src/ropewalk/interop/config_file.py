@@ -1,0 +1,117 @@
+"""Strict reading of a config: a dict, an object with `to_dict()`, or a config.json; data only, never code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopeError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
+#: where models with several parts keep the one that reads text
+TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+
+
+def load(config: Any) -> Mapping[str, Any]:
+    """The config as a mapping that the caller still owns; nobody writes to it."""
+    if isinstance(config, str | os.PathLike):
+        return read(Path(config))
+    if isinstance(config, Mapping):
+        return config
+    if callable(getattr(config, "to_dict", None)):
+        return config.to_dict()
+    raise RopeError("config", "must be a dict, a transformers config, or the path of a config.json", type(config).__name__)
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a multi-part config that describes the text model; the config itself where there are no parts."""
+    for name in TEXT_PARTS:
+        part = config.get(name)
+        if part is None:
+            continue
+        if not isinstance(part, Mapping):
+            raise RopeError(name, "must be an object", part)
+        if part.get("model_type") is None and config.get("model_type") is not None:
+            part = {**part, "model_type": f"{config['model_type']}_text"}
+        return text_part(part)
+    return config
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The object in a config.json, or in the config.json of a folder."""
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        # a pipe or a device has no size to bound
+        if not path.is_file():
+            raise RopeError("config", "must be the path of a config.json, or of a folder that holds one", str(path))
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RopeError("config", f"must be a readable file ({error.strerror})", str(path)) from None
+    return parse(data)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """The object in `data`: standard JSON only, bounded in size and depth, every key once."""
+    if len(data) > MAX_BYTES:
+        raise RopeError("config", f"must be at most {MAX_BYTES} bytes", f"{len(data)} bytes or more")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RopeError("config", "must be UTF-8", f"byte {error.start}") from None
+    _check_depth(text)
+    try:
+        value = json.loads(text, object_pairs_hook=_once, parse_constant=_Constant, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        raise RopeError(
+            "config", f"must be JSON ({error.msg} at line {error.lineno})", text[error.pos : error.pos + 20]
+        ) from None
+    if not isinstance(value, dict):
+        raise RopeError("config", "must be a JSON object", value)
+    return value
+
+
+def _check_depth(text: str) -> None:
+    """Count brackets outside strings before the parser recurses into them."""
+    depth, inside, escaped = 0, False, False
+    for char in text:
+        if inside:
+            inside, escaped = escaped or char != '"', char == "\\" and not escaped
+        elif char == '"':
+            inside = True
+        elif char in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise RopeError("config", f"must be nested at most {MAX_DEPTH} deep", f"more than {MAX_DEPTH}")
+        elif char in "]}":
+            depth -= 1
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise RopeError(key, "must be given once", value)
+        if _holds_constant(value):
+            raise RopeError(key, "must be finite: NaN and Infinity are not JSON", value)
+        found[key] = value
+    return found
+
+
+class _Constant(str):
+    """NaN, Infinity or -Infinity, kept until the key it belongs to is known."""
+
+
+def _holds_constant(value: Any) -> bool:
+    return isinstance(value, _Constant) or (isinstance(value, list) and any(map(_holds_constant, value)))
+
+
+def _integer(digits: str) -> int:
+    # a million digits would take the parser minutes, and no field of a config is that large
+    if len(digits) > 40:
+        raise RopeError("config", "must hold integers of at most 40 digits", f"{len(digits)} digits")
+    return int(digits)

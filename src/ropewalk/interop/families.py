@@ -1,0 +1,160 @@
+"""What a config does not say: the facts each model family keeps in its code, one row per `model_type`.
+
+Read from the families' own modeling files; tests/interop compares every row with the code it describes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Base:
+    """One layer type of a family that turns its layer types at different bases, as configs before v5 spell it."""
+
+    layer_type: str
+    theta_key: str
+    theta: float
+    #: whether `rope_scaling` reaches this layer type
+    scaled: bool
+
+
+@dataclass(frozen=True)
+class Family:
+    """Pair layout, defaults and habits of one family; the defaults here are those of most of them."""
+
+    layout: str = "half"
+    layout_out: str | None = None
+    #: the config's `rope_interleave` chooses between interleaved-in, half-out and half
+    has_interleave_flag: bool = False
+    theta: float = 10_000.0
+    #: None: hidden_size // num_attention_heads
+    head_dim: int | None = None
+    #: the head of full-attention layers where it differs
+    global_head_dim: int | None = None
+    partial: float = 1.0
+    #: whether the unscaled rope reads `partial_rotary_factor`; the scaled types always do
+    reads_partial: bool = False
+    #: the rotated slice stands at the end of the head
+    at_end: bool = False
+    #: order of `mrope_section` along the pairs, and its default
+    axis_order: str | None = None
+    sections: tuple[int, ...] | None = None
+    bases: tuple[Base, ...] = ()
+    #: layer types that are left unrotated where the model has a sliding window
+    nope: tuple[str, ...] = ()
+    #: some layers are left unrotated, by `no_rope_layers`
+    skips_layers: bool = False
+    #: the attention factor of yarn where the config has none; None: as transformers computes it
+    yarn_attention_factor: float | None = None
+    #: old configs say "yarn" and mean longrope
+    yarn_is_longrope: bool = False
+    #: "dynamic" with `alpha` is NTK with a fixed factor
+    reads_alpha: bool = False
+    #: `short_mscale` and `long_mscale` are the magnitude
+    reads_mscales: bool = False
+    #: why this family has no spec
+    refused: str | None = None
+
+
+def _like(family: Family, names: str, **facts) -> dict[str, Family]:
+    return dict.fromkeys(names.split(), replace(family, **facts))
+
+
+def _two_bases(wide: tuple[str, float], near: tuple[str, float], near_scaled: bool = False) -> tuple[Base, ...]:
+    return Base("full_attention", *wide, scaled=True), Base("sliding_attention", *near, scaled=near_scaled)
+
+
+_PLAIN = Family()
+_PARTIAL = Family(reads_partial=True)
+_PAIRED = Family(layout="interleaved")
+_MLA = Family(layout="interleaved", layout_out="half")
+_GEMMA3 = Family(head_dim=256, bases=_two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)))
+_MODERNBERT = Family(bases=_two_bases(("global_rope_theta", 1.6e5), ("local_rope_theta", 1e4), near_scaled=True))
+_QWEN_VL = Family(theta=1e6, axis_order="chunked", sections=(16, 24, 24))
+_QWEN3_VL = Family(theta=5e5, axis_order="interleaved", sections=(24, 20, 20))
+_GLM_V = Family(reads_partial=True, axis_order="chunked", sections=(8, 12, 12))
+
+FAMILIES: dict[str, Family] = {
+    # pairs (i, i + d/2); the unscaled rope turns the whole head whatever partial_rotary_factor says
+    **_like(
+        _PLAIN,
+        "llama arcee aria_text chameleon dbrx diffllama doge dots1 eurobert falcon falcon_h1 granite granite4_vision_text "
+        "granitemoe granitemoeshared granitemoehybrid hyperclovax idefics jais2 mistral ministral "
+        "olmo olmo2 olmoe qwen2 qwen2_moe starcoder2 minicpm3 hy_v4 esm",
+    ),
+    **_like(_PLAIN, "gemma gemma2 vaultgemma t5gemma", head_dim=256),
+    **_like(_PLAIN, "ministral3 molmo2_text qwen3 seed_oss", head_dim=128),
+    **_like(_PLAIN, "qwen3_moe zamba2"),
+    **_like(_PLAIN, "apertus", theta=1.2e7),
+    **_like(_PLAIN, "bitnet csm flex_olmo mllama_text_model", theta=5e5),
+    **_like(_PLAIN, "emu3_text_model lfm2 lfm2_moe minimax mixtral", theta=1e6),
+    **_like(_PLAIN, "cwm", theta=1e6, head_dim=128),
+    **_like(_PLAIN, "gpt_oss", theta=1.5e5, head_dim=64),
+    **_like(_PLAIN, "gte", theta=1.6e5),
+    **_like(_PLAIN, "hy_v3", theta=11_158_840.0, head_dim=128),
+    **_like(_PLAIN, "jetmoe", head_dim=128),
+    **_like(_PLAIN, "nomic_bert", theta=1e3),
+    **_like(_PLAIN, "phimoe", theta=1e6, reads_mscales=True),
+    **_like(_PLAIN, "hunyuan_v1_dense hunyuan_v1_moe", reads_alpha=True),
+    **_like(_PLAIN, "hunyuan_vl_text", reads_alpha=True, axis_order="chunked"),
+    **_like(_PLAIN, "minimind", theta=1e6, yarn_attention_factor=1.0),
+    # some layers stand still
+    **_like(_PLAIN, "afmoe", head_dim=128, nope=("full_attention",)),
+    **_like(_PLAIN, "exaone4 exaone_moe", nope=("full_attention",)),
+    **_like(_PLAIN, "smollm3", theta=2e6, skips_layers=True),
+    # the same pairs, and partial_rotary_factor counts
+    **_like(_PARTIAL, "bamba glm4_moe glmasr nemotron persimmon phi recurrent_gemma", partial=0.5),
+    **_like(_PARTIAL, "gpt_neox stablelm", partial=0.25),
+    **_like(_PARTIAL, "qwen3_next", partial=0.25, head_dim=256),
+    **_like(_PARTIAL, "gpt_neox_japanese"),
+    **_like(_PARTIAL, "minimax_m2 minimax_m3_vl_text", theta=5e6, head_dim=128),
+    **_like(_PARTIAL, "minimax_m1 minimax_text_01", theta=1e7),
+    **_like(_PARTIAL, "solar_open", theta=1e6, head_dim=128),
+    **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True),
+    # pairs (2i, 2i + 1)
+    **_like(_PAIRED, "blt cohere", theta=5e5),
+    **_like(_PAIRED, "cohere2", nope=("full_attention",)),
+    **_like(_PAIRED, "cohere2_moe", head_dim=128, nope=("full_attention",)),
+    **_like(_PAIRED, "ernie4_5", theta=5e5, head_dim=128),
+    **_like(_PAIRED, "ernie4_5_moe", theta=5e5),
+    **_like(_PAIRED, "helium", theta=1e5, head_dim=128),
+    **_like(_PAIRED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True),
+    **_like(_PAIRED, "openai_privacy_filter", theta=1.5e5, head_dim=64),
+    **_like(_PAIRED, "roformer deepseek_v2"),
+    **_like(_PAIRED, "gptj codegen", reads_partial=True),
+    **_like(_PAIRED, "glm glm4", reads_partial=True, partial=0.5, head_dim=128),
+    # pairs (2i, 2i + 1) come in, halves go out
+    **_like(_MLA, "deepseek_v32 bailing_hybrid glm_moe_dsa axk2"),
+    **_like(_MLA, "longcat_flash", theta=1e7),
+    **_like(_MLA, "mistral_large4_text", skips_layers=True),
+    **_like(_MLA, "deepseek_v3 kimi_k2 glm4_moe_lite mistral4 youtu axk1", has_interleave_flag=True),
+    # one base per layer type
+    **_like(_GEMMA3, "gemma3_text gemma3n_text"),
+    **_like(_MODERNBERT, "modernbert modernbert-decoder"),
+    **_like(_PLAIN, "olmo3", bases=_two_bases(("rope_theta", 5e5), ("rope_theta", 5e5))),
+    **_like(_PLAIN, "gemma4_text gemma4_unified_text", head_dim=256, global_head_dim=512),
+    **_like(_PARTIAL, "laguna mellum", head_dim=128),
+    **_like(_PARTIAL, "mimo_v2_flash", partial=0.334, head_dim=192),
+    **_like(
+        Family(layout="interleaved", reads_partial=True, at_end=True, head_dim=512, yarn_attention_factor=1.0),
+        "deepseek_v4",
+        bases=(Base("main", "rope_theta", 1e4, scaled=False), Base("compress", "compress_rope_theta", 1.6e5, scaled=True)),
+    ),
+    # text, image and video on three axes
+    **_like(_QWEN_VL, "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text"),
+    **_like(_QWEN_VL, "paddleocr_vl_text", theta=5e5, head_dim=128),
+    **_like(_QWEN3_VL, "qwen3_vl_text", head_dim=128),
+    **_like(_QWEN3_VL, "qwen3_vl_moe_text"),
+    **_like(_QWEN3_VL, "qwen3_omni_moe_text", theta=1e6),
+    **_like(
+        Family(axis_order="interleaved", sections=(11, 11, 10), partial=0.25, reads_partial=True, head_dim=256),
+        "qwen3_5_text qwen3_5_moe_text",
+    ),
+    **_like(_GLM_V, "glm4v_text glm_ocr_text", layout="interleaved"),
+    **_like(_GLM_V, "glm_image_text"),
+    **_like(_GLM_V, "glm4v_moe_text", partial=0.5),
+    **_like(_PAIRED, "ernie4_5_vl_moe_text", theta=5e5, axis_order="ernie", sections=(22, 22, 20)),
+    # not a rotation this package has
+    "nanochat": Family(refused="turns by the opposite angle; swap the halves of q and k before and after a plain spec"),
+}  # fmt: skip

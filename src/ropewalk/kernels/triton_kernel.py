@@ -1,0 +1,269 @@
+"""The Triton kernel: one launch turns the heads of a query and of a key, in any memory order, in place or not."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from ropewalk.kernels.triton_angles import LEVEL, phase_cos_sin, two_level_cos_sin
+
+#: where the angles come from: exact phases, two-level tables where they reach (one token a program), or the caller's rows
+PHASE = tl.constexpr(0)
+NEAR = tl.constexpr(1)
+ROWS = tl.constexpr(2)
+
+
+@triton.jit
+@no_type_check
+def head_rows(x, batch, token, head, batch_stride, token_stride, head_stride):
+    """Pointers [tokens, heads, 1] at the first dimension of every head; int64, for tensors beyond 2^31 elements.
+
+    Tokens come first because Triton spreads the first axis over its threads before the second: a thread then holds the
+    same pair of the same token in several heads, and one angle serves them all.
+    """
+    row = x + batch.to(tl.int64) * batch_stride
+    return row + (token.to(tl.int64) * token_stride)[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
+
+
+@triton.jit
+@no_type_check
+def load_pairs(
+    rows, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
+):  # fmt: skip
+    """First and second member of every pair, [tokens, heads, BLOCK] each, in their own dtype."""
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
+        if MASKED or PAIRS != BLOCK:
+            both = tl.load(rows + dim, mask=live & (dim < 2 * PAIRS), other=0.0, eviction_policy=HINT)
+        else:
+            both = tl.load(rows + dim, eviction_policy=HINT)
+        first, second = tl.split(tl.reshape(both, [both.shape[0], both.shape[1], BLOCK, 2]))
+    else:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        if MASKED or PAIRS != BLOCK:
+            first = tl.load(rows + pair, mask=live & (pair < PAIRS), other=0.0, eviction_policy=HINT)
+            second = tl.load(rows + PAIRS + pair, mask=live & (pair < PAIRS), other=0.0, eviction_policy=HINT)
+        else:
+            first = tl.load(rows + pair, eviction_policy=HINT)
+            second = tl.load(rows + PAIRS + pair, eviction_policy=HINT)
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def store_turned(
+    rows, first, second, cos, sin, live,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
+):  # fmt: skip
+    """The two lines of RoPE, in float32, rounded once."""
+    a = first.to(tl.float32)
+    b = second.to(tl.float32)
+    first = (a * cos - b * sin).to(rows.dtype.element_ty)
+    second = (a * sin + b * cos).to(rows.dtype.element_ty)
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
+        both = tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1], 2 * BLOCK])
+        if MASKED or PAIRS != BLOCK:
+            tl.store(rows + dim, both, mask=live & (dim < 2 * PAIRS), cache_modifier=HINT)
+        else:
+            tl.store(rows + dim, both, cache_modifier=HINT)
+    else:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        if MASKED or PAIRS != BLOCK:
+            tl.store(rows + pair, first, mask=live & (pair < PAIRS), cache_modifier=HINT)
+            tl.store(rows + PAIRS + pair, second, mask=live & (pair < PAIRS), cache_modifier=HINT)
+        else:
+            tl.store(rows + pair, first, cache_modifier=HINT)
+            tl.store(rows + PAIRS + pair, second, cache_modifier=HINT)
+
+
+@triton.jit
+@no_type_check
+def copy_dims(rows, out_rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """Dimensions that do not turn, where the result has memory of its own."""
+    dim = tl.arange(0, BLOCK)[None, None, :]
+    tl.store(out_rows + dim, tl.load(rows + dim, mask=live & (dim < COUNT), other=0.0), mask=live & (dim < COUNT))
+
+
+@triton.jit
+@no_type_check
+def copy_rest(
+    rows, out_rows, live,
+    START: tl.constexpr, TAIL: tl.constexpr, TURNED: tl.constexpr, START_BLOCK: tl.constexpr, TAIL_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What lies before and after the turned dimensions; rows point at the first turned one."""
+    if START > 0:
+        copy_dims(rows - START, out_rows - START, live, START, START_BLOCK)
+    if TAIL > 0:
+        copy_dims(rows + TURNED, out_rows + TURNED, live, TAIL, TAIL_BLOCK)
+
+
+@triton.jit
+@no_type_check
+def cos_sin_tile(
+    positions, angles, more_angles, axes, offset, batch, token, token_live,
+    position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions they belong to.
+
+    Tables are read once for every head: the threads that hold a pair then read its entry themselves (from L1), where one
+    read for all heads would have to travel through shared memory.
+    """
+    pair = tl.arange(0, BLOCK)[None, None, :]
+    pair_live = pair < PAIRS
+    live = token_live[:, None, None] & pair_live
+    if MODE == ROWS:
+        place = pair + tl.zeros([1, HEADS, 1], tl.int32)
+        at = batch.to(tl.int64) * angle_batch + (token.to(tl.int64) * angle_token)[:, None, None] + place * angle_pair
+        if MASKED or PAIRS != BLOCK:
+            cos = tl.load(angles + at, mask=live, other=1.0).to(tl.float32)
+            sin = tl.load(more_angles + at, mask=live, other=0.0).to(tl.float32)
+        else:
+            cos = tl.load(angles + at).to(tl.float32)
+            sin = tl.load(more_angles + at).to(tl.float32)
+        position = token[:, None, None]
+    elif MODE == NEAR:
+        one = tl.min(token, 0)  # there is one
+        if positions is None:
+            one_position = offset.to(tl.int64) + one * position_token
+        else:
+            one_position = tl.load(positions + batch.to(tl.int64) * position_batch + one.to(tl.int64) * position_token).to(tl.int64)
+        place = pair + tl.zeros([1, HEADS, 1], tl.int32)
+        if (one_position >= 0) & (one_position < LEVEL * LEVEL):
+            cos, sin = two_level_cos_sin(more_angles, one_position.to(tl.int32), place, pair_live, PAIRS, PAIRS != BLOCK)
+        else:
+            cos, sin = phase_cos_sin(one_position * tl.load(angles + place, mask=pair_live, other=0))
+        position = one_position + tl.zeros([1, 1, 1], tl.int64)
+    else:
+        steps = angles + batch.to(tl.int64) * angle_batch + pair
+        if PAIRS != BLOCK:
+            step = tl.load(steps, mask=pair_live, other=0)
+        else:
+            step = tl.load(steps)
+        if positions is None:
+            position = (offset.to(tl.int64) + token.to(tl.int64) * position_token)[:, None, None]
+        else:
+            at = batch.to(tl.int64) * position_batch + (token.to(tl.int64) * position_token)[:, None, None]
+            if axes is not None:
+                at += tl.load(axes + pair, mask=pair_live, other=0) * position_axis
+                position = tl.load(positions + at, mask=live, other=0).to(tl.int64)
+            elif MASKED:
+                position = tl.load(positions + at, mask=token_live[:, None, None], other=0).to(tl.int64)
+            else:
+                position = tl.load(positions + at).to(tl.int64)
+        cos, sin = phase_cos_sin(position * step)
+    return cos, sin, position
+
+
+@triton.jit
+@no_type_check
+def sized(cos, sin, gain, exponent, batch, gain_batch, GROWTH: tl.constexpr):
+    """cos and sin times the magnitude of one side: a number, one number a row, and what xPos adds."""
+    if gain is not None:
+        if gain.dtype.is_ptr():
+            size = tl.load(gain + batch * gain_batch)
+        else:
+            size = gain
+        cos *= size
+        sin *= size
+    if GROWTH != 0:
+        size = tl.exp(exponent)
+        cos *= size
+        sin *= size
+    return cos, sin
+
+
+@triton.jit(
+    do_not_specialize=["offset", "tokens", "rows", "center"],
+    do_not_specialize_on_alignment=["positions", "axes", "growth", "q_gain", "k_gain"],
+)
+@no_type_check
+def turn_kernel(
+    q, k, q_out, k_out, positions, angles, more_angles, q_gain, k_gain, offset,
+    axes, growth, tokens, rows, center,
+    q_batch, q_token, q_head, k_batch, k_token, k_head,
+    q_out_batch, q_out_token, q_out_head, k_out_batch, k_out_token, k_out_head,
+    position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair, gain_batch,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
+    MODE: tl.constexpr, BACKWARDS: tl.constexpr, GROWTH: tl.constexpr,
+    INTERLEAVED_IN: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, COPY: tl.constexpr,
+    TOKENS: tl.constexpr, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, Q_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
+    TOKENS_FIRST: tl.constexpr, TALL: tl.constexpr, MASK_TOKENS: tl.constexpr, MASK_Q: tl.constexpr, MASK_K: tl.constexpr,
+    BLOCK: tl.constexpr, START_BLOCK: tl.constexpr, TAIL_BLOCK: tl.constexpr,
+    LOAD_HINT: tl.constexpr, STORE_HINT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Turn TOKENS tokens of one batch row by Q_BLOCK heads of q and K_BLOCK of k; K_BLOCK 0: by heads of q or else of k.
+
+    Programs that run together touch neighbouring memory: TOKENS_FIRST where a head's tokens are neighbours, groups of
+    heads first where a token's heads are. COPY takes the dimensions that do not turn along.
+    """
+    column = tl.program_id(0)
+    row = tl.program_id(1)
+    if TALL:
+        row += tl.program_id(2) * tl.num_programs(1)
+        if row >= rows:
+            return
+    if TOKENS_FIRST:
+        block, group, batch = column, row % GROUPS, row // GROUPS
+    else:
+        block, group, batch = column // GROUPS, column % GROUPS, row
+    token = block * TOKENS + tl.arange(0, TOKENS)
+    token_live = token < tokens
+    exponent_sign = GROWTH
+    head = group * Q_BLOCK + tl.arange(0, Q_BLOCK)
+    head_live = head < Q_HEADS
+    if K_HEADS > 0 and K_BLOCK == 0:
+        # this program turns heads of the key alone if its group lies behind the query's
+        is_key = group >= Q_GROUPS
+        head = tl.where(is_key, head - Q_GROUPS * Q_BLOCK, head)
+        head_live = head < tl.where(is_key, K_HEADS, Q_HEADS)
+        q, q_out = tl.where(is_key, k, q), tl.where(is_key, k_out, q_out)
+        q_batch, q_out_batch = tl.where(is_key, k_batch, q_batch), tl.where(is_key, k_out_batch, q_out_batch)
+        q_token, q_out_token = tl.where(is_key, k_token, q_token), tl.where(is_key, k_out_token, q_out_token)
+        q_head, q_out_head = tl.where(is_key, k_head, q_head), tl.where(is_key, k_out_head, q_out_head)
+        if q_gain is not None:
+            q_gain = tl.where(is_key, k_gain, q_gain)
+        if GROWTH != 0:
+            exponent_sign = tl.where(is_key, -GROWTH, GROWTH)
+    q_live = token_live[:, None, None] & head_live[None, :, None]
+    q_rows = head_rows(q + START, batch, token, head, q_batch, q_token, q_head)
+    q_out_rows = head_rows(q_out + START, batch, token, head, q_out_batch, q_out_token, q_out_head)
+    MASKED_Q: tl.constexpr = MASK_TOKENS or MASK_Q
+    MASKED_K: tl.constexpr = MASK_TOKENS or MASK_K
+    if PDL:
+        # the kernel before may still be writing any of what follows
+        tl.extra.cuda.gdc_wait()
+    # every load of x comes before the first store: in place they alias, and no compiler may then move a load up
+    q_first, q_second = load_pairs(q_rows, q_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_Q, LOAD_HINT)
+    if K_BLOCK > 0:
+        k_head_index = group * K_BLOCK + tl.arange(0, K_BLOCK)
+        k_live = token_live[:, None, None] & (k_head_index < K_HEADS)[None, :, None]
+        k_rows = head_rows(k + START, batch, token, k_head_index, k_batch, k_token, k_head)
+        k_out_rows = head_rows(k_out + START, batch, token, k_head_index, k_out_batch, k_out_token, k_out_head)
+        k_first, k_second = load_pairs(k_rows, k_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_K, LOAD_HINT)
+    HEADS: tl.constexpr = Q_BLOCK if K_BLOCK == 0 else 1
+    cos, sin, position = cos_sin_tile(
+        positions, angles, more_angles, axes, offset, batch, token, token_live,
+        position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
+        PAIRS, BLOCK, HEADS, MODE, MASK_TOKENS,
+    )  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if BACKWARDS:
+        sin = -sin
+    exponent = 0.0
+    if GROWTH != 0:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        exponent = (position - center).to(tl.float32) * tl.load(growth + pair, mask=pair < PAIRS, other=0.0).to(tl.float32)
+    q_cos, q_sin = sized(cos, sin, q_gain, exponent * exponent_sign, batch, gain_batch, GROWTH)
+    store_turned(q_out_rows, q_first, q_second, q_cos, q_sin, q_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_Q, STORE_HINT)
+    if COPY:
+        copy_rest(q_rows, q_out_rows, q_live, START, TAIL, 2 * PAIRS, START_BLOCK, TAIL_BLOCK)
+    if K_BLOCK > 0:
+        k_cos, k_sin = sized(cos, sin, k_gain, exponent * -GROWTH, batch, gain_batch, GROWTH)
+        store_turned(k_out_rows, k_first, k_second, k_cos, k_sin, k_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_K, STORE_HINT)
+        if COPY:
+            copy_rest(k_rows, k_out_rows, k_live, START, TAIL, 2 * PAIRS, START_BLOCK, TAIL_BLOCK)

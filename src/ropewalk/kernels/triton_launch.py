@@ -1,0 +1,230 @@
+"""From tensors and a Turn to a launch: planned once for every kind of call, then only pointers change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from ropewalk.kernels import triton_kernel as device
+from ropewalk.kernels import triton_tuning as tuning
+from ropewalk.kernels.triton_sources import Source, rows_of, source_of
+from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, token_axes
+
+#: CUDA's bound on the second and third axis of a grid
+MOST_ROWS = 65535
+#: kinds of calls that are remembered
+MOST_PLANS = 1024
+#: how a compiled kernel is started is Triton's own business; elsewhere its ordinary launch is used
+DIRECT = triton.__version__.startswith("3.6.") and not knobs.runtime.interpret
+#: turn_kernel's arguments that change from call to call: q, k, their outs, positions, angles, gains, offset
+CHANGING = 10
+
+Way = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyTurn], None]
+_PLANS: dict[tuple, Way] = {}
+
+
+def launch(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+    """Write each turned x into its out; nothing is read back, so it can be captured in a CUDA graph."""
+    key = _kind(xs, outs, turn)
+    way = _PLANS.get(key)
+    if way is None:
+        if len(_PLANS) >= MOST_PLANS:
+            _PLANS.clear()
+        way = _PLANS[key] = _find_way(xs, outs, turn)
+    way(xs, outs, turn)
+
+
+def _kind(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> tuple:
+    """Everything about a call that its plan and its compiled kernel depend on; exact shapes and strides, no rounding."""
+    q, q_out = xs[0], outs[0]
+    low_bits = q.data_ptr() | q_out.data_ptr()
+    shapes: tuple = (q.device, q.dtype, q.shape, q.stride(), q_out is q or (q_out.dtype, q_out.stride()))
+    if len(xs) > 1:
+        k, k_out = xs[1], outs[1]
+        low_bits |= k.data_ptr() | k_out.data_ptr()
+        shapes += (k.dtype, k.shape, k.stride(), k_out is k or (k_out.dtype, k_out.stride()))
+    if isinstance(turn, Turn):
+        positions, length, offset = turn.positions, turn.length, turn.offset
+        where = None if positions is None else (positions.dtype, positions.shape, positions.stride())
+        asked = (turn.spec.key, where, length.shape if isinstance(length, Tensor) else length is None)
+        asked += (turn.sign, turn.gain, -(1 << 31) <= offset < 1 << 31)
+    else:
+        cos, sin = turn.cos, turn.sin
+        low_bits |= cos.data_ptr() | sin.data_ptr()
+        asked = (cos.dtype, cos.shape, cos.stride(), sin.dtype, sin.stride(), turn.start, turn.layout_in, turn.layout_out)
+    if low_bits & 15:
+        # Triton compiles for pointers that are multiples of 16 bytes, each on its own
+        asked += tuple(not t.data_ptr() & 15 for t in (*xs, *outs, *(turn.tensors if isinstance(turn, TableTurn) else ())))
+    return (*shapes, *asked, turn.seq_dim, turn.key, tuning.forced_config())
+
+
+def _find_way(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> Way:
+    if not all(x.numel() for x in xs):
+        return _one_by_one if any(x.numel() for x in xs) else _nothing
+    if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in (*xs, *outs)):
+        return _through_copies
+    if len(xs) == 2 and (xs[0].dtype != xs[1].dtype or turn.key):
+        return _one_by_one
+    if isinstance(turn, Turn) and (turn.spec.precision == "hf" or turn.spec.fractional):
+        return _through_rows
+    return Plan(xs, outs, turn)
+
+
+def _nothing(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+    pass
+
+
+def _one_by_one(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+    for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
+        launch((x,), (out,), replace(turn, key=turn.key or index == 1))
+
+
+def _through_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+    """Angles that are no exact phase (float32 ones of transformers, real positions) become rows of a table first."""
+    sides = rows_of(turn, xs[0]) if isinstance(turn, Turn) else ()
+    if len(xs) == 2 and len(sides) == 1:
+        launch(xs, outs, sides[0])
+        return
+    for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
+        launch((x,), (out,), sides[-1] if turn.key or index == 1 else sides[0])
+
+
+def _through_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+    """Tensors whose last axis is not contiguous."""
+    straight = tuple(x.contiguous() for x in xs)
+    turned = tuple(torch.empty_like(x) for x in straight)
+    launch(straight, turned, turn)
+    for out, done in zip(outs, turned, strict=True):
+        out.copy_(done)
+
+
+class Tokens:
+    """A tensor as [batch, tokens, heads, dims]: sizes, and the strides of the first three."""
+
+    def __init__(self, x: Tensor, seq_dim: int, merged: bool = False) -> None:
+        seq, batch, head = token_axes(x.ndim, seq_dim)
+        self.sizes = tuple(1 if axis is None else x.shape[axis] for axis in (batch, seq, head))
+        self.strides = tuple(0 if axis is None or x.shape[axis] == 1 else x.stride(axis) for axis in (batch, seq, head))
+        if merged:
+            self.sizes, self.strides = merge(self.sizes), merge(self.strides, 0)
+
+
+def merge(sizes: tuple, single: int = 1) -> tuple:
+    """Rows of one token each become the tokens of one row."""
+    return (single, sizes[0], sizes[2])
+
+
+class Plan:
+    """One kind of call: its grid, its constants and, once compiled, its kernel."""
+
+    def __init__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+        source = source_of(turn, xs[0], near=self._is_decode(xs[0], turn))
+        #: what stays valid from call to call; None where the angles are another call by call
+        self.source: Source | None = source if source.lasting else None
+        values = self._values(xs, outs, turn, source)
+        self.rest = tuple(values[name] for name in device.turn_kernel.arg_names[CHANGING:])
+        self.kernel: Any = None
+        self.device_index = xs[0].device.index
+
+    @staticmethod
+    def _is_decode(x: Tensor, turn: AnyTurn) -> bool:
+        batch, tokens, _ = Tokens(x, turn.seq_dim).sizes
+        return batch * tokens <= tuning.DECODE_TOKENS
+
+    def _values(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, source: Source) -> dict[str, Any]:
+        """Every argument of the kernel that stays the same for this kind of call, by name."""
+        sizes = Tokens(xs[0], turn.seq_dim).sizes
+        merged = sizes[1] == 1 and sizes[0] > 1 and not source.by_row
+        q, q_out = Tokens(xs[0], turn.seq_dim, merged), Tokens(outs[0], turn.seq_dim, merged)
+        k, k_out = (Tokens(xs[1], turn.seq_dim, merged), Tokens(outs[1], turn.seq_dim, merged)) if len(xs) > 1 else (q, q_out)
+        (batch, tokens, q_heads), k_heads = q.sizes, k.sizes[2] if len(xs) > 1 else 0
+        order = "head" if tokens > 1 and q_heads > 1 and q.strides[2] > q.strides[1] else "token"
+        angles = source.mode if (order, source.mode) != ("head", "near") else "phase"
+        head_dim, pairs, start = xs[0].shape[-1], turn.pairs, turn.start
+        copied = head_dim - 2 * pairs if any(out is not x for x, out in zip(xs, outs, strict=True)) else 0
+        config = tuning.choose(order, angles, pairs, copied, tokens, (q_heads, k_heads), xs[0].element_size())
+        values = self._blocks(config, order, batch, tokens, q_heads, k_heads)
+        for name, tensor in (("q", q), ("k", k), ("q_out", q_out), ("k_out", k_out)):
+            values.update(zip((f"{name}_batch", f"{name}_token", f"{name}_head"), tensor.strides, strict=True))
+        values.update(source.values(merged, MODE=getattr(device, angles.upper()).value))
+        values.update(START=start, PAIRS=pairs, TAIL=head_dim - start - 2 * pairs, BLOCK=tuning.power(pairs))
+        values.update(START_BLOCK=tuning.power(start), TAIL_BLOCK=tuning.power(values["TAIL"]))
+        values.update(
+            BACKWARDS=isinstance(turn, Turn) and turn.sign < 0,
+            INTERLEAVED_IN=turn.layout_in == "interleaved",
+            INTERLEAVED_OUT=turn.layout_out == "interleaved",
+            COPY=copied > 0,
+            LOAD_HINT="evict_first" if config.hints else "",
+            STORE_HINT=".cs" if config.hints else "",
+            PDL=config.pdl and _has_pdl(xs[0].device),
+        )
+        self.options = {"num_warps": config.warps, **({"launch_pdl": True} if values["PDL"] else {})}
+        return values
+
+    def _blocks(self, config: tuning.Config, order: str, batch: int, tokens: int, q_heads: int, k_heads: int) -> dict[str, Any]:
+        """The grid, and which tokens and heads a program takes."""
+        q_block = min(config.heads, tuning.power(q_heads))
+        k_block = 0
+        q_groups = groups = -(-q_heads // q_block)
+        if k_heads and config.together:
+            k_block = tuning.power(-(-k_heads // groups))
+        elif k_heads:
+            groups += -(-k_heads // q_block)
+        blocks = -(-tokens // config.tokens)
+        columns, rows = (blocks, batch * groups) if order == "head" else (blocks * groups, batch)
+        layers = -(-rows // MOST_ROWS)
+        self.grid = (columns, min(rows, MOST_ROWS), layers)
+        exact_k = k_heads % q_block == 0
+        return dict(
+            tokens=tokens,
+            rows=rows,
+            Q_HEADS=q_heads,
+            K_HEADS=k_heads,
+            TOKENS=config.tokens,
+            Q_BLOCK=q_block,
+            K_BLOCK=k_block,
+            Q_GROUPS=q_groups,
+            GROUPS=groups,
+            TOKENS_FIRST=order == "head",
+            TALL=layers > 1,
+            MASK_TOKENS=tokens % config.tokens != 0,
+            MASK_Q=q_heads % q_block != 0 or (k_block == 0 and not exact_k),
+            MASK_K=k_block * groups != k_heads,
+        )
+
+    def __call__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+        source = self.source
+        if source is None:
+            source = source_of(turn, xs[0], near=False)
+        positions = turn.positions if isinstance(turn, Turn) else None
+        offset = turn.offset if isinstance(turn, Turn) else 0
+        k, k_out = (xs[1], outs[1]) if len(xs) > 1 else (None, None)
+        tensors = (xs[0], k, outs[0], k_out, positions, *source.tensors)
+        if self.kernel is None or knobs.runtime.launch_enter_hook.calls:
+            with torch.cuda.device_of(xs[0]):
+                kernel = device.turn_kernel[self.grid](*tensors, offset, *self.rest, **self.options)
+            self.kernel = kernel if DIRECT else None
+            return
+        if torch._C._cuda_getDevice() != self.device_index:
+            with torch.cuda.device_of(xs[0]):
+                self._start(tensors, offset)
+        else:
+            self._start(tensors, offset)
+
+    def _start(self, tensors: tuple, offset: int) -> None:
+        """What Triton's own launch does in the end, without binding, hashing and checking arguments first."""
+        kernel = self.kernel
+        stream = torch._C._cuda_getCurrentRawStream(self.device_index)
+        pointers = [t.data_ptr() if isinstance(t, Tensor) else t for t in tensors]
+        kernel.run(*self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *pointers, offset, *self.rest)
+
+
+def _has_pdl(where: torch.device) -> bool:
+    """Programmatic dependent launch: the kernel after may start before this one ends (Hopper and later)."""
+    return where.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(where)[0] >= 9

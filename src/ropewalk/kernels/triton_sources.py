@@ -1,0 +1,141 @@
+"""Where one call's angles come from: exact phase steps, two-level tables in front of them, or rows the caller has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, token_axes
+from ropewalk.spec import RopeSpec
+from ropewalk.table import CACHE, Tables, magnitude_on, tables, tables_at
+
+Gain = float | Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The kernel's arguments about angles. `lasting`: the same tensors serve every call of this kind.
+
+    mode          "phase", "near" (two-level tables where they reach) or "rows"
+    tensors       angles, more angles, the query's gain, the key's gain
+    by_row        every batch row has angles or a gain of its own, so rows must stay rows
+    """
+
+    mode: str
+    tensors: tuple[Tensor, Tensor | None, Gain, Gain]
+    position_strides: tuple[int, int, int] = (0, 0, 0)
+    angle_strides: tuple[int, int, int] = (0, 0, 1)
+    gain_stride: int = 0
+    axes: Tensor | None = None
+    growth: Tensor | None = None
+    growth_sign: int = 0
+    center: int = 0
+    lasting: bool = False
+
+    @property
+    def by_row(self) -> bool:
+        return self.gain_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
+
+    def values(self, merged: bool, **more: Any) -> dict[str, Any]:
+        """By the kernel's names; `merged` where rows of one token have become tokens of one row."""
+        axis, batch, token = self.position_strides
+        row, line, pair = self.angle_strides
+        if merged:
+            batch, token, row, line = 0, batch, 0, row
+        return dict(
+            position_axis=axis,
+            position_batch=batch,
+            position_token=token,
+            angle_batch=row,
+            angle_token=line,
+            angle_pair=pair,
+            gain_batch=self.gain_stride,
+            axes=self.axes,
+            growth=self.growth,
+            GROWTH=self.growth_sign,
+            center=self.center,
+            **more,
+        )
+
+
+def source_of(turn: AnyTurn, x: Tensor, near: bool) -> Source:
+    """The angles of one call; `near` asks for the two-level tables where the spec has them."""
+    return _rows(turn, x) if isinstance(turn, TableTurn) else _phases(turn, x, near)
+
+
+def _rows(turn: TableTurn, x: Tensor) -> Source:
+    cos, sin = turn.cos, turn.sin
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    batch = cos.stride(0) if cos.ndim > 2 and cos.shape[0] > 1 else 0
+    token = cos.stride(-2) if cos.shape[-2] > 1 else 0
+    return Source("rows", (cos, sin, None, None), angle_strides=(batch, token, cos.stride(-1)))
+
+
+def _phases(turn: Turn, x: Tensor, near: bool) -> Source:
+    spec, lasting = turn.spec, not (turn.spec.needs_length and turn.length is not None)
+    kept = tables_at(spec, x.device, turn.length)
+    near = near and lasting and kept.levels is not None
+    q_gain, k_gain = (_gain(spec, kept, key, turn.gain) for key in (turn.key, True))
+    if isinstance(q_gain, Tensor) or isinstance(k_gain, Tensor):
+        q_gain, k_gain = _alike(q_gain, k_gain, x.device)
+    elif q_gain == k_gain == 1.0:
+        q_gain = k_gain = None
+    growth = kept.frequencies.growth if turn.gain else None
+    return Source(
+        "near" if near else "phase",
+        (kept.steps, _levels(spec, x.device) if near else None, q_gain, k_gain),
+        position_strides=_position_strides(turn.positions),
+        angle_strides=(kept.steps.stride(0) if kept.steps.ndim > 1 and len(kept.steps) > 1 else 0, 0, 1),
+        gain_stride=1 if isinstance(q_gain, Tensor) and q_gain.numel() > 1 else 0,
+        axes=kept.axis_of_pair,
+        growth=growth,
+        growth_sign=0 if growth is None else (-turn.gain if turn.key else turn.gain),
+        center=kept.frequencies.center,
+        lasting=lasting,
+    )
+
+
+def _gain(spec: RopeSpec, kept: Tables, key: bool, power: int) -> float | Tensor:
+    size = magnitude_on(spec, kept.frequencies.magnitude, key) ** power
+    return size.to(torch.float32).reshape(-1) if isinstance(size, Tensor) else float(size)
+
+
+def _alike(q_gain: float | Tensor, k_gain: float | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Both as tensors of one size."""
+    rows = max(gain.numel() for gain in (q_gain, k_gain) if isinstance(gain, Tensor))
+    return tuple(  # type: ignore[return-value]  # there are two
+        (gain if isinstance(gain, Tensor) else torch.full((1,), gain, device=device)).to(device).expand(rows).contiguous()
+        for gain in (q_gain, k_gain)
+    )
+
+
+def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
+    """(axis, row, token) strides; counted positions step by one from token to token, in every row alike."""
+    if positions is None:
+        return 0, 0, 1
+    strides = [0 if size == 1 else stride for size, stride in zip(positions.shape, positions.stride(), strict=True)]
+    return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]  # there are three
+
+
+def _levels(spec: RopeSpec, device: torch.device) -> Tensor:
+    """The two-level tables as the kernel reads them: float32 [2, 1024, 2, pairs], 1 MB for 64 pairs."""
+
+    def build() -> Tensor:
+        low_cos, low_sin, high_cos, high_sin = tables(spec, device).levels  # type: ignore[misc]  # the caller has seen them
+        both = (torch.stack(digit, dim=1) for digit in ((low_cos, low_sin), (high_cos, high_sin)))
+        return torch.stack(tuple(both)).to(torch.float32)
+
+    return CACHE.get((spec.key, device, "levels"), build, lambda kept: 4 * kept.numel())
+
+
+def rows_of(turn: Turn, x: Tensor) -> tuple[TableTurn, ...]:
+    """The turn with its angles written out: one table if queries and keys share it, else the query's and the key's."""
+    spec, seq = turn.spec, x.shape[token_axes(x.ndim, turn.seq_dim)[0]]
+    grows = tables(spec, x.device).frequencies.growth is not None
+    sides = (False, True) if turn.gain and (grows or spec.magnitude_on == "q") else (turn.key,)
+    tables_ = (turn.rows(seq, x.device, torch.float32, key) for key in sides)
+    return tuple(TableTurn(cos, sin, turn.seq_dim, turn.layout_in, turn.layout_out, turn.start) for cos, sin in tables_)

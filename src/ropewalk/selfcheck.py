@@ -1,0 +1,273 @@
+"""The self-check: precision, laws, error and speed of every backend on this machine, each error beside its bound.
+
+The oracle shares nothing with the package: frequencies and angles are decimals of 60 digits, reduced by a 70-digit pi
+before the one call of cos and sin, and pairs are complex numbers in NumPy.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropewalk.frequencies import Default
+from ropewalk.kernels import BACKENDS, available
+from ropewalk.rope import Rope
+from ropewalk.spec import LAYOUTS, PRECISIONS, RopeSpec
+
+HEAD_DIM = 128
+POSITIONS = (1_000, 131_072, 10_000_000, 2**40)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+#: half a unit in the last place of a float32 cos or sin below 1, and a little for the float64 steps before it
+ROUNDING = 2.0**-25 + 1e-9
+#: the fused kernels evaluate short float32 polynomials
+KERNEL_ERROR = 1.0e-6
+
+_DIGITS = 60
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
+
+
+def definition(pairs: int, theta: float = 10_000.0) -> list[Decimal]:
+    """theta^(-2i/d) to 60 digits."""
+    with localcontext(prec=_DIGITS):
+        return [Decimal(theta) ** (Decimal(-i) / pairs) for i in range(pairs)]
+
+
+def true_angles(radians: Sequence[Decimal], positions: Sequence[int]) -> np.ndarray:
+    """position * radians modulo 2 pi, float64 [positions, pairs], rounded only at the end."""
+    with localcontext(prec=_DIGITS):
+        return np.array([[float(position * r % (2 * _PI)) for r in radians] for position in positions])
+
+
+def table_error(spec: RopeSpec, radians: Sequence[Decimal], positions: Sequence[int]) -> float:
+    """The largest error of the spec's float32 cos and sin against turning by `radians` a step."""
+    cos, sin = Rope(spec).cos_sin(torch.tensor(positions))
+    angles = true_angles(radians, positions)
+    return float(max(np.abs(cos.numpy() - np.cos(angles)).max(), np.abs(sin.numpy() - np.sin(angles)).max()))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One policy near one position: the error against theta^(-2i/d), and against the frequencies the policy itself keeps."""
+
+    policy: str
+    position: int
+    error: float
+    own_error: float
+
+    @property
+    def bound(self) -> float:
+        """A frequency is off by one float64 or float32 unit, which every step adds; "hf" rounds the angle as well."""
+        unit = {"exact": 2.0**-52, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
+        return min(2.0, ROUNDING + self.position * unit)
+
+    @property
+    def own_bound(self) -> float:
+        """Half of 2^-64 turns a step; "hf" promises transformers' own bits instead, so it has no bound of its own."""
+        return 2.0 if self.policy == "hf" else ROUNDING + self.position * np.pi * 2.0**-64
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound and self.own_error <= self.own_bound
+
+
+def precision(policy: str, position: int, width: int = 64) -> Precision:
+    """The largest cos or sin error of one policy over `width` positions around one."""
+    spec = RopeSpec(HEAD_DIM, precision=policy)
+    near = range(max(0, position - width // 2), position + width // 2)
+    own = [Decimal(r) for r in spec.frequencies().radians.tolist()]
+    return Precision(policy, position, table_error(spec, definition(spec.pairs, spec.theta), near), table_error(spec, own, near))
+
+
+@dataclass(frozen=True)
+class Law:
+    """Something that must hold of every rotation, and by how much it fails here."""
+
+    name: str
+    error: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound
+
+
+def laws() -> list[Law]:
+    """Norm, distance, return and bit-equality, checked on the backend that a plain call picks."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 3, 7, HEAD_DIM, generator=generator) for _ in range(2))
+    rope, far = Rope(RopeSpec(HEAD_DIM)), 10_000_000
+    turned, here = rope(q), _scores(rope, q, k, 0)
+    moved = _scores(rope, q, k, far)
+    return [
+        Law("a rotation keeps the norm", _largest(turned.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
+        Law("scores know only the distance: 10,000,000 tokens on", _largest(moved - here), 1e-11),
+        Law("unrotate returns the vector", _largest(rope.unrotate(turned) - q) / _largest(q), KERNEL_ERROR),
+        Law("precision 'hf' repeats float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0),
+    ]
+
+
+def _scores(rope: Rope, q: Tensor, k: Tensor, offset: int) -> Tensor:
+    q, k = rope(q.double(), k.double(), offset=offset)
+    return q @ k.mT / HEAD_DIM
+
+
+def _largest(x: Tensor) -> float:
+    return x.abs().max().item()
+
+
+def _hf_difference() -> Tensor:
+    """Our "hf" table minus float32 steps in the order transformers takes them."""
+    positions = torch.arange(131_000, 131_072)
+    inverse = 1.0 / (10_000.0 ** (torch.arange(0, HEAD_DIM, 2, dtype=torch.int64).float() / HEAD_DIM))
+    angles = positions.float()[:, None] * inverse
+    cos, sin = Rope(RopeSpec(HEAD_DIM, precision="hf")).cos_sin(positions)
+    return torch.stack([cos - angles.cos(), sin - angles.sin()])
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One way to rotate: its error relative to the length of a pair, and its time for one q and k."""
+
+    name: str
+    dtype: str
+    error: float | None = None
+    bound: float | None = None
+    milliseconds: float | None = None
+    reason: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.bound is None or (self.error is not None and self.error <= self.bound)
+
+
+def backend_speed(name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
+    """Error of one backend over both layouts and positions near and far, and its time at [1, 32 and 8, tokens, 128]."""
+    if reason := available(device)[name]:
+        return Speed(name, dtype, reason=reason)
+    errors = [_rotation_error(partial(_by_backend, name, layout), layout, dtype, device) for layout in LAYOUTS]
+    rope, (q, k) = Rope(RopeSpec(HEAD_DIM), backend=name), _query_key(tokens, dtype, device)
+    bound = torch.finfo(DTYPES[dtype]).eps / 2 + KERNEL_ERROR
+    return Speed(name, dtype, max(errors), bound, clock(lambda: rope(q, k), device, seconds))
+
+
+def _by_backend(name: str, layout: str, x: Tensor, positions: Tensor) -> Tensor:
+    return Rope(RopeSpec(HEAD_DIM, layout=layout), backend=name).rotate(x, positions)
+
+
+def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
+    """The floor: read q and k once, write them once."""
+    q, k = _query_key(tokens, dtype, device)
+    outs = torch.empty_like(q), torch.empty_like(k)
+    return Speed("copy_", dtype, milliseconds=clock(lambda: (outs[0].copy_(q), outs[1].copy_(k)), device, seconds))
+
+
+def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
+    """q * cos + rotate_half(q) * sin in the tensor's own dtype with a ready-made table, as model files write it."""
+    q, k = _query_key(tokens, dtype, device)
+    cos, sin = _hf_table(torch.arange(tokens, device=device), q.dtype)
+    error = _rotation_error(_hf_style, "half", dtype, device)
+    run = lambda: (_by_halves(q, cos, sin), _by_halves(k, cos, sin))  # noqa: E731 - named for the clock
+    return Speed("rotate_half in plain torch", dtype, error, None, clock(run, device, seconds))
+
+
+def _hf_style(x: Tensor, positions: Tensor) -> Tensor:
+    return _by_halves(x, *_hf_table(positions, x.dtype))
+
+
+def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    inverse = Default().frequencies(HEAD_DIM, 10_000.0, dtype=torch.float32).radians.to(positions.device)
+    angles = (positions.float()[:, None] * inverse).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, heads, tokens, HEAD_DIM, generator=generator) for heads in (32, 8))
+    return q.to(device, DTYPES[dtype]), k.to(device, DTYPES[dtype])
+
+
+def _rotation_error(rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dtype: str, device: str) -> float:
+    """The largest error over positions near and far, relative to the length of its pair."""
+    positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
+    x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(device, DTYPES[dtype])
+    before, after = (_pairs(t, layout) for t in (x, rotate(x, torch.tensor(positions, device=device))))
+    expected = before * np.exp(1j * true_angles(definition(HEAD_DIM // 2), positions))
+    difference = after - expected
+    return float((np.maximum(np.abs(np.real(difference)), np.abs(np.imag(difference))) / np.abs(before)).max())
+
+
+def _pairs(x: Tensor, layout: str) -> np.ndarray:
+    """The pairs of x as complex numbers."""
+    values = x.double().cpu().numpy()
+    half = values.shape[-1] // 2
+    if layout == "half":
+        return values[..., :half] + 1j * values[..., half:]
+    return values[..., 0::2] + 1j * values[..., 1::2]
+
+
+def clock(run: Callable[[], object], device: str = "cpu", seconds: float = 0.4) -> float:
+    """The median time of a call in milliseconds, after one to warm up; at least three calls."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    run()
+    wait()
+    times: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < stop:
+        start = time.perf_counter()
+        run()
+        wait()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything the self-check found."""
+
+    precision: list[Precision]
+    laws: list[Law]
+    speed: list[Speed]
+
+    @property
+    def ok(self) -> bool:
+        return all(row.ok for row in (*self.precision, *self.laws, *self.speed))
+
+
+def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], list]]]:
+    """(what is being measured, how) for every part of the report, so that a caller can show progress."""
+    for policy in PRECISIONS:
+        yield f"precision {policy}", lambda policy=policy: [precision(policy, p) for p in POSITIONS]
+    yield "laws", laws
+    for dtype in DTYPES:
+        yield f"copy {dtype}", lambda dtype=dtype: [copy_speed(dtype, tokens, device)]
+        yield f"rotate_half {dtype}", lambda dtype=dtype: [hf_style_speed(dtype, tokens, device)]
+        for name in BACKENDS:
+            yield f"{name} {dtype}", lambda name=name, dtype=dtype: [backend_speed(name, dtype, tokens, device)]
+
+
+def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
+    """The rows of all steps, sorted into a report."""
+    return Report(
+        [row for row in rows if isinstance(row, Precision)],
+        [row for row in rows if isinstance(row, Law)],
+        [row for row in rows if isinstance(row, Speed)],
+    )
+
+
+def precision_curves(points: int = 41, width: int = 6) -> dict[str, tuple[list[int], list[float]]]:
+    """For every policy: positions from 1,000 to 2^40, and the error against the definition near each."""
+    positions = [round(p) for p in np.geomspace(1_000, 2**40, points)]
+    return {policy: (positions, [precision(policy, p, width).error for p in positions]) for policy in PRECISIONS}

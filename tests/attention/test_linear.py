@@ -1,0 +1,145 @@
+"""Linear attention against its O(n^2) definition; the state against the whole pass; linear growth by counting."""
+
+import pytest
+import torch
+from torch.nn.functional import elu, normalize, relu
+
+import ropewalk as rw
+from ropewalk.attention import LinearAttention, linear_attention
+from ropewalk.attention.linear import causal_sums
+from ropewalk.errors import RopeError
+
+BATCH, HEADS, SEQ, HEAD_DIM, VALUE_DIM = 2, 3, 37, 10, 4
+PHI = {"elu": lambda x: elu(x) + 1, "relu": relu}
+
+
+@pytest.fixture
+def rope():
+    return rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM))
+
+
+def draw(dtype=torch.float64, seq=SEQ, **options):
+    sizes = (HEAD_DIM, HEAD_DIM, VALUE_DIM)
+    return [torch.randn(BATCH, HEADS, seq, size, dtype=dtype, **options) for size in sizes]
+
+
+def turned_by_definition(x, positions):
+    """RoPE as a complex product."""
+    half = x.shape[-1] // 2
+    radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones(()).double(), positions[..., None] * radians)
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+def by_definition(q, k, v, *, form="numerator", phi="elu", scale=1.0, causal=True, padding=None, documents=None):
+    seq = q.shape[-2]
+    where = torch.arange(seq)
+    if form == "numerator":
+        q, k = PHI[phi](q), PHI[phi](k)
+        top, bottom = turned_by_definition(q, where) @ turned_by_definition(k, where).mT, q @ k.mT
+    else:
+        top = bottom = 1 + scale * (
+            turned_by_definition(normalize(q, dim=-1), where) @ turned_by_definition(normalize(k, dim=-1), where).mT
+        )
+    allowed = torch.ones(seq, seq).tril() if causal else torch.ones(seq, seq)
+    allowed = allowed.expand(q.shape[0], 1, seq, seq)
+    if padding is not None:
+        allowed = allowed * padding[:, None, None, :]
+    if documents is not None:
+        allowed = allowed * (documents[:, None, :, None] == documents[:, None, None, :])
+    total = (bottom * allowed).sum(-1, keepdim=True)
+    some = total.abs() > 1e-6  # a query whose features are all zero sees nothing
+    return torch.where(some, ((top * allowed) @ v) / torch.where(some, total, 1.0), 0.0)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("form", "phi"), [("numerator", "elu"), ("numerator", "relu"), ("cosine", "elu")])
+def test_equals_the_quadratic_definition_with_gradients(rope, form, phi, causal, chunk):
+    q, k, v = draw(requires_grad=True)
+    options = {"form": form, "phi": phi, "causal": causal, "scale": 0.7 if form == "cosine" else 1.0}
+    expected = by_definition(q, k, v, **options)
+    got, _ = linear_attention(q, k, v, rope, chunk=chunk, **options)
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-9)
+    for a, b in zip(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (got, expected)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_packed_documents_and_padding_equal_the_definition(rope, form):
+    q, k, v = draw()
+    documents = torch.tensor([[0] * 3 + [1] * 20 + [2] * 1 + [3] * 13, [7] * 37])
+    got, _ = linear_attention(q, k, v, rope, form=form, documents=documents, chunk=8)
+    torch.testing.assert_close(got, by_definition(q, k, v, form=form, documents=documents), atol=1e-12, rtol=1e-9)
+    padding = torch.rand(BATCH, SEQ) > 0.3
+    got, _ = linear_attention(q, k, v, rope, form=form, positions=torch.arange(SEQ), padding=padding, chunk=8)
+    torch.testing.assert_close(got, by_definition(q, k, v, form=form, padding=padding), atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_going_on_from_the_state_equals_the_whole_pass(rope, form):
+    q, k, v = draw()
+    whole, last = linear_attention(q, k, v, rope, form=form)
+    pieces, state = [], None
+    for part in [20, 1, 1, 15]:
+        start = 0 if state is None else int(state.count[0])
+        piece, state = linear_attention(*(t[:, :, start : start + part] for t in (q, k, v)), rope, form=form, state=state)
+        pieces.append(piece)
+    torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(state.mixed, last.mixed, atol=1e-10, rtol=1e-9)
+    assert state.mixed.numel() == last.mixed.numel() <= BATCH * HEADS * (HEAD_DIM + 1) * VALUE_DIM
+
+
+def test_cosine_weights_lie_between_zero_and_two(rope):
+    q, k, _ = draw()
+    identity = torch.eye(SEQ, dtype=torch.float64).expand(BATCH, HEADS, SEQ, SEQ)
+    weights, _ = linear_attention(q, k, identity, rope, form="cosine", causal=False)
+    shares = weights * SEQ  # each is (1 + cos) / sum of them
+    assert weights.min() >= 0
+    torch.testing.assert_close(weights.sum(-1), torch.ones(BATCH, HEADS, SEQ, dtype=torch.float64))
+    assert shares.max() < 2 * SEQ / (SEQ - 1 - SEQ * 0.9)
+
+
+def test_float32_stays_accurate_over_a_long_sequence(rope, full):
+    seq = 262_144 if full else 16_384
+    q, k, v = (t[:1, :1] for t in draw(torch.float32, seq))
+    exact, _ = linear_attention(q.double(), k.double(), v.double(), rope)
+    got, state = linear_attention(q, k, v, rope)
+    assert state.mixed.dtype == torch.float32
+    assert (got - exact).abs().max() < 1e-4
+
+
+def test_work_grows_linearly():
+    """Counted, not timed: doubling the tokens doubles the floating-point operations."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(seq):
+        q, k, v = (torch.randn(1, 1, seq, 16) for _ in range(3))
+        with FlopCounterMode(display=False) as counter:
+            causal_sums(q, k, v, torch.zeros(1, 1, 16, 16), None, 64)
+        return counter.get_total_flops()
+
+    assert flops(4096) == 2 * flops(2048) > 0
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_layer_trains_and_decodes(form, causal):
+    layer = LinearAttention(12, 3, 4, form=form, causal=causal)
+    x = torch.randn(2, 9, 12)
+    out, _ = layer(x)
+    out.square().mean().backward()
+    assert out.shape == x.shape
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
+    if causal:
+        first, state = layer(x[:, :5])
+        second, _ = layer(x[:, 5:], state=state)
+        torch.testing.assert_close(torch.cat((first, second), dim=1), out, atol=1e-5, rtol=1e-4)
+
+
+def test_refusals(rope):
+    q, k, v = draw()
+    with pytest.raises(RopeError, match="numerator, cosine"):
+        linear_attention(q, k, v, rope, form="cos")
+    with pytest.raises(RopeError, match="documents"):
+        linear_attention(q, k, v, rope, causal=False, documents=torch.zeros(BATCH, SEQ, dtype=torch.int64))

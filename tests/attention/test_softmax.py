@@ -1,0 +1,177 @@
+"""Attention against a definition in float64 loops: every encoding, backend and kind of mask; caches against the whole pass."""
+
+import pytest
+import torch
+from definition import attention_by_definition
+
+import ropewalk as rw
+from ropewalk import frequencies
+from ropewalk.attention import Attention, KVCache
+from ropewalk.attention.backends import ATTENTION_BACKENDS
+from ropewalk.encodings import ENCODINGS
+from ropewalk.errors import RopeError
+
+BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM, MODEL_DIM = 2, 7, 4, 2, 10, 24
+MASKS = ("none", "causal", "window", "boolean", "float", "padding", "documents", "bidirectional")
+
+
+def make(encoding="rope", **options):
+    torch.manual_seed(3)
+    options = {"causal": True, "length": 16, "scale": 0.4} | options
+    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding=encoding, **options).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def positions_for(layer, batch=BATCH, seq=SEQ):
+    counted = torch.arange(seq).expand(batch, seq)
+    axes = {"ImageRotary": 2, "VideoRotary": 3}.get(type(layer.encoding).__name__, 1)
+    return counted if axes == 1 else torch.stack([counted // (a + 1) for a in range(axes)])
+
+
+def rules(kind):
+    """(options of the layer, arguments of the call) for a kind of mask."""
+    if kind == "window":
+        return {"window": 3}, {}
+    if kind == "boolean":
+        return {}, {"mask": torch.rand(BATCH, 1, SEQ, SEQ) > 0.3}
+    if kind == "float":
+        return {}, {"mask": torch.randn(1, HEADS, SEQ, SEQ, dtype=torch.float64)}
+    if kind == "padding":
+        return {}, {"padding": torch.tensor([[False, False] + [True] * 5, [True] * 7])}
+    if kind == "documents":
+        return {}, {"documents": torch.tensor([[0, 0, 0, 1, 1, 1, 1], [4, 4, 2, 2, 2, 2, 0]])}
+    return {"causal": kind == "causal"}, {}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_encoding_and_mask_equals_the_definition(name, kind):
+    options, call = rules(kind)
+    if not options.get("causal", True) and ENCODINGS[name].causal_only:
+        with pytest.raises(RopeError, match="causal"):
+            make(name, **options)
+        return
+    layer, x = make(name, **options), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64, requires_grad=True)
+    positions = positions_for(layer)
+    expected, weights = attention_by_definition(layer, x, positions, **call)
+    expected_gradient = torch.autograd.grad(expected.square().sum(), x)[0]
+    for backend in ATTENTION_BACKENDS:
+        wants = type(layer.encoding).value_bias is not ENCODINGS["none"].value_bias
+        if backend == "flex" or (backend == "sdpa" and wants):
+            continue  # FlexAttention is compiled for CUDA; the fused kernel never forms weights
+        layer.backend = backend
+        got = layer(x, positions, return_weights=backend == "math", **call)
+        torch.testing.assert_close(got.out, expected, atol=1e-12, rtol=1e-10, msg=backend)
+        gradient = torch.autograd.grad(got.out.square().sum(), x)[0]
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-11, rtol=1e-9, msg=backend)
+        if backend == "math":
+            torch.testing.assert_close(got.weights, weights, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # torch tells that this CPU lacks the instructions, then goes on
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_stays_within_rounding(dtype):
+    layer, x = make(qk_norm=True), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
+    expected, _ = attention_by_definition(layer, x, positions_for(layer))
+    got = layer.to(dtype)(x.to(dtype)).out
+    assert got.dtype == dtype
+    bound = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(got.double(), expected, atol=bound * expected.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("name", [n for n in ENCODINGS if n not in ("rope_2d", "rope_3d")])
+@pytest.mark.parametrize(
+    "cache_options", [{}, {"kind": "static", "capacity": 9}, {"rotated": False}, {"kind": "sliding", "capacity": 8}]
+)
+def test_decoding_token_by_token_equals_the_whole_pass(name, cache_options):
+    layer, x = make(name), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
+    whole = layer(x).out
+    cache = KVCache(**cache_options)
+    pieces = [layer(x[:, :3], cache=cache).out] + [layer(x[:, i : i + 1], cache=cache).out for i in range(3, SEQ)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-12, rtol=1e-10)
+    assert len(cache) == SEQ
+
+
+DYNAMIC = [
+    frequencies.Dynamic(factor=2.0, original_length=4),
+    frequencies.DynamicYarn(original_length=4),
+    frequencies.LongRope(short_factor=(1.0,) * 5, long_factor=(1.0, 1.2, 2.0, 3.0, 4.0), original_length=4, factor=4.0),
+]
+
+
+@pytest.mark.parametrize("scaling", DYNAMIC, ids=lambda s: s.name)
+def test_scalings_that_follow_the_length_decode_as_an_uncached_run(scaling):
+    layer = make(rw.RopeSpec(head_dim=HEAD_DIM, scaling=scaling))
+    x, cache = torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64), KVCache()
+    for i in range(SEQ):
+        step = layer(x[:, i : i + 1], cache=cache).out
+        torch.testing.assert_close(step, layer(x[:, : i + 1]).out[:, -1:], atol=1e-12, rtol=1e-10)
+    assert cache.rotated is False
+
+
+def test_left_padded_rows_equal_unpadded_ones_in_prefill_and_decode():
+    layer, x = make(), torch.randn(1, 5, MODEL_DIM, dtype=torch.float64)
+    other = torch.randn(1, 7, MODEL_DIM, dtype=torch.float64)
+    batch = torch.cat([torch.cat([torch.zeros(1, 2, MODEL_DIM, dtype=torch.float64), x], dim=1), other])
+    padding = torch.tensor([[False] * 2 + [True] * 5, [True] * 7])
+    alone, cache = KVCache(), KVCache()
+    got = layer(batch, padding=padding, cache=cache).out
+    torch.testing.assert_close(got[:1, 2:], layer(x, cache=alone).out, atol=1e-12, rtol=1e-10)
+    assert got[0, :2].count_nonzero() == 0
+    step = torch.randn(2, 1, MODEL_DIM, dtype=torch.float64)
+    torch.testing.assert_close(layer(step, cache=cache).out[:1], layer(step[:1], cache=alone).out, atol=1e-12, rtol=1e-10)
+    assert cache.next_positions.tolist() == [6, 8]
+
+
+def test_the_causal_mask_behind_a_cache_is_aligned_to_the_end():
+    layer, x = make("none", backend="sdpa"), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
+    cache = KVCache()
+    layer(x[:, :3], cache=cache)
+    torch.testing.assert_close(layer(x[:, 3:], cache=cache).out, layer(x).out[:, 3:], atol=1e-12, rtol=1e-10)
+
+
+def test_the_softmax_scale_follows_the_spec():
+    spec = rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.Yarn(factor=4.0, original_length=8))
+    x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
+    outs = [make(spec.with_(magnitude_on=where), scale=None)(x).out for where in ("qk", "q", "scale")]
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], atol=1e-12, rtol=1e-10)
+    plain = make(spec.with_(scaling=frequencies.Yarn(factor=4.0, original_length=8, attention_factor=1.0)), scale=None)(x).out
+    assert (plain - outs[0]).abs().max() > 1e-4
+
+
+def test_backends_are_chosen_with_a_reason_and_refused_with_one():
+    layer, x = make(), torch.randn(1, SEQ, MODEL_DIM)
+    assert layer.backend_for(x) == ("sdpa", "torch's fused kernel takes everything else")
+    layer.backend = "flex"
+    with pytest.raises(RopeError, match="CUDA"):
+        layer.backend_for(x)
+    layer.backend = "sdpa"
+    with pytest.raises(RopeError, match="weights"):
+        layer.double()(x.double(), return_weights=True)
+
+
+def test_dropout_acts_in_training_only():
+    layer, x = make(dropout=0.5), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
+    still = layer.eval()(x).out
+    assert torch.equal(still, layer(x).out)
+    assert not torch.allclose(layer.train()(x).out, still)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"num_kv_heads": 4}, "num_kv_heads"),
+        ({"head_dim": None}, "head_dim"),
+        ({"window": 0}, "window"),
+        ({"encoding": "rop"}, "encoding"),
+        ({"dropout": 2.0}, "dropout"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, field):
+    base = {"model_dim": 25, "num_heads": 6, "num_kv_heads": 2, "head_dim": 10}
+    with pytest.raises(RopeError) as caught:
+        Attention(**(base | options))
+    assert caught.value.field == field

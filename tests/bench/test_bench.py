@@ -1,0 +1,83 @@
+"""The benchmark's own promises: a wrong kernel is not timed, rows survive a round trip, charts are drawn from rows."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from ropewalk.bench import cases, chart, contenders, cpu, rows
+from ropewalk.kernels.reference import rotate_vector
+
+TINY = (2, 7, 3, 1, 10, torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_shape(monkeypatch):
+    monkeypatch.setitem(cases.SHAPES, "tiny", TINY)
+
+
+@pytest.mark.parametrize("order", ["bshd", "bhsd"])
+def test_the_definition_is_the_numpy_one(order):
+    case = cases.make_case("tiny", order)
+    turned = cases.definition(case.q, case.positions, case)
+    token = (1, 4, 2) if order == "bshd" else (1, 2, 4)
+    expected = rotate_vector(case.q[token].numpy(), position=4, layout="half")
+    np.testing.assert_allclose(turned[token].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", cases.VARIANTS)
+@pytest.mark.parametrize("order", ["bshd", "bhsd"])
+def test_every_variant_of_ropewalk_passes_the_gate(order, variant):
+    case = cases.make_case("tiny", order, variant=variant)
+    good, error = contenders.agrees("ropewalk, positions", contenders.ropewalk_positions(case), case)
+    assert good
+    assert error < 1e-6
+
+
+@pytest.mark.parametrize("name", [n for n in contenders.CONTENDERS if "compiled" not in n])
+def test_every_contender_agrees_with_the_definition_or_says_why_it_cannot_run(name):
+    case = cases.make_case("tiny", "bhsd")
+    if reason := contenders.why_not(name, case):
+        assert name in reason
+        return
+    assert contenders.agrees(name, contenders.CONTENDERS[name](case), case)[0]
+
+
+def test_a_contender_that_turns_the_wrong_way_is_not_timed(monkeypatch):
+    def backwards(case):
+        rope = contenders.Rope(case.spec)
+        return lambda q, k: (rope.unrotate(q), rope.unrotate(k))
+
+    monkeypatch.setitem(contenders.CONTENDERS, "backwards", backwards)
+    (row,) = cpu._case_rows(cases.make_case("tiny", "bhsd"), ("backwards",), rounds=2)
+    assert row["skipped"] == "does not agree with the definition"
+
+
+def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
+    found = list(cpu._case_rows(cases.make_case("tiny", "bhsd"), ("ropewalk", "transformers, eager"), rounds=2))
+    assert {(r["contender"], r["pass"]) for r in found} == {
+        (c, p) for c in ("ropewalk", "transformers, eager") for p in ("forward", "forward+backward")
+    }
+    assert all(r["us"] > 0 and r["copy_us"] > 0 for r in found)
+    path = tmp_path / "rows.jsonl"
+    rows.write(path, [{**r, **rows.machine("cpu")} for r in found])
+    assert rows.read(path)[0]["versions"]["torch"] == torch.__version__
+    assert [json.loads(line)["contender"] for line in path.read_text().splitlines()] == [r["contender"] for r in found]
+
+
+def test_charts_show_what_the_rows_say(tmp_path):
+    timed = [
+        {"shape": s, "order": o, "contender": c, "pass": p, "percent_of_copy": 90.0}
+        for s in "ADEF"
+        for o in ("bshd", "bhsd")
+        for c in ("ropewalk", "liger-kernel")
+        for p in ("forward", "forward+backward")
+    ]
+    chart.gpu_chart(timed, tmp_path / "gpu.png")
+    chart.cpu_chart(
+        [{"shape": "cpu mid", "dtype": "float32", "contender": "ropewalk", "pass": "forward", "times_copy": 1.2}],
+        tmp_path / "cpu.png",
+    )
+    for name in ("gpu.png", "cpu.png"):
+        assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"

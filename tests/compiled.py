@@ -1,0 +1,159 @@
+"""What torch.compile makes of a rotation: one graph, no break, the same bits. Run by test_ops.py in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import AXES, HEAD_DIM, sample_positions, sample_spec
+from torch._dynamo.backends.debugging import aot_eager
+from torch.testing import assert_close
+
+import ropewalk as rw
+
+B, H = 2, 3
+#: how a call says where its S tokens are
+WHERE = {
+    "nothing": lambda s: {},
+    "positions": lambda s: {"positions": torch.arange(s) + 5},
+    "rows": lambda s: {"positions": torch.randint(0, 10**7, (B, s))},
+    "offset": lambda s: {"offset": s + 3},
+    "offsets": lambda s: {"offset": torch.tensor([s, 3])},
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class Counted:
+    """aot_eager that counts the graphs it was given."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return aot_eager(graph, inputs)
+
+
+def q_and_k(s):
+    return torch.randn(B, H, s, HEAD_DIM), torch.randn(B, 1, s, HEAD_DIM)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", rw.SCALINGS)
+def test_one_graph_the_same_bits_and_no_graph_a_length(name, where):
+    rope, counted = rw.Rope(sample_spec(name)), Counted()
+    compiled = torch.compile(rope, fullgraph=True, backend=counted)
+    for s in (3, 40, 4, 5, 17, 39):
+        q, k = q_and_k(s)
+        given = WHERE[where](s)
+        if name == "xpos" and where == "rows":
+            given["positions"] %= 60
+        for found, expected in zip(compiled(q, k, **given), rope(q, k, **given), strict=True):
+            assert torch.equal(found, expected), s
+    assert counted.graphs <= 2
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_axis_maps(axis):
+    rope = rw.Rope(sample_spec(axis=axis))
+    compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
+    x = torch.randn(B, H, 7, rope.spec.head_dim)
+    positions = sample_positions(rope.spec, B, 7)
+    assert torch.equal(compiled(x, positions=positions), rope(x, positions=positions))
+    assert torch.equal(compiled(x, offset=3), rope(x, offset=3))
+
+
+@pytest.mark.parametrize("name", ["default", "dynamic", "learnable", "xpos"])
+def test_gradients(name):
+    rope = rw.Rope(sample_spec(name))
+    compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
+    q, k = (x.requires_grad_() for x in q_and_k(7))
+    wanted = (q, k, *rope.parameters())
+    grads = [torch.autograd.grad((f(q, k)[0] * 2).sum() + f(q, k)[1].pow(2).sum(), wanted) for f in (compiled, rope)]
+    for found, expected in zip(*grads, strict=True):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["default", "dynamic", "learnable"])
+def test_in_place(name):
+    rope = rw.Rope(sample_spec(name)).requires_grad_(False)
+    compiled = torch.compile(lambda q, k: rope(q, k, inplace=True), fullgraph=True, backend="aot_eager")
+    q, k = q_and_k(7)
+    expected = rope(q, k)
+    found = compiled(q, k)
+    for own, out, wanted in zip((q, k), found, expected, strict=True):
+        assert torch.equal(own, wanted)
+        assert torch.equal(out, wanted)
+
+
+def test_in_place_with_gradients():
+    rope, x = rw.Rope(sample_spec()), torch.randn(B, H, 7, HEAD_DIM, requires_grad=True)
+    f = lambda x: rope(2 * x, inplace=True).pow(2).sum()
+    (found,) = torch.autograd.grad(torch.compile(f, fullgraph=True, backend="aot_eager")(x), x)
+    assert_close(found, torch.autograd.grad(f(x), x)[0])
+
+
+def test_a_length_a_row():
+    rope = rw.Rope(sample_spec("dynamic"))
+    compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
+    x = torch.randn(B, H, 7, HEAD_DIM)
+    for length in (7, 90, torch.tensor([7, 90])):
+        assert torch.equal(compiled(x, length=length), rope(x, length=length))
+
+
+@pytest.mark.parametrize("name", ["default", "dynamic", "learnable"])
+def test_tables(name):
+    rope = rw.Rope(sample_spec(name))
+    for method in (rope.cos_sin, rope.cos_sin_hf):
+        compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
+        for s in (3, 9, 40):
+            for positions in (torch.arange(s), torch.randint(0, 100, (B, s))):
+                for found, expected in zip(compiled(positions), method(positions), strict=True):
+                    assert torch.equal(found, expected)
+
+
+def test_unrotate_rerotate_and_drop_in():
+    rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0))
+    cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(7)[None])
+    calls = {
+        "rotate": lambda x: rope.rotate(x, key=True),
+        "unrotate": rope.unrotate,
+        "rerotate": lambda x: rope.rerotate(x, torch.arange(7), torch.arange(7) + 5, to=other),
+        "apply": lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin)[0],
+    }
+    x = torch.randn(B, H, 7, HEAD_DIM)
+    for name, call in calls.items():
+        assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x)), name
+
+
+def test_a_table_of_the_other_layout_is_refused():
+    cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM, layout="interleaved")).cos_sin_hf(torch.arange(7)[None])
+    x = torch.randn(B, H, 7, HEAD_DIM)
+    compiled = torch.compile(lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin)[0], fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="layout pairs dimensions"):
+        compiled(x)
+
+
+def test_refusals_are_still_said():
+    """A graph that cannot be made says why, in the package's words."""
+    compiled = torch.compile(rw.Rope(sample_spec()), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="must have head_dim = 14|RopeError"):
+        compiled(torch.randn(B, H, 7, 16))
+
+
+def test_inductor():
+    """The real compiler, around an attention score; needs a C++ compiler."""
+    rope = rw.Rope(sample_spec("yarn"))
+
+    def scores(q, k):
+        q, k = rope(q * 2, k + 1)
+        return (q @ k.mT).softmax(-1)
+
+    compiled = torch.compile(scores, fullgraph=True, dynamic=True)
+    for s in (3, 9):
+        q, k = torch.randn(2, B, H, s, HEAD_DIM)
+        assert_close(compiled(q, k), scores(q, k))

@@ -1,0 +1,198 @@
+"""Every encoding against its published formula, and every declaration (door, relative, causal, bounded) by measurement."""
+
+import math
+
+import pytest
+import torch
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from ropewalk.encodings import ENCODINGS, Encoding, make_encoding
+from ropewalk.encodings.bias import alibi_slopes, t5_bucket
+from ropewalk.errors import RopeError
+
+HEADS, HEAD_DIM, MODEL_DIM, LENGTH, SEQ = 3, 10, 20, 12, 7
+
+
+def make(name):
+    torch.manual_seed(1)
+    encoding = make_encoding(name, num_heads=HEADS, head_dim=HEAD_DIM, model_dim=MODEL_DIM, length=LENGTH).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return encoding
+
+
+def at(encoding, positions):
+    """Positions on as many axes as the encoding has; on all axes the same."""
+    axes = {"ImageRotary": 2, "VideoRotary": 3}.get(type(encoding).__name__, 1)
+    return positions if axes == 1 else positions.view(1, 1, -1).expand(axes, 1, -1)
+
+
+def scores(encoding, positions):
+    """What attention scores would be for fixed tokens at these positions, by all three doors."""
+    torch.manual_seed(2)
+    x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
+    to_q, to_k = (torch.randn(MODEL_DIM, HEADS * HEAD_DIM, dtype=torch.float64) for _ in range(2))
+    where = at(encoding, positions)
+    x = encoding.embed(x, where)
+    q, k = ((x @ w).view(1, SEQ, HEADS, HEAD_DIM).transpose(1, 2) for w in (to_q, to_k))
+    q, k = encoding.turn(q, where, key=False), encoding.turn(k, where, key=True)
+    found = q @ k.transpose(-1, -2)
+    bias = encoding.bias(q, positions, positions)
+    return found if bias is None else found + bias
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_relative_means_that_a_shift_of_all_positions_changes_nothing(name):
+    encoding, positions = make(name), torch.tensor([0, 1, 3, 4, 5, 7, 8])
+    change = (scores(encoding, positions + 3) - scores(encoding, positions)).tril().abs().max().item()
+    assert (change < 1e-9) == encoding.relative, change
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_the_declared_door_is_the_one_used_and_none_knows_no_order(name):
+    encoding = make(name)
+    first, second = torch.tensor([0, 1, 2, 3, 4, 5, 6]), torch.tensor([0, 2, 1, 3, 4, 6, 5])
+    x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
+    q = torch.randn(1, HEADS, SEQ, HEAD_DIM, dtype=torch.float64)
+    used = {
+        "input": not torch.equal(encoding.embed(x, at(encoding, second)), x),
+        "qk": not torch.equal(encoding.turn(q, at(encoding, second), key=False), q),
+        "scores": encoding.bias(q, second, second) is not None,
+    }
+    doors = {door for door, is_used in used.items() if is_used}
+    both = {"qk", "scores"} if name in ("rope_alibi", "rope_bias") else {encoding.door}
+    assert doors == (set() if name == "none" else both)
+    moved = not torch.allclose(scores(encoding, first), scores(encoding, second))
+    assert moved == (name != "none")
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_linear_means_that_scores_are_an_inner_product(name):
+    """Linear attention needs scores of rank head_dim; a bias on the scores is no inner product of q and k."""
+    encoding = make(name)
+    assert encoding.linear == (
+        encoding.bias(torch.randn(1, HEADS, SEQ, HEAD_DIM).double(), torch.arange(SEQ), torch.arange(SEQ)) is None
+    )
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_bounded_means_that_positions_end(name):
+    encoding, x = make(name), torch.randn(1, 1, MODEL_DIM, dtype=torch.float64)
+    far = at(encoding, torch.tensor([LENGTH]))
+    if not encoding.bounded:
+        encoding.embed(x, far)
+        return
+    with pytest.raises(RopeError, match="trained"):
+        encoding.embed(x, far)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_causal_only_means_that_later_keys_are_not_told_apart_from_nothing(name):
+    """An encoding declared for both directions must tell a key d ahead from one d behind, or treat them alike on purpose."""
+    encoding = make(name)
+    if not encoding.causal_only:
+        return
+    if encoding.door == "qk":  # xPos: magnitudes explode instead of decaying ahead of the query
+        size = lambda p: encoding.turn(torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([p]), key=True).norm()
+        assert size(4000) > 2 * size(0)
+        return
+    q, where = torch.randn(1, HEADS, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([3])
+    ahead = [encoding.bias(q, where, torch.tensor([3 + d])) for d in (1, 2, 5)]
+    assert all(torch.equal(b, ahead[0]) for b in ahead)  # every later key looks like distance 0
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("rows", [False, True])
+def test_positions_of_each_row_give_the_bias_of_that_row(name, rows):
+    encoding = make(name)
+    q = torch.randn(2, HEADS, SEQ, HEAD_DIM, dtype=torch.float64)
+    starts = torch.tensor([0, 3])
+    per_row = torch.arange(SEQ) + starts[:, None]
+    together = encoding.bias(q, per_row, per_row)
+    if together is None:
+        return
+    for b in range(2):
+        alone = encoding.bias(q[b : b + 1], per_row[b], per_row[b])
+        torch.testing.assert_close(together[b].expand(HEADS, SEQ, SEQ), alone.expand(1, HEADS, SEQ, SEQ)[0])
+
+
+def test_alibi_slopes_by_hand():
+    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    assert alibi_slopes(4).tolist() == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
+    torch.testing.assert_close(alibi_slopes(6), torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]).double())
+    bias = make("alibi").bias(torch.zeros(1), torch.tensor([5]), torch.tensor([2, 9]))
+    torch.testing.assert_close(
+        bias[0, 0].double(), -alibi_slopes(HEADS)[0] * torch.tensor([3.0, 4.0]).double(), rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_equal_transformers(bidirectional):
+    distance = torch.arange(-300, 300)
+    theirs = T5Attention._relative_position_bucket(-distance, bidirectional, num_buckets=32, max_distance=128)
+    assert torch.equal(t5_bucket(distance, 32, 128, bidirectional), theirs)
+
+
+def test_kerple_by_formula():
+    log, power = make("kerple_log"), make("kerple_power")
+    where, key = torch.tensor([9]), torch.tensor([9, 7, 4])
+    softplus, sigmoid = (lambda t: math.log1p(math.exp(t))), (lambda t: 1 / (1 + math.exp(-t)))
+    for h in range(HEADS):
+        scale, shape = softplus(log.raw_scale[h].item()), softplus(log.raw_shape[h].item())
+        expected = [-scale * math.log(1 + shape * d) for d in (0, 2, 5)]
+        assert log.bias(torch.zeros(1), where, key)[h, 0].tolist() == pytest.approx(expected, abs=1e-6)
+        scale, shape = softplus(power.raw_scale[h].item()), 2 * sigmoid(power.raw_shape[h].item())
+        expected = [0.0] + [-scale * d**shape for d in (2, 5)]
+        assert power.bias(torch.zeros(1), where, key)[h, 0].tolist() == pytest.approx(expected, abs=1e-5)
+    power.bias(torch.zeros(1), where, key).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in power.parameters())
+
+
+def test_fire_by_formula():
+    fire = make("fire")
+    rate = math.log1p(math.exp(fire.raw_rate.item()))
+    threshold = LENGTH / (1 + math.exp(-fire.raw_threshold.item()))
+    for query in (2, 11):
+        share = math.log(1 + rate * 2) / math.log(1 + rate * max(threshold, query))
+        expected = fire.out(fire.hidden(torch.tensor([share], dtype=torch.float64)).relu())
+        found = fire.bias(torch.zeros(1), torch.tensor([query]), torch.tensor([query - 2]))
+        torch.testing.assert_close(found[:, 0, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nezha_vectors_are_sinusoids_of_the_clipped_distance():
+    nezha = make("nezha")
+    nezha.farthest = 4
+    q = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
+    for key, clipped in ((7, 3), (40, -4), (0, 4)):
+        place = clipped + 4
+        vector = [f(place * 10_000 ** (-2 * i / HEAD_DIM)) for i in range(HEAD_DIM // 2) for f in (math.sin, math.cos)]
+        expected = (q[0, 0, 0] * torch.tensor(vector, dtype=torch.float64)).sum() / math.sqrt(HEAD_DIM)
+        torch.testing.assert_close(nezha.bias(q, torch.tensor([10]), torch.tensor([key]))[0, 0, 0, 0], expected)
+
+
+def test_sinusoidal_by_hand_and_learned_is_a_lookup():
+    zero = torch.zeros(1, 1, MODEL_DIM, dtype=torch.float64)
+    found = make("sinusoidal").embed(zero, torch.tensor([3]))[0, 0]
+    assert found[:2].tolist() == pytest.approx([math.sin(3), math.cos(3)])
+    assert found[2].item() == pytest.approx(math.sin(3 * 10_000 ** (-2 / MODEL_DIM)))
+    learned = make("learned")
+    assert torch.equal(learned.embed(zero, torch.tensor([3]))[0, 0], learned.table.weight[3])
+
+
+def test_relative_bias_reads_the_distance_and_clips_it():
+    encoding = make("relative_bias")
+    found = encoding.bias(torch.zeros(1), torch.tensor([0, 30]), torch.tensor([2, 0]))
+    assert torch.equal(found[:, 0, 0], encoding.table[:, -2 + LENGTH - 1])
+    assert torch.equal(found[:, 1, 1], encoding.table[:, -1])
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(RopeError, match="rope_alibi"):
+        make_encoding("rotary", num_heads=1, head_dim=2)
+
+
+def test_every_encoding_says_what_it_is():
+    for encoding in ENCODINGS.values():
+        assert encoding.door in ("none", "input", "qk", "scores")
+        assert encoding.__doc__
+        assert issubclass(encoding, Encoding)

@@ -1,0 +1,157 @@
+"""Every scaling once more, in 50-digit arithmetic and one pair at a time, straight from the published formulas.
+
+Shares nothing with the package: no tensors, no helper, no field defaults. A scaling without an entry here fails the tests.
+"""
+
+import mpmath
+from mpmath import mpf
+
+mpmath.mp.dps = 50
+
+
+def omega(d, theta):
+    return [mpf(theta) ** (-mpf(2 * i) / d) for i in range(d // 2)]
+
+
+def _default(d, theta, length, f):
+    return omega(d, theta), mpf(1)
+
+
+def _linear(d, theta, length, f):
+    return [w / mpf(f["factor"]) for w in omega(d, theta)], mpf(1)
+
+
+def _ntk(d, theta, length, f):
+    return omega(d, _ntk_base(d, theta, mpf(f["factor"]))), mpf(1)
+
+
+def _ntk_base(d, theta, stretch):
+    return mpf(theta) if d == 2 else mpf(theta) * stretch ** (mpf(d) / (d - 2))
+
+
+def _dynamic(d, theta, length, f):
+    trained = f["original_length"]
+    reached = max(trained if length is None else length, trained)
+    s = mpf(f["factor"])
+    return omega(d, _ntk_base(d, theta, s * reached / trained - (s - 1))), mpf(1)
+
+
+def _ramp(d, theta, trained, fast, slow, truncate):
+    """gamma of each pair: 0 keeps its frequency, 1 interpolates it whole."""
+    pair_of = lambda turns: d * mpmath.log(trained / (2 * mpmath.pi * mpf(turns))) / (2 * mpmath.log(theta))
+    low, high = pair_of(fast), pair_of(slow)
+    if truncate:
+        low, high = mpmath.floor(low), mpmath.ceil(high)
+    low, high = max(low, mpf(0)), min(high, mpf(d - 1))
+    if low == high:
+        high += mpf("0.001")
+    return [min(max((i - low) / (high - low), mpf(0)), mpf(1)) for i in range(d // 2)]
+
+
+def _ntk_by_parts(d, theta, length, f):
+    to_linear = _ramp(d, theta, f["original_length"], *f["ntk_turns"], True)
+    to_scaled = _ramp(d, theta, f["original_length"], *f["keep_turns"], True)
+    ntk_share = [(1 - g) * mpf(f["ntk_weight"]) for g in to_linear]
+    plain_share = [(1 - g) * mpf(f["keep_weight"]) for g in to_scaled]
+    linear, ntk = _linear(d, theta, None, f)[0], _ntk(d, theta, None, f)[0]
+    scaled = [a * (1 - share) + b * share for a, b, share in zip(linear, ntk, ntk_share, strict=True)]
+    mixed = [a * (1 - share) + w * share for a, w, share in zip(scaled, omega(d, theta), plain_share, strict=True)]
+    return mixed, mpf(1)
+
+
+def yarn_magnitude(s, weight=1):
+    return mpf(1) if s <= 1 else mpf(weight) * mpmath.log(s) / 10 + 1
+
+
+def _yarn_at(s, d, theta, f):
+    gamma = _ramp(d, theta, f["original_length"], f["beta_fast"], f["beta_slow"], f["truncate"])
+    radians = [w * (1 - g) + w / s * g for w, g in zip(omega(d, theta), gamma, strict=True)]
+    if f["attention_factor"] is not None:
+        return radians, mpf(f["attention_factor"])
+    if f["mscale"] and f["mscale_all_dim"]:
+        return radians, yarn_magnitude(s, f["mscale"]) / yarn_magnitude(s, f["mscale_all_dim"])
+    return radians, yarn_magnitude(s)
+
+
+def _yarn(d, theta, length, f):
+    return _yarn_at(mpf(f["factor"]), d, theta, f)
+
+
+def _dynamic_yarn(d, theta, length, f):
+    s = mpf(1) if length is None else max(mpf(length) / f["original_length"], mpf(1))
+    return _yarn_at(s, d, theta, f)
+
+
+def _longrope(d, theta, length, f):
+    long = length is not None and length > f["original_length"]
+    factors = f["long_factor"] if long else f["short_factor"]
+    s = mpf(f["factor"])
+    grown = mpf(1) if s <= 1 else mpmath.sqrt(1 + mpmath.log(s) / mpmath.log(f["original_length"]))
+    magnitude = grown if f["attention_factor"] is None else mpf(f["attention_factor"])
+    return [w / mpf(x) for w, x in zip(omega(d, theta), factors, strict=True)], magnitude
+
+
+def _llama3(d, theta, length, f):
+    low, high, trained, s = (mpf(f[k]) for k in ("low_freq_factor", "high_freq_factor", "original_length", "factor"))
+
+    def scaled(w):
+        wavelength = 2 * mpmath.pi / w
+        if wavelength < trained / high:
+            return w
+        if wavelength > trained / low:
+            return w / s
+        t = (trained / wavelength - low) / (high - low)
+        return (1 - t) * w / s + t * w
+
+    return [scaled(w) for w in omega(d, theta)], mpf(1)
+
+
+def _proportional(d, theta, length, f):
+    turning = int(f["fraction"] * d // 2)
+    return [w / mpf(f["factor"]) if i < turning else mpf(0) for i, w in enumerate(omega(d, theta))], mpf(1)
+
+
+def _linear_frequencies(d, theta, length, f):
+    return [mpf(1) / (1 + 2 * i) for i in range(d // 2)], mpf(1)
+
+
+def _given(d, theta, length, f):
+    return [mpf(x) for x in f["radians"]], mpf(f["magnitude"])
+
+
+def _learnable(d, theta, length, f):
+    return oracle(f["start"], d, theta, length)
+
+
+ORACLE = {
+    "default": _default,
+    "linear": _linear,
+    "ntk": _ntk,
+    "ntk_by_parts": _ntk_by_parts,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "dynamic_yarn": _dynamic_yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+    "proportional": _proportional,
+    "linear_frequencies": _linear_frequencies,
+    "xpos": _default,
+    "given": _given,
+    "learnable": _learnable,
+}
+
+
+def oracle(scaling, d, theta, length=None):
+    """(radians of each pair, magnitude) as mpmath numbers."""
+    return ORACLE[scaling.name](d, theta, length, vars(scaling))
+
+
+def xpos_log_decay(d, scale_base):
+    """ln(zeta_i) / scale_base, zeta_i = (2i + 0.4 d) / (1.4 d)."""
+    return [mpmath.log((2 * i + mpf(4) * d / 10) / (mpf(14) * d / 10)) / mpf(scale_base) for i in range(d // 2)]
+
+
+def cos_sin(radians, position):
+    """cos and sin of position * radians, with the float64 frequency taken at its word and the angle exact."""
+    angle = mpf(float(radians)) * int(position)
+    return mpmath.cos(angle), mpmath.sin(angle)

@@ -1,0 +1,213 @@
+"""Every family's q and k, as its own code rotates them: pairing errors hide in cos and sin, so q and k are compared."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+
+import pytest
+import torch
+from hf_families import CASES, NEAR, POSITIONS, Case
+from torch.testing import assert_close
+
+from ropewalk import Rope, RopeSpec
+from ropewalk.frequencies import Yarn, mscale
+from ropewalk.interop.families import FAMILIES
+from ropewalk.interop.hf import from_hf
+
+#: what q and k of order 1 lose to a product order other than ours, in float32
+ROUNDING = 5e-6
+
+
+def spec_of(case: Case) -> RopeSpec:
+    if case.layer_type is not None:
+        return from_hf(case.config, per_layer=True, precision="hf")[case.layer_type]
+    return from_hf(case.config, precision="hf")
+
+
+def positions_of(case: Case, spec: RopeSpec, positions: torch.Tensor = POSITIONS) -> torch.Tensor:
+    placed = case.placed(positions)
+    return placed if case.axes == spec.num_axes else placed.expand(spec.num_axes, *placed.shape)
+
+
+def one_per_pair(table: torch.Tensor, pairs: int, slack: float) -> torch.Tensor:
+    """The family's table with one column a pair, whichever way it was doubled."""
+    if table.shape[-1] == pairs:
+        return table
+    if (table[..., :pairs] - table[..., pairs:]).abs().max() <= slack:
+        return table[..., :pairs]
+    assert_close(table[..., ::2], table[..., 1::2], rtol=0, atol=slack)
+    return table[..., ::2]
+
+
+@pytest.fixture(params=CASES)
+def case(request) -> Case:
+    return CASES[request.param]
+
+
+def test_frequencies_are_those_of_the_model_bit_for_bit(case):
+    spec, module = spec_of(case), case.rotary_module()
+    theirs = getattr(module, "inv_freq" if case.layer_type is None else f"{case.layer_type}_inv_freq")
+    ours = spec.ladder_frequencies().radians
+    if case.model_type.startswith("ernie4_5_vl"):  # stored height first, then width; the turn itself is compared below
+        ours, theirs = ours.sort().values, theirs.sort().values
+    assert torch.equal(ours.to(torch.float32), theirs)
+
+
+def test_cos_and_sin_are_those_of_the_model_bit_for_bit(case):
+    spec = spec_of(case)
+    for positions, slack in ((NEAR, 0), (POSITIONS, 2**-23)):
+        # torch.polar takes cos and sin from a routine of its own
+        slack = 2**-23 if case.style == "complex" else slack
+        for ours, theirs in zip(Rope(spec).cos_sin(positions_of(case, spec, positions)), case.table(positions), strict=True):
+            theirs = one_per_pair(theirs, spec.pairs, slack)
+            assert_close(ours.expand_as(theirs), theirs, rtol=0, atol=slack)
+
+
+def test_the_doubled_table_is_what_the_model_passes_around(case):
+    spec = spec_of(case)
+    theirs = case.table(NEAR)
+    doubled_as_paired = spec.layout == "half" or torch.equal(theirs[0][..., ::2], theirs[0][..., 1::2])
+    if case.style == "complex" or theirs[0].shape[-1] == spec.pairs or not doubled_as_paired:
+        return
+    for mine, other in zip(Rope(spec).cos_sin_hf(positions_of(case, spec, NEAR)), theirs, strict=True):
+        assert torch.equal(mine.expand_as(other), other)
+
+
+def test_rotated_q_and_k_are_those_of_the_model(case):
+    spec = spec_of(case)
+    q, k = torch.randn(1, 3, POSITIONS.shape[-1], spec.head_dim), torch.randn(1, 1, POSITIONS.shape[-1], spec.head_dim)
+    turned = Rope(spec)(q, k, positions_of(case, spec))
+    for ours, theirs in zip(turned, case.rotated(q, k), strict=True):
+        assert_close(ours, theirs, rtol=0, atol=ROUNDING)
+
+
+def test_a_saved_config_reads_as_the_object_does(case, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(case.config.to_json_string(use_diff=False))
+    assert from_hf(path, per_layer=True) == from_hf(tmp_path, per_layer=True) == from_hf(case.config, per_layer=True)
+    assert from_hf(json.loads(path.read_text()), per_layer=True) == from_hf(str(path), per_layer=True)
+
+
+def test_at_least_thirty_families_are_compared():
+    assert len({case.model_type for case in CASES.values()}) >= 45
+    assert {case.model_type for case in CASES.values()} <= FAMILIES.keys()
+
+
+def apply_functions(name: str) -> list:
+    """The functions of a family's modeling file that rotate text q and k, most specific first."""
+    folder = {"modernbert-decoder": "modernbert_decoder", "mllama_text_model": "mllama", "emu3_text_model": "emu3"}.get(name, name)
+    folder = folder.removesuffix("_text")
+    try:
+        code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    except ModuleNotFoundError:
+        return []
+    names = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
+    return [getattr(code, found) for found in names if hasattr(code, found)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_layout_of_every_row_is_that_of_its_code(name):
+    """A turn by a quarter takes x to its partner: which dimension lights up tells the pairs apart."""
+    functions = apply_functions(name)
+    compared_above = {case.model_type for case in CASES.values()}
+    if not functions or name in ("gptj", "codegen", "nanochat"):
+        elsewhere = ("kimi_k2", "minimind", "minimax_m1", "minimax_text_01", "roformer", "gptj", "codegen", "nanochat")
+        shared_code = ("qwen2_vl", "qwen2_5_vl")
+        assert name in compared_above or name in elsewhere or name in shared_code
+        return
+    family, width = FAMILIES[name], 8
+    pairs = width // 2
+    quarter = torch.zeros(1, 1, width), torch.ones(1, 1, width)
+    if name in ("gpt_oss", "openai_privacy_filter", "deepseek_v4"):
+        quarter = tuple(part[..., :pairs] for part in quarter)
+    q = torch.zeros(1, 1, 1, width)
+    q[..., 0] = 1
+    try:
+        turned = functions[0](q, q, *quarter)[0]
+    except TypeError:
+        turned = functions[0](q, *quarter)
+    lit = int(turned.reshape(-1).nonzero())
+    assert lit == (pairs if (family.layout_out or family.layout) == "half" else 1)
+    assert turned.reshape(-1)[lit] == 1
+    q.zero_()[..., 1] = 1  # in halves 1 is a first member, in neighbours the second member of pair 0
+    first = "half" if (family.layout_out or family.layout) == "half" and functions[0].__name__ == "apply_rotary_pos_emb" else "other"
+    try:
+        turned = functions[0](q, q, *quarter)[0]
+    except TypeError:
+        turned = functions[0](q, *quarter)
+    assert float(turned.sum()) == (1 if first == "half" else -1)
+
+
+@pytest.mark.parametrize("rotary_dim", [8, 16])
+def test_gptj_turns_neighbours_of_its_first_dimensions(rotary_dim):
+    from transformers.models.gptj import modeling_gptj as code
+
+    spec = from_hf({"model_type": "gptj", "n_embd": 32, "n_head": 2, "rotary_dim": rotary_dim, "n_positions": 64}, precision="hf")
+    assert (spec.rotary_dim, spec.head_dim, spec.layout) == (rotary_dim, 16, "interleaved")
+    table = code.create_sinusoidal_positions(64, rotary_dim)[None, :9]
+    sin, cos = table.chunk(2, dim=-1)
+    for ours, theirs in zip(Rope(spec).cos_sin(torch.arange(9)[None]), (cos, sin), strict=True):
+        assert torch.equal(ours, theirs)
+    q = torch.randn(1, 9, 3, 16)
+    theirs = torch.cat([code.apply_rotary_pos_emb(q[..., :rotary_dim], sin, cos), q[..., rotary_dim:]], dim=-1)
+    assert_close(Rope(spec).rotate(q, torch.arange(9)[None], seq_dim=-3), theirs, rtol=0, atol=ROUNDING)
+
+
+def test_codegen_turns_as_gptj_does():
+    from transformers.models.codegen import modeling_codegen as code
+
+    spec = from_hf({"model_type": "codegen", "n_embd": 32, "n_head": 2, "rotary_dim": 8, "n_positions": 64}, precision="hf")
+    sin, cos = code.create_sinusoidal_positions(64, 8)[None, :9].chunk(2, dim=-1)
+    q = torch.randn(1, 9, 3, 16)
+    theirs = torch.cat([code.apply_rotary_pos_emb(q[..., :8], sin, cos), q[..., 8:]], dim=-1)
+    assert_close(Rope(spec).rotate(q, torch.arange(9)[None], seq_dim=-3), theirs, rtol=0, atol=ROUNDING)
+
+
+def test_roformer_turns_neighbours_with_an_exact_table():
+    """Its own table is made in float64, so precision="exact" is the one that repeats it."""
+    from transformers import RoFormerConfig
+    from transformers.models.roformer import modeling_roformer as code
+
+    config = RoFormerConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=64)
+    table = code.RoFormerSinusoidalPositionalEmbedding(64, 16)
+    table.weight = torch.nn.Parameter(table.create_weight() if hasattr(table, "create_weight") else table._init_weight(), False)
+    q, k = torch.randn(1, 2, 9, 16), torch.randn(1, 2, 9, 16)
+    theirs = code.RoFormerSelfAttention.apply_rotary_position_embeddings(table.weight[None, None, :9], q, k)
+    for mine, other in zip(Rope(from_hf(config, precision="exact"))(q, k), theirs, strict=True):
+        assert_close(mine, other, rtol=0, atol=1e-6)
+
+
+def test_minimind_follows_its_formula():
+    """theta 1e6, half-split; YaRN with attention factor 1 unless the config says otherwise."""
+    shape = {"model_type": "minimind", "hidden_size": 96, "num_attention_heads": 2, "max_position_embeddings": 32768}
+    plain = from_hf(shape, precision="exact")
+    wanted = torch.tensor([1e6 ** (-2 * i / 48) for i in range(24)], dtype=torch.float64)
+    assert_close(plain.frequencies().radians, wanted, rtol=1e-15, atol=0)
+    scaling = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
+    found = from_hf({**shape, "rope_scaling": scaling}, precision="exact").frequencies()
+    low, high = (48 * math.log(2048 / (beta * 2 * math.pi)) / (2 * math.log(1e6)) for beta in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), 23)
+    blend = torch.tensor([min(max((i - low) / (high - low), 0), 1) for i in range(24)], dtype=torch.float64)
+    assert_close(found.radians, wanted * (1 - blend) + wanted / 16 * blend, rtol=1e-14, atol=0)
+    assert found.magnitude == 1.0
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "glm4-moe-lite"])
+def test_latent_attention_scales_its_softmax_by_the_square(name):
+    case = CASES[name]
+    spec, config = spec_of(case), case.config
+    theirs = case.code.yarn_apply_mscale(config.rope_parameters, 1.0)
+    assert spec.extra_softmax_factor == pytest.approx(theirs, rel=1e-15)
+    assert spec.softmax_factor == pytest.approx(theirs, rel=1e-15)
+    assert theirs == pytest.approx((0.1 * 0.7 * math.log(40) + 1) ** 2)
+    assert isinstance(spec.scaling, Yarn)
+    assert spec.frequencies().magnitude == pytest.approx(mscale(40.0) / mscale(40.0, 0.7))
+    assert spec.head_dim == config.qk_rope_head_dim
+
+
+def test_other_families_leave_the_softmax_alone():
+    config = {**CASES["llama yarn"].config.to_dict()}
+    config["rope_parameters"] = {**config["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 0.7}
+    assert from_hf(config).softmax_factor == 1.0

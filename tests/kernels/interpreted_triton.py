@@ -1,0 +1,373 @@
+"""Laws of the Triton kernel, run on the CPU by Triton's interpreter.
+
+`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import mpmath
+import pytest
+import torch
+from helpers import AXES, TOLERANCE, definition, members, sample_positions, sample_spec
+from torch import Tensor
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import axes, frequencies, rotation
+from ropewalk.kernels import BACKENDS, triton_launch, triton_tuning
+from ropewalk.kernels.triton_tuning import Config
+from ropewalk.kernels.turn import TableTurn, Turn
+
+B, S, Q, K = 2, 5, 3, 2
+LAYOUTS = [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"), ("half", "interleaved")]
+F32 = torch.float32
+
+
+def near(found: Tensor, exact: Tensor) -> None:
+    """Within one rounding of the exact value, and a few of float32 before it."""
+    size = max(1.0, float(exact.abs().max()))
+    assert_close(found.double(), exact, rtol=0, atol=TOLERANCE[found.dtype] * size)
+
+
+def heads(spec, count, dtype=F32, batch=B, seq=S) -> Tensor:
+    return (2 * torch.rand(batch, count, seq, spec.head_dim) - 1).to(dtype)
+
+
+def both(spec, q, k, positions=None, **how) -> tuple[Tensor, Tensor]:
+    return rotation.rotate_qk(q, k, spec, positions, backend="triton", **how)
+
+
+#: name -> (the memory order of a [B, H, S, D] tensor, its axes as a view of it, seq_dim)
+ORDERS = {
+    "bhsd": (lambda x: x.clone(), -2),
+    "bshd": (lambda x: x.transpose(1, 2).contiguous(), -3),
+    "sbhd": (lambda x: x.permute(2, 0, 1, 3).contiguous(), 0),
+    "heads behind tokens in memory": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), -2),
+}
+BACK = {
+    "bhsd": lambda x: x,
+    "bshd": lambda x: x.transpose(1, 2),
+    "sbhd": lambda x: x.permute(1, 2, 0, 3),
+    "heads behind tokens in memory": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_memory_order_is_turned_where_it_lies(order, inplace):
+    spec = sample_spec()
+    place, seq_dim = ORDERS[order]
+    q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S)
+    placed = place(q), place(k)
+    turned = both(spec, *placed, positions, seq_dim=seq_dim, inplace=inplace)
+    for x, given, found, key in zip((q, k), placed, turned, (False, True), strict=True):
+        near(BACK[order](found), definition(x, spec, positions, key=key))
+        assert found.stride() == given.stride()
+        assert (found is given) == inplace
+        assert inplace or torch.equal(BACK[order](given), x)
+
+
+def test_packed_tokens_and_tensors_without_heads():
+    spec = sample_spec()
+    q, positions = heads(spec, Q, batch=1, seq=7), sample_positions(spec, 1, 7)
+    exact = definition(q, spec, positions)
+    packed = rotation.rotate(q[0].transpose(0, 1), spec, positions[0], seq_dim=0, backend="triton")
+    near(packed.transpose(0, 1), exact[0])
+    near(rotation.rotate(q[:, 1], spec, positions, backend="triton"), exact[:, 1])
+    near(rotation.rotate(q[0, 1], spec, positions[0], backend="triton"), exact[0, 1])
+
+
+def test_views_of_one_buffer_turn_in_place_and_leave_the_values_alone():
+    spec = sample_spec()
+    qkv = torch.randn(B, S, Q + 2 * K, spec.head_dim)
+    before, positions = qkv.clone(), sample_positions(spec, B, S)
+    both(spec, qkv[:, :, :Q], qkv[:, :, Q : Q + K], positions, seq_dim=-3, inplace=True)
+    exact = definition(before[:, :, : Q + K].transpose(1, 2), spec, positions).transpose(1, 2)
+    near(qkv[:, :, : Q + K], exact)
+    assert torch.equal(qkv[:, :, Q + K :], before[:, :, Q + K :])
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(("layout", "layout_out"), LAYOUTS)
+@pytest.mark.parametrize(("head_dim", "rotary_dim", "start"), [(10, 10, 0), (16, 16, 0), (14, 10, 2), (16, 8, 8), (20, 16, 0)])
+def test_layouts_and_slices(layout, layout_out, head_dim, rotary_dim, start, inplace):
+    spec = rw.RopeSpec(head_dim, layout=layout, layout_out=layout_out, rotary_dim=rotary_dim, rotary_start=start)
+    q, k, positions = heads(spec, Q), heads(spec, 1), sample_positions(spec, B, S)
+    exact = definition(q, spec, positions), definition(k, spec, positions)
+    for found, wanted in zip(both(spec, q, k, positions, inplace=inplace), exact, strict=True):
+        near(found, wanted)
+        # what does not turn is not even rounded
+        assert torch.equal(found[..., :start].double(), wanted[..., :start])
+        assert torch.equal(found[..., start + rotary_dim :].double(), wanted[..., start + rotary_dim :])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+def test_low_precision_is_rounded_once(dtype, order):
+    spec, (place, seq_dim) = sample_spec(layout="interleaved"), ORDERS[order]
+    x, positions = heads(spec, Q, dtype), sample_positions(spec, B, S)
+    found = BACK[order](rotation.rotate(place(x), spec, positions, seq_dim=seq_dim, backend="triton"))
+    exact = definition(x, spec, positions)
+    half_an_ulp = torch.finfo(dtype).eps / 2 * exact.abs()
+    assert bool(((found.double() - exact).abs() <= half_an_ulp * 1.01 + 1e-6).all())
+
+
+def test_query_and_key_of_different_dtypes():
+    spec = sample_spec()
+    q, k, positions = heads(spec, Q), heads(spec, K, torch.bfloat16), sample_positions(spec, B, S)
+    for x, found in zip((q, k), both(spec, q, k, positions), strict=True):
+        assert found.dtype == x.dtype
+        near(found, definition(x, spec, positions))
+
+
+@pytest.mark.parametrize("name", rw.SCALINGS)
+def test_every_scaling_on_queries_and_keys(name):
+    spec = sample_spec(name)
+    length = torch.tensor([9, 40]) if spec.needs_length else None
+    q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S, high=60)
+    turned = both(spec, q, k, positions, length=length)
+    for x, found, key in zip((q, k), turned, (False, True), strict=True):
+        near(found, definition(x, spec, positions, length, key))
+
+
+@pytest.mark.parametrize("name", ["yarn", "dynamic_yarn", "xpos"])
+@pytest.mark.parametrize("magnitude_on", ["qk", "q", "scale"])
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
+    spec, (place, seq_dim) = sample_spec(name, magnitude_on=magnitude_on), ORDERS[order]
+    length = torch.tensor([9, 40]) if spec.needs_length else None
+    q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S, high=60)
+    turned = both(spec, place(q), place(k), positions, seq_dim=seq_dim, length=length)
+    for x, found, key in zip((q, k), turned, (False, True), strict=True):
+        near(BACK[order](found), definition(x, spec, positions, length, key))
+        alone = rotation.rotate(place(x), spec, positions, seq_dim=seq_dim, length=length, key=key, backend="triton")
+        assert_close(alone, found)
+
+
+@pytest.mark.parametrize("axis", [name for name in AXES if name != "one"])
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+def test_axis_maps(axis, order):
+    spec, (place, seq_dim) = sample_spec(axis=axis), ORDERS[order]
+    q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S)
+    turned = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
+    for x, found in zip((q, k), turned, strict=True):
+        near(BACK[order](found), definition(x, spec, positions))
+
+
+@pytest.mark.parametrize("name", ["default", "yarn", "dynamic_yarn", "xpos"])
+@pytest.mark.parametrize(("layout", "layout_out"), LAYOUTS)
+def test_unrotate_undoes_rotate(name, layout, layout_out):
+    spec = sample_spec(name, layout=layout, layout_out=layout_out)
+    x, positions = heads(spec, Q), sample_positions(spec, B, S, high=60)
+    there = rotation.rotate(x, spec, positions, backend="triton")
+    assert_close(rotation.unrotate(there, spec, positions, backend="triton"), x, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ["default", "yarn", "xpos"])
+def test_gradient_is_the_transpose(name):
+    """<g, R x> = <R^T g, x>, for a gradient whose memory repeats one number too."""
+    spec = sample_spec(name, layout="interleaved", layout_out="half")
+    q, k = heads(spec, Q).requires_grad_(), heads(spec, K).requires_grad_()
+    positions = sample_positions(spec, B, S, high=60)
+    turned = both(spec, q, k, positions)
+    grads = torch.randn_like(turned[0]), torch.ones(()).expand_as(turned[1])
+    torch.autograd.backward(turned, grads)
+    for x, grad, key in ((q, grads[0], False), (k, grads[1], True)):
+        probe = torch.randn_like(x)
+        direct = (grad.double() * definition(probe, spec, positions, key=key)).sum()
+        assert_close((x.grad.double() * probe.double()).sum(), direct, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16])
+def test_positions_of_any_shape_stride_and_integer_type(dtype):
+    spec = sample_spec()
+    q, k = heads(spec, Q), heads(spec, K)
+    rows = torch.randint(0, 200, (B, 3 * S), dtype=dtype)
+    for positions in (rows[0, :S], rows[:, :S], rows[:, ::3], rows[:1, :S], rows[0, 0].expand(B, S), rows[:, 1 : S + 1]):
+        for x, found in zip((q, k), both(spec, q, k, positions), strict=True):
+            near(found, definition(x, spec, positions.expand(B, S)))
+
+
+@pytest.mark.parametrize("offset", [0, 3, -4, 1 << 21])
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+@pytest.mark.parametrize("seq", [1, 5])
+def test_counted_positions_start_at_the_offset(offset, order, seq):
+    spec, (place, seq_dim) = sample_spec(), ORDERS[order]
+    q, k = heads(spec, Q, seq=seq), heads(spec, K, seq=seq)
+    turned = both(spec, place(q), place(k), offset=offset, seq_dim=seq_dim)
+    for x, found in zip((q, k), turned, strict=True):
+        near(BACK[order](found), definition(x, spec, torch.arange(offset, offset + seq).expand(B, seq)))
+
+
+def exact_factors(spec, positions: list[int]) -> Tensor:
+    """e^{i F p} with 60 digits, for positions where a float64 angle is no oracle."""
+    with mpmath.workdps(60):
+        radians = [mpmath.mpf(float(r)) for r in spec.frequencies().radians]
+        return torch.tensor([[complex(mpmath.expj(r * p)) for r in radians] for p in positions], dtype=torch.complex128)
+
+
+@pytest.mark.parametrize("seq", [1, 6])
+def test_far_positions_are_as_exact_as_near_ones(seq):
+    """Decode steps mix rows the tables reach with rows they do not; every row is right, on its own."""
+    spec = rw.RopeSpec(head_dim=10)
+    far = [0, 1, 1023, 1024, (1 << 20) - 1, 1 << 20, 10**7, 1 << 40, (1 << 62) + 12345, -1, -(10**6), 5]
+    positions = torch.tensor(far).reshape(-1, seq)
+    x = torch.zeros(len(positions), 2, seq, 10)
+    x[..., :5] = 1.0  # (1, 0) of every pair turns into its cos and sin
+    found = rotation.rotate(x, spec, positions, backend="triton").double()
+    exact = exact_factors(spec, far).reshape(-1, 1, seq, 5)
+    # an integer step of 2^-64 turns is off by at most half of itself: p * 2^-65 turns at position p
+    drift = 2 * torch.pi * positions.abs().double()[:, None, :, None] * 2.0**-65
+    error = torch.complex(found[..., :5], found[..., 5:]) - exact
+    assert bool((error.abs() <= 2.5e-7 + 1.1 * drift).all())
+
+
+def test_one_launch_turns_both(monkeypatch):
+    launched = []
+    plain = triton_launch.Plan.__call__
+    monkeypatch.setattr(triton_launch.Plan, "__call__", lambda self, *call: launched.append(self) or plain(self, *call))
+    spec = sample_spec("yarn")
+    both(spec, heads(spec, Q), heads(spec, K))
+    both(spec, heads(spec, Q), heads(spec, K))
+    assert len(launched) == 2
+    assert launched[0] is launched[1]
+
+
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(S,), (B, S), (1, S), (B, 1, S)])
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+def test_tables_of_the_caller(table_dtype, shape, order):
+    spec, (place, seq_dim) = rw.RopeSpec(head_dim=12, rotary_dim=10, rotary_start=2), ORDERS[order]
+    angles = torch.randn(*shape, 5, dtype=torch.float64)
+    cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
+    x = heads(spec, Q)
+    turn = TableTurn(cos, sin, seq_dim, "half", "half", start=2)
+    out = torch.empty_like(place(x))
+    BACKENDS["triton"].run((place(x),), (out,), turn)
+    wide = torch.complex(cos.double(), sin.double())
+    wide = wide if wide.ndim == 4 else wide.unsqueeze(-3)  # one for all heads
+    first, second = members(spec, "half")
+    turned = torch.complex(x.double()[..., first], x.double()[..., second]) * wide
+    exact = x.double().clone()
+    exact[..., first], exact[..., second] = turned.real, turned.imag
+    near(BACK[order](out), exact)
+
+
+def test_tables_may_be_strided():
+    """The entries of one layout's duplicated table, taken every second one, and a sin laid out otherwise than its cos."""
+    spec = rw.RopeSpec(head_dim=10, layout="interleaved")
+    q, positions = heads(spec, Q), sample_positions(spec, B, S)
+    cos, sin = rw.Rope(spec).cos_sin_hf(positions)
+    turned = rotation.turn_by(q, cos[..., ::2], sin[..., ::2].contiguous(), layout="interleaved", backend="triton")
+    near(turned, definition(q, spec, positions))
+
+
+def test_decode_by_tables_takes_each_row_its_own():
+    spec = rw.RopeSpec(head_dim=10)
+    q, positions = heads(spec, Q, seq=1), sample_positions(spec, B, 1)
+    cos, sin = rw.Rope(spec).cos_sin(positions)
+    near(rotation.turn_by(q, cos, sin, layout="half", backend="triton"), definition(q, spec, positions))
+
+
+@pytest.mark.parametrize("name", ["default", "xpos", "yarn"])
+def test_transformers_float32_angles_are_taken_as_they_are(name):
+    """`precision="hf"`: the kernel must use those float32 rows, not better ones."""
+    spec = sample_spec(name, precision="hf", magnitude_on="q")
+    q, k, positions = heads(spec, Q), heads(spec, K), 50 + sample_positions(spec, B, S, high=60)
+    for found, wanted in zip(both(spec, q, k, positions), rotation.rotate_qk(q, k, spec, positions, backend="reference"), strict=True):
+        assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_real_positions():
+    spec = rw.RopeSpec(head_dim=12, axes=axes.normalised(3, 3))
+    q, k, positions = heads(spec, Q), heads(spec, K), torch.rand(2, B, S)
+    for x, found in zip((q, k), both(spec, q, k, positions), strict=True):
+        near(found, definition(x, spec, positions))
+
+
+CONFIGS = [
+    Config(1, 1, 1),
+    Config(1, 4, 2, together=True),
+    Config(2, 2, 4, together=True),
+    Config(4, 2, 1, hints=True),
+    Config(8, 1, 4, together=True, hints=True),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+@pytest.mark.parametrize("query_heads", [3, 4])
+def test_how_work_is_divided_does_not_change_the_result(config, order, query_heads):
+    spec, (place, seq_dim) = sample_spec("yarn"), ORDERS[order]
+    q, k, positions = heads(spec, query_heads), heads(spec, K), sample_positions(spec, B, S)
+    with triton_tuning.forced(config):
+        turned = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
+    for x, found in zip((q, k), turned, strict=True):
+        near(BACK[order](found), definition(x, spec, positions))
+
+
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+def test_more_rows_than_one_axis_of_a_grid_holds(order, monkeypatch):
+    monkeypatch.setattr(triton_launch, "MOST_ROWS", 2)
+    spec, (place, seq_dim) = sample_spec("linear", rotary_start=0, head_dim=11), ORDERS[order]
+    q, positions = heads(spec, Q, batch=5, seq=2), sample_positions(spec, 5, 2)
+    found = rotation.rotate(place(q), spec, positions, seq_dim=seq_dim, backend="triton")
+    near(BACK[order](found), definition(q, spec, positions))
+
+
+def test_tensors_beyond_two_to_the_31_elements():
+    """Two tokens and two heads, 2^31 elements apart."""
+    spec = rw.RopeSpec(head_dim=10)
+    far = 1 << 31
+    memory = torch.empty(2 * far + 64, dtype=torch.float16)
+    x = memory.as_strided((1, 2, 2, 10), (0, far, far + 16, 1))
+    x.copy_(torch.rand(1, 2, 2, 10))
+    exact = definition(x.clone(), spec, torch.tensor([[7, 8]]))
+    near(rotation.rotate(x, spec, offset=7, inplace=True, backend="triton"), exact)
+
+
+def test_odd_memory_goes_through_a_copy():
+    """The last axis is not contiguous, in and out of place."""
+    spec = sample_spec()
+    wide, positions = torch.rand(B, Q, S, 2 * spec.head_dim), sample_positions(spec, B, S)
+    x = wide[..., ::2]
+    exact = definition(x, spec, positions)
+    near(rotation.rotate(x, spec, positions, backend="triton"), exact)
+    near(rotation.rotate(x, spec, positions, inplace=True, backend="triton"), exact)
+    near(wide[..., ::2], exact)
+
+
+def test_nothing_to_turn():
+    spec = sample_spec()
+    for shape in ((0, Q, S), (B, 0, S), (B, Q, 0)):
+        q, k = torch.zeros(*shape, spec.head_dim), torch.zeros(shape[0], K, shape[2], spec.head_dim)
+        assert [x.shape for x in both(spec, q, k)] == [q.shape, k.shape]
+    q, k = torch.zeros(B, 0, S, spec.head_dim), heads(spec, K)
+    positions = sample_positions(spec, B, S)
+    near(both(spec, q, k, positions)[1], definition(k, spec, positions))
+
+
+def test_what_is_refused_is_said():
+    spec = sample_spec()
+    turn = Turn(spec, -2)
+    refuses = BACKENDS["triton"].why_not
+    assert refuses(heads(spec, 1), turn) is None
+    assert "float32" in refuses(heads(spec, 1).double(), turn)
+    assert "4 axes" in refuses(heads(spec, 1)[None], turn)
+    assert "4096" in refuses(torch.empty(1, 1, 5000), turn)
+    table = torch.ones(B, Q, S, 5)
+    assert "head to head" in refuses(heads(spec, Q), TableTurn(table, table, -2, "half", "half"))
+
+
+def test_plans_are_bounded(monkeypatch):
+    monkeypatch.setattr(triton_launch, "MOST_PLANS", 3)
+    spec = rw.RopeSpec(head_dim=4)
+    for seq in range(1, 8):
+        rotation.rotate(torch.rand(1, 1, seq, 4), spec, backend="triton")
+        assert len(triton_launch._PLANS) <= 3
+
+
+def test_given_frequencies_turn_the_other_way_too():
+    spec = rw.RopeSpec(head_dim=10, scaling=frequencies.Given(radians=(-1.0, 0.5, -0.25, 3.5, -7.0)))
+    x, positions = heads(spec, Q), sample_positions(spec, B, S)
+    near(rotation.rotate(x, spec, positions, backend="triton"), definition(x, spec, positions))

@@ -1,0 +1,207 @@
+"""The shape of the package: floors import downward, `import ropewalk` stays light, nothing runs foreign code."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import ropewalk
+
+SOURCE = Path(ropewalk.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+LONGEST_FILE = 420
+
+#: a module imports from its own floor and those below; a folder stands on one floor
+FLOORS = {
+    "errors": 0, "frequencies": 0, "axes": 0, "positions": 0,
+    "spec": 1, "table": 1, "layout": 1,
+    "kernels": 2, "tokens": 2, "ops": 2, "rotation": 2, "rope": 2,
+    "encodings": 3, "attention": 3,
+    "interop": 4, "analysis": 4, "models": 4,
+    "plots": 5, "lab": 5,
+    "cli": 6, "bench": 6, "commands": 6, "selfcheck": 6, "explorer": 6,
+}  # fmt: skip
+#: the public names, which a user sees; only what stands on top may use them as one
+ROOT_FLOOR = 4
+
+#: what `import ropewalk` may not cost
+OPTIONAL = ("transformers", "triton", "matplotlib", "typer", "rich", "safetensors", "streamlit", "pandas", "sympy.plotting")
+NETWORK = ("socket", "http", "urllib.request", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "telnetlib", "xmlrpc")
+FOREIGN_CODE = {
+    "eval", "exec", "__import__", "torch.load", "torch.hub.load", "pickle.load", "pickle.loads", "pickle.Unpickler",
+    "marshal.loads", "yaml.load", "yaml.unsafe_load", "joblib.load", "dill.load", "dill.loads", "shelve.open", "os.system",
+    "os.popen", "numpy.load", "np.load",
+}  # fmt: skip
+
+
+def short_name(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+files = pytest.mark.parametrize("path", FILES, ids=short_name)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> int:
+    """The floor of `ropewalk.x.y`; the package itself stands on the floor of its public names."""
+    parts = module.split(".")
+    return ROOT_FLOOR if len(parts) == 1 else FLOORS[parts[1]]
+
+
+def imports_of(path: Path) -> list[str]:
+    """Every module a file names in an import, wherever the import stands; `from ropewalk import axes` names ropewalk.axes."""
+    found = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module_of(path).split(".") if path.name == "__init__.py" else module_of(path).split(".")[:-1]
+                base = ".".join(filter(None, [*package[: len(package) - node.level + 1], base]))
+            inside = [f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in MODULES]
+            found += inside or [base]
+    return found
+
+
+MODULES = {module_of(path) for path in FILES}
+
+
+def test_every_module_has_a_floor():
+    top = {module.split(".")[1] for module in MODULES if "." in module}
+    assert top - set(FLOORS) == set()
+
+
+@files
+def test_imports_go_down(path):
+    if path == SOURCE / "__init__.py":
+        return
+    floor = floor_of(module_of(path))
+    for name in imports_of(path):
+        if name.split(".")[0] == "ropewalk":
+            assert floor_of(name) <= floor, f"{module_of(path)} (floor {floor}) imports {name} (floor {floor_of(name)})"
+
+
+def test_the_floors_would_notice_an_import_upward():
+    assert floor_of("ropewalk.kernels.eager") > floor_of("ropewalk.spec") > floor_of("ropewalk.errors")
+    assert "ropewalk.frequencies" in imports_of(SOURCE / "spec.py")
+    assert "ropewalk.axes" in imports_of(SOURCE / "__init__.py")
+
+
+def test_the_root_imports_nothing_from_the_top():
+    assert max(floor_of(name) for name in imports_of(SOURCE / "__init__.py") if name.startswith("ropewalk.")) <= ROOT_FLOOR
+
+
+LOADED = """
+import sys, torch, numpy, jaxtyping
+before = set(sys.modules)
+import ropewalk
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_importing_the_package_needs_torch_numpy_and_jaxtyping_alone():
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=120)
+    roots = {name.split(".")[0] for name in done.stdout.split()}
+    assert "ropewalk" in roots
+    assert roots.isdisjoint(OPTIONAL)
+    outside = {r for r in roots if r not in sys.stdlib_module_names and not r.startswith("_")}
+    assert outside <= {"ropewalk", "torch", "numpy", "jaxtyping"}
+
+
+COST = """
+import time, torch, numpy, jaxtyping
+began = time.process_time()
+import ropewalk
+print(time.process_time() - began)
+"""
+
+
+def test_importing_the_package_is_quick():
+    """Meant: 0.3 s beside torch. Allowed: twice that, for a busy machine."""
+    cost = lambda: float(subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, check=True).stdout)
+    assert any(cost() < 0.6 for _ in range(3))
+
+
+@files
+def test_no_file_is_too_long_to_read(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+
+
+def dotted(node: ast.expr) -> str:
+    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+
+
+def foreign_calls(tree: ast.Module) -> list[str]:
+    """Calls that would run code or unpickle data; an `eval()` method of a model is none."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    by_name = [dotted(call.func) for call in calls if dotted(call.func) in FOREIGN_CODE]
+    shells = [ast.unparse(call) for call in calls for k in call.keywords if k.arg == "shell" and ast.unparse(k.value) != "False"]
+    trust = [ast.unparse(call) for call in calls for k in call.keywords if k.arg == "trust_remote_code"]
+    return by_name + shells + trust
+
+
+@files
+def test_nothing_runs_foreign_code(path):
+    tree = tree_of(path)
+    assert foreign_calls(tree) == []
+    imported = {name.split(".")[0] for name in imports_of(path)}
+    assert imported.isdisjoint({"pickle", "marshal", "shelve", "dill", "joblib", "yaml"})
+
+
+@pytest.mark.parametrize(
+    "line", ["eval('1')", "torch.load(f)", "pickle.loads(b)", "run(c, shell=True)", "yaml.load(f)", "exec(s)"]
+)
+def test_the_scan_sees_what_it_looks_for(line):
+    assert foreign_calls(ast.parse(line)) != []
+    assert foreign_calls(ast.parse("model.eval(); json.load(f); torch.compile(f)")) == []
+
+
+@files
+def test_nothing_reaches_for_the_network(path):
+    for name in imports_of(path):
+        assert not any(name == banned or name.startswith(banned + ".") for banned in NETWORK), name
+
+
+@files
+def test_everything_public_says_what_it_is(path):
+    tree = tree_of(path)
+    assert ast.get_docstring(tree), "the module has no docstring"
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    public = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    assert [node.name for node in public if not ast.get_docstring(node)] == []
+    first_lines = {node.name: (ast.get_docstring(node) or "").splitlines()[0] for node in public}
+    assert [name for name, line in first_lines.items() if not line.endswith((".", "?", ":"))] == []
+
+
+def test_the_public_names_are_sorted_and_exist():
+    def order(name: str):
+        return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+    assert ropewalk.__all__ == sorted(ropewalk.__all__, key=order)
+    assert len(set(ropewalk.__all__)) == len(ropewalk.__all__)
+    for name in ropewalk.__all__:
+        value = getattr(ropewalk, name)
+        assert (value.__doc__ or "").strip(), name
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if m.count(".") == 1))
+def test_every_list_of_public_names_is_true(module):
+    tree = tree_of(next(path for path in FILES if module_of(path) == module))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__":
+            names = ast.literal_eval(node.value)
+            assert all(hasattr(importlib.import_module(module), name) for name in names)

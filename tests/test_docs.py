@@ -1,0 +1,111 @@
+"""The documents keep their word: every Python block runs, every link leads somewhere, every file and scaling is named."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ropewalk import SCALINGS
+
+ROOT = Path(__file__).resolve().parents[1]
+READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+readme = pytest.mark.parametrize("path", READMES, ids=lambda path: path.name)
+
+
+def blocks(path: Path, language: str) -> list[tuple[int, str]]:
+    """(line, text) of every fenced block in a language."""
+    text = path.read_text(encoding="utf-8")
+    found = [match for match in FENCE.finditer(text) if match["language"] == language]
+    return [(text.count("\n", 0, match.start("body")), match["body"]) for match in found]
+
+
+def prose(path: Path) -> str:
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """The names GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@page
+def test_python_blocks_run_from_top_to_bottom(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__docs__"}
+    for line, body in blocks(path, "python"):
+        # blank lines in front, so that a traceback points into the page
+        program = compile("\n" * line + body, str(path), "exec")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exec(program, namespace)  # noqa: S102 - the documents are ours, and running them is the test
+
+
+@page
+def test_relative_links_exist(path):
+    broken = []
+    for target in (match["target"] for match in LINK.finditer(prose(path))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (path.parent / name).resolve() if name else path
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            broken.append(target)
+    assert broken == []
+
+
+@page
+def test_fences_are_closed_and_named(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
+    assert [line for line, _ in blocks(path, "")] == []
+
+
+@readme
+def test_readmes_show_both_commands(path):
+    shell = "\n".join(body for _, body in blocks(path, "sh"))
+    assert re.search(r"^make demo\b", shell, re.MULTILINE)
+    assert re.search(r"^make test\b", shell, re.MULTILINE)
+
+
+@readme
+def test_readmes_open_with_a_quick_start_and_a_picture(path):
+    _, first = blocks(path, "python")[0]
+    assert len(first.strip().splitlines()) <= 7
+    assert re.search(r"!\[[^\]]+\]\(docs/images/\w+\.png\)", prose(path))
+
+
+@readme
+def test_tree_names_every_source_file_and_no_other(path):
+    tree = "\n".join(body for _, body in blocks(path, "text"))
+    named = re.findall(r"[\w.]+\.(?:py|c|inc)(?= )", tree)
+    package = ROOT / "src" / "ropewalk"
+    sources = [file.name for kind in ("*.py", "*.c", "*.inc") for file in package.rglob(kind) if file.name != "__init__.py"]
+    assert sorted(named) == sorted(sources)
+
+
+def test_both_readmes_run_the_same_code():
+    english, chinese = ([re.sub(r"\s*#.*", "", body) for _, body in blocks(path, "python")] for path in READMES)
+    assert english == chinese
+
+
+def test_every_scaling_has_a_section():
+    assert set(SCALINGS) <= anchors(ROOT / "docs" / "scalings.md")
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    others = [file.name for file in (ROOT / "docs").glob("*.md") if file.name != "index.md"]
+    assert [name for name in others if f"({name})" not in index] == []
+
+
+def test_pictures_are_light():
+    heavy = [file.name for file in (ROOT / "docs" / "images").glob("*.png") if file.stat().st_size >= 200_000]
+    assert heavy == []

@@ -1,0 +1,162 @@
+"""How exact a turn is, far away and in every dtype; and that nothing but a token's own position decides its bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import rotation
+
+FAR = 10**7
+B, H, S = 3, 3, 7
+every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_half_precision_is_rounded_once_at_ten_million(dtype, layout, backend):
+    spec = rw.RopeSpec(128, theta=500_000.0, layout=layout)
+    x = torch.randn(1, H, 64, 128).to(dtype)
+    run_by = backend_or_skip(backend, x, spec)
+    positions = FAR - torch.arange(64) * 997
+    exact = definition(x, spec, positions)
+    found = rotation.rotate(x, spec, positions, backend=run_by)
+    assert ulps(found, exact) <= 1.05
+    # one rounding: almost every value is the nearest one there is
+    assert float((found == exact.to(dtype)).double().mean()) > 0.99
+
+
+@every_backend
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+def test_float32_at_ten_million(theta, backend):
+    spec = rw.RopeSpec(128, theta=theta)
+    x = torch.randn(1, H, 64, 128)
+    run_by = backend_or_skip(backend, x, spec)
+    positions = FAR - torch.arange(64) * 997
+    error = (rotation.rotate(x, spec, positions, backend=run_by).double() - definition(x, spec, positions)).abs().max()
+    assert float(error) <= 2.5 * 2.0**-24 * float(x.abs().max())
+
+
+@every_backend
+def test_float64_keeps_its_own_accuracy(backend):
+    """float64 input is turned in float64, right to 1e-14 near and to the definition's own 1e-8 far away."""
+    spec = rw.RopeSpec(128)
+    x = torch.randn(1, H, 32, 128, dtype=torch.float64)
+    run_by = backend_or_skip(backend, x, spec)
+    for start, tolerance in ((0, 1e-14), (FAR, 2e-8)):
+        positions = torch.arange(32) + start
+        assert_close(
+            rotation.rotate(x, spec, positions, backend=run_by), definition(x, spec, positions), rtol=0, atol=5 * tolerance
+        )
+
+
+@every_backend
+@pytest.mark.parametrize("shift", [10**6, 2**40])
+def test_scores_of_unit_vectors_do_not_drift(shift, backend):
+    spec = rw.RopeSpec(128, theta=500_000.0)
+    q, k = (torch.nn.functional.normalize(torch.randn(1, H, 32, 128), dim=-1) for _ in range(2))
+    run_by = backend_or_skip(backend, q, spec)
+
+    def scores(by):
+        q_turned, k_turned = rotation.rotate_qk(q, k, spec, torch.arange(32) + by, backend=run_by)
+        return q_turned.double() @ k_turned.double().mT
+
+    assert float((scores(0) - scores(shift)).abs().max()) <= 1e-6
+
+
+@every_backend
+@pytest.mark.parametrize("start", [2**24, 2**31 - 1, 2**40])
+def test_neighbours_stay_apart(start, backend):
+    """The fastest pair turns by one radian a step, wherever the step is."""
+    spec = rw.RopeSpec(2)
+    x = torch.tensor([[[[1.0, 0.0]] * 2]])
+    run_by = backend_or_skip(backend, x, spec)
+    a, b = rotation.rotate(x, spec, torch.tensor([start, start + 1]), backend=run_by)[0, 0].double()
+    assert_close(torch.dot(a, b), torch.tensor(1.0, dtype=torch.float64).cos(), rtol=0, atol=1e-6)
+
+
+@every_dtype
+def test_output_has_the_dtype_of_its_input(dtype):
+    rope = rw.Rope(sample_spec())
+    q, k = torch.randn(1, H, S, HEAD_DIM), torch.randn(1, 1, S, HEAD_DIM).to(dtype)
+    for turned in (rope(q, k), rope(q, k, inplace=True), rope(q.clone().requires_grad_(), k)):
+        assert [x.dtype for x in turned] == [torch.float32, dtype]
+    assert rope.rotate(k).dtype == rope.unrotate(k).dtype == dtype
+    assert rope.rerotate(k, torch.arange(S), torch.arange(S)).dtype == dtype
+
+
+def call(name, dtype, backend):
+    """A turn of x [.., S, D] at positions [B, S], with a length given so that parts see the same one."""
+    spec = sample_spec(name)
+    length = 40 if spec.needs_length else None
+    run_by = backend_or_skip(backend, torch.empty(B, H, S, HEAD_DIM, dtype=dtype), spec)
+    return lambda x, positions=None, **where: rotation.rotate(
+        x, spec, positions, length=length, backend=run_by, **where
+    )
+
+
+@every_backend
+@every_dtype
+@every_scaling
+def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
+    turn = call(name, dtype, backend)
+    x = torch.randn(B, H, S, HEAD_DIM).to(dtype)
+    positions = torch.randint(0, 60 if name == "xpos" else 2**33, (B, S))
+    if name != "xpos":
+        positions[1] %= 1000  # near ones beside far ones
+    whole = turn(x, positions)
+    for row in range(B):
+        assert torch.equal(turn(x[row : row + 1], positions[row]), whole[row : row + 1])
+    for head in range(H):
+        assert torch.equal(turn(x[:, head : head + 1], positions), whole[:, head : head + 1])
+    for token in range(S):
+        assert torch.equal(turn(x[:, :, token : token + 1], positions[:, token : token + 1]), whole[:, :, token : token + 1])
+
+
+@every_backend
+@every_dtype
+@every_scaling
+def test_a_sequence_in_pieces_is_the_same_bits(name, dtype, backend):
+    """Chunked prefill, then tokens one by one: counted, offset and given positions agree bit for bit."""
+    turn = call(name, dtype, backend)
+    x = torch.randn(1, H, 41, HEAD_DIM).to(dtype)
+    whole = turn(x)
+    pieces = [(0, 17), (17, 18), (18, 40), (40, 41)]
+    assert torch.equal(torch.cat([turn(x[:, :, a:b], offset=a) for a, b in pieces], 2), whole)
+    assert torch.equal(torch.cat([turn(x[:, :, a:b], torch.arange(a, b)) for a, b in pieces], 2), whole)
+    assert torch.equal(turn(x, torch.arange(41)[None]), whole)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
+def test_each_row_follows_its_own_length(name):
+    """A long row beside a short one: each is as if it were alone."""
+    rope = rw.Rope(sample_spec(name))
+    x = torch.randn(3, H, S, HEAD_DIM, dtype=torch.float64)
+    positions = torch.stack([torch.arange(S), torch.arange(S) + 50, torch.arange(S) + 2])
+    whole = rope(x, positions=positions)
+    for row, last in enumerate((S - 1, S + 49, S + 1)):
+        alone = rope(x[row : row + 1], positions=positions[row])
+        assert torch.equal(whole[row : row + 1], alone)
+        assert torch.equal(rope(x[row : row + 1], positions=positions[row], length=last + 1), alone)
+        exact = definition(x[row : row + 1], rope.spec, positions[row], last + 1)
+        assert_close(alone, exact, rtol=0, atol=1e-12)
+    assert torch.equal(rope(x, positions=positions, length=torch.tensor([S, S + 50, S + 2])), whole)
+    assert not torch.equal(rope(x, positions=positions, length=S), whole)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
+@pytest.mark.parametrize("axis", ["chunked", "axial"])
+def test_each_row_follows_its_own_length_on_every_axis(name, axis):
+    spec = sample_spec(name, axis)
+    x = torch.randn(2, H, S, spec.head_dim, dtype=torch.float64)
+    positions = sample_positions(spec, 2, S, high=7)
+    positions[:, 1] += 50
+    last = positions.amax(dim=(0, 2)) + 1
+    exact = definition(x, spec, positions, last)
+    assert_close(rotation.rotate(x, spec, positions), exact, rtol=0, atol=1e-12)

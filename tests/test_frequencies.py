@@ -1,0 +1,328 @@
+"""Every scaling is its published formula: against 50-digit arithmetic, hand-computed values and its own laws."""
+
+import math
+
+import pytest
+import torch
+
+from door import as_users_call
+from frequency_oracle import ORACLE, oracle, xpos_log_decay, yarn_magnitude
+from ropewalk import frequencies as fq
+from ropewalk.frequencies import SCALINGS, Scaling
+
+DIM, THETA = 10, 10_000.0
+SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)
+
+#: at least one instance of each, with no field at a value that hides it
+SAMPLES: dict[str, list[Scaling]] = {
+    "default": [fq.Default()],
+    "linear": [fq.Linear(1.0), fq.Linear(4.0), fq.Linear(2.5)],
+    "ntk": [fq.Ntk(1.0), fq.Ntk(4.0), fq.Ntk(2.5)],
+    "ntk_by_parts": [
+        fq.NtkByParts(4.0),
+        fq.NtkByParts(8.0, 500, (3.0, 0.5), (40.0, 5.0)),
+        fq.NtkByParts(8.0, 20_000, (3.0, 0.5), (900.0, 2.0), 0.7, 0.4),
+    ],
+    "dynamic": [fq.Dynamic(1.0, 100), fq.Dynamic(2.5, 100), fq.Dynamic(8.0, 37)],
+    "yarn": [
+        fq.Yarn(factor=4.0),
+        fq.Yarn(500, 20.0, 2.0, factor=8.0),
+        fq.Yarn(500, 20.0, 2.0, False, factor=8.0),
+        fq.Yarn(500, 20.0, 2.0, False, 1.3, factor=8.0),
+        fq.Yarn(500, mscale=0.7, mscale_all_dim=1.9, factor=8.0),
+        fq.Yarn(500, mscale=0.7, mscale_all_dim=0.0, factor=8.0),
+        fq.Yarn(500, mscale_all_dim=0.7, factor=8.0),
+        fq.Yarn(500, mscale=0.7, factor=8.0),
+        fq.Yarn(500, 4.0, 4.0, False, factor=8.0),
+        fq.Yarn(3, 32.0, 1.0, True, factor=8.0),
+        fq.Yarn(factor=1.0),
+    ],
+    "dynamic_yarn": [
+        fq.DynamicYarn(100),
+        fq.DynamicYarn(100, 20.0, 2.0, False),
+        fq.DynamicYarn(100, attention_factor=1.2),
+        fq.DynamicYarn(100, mscale=0.7, mscale_all_dim=1.9),
+    ],
+    "longrope": [
+        fq.LongRope(SHORT, LONG, 100, 32.0),
+        fq.LongRope(SHORT, LONG, 100, 0.5),
+        fq.LongRope(SHORT, LONG, 100, 32.0, 1.25),
+    ],
+    "llama3": [
+        fq.Llama3(8.0),
+        fq.Llama3(32.0, 1.0, 4.0, 300),
+        fq.Llama3(3.0, 0.5, 40.0, 700),
+    ],
+    "proportional": [fq.Proportional(), fq.Proportional(2.0, 0.5), fq.Proportional(1.0, 0.79), fq.Proportional(1.0, 0.0)],
+    "linear_frequencies": [fq.LinearFrequencies()],
+    "xpos": [fq.XPos(), fq.XPos(100.0, -7)],
+    "given": [fq.Given((1.0, -0.5, 0.0, 3.0, 1e-9)), fq.Given((1.0, 0.5, 0.0, 3.0, 1e-9), 1.5)],
+    "learnable": [fq.Learnable(), fq.Learnable(fq.Linear(4.0)), fq.Learnable(fq.Yarn(factor=4.0))],
+}
+CASES = [pytest.param(s, id=f"{name}-{i}") for name, samples in SAMPLES.items() for i, s in enumerate(samples)]
+
+
+def assert_is(found: fq.Frequencies, radians, magnitude, tolerance=1e-14):
+    assert found.radians.dtype == torch.float64
+    for ours, exact in zip(found.radians.tolist(), radians, strict=True):
+        assert abs(ours - exact) <= tolerance * abs(exact)
+    assert abs(float(found.magnitude) - magnitude) <= tolerance * magnitude
+
+
+def test_the_registry_is_covered():
+    assert set(SCALINGS) == set(ORACLE) == set(SAMPLES)
+    for name, scaling in SCALINGS.items():
+        assert scaling.name == name
+        assert all(type(sample) is scaling for sample in SAMPLES[name])
+
+
+@pytest.mark.parametrize("theta", [THETA, 500_000.0, 37.5])
+@pytest.mark.parametrize("scaling", CASES)
+def test_float64_is_the_published_formula(scaling, theta):
+    for length in (None, 1, 99, 100, 101, 150, 4096, 1_000_000):
+        assert_is(scaling.frequencies(DIM, theta, length), *oracle(scaling, DIM, theta, length))
+
+
+@pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].name not in ("longrope", "given")])
+@pytest.mark.parametrize("dim", [2, 4, 128])
+def test_any_head_dim_follows_the_formula(scaling, dim):
+    """One pair has no slowest pair to stretch: dim / (dim - 2) must not be reached."""
+    for length in (None, 50, 333):
+        assert_is(scaling.frequencies(dim, THETA, length), *oracle(scaling, dim, THETA, length))
+
+
+@pytest.mark.parametrize("scaling", CASES)
+def test_only_scalings_that_say_so_read_the_length(scaling):
+    near, far = (scaling.frequencies(DIM, THETA, length) for length in (10, 1_000_000))
+    same = torch.equal(near.radians, far.radians) and float(near.magnitude) == float(far.magnitude)
+    assert same == (not scaling.needs_length)
+
+
+@pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].needs_length])
+def test_a_row_never_sees_its_batch_mates(scaling):
+    lengths = torch.tensor([5, 5000, 100, 101, 0])
+    together = scaling.frequencies(DIM, THETA, lengths)
+    assert together.radians.shape == (5, DIM // 2)
+    for row, length in enumerate(lengths.tolist()):
+        alone = scaling.frequencies(DIM, THETA, length)
+        assert torch.equal(together.radians[row], alone.radians)
+        of_row = together.magnitude[row] if isinstance(together.magnitude, torch.Tensor) else together.magnitude
+        assert float(of_row) == float(alone.magnitude)
+
+
+def test_the_reference_figures_of_128_dimensions():
+    """M6 and M7."""
+    radians = fq.Default().frequencies(128, 10_000.0).radians
+    assert radians.shape == (64,)
+    assert radians.max() == 1.0
+    assert round(float(radians.min()), 6) == 0.000115
+    assert round(float(radians.mean()), 6) == 0.116562
+    assert [round(x, 6) for x in radians[:5].tolist()] == [1.0, 0.865964, 0.749894, 0.649382, 0.562341]
+    slowest = 2 * math.pi / float(radians[-1])
+    assert abs(slowest - 54_410) < 1
+    assert slowest == pytest.approx(2 * math.pi * 10_000 ** (126 / 128), rel=1e-14)
+
+
+def test_values_computed_by_hand():
+    tenths = lambda scaling, length=None: scaling.frequencies(4, 100.0, length).radians.tolist()
+    assert tenths(fq.Default()) == pytest.approx([1, 0.1])
+    assert tenths(fq.Linear(4.0)) == pytest.approx([0.25, 0.025])
+    assert tenths(fq.Ntk(4.0)) == pytest.approx([1, 0.025])  # base 100 * 4^(4/2) = 1600, its root 40
+    assert tenths(fq.Dynamic(3.0, 100), 100) == pytest.approx([1, 0.1])
+    assert tenths(fq.Dynamic(3.0, 100), 300) == pytest.approx([1, 0.1 / 7])  # 3 * 300/100 - 2 = 7
+    assert tenths(fq.LongRope((2.0, 4.0), (8.0, 16.0), 100), 100) == pytest.approx([0.5, 0.025])
+    assert tenths(fq.LongRope((2.0, 4.0), (8.0, 16.0), 100), 101) == pytest.approx([0.125, 0.00625])
+    assert tenths(fq.Proportional(2.0, 0.5)) == pytest.approx([0.5, 0])
+    assert fq.LinearFrequencies().frequencies(8, 5.0).radians.tolist() == pytest.approx([1, 1 / 3, 1 / 5, 1 / 7])
+
+
+def test_ntk_slows_the_slowest_pair_by_the_factor_and_leaves_the_fastest():
+    plain, ntk = (s.frequencies(64, THETA).radians for s in (fq.Default(), fq.Ntk(8.0)))
+    assert ntk[0] == plain[0]
+    assert float(plain[-1] / ntk[-1]) == pytest.approx(8.0, rel=1e-13)
+    assert bool((ntk[1:-1] < plain[1:-1]).all() and (ntk[1:-1] > plain[1:-1] / 8).all())
+
+
+@pytest.mark.parametrize("length", [0, 1, 50, 99, 100])
+def test_dynamic_ntk_is_untouched_up_to_the_trained_length(length):
+    """An unclamped base, theta * (8 * 1/100 - 7)^..., would be negative and its powers NaN."""
+    found = fq.Dynamic(8.0, 100).frequencies(DIM, THETA, length).radians
+    assert torch.equal(found, fq.Default().frequencies(DIM, THETA).radians)
+    assert float(fq.Dynamic(8.0, 100).frequencies(DIM, THETA, 101).radians[..., -1]) < float(found[..., -1])
+
+
+def test_the_longrope_switch_is_after_the_trained_length():
+    scaling = fq.LongRope(SHORT, LONG, 4096)
+    at = lambda length: scaling.frequencies(DIM, THETA, length).radians
+    assert torch.equal(at(4096), at(1))
+    assert torch.equal(at(4096), at(None))
+    assert torch.equal(at(4097), at(10**7))
+    assert not torch.equal(at(4096), at(4097))
+
+
+def test_longrope_keeps_its_magnitude_on_both_sides_of_the_switch():
+    for length in (None, 10, 4096, 4097):
+        found = fq.LongRope(SHORT, LONG, 4096, 32.0).frequencies(DIM, THETA, length)
+        assert found.magnitude == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)), rel=1e-15)
+    assert fq.LongRope(SHORT, LONG, 4096, 1.0).frequencies(DIM, THETA).magnitude == 1.0
+
+
+YARN = {"original_length": 500, "beta_fast": 20.0, "beta_slow": 2.0, "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    "change", [{"truncate": False}, {"beta_fast": 40.0}, {"beta_slow": 0.5}, {"original_length": 5000}, {"factor": 4.0}]
+)
+def test_every_field_of_yarn_moves_its_frequencies(change):
+    plain, changed = (fq.Yarn(**fields).frequencies(64, THETA).radians for fields in (YARN, YARN | change))
+    assert not torch.equal(plain, changed)
+
+
+def test_the_magnitude_of_yarn():
+    magnitude = lambda **fields: fq.Yarn(**YARN | fields).frequencies(64, THETA).magnitude
+    assert magnitude() == 0.1 * math.log(8) + 1.0
+    assert magnitude(attention_factor=1.7, mscale=0.5, mscale_all_dim=2.0) == 1.7
+    half, double = (0.1 * weight * math.log(8) + 1.0 for weight in (0.5, 2.0))
+    assert magnitude(mscale=0.5, mscale_all_dim=2.0) == half / double
+    assert magnitude(mscale=0.5) == magnitude(mscale_all_dim=0.5) == magnitude(mscale=0.0, mscale_all_dim=0.5) == magnitude()
+    assert magnitude(factor=1.0) == magnitude(factor=1.0, mscale=0.5, mscale_all_dim=2.0) == 1.0
+
+
+def test_fast_pairs_of_yarn_stay_and_slow_ones_interpolate():
+    plain, yarn = (s.frequencies(64, THETA).radians for s in (fq.Default(), fq.Yarn(**YARN)))
+    turns = 500 * plain / (2 * math.pi)
+    assert torch.equal(yarn[turns > 25], plain[turns > 25])
+    torch.testing.assert_close(yarn[turns < 1], plain[turns < 1] / 8, rtol=1e-15, atol=0)
+    between = (turns < 15) & (turns > 3)
+    assert bool(((yarn < plain) & (yarn > plain / 8))[between].all())
+    assert int(between.sum()) > 2
+
+
+def test_mscale_of_tensors_is_that_of_numbers():
+    factors = [0.0, 0.5, 1.0, 1.0001, 4.0, 1e6]
+    for weight in (1.0, 0.7):
+        of_tensor = fq.mscale(torch.tensor(factors, dtype=torch.float64), weight)
+        for ours, factor in zip(of_tensor.tolist(), factors, strict=True):
+            assert abs(ours - yarn_magnitude(factor, weight)) < 1e-15
+            assert abs(fq.mscale(factor, weight) - yarn_magnitude(factor, weight)) < 1e-15
+
+
+def test_dynamic_yarn_is_yarn_of_the_reached_factor():
+    for length, factor in ((50, 1.0), (100, 1.0), (101, 1.01), (800, 8.0)):
+        moving = fq.DynamicYarn(100).frequencies(DIM, THETA, length)
+        still = fq.Yarn(100, factor=factor).frequencies(DIM, THETA)
+        torch.testing.assert_close(moving.radians, still.radians, rtol=1e-15, atol=0)
+        assert float(moving.magnitude) == pytest.approx(float(still.magnitude), rel=1e-15)
+
+
+def test_ntk_by_parts_has_three_bands():
+    plain, linear, ntk, parts = (
+        s.frequencies(128, THETA).radians for s in (fq.Default(), fq.Linear(8.0), fq.Ntk(8.0), fq.NtkByParts(8.0, 2048))
+    )
+    turns = 2048 * plain / (2 * math.pi)
+    torch.testing.assert_close(parts[turns > 20], plain[turns > 20], rtol=1e-15, atol=0)
+    torch.testing.assert_close(parts[turns < 0.5], linear[turns < 0.5], rtol=1e-15, atol=0)
+    no_keep = fq.NtkByParts(8.0, 2048, keep_weight=0.0).frequencies(128, THETA).radians
+    torch.testing.assert_close(no_keep[turns > 2], ntk[turns > 2], rtol=1e-15, atol=0)
+    no_ntk = fq.NtkByParts(8.0, 2048, keep_weight=0.0, ntk_weight=0.0).frequencies(128, THETA).radians
+    torch.testing.assert_close(no_ntk, linear, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_llama3_with_equal_ends_has_no_middle_band(dtype):
+    """Llama-4-Scout's config: the blend divides by high - low = 0."""
+    found = fq.Llama3(8.0, 2.0, 2.0, 8192).frequencies(128, 500_000.0, dtype=dtype).radians
+    plain = fq.Default().frequencies(128, 500_000.0, dtype=dtype).radians
+    slow = 2 * math.pi / plain > 8192 / 2
+    assert 0 < int(slow.sum()) < 64
+    assert torch.equal(found, torch.where(slow, plain / 8, plain))
+
+
+def test_the_edges_of_llama3_bands_belong_to_the_middle():
+    """With theta = 2^k and L0 = 2 pi * 2^n no float edge is hit; frequencies around each edge show the side."""
+    scaling = fq.Llama3(8.0, 1.0, 4.0, 8192)
+    found, plain = (s.frequencies(128, 500_000.0).radians for s in (scaling, fq.Default()))
+    wavelengths = 2 * math.pi / plain
+    assert torch.equal(found[wavelengths < 2048], plain[wavelengths < 2048])
+    torch.testing.assert_close(found[wavelengths > 8192], plain[wavelengths > 8192] / 8, rtol=1e-15, atol=0)
+    middle = (wavelengths > 2048) & (wavelengths < 8192)
+    assert bool(((found < plain) & (found > plain / 8))[middle].all())
+
+
+def test_proportional_keeps_the_spacing_of_the_whole_head_and_partial_does_not():
+    whole = fq.Default().frequencies(16, THETA).radians
+    proportional = fq.Proportional(1.0, 0.25).frequencies(16, THETA).radians
+    partial = fq.Default().frequencies(4, THETA).radians
+    assert torch.equal(proportional, torch.where(torch.arange(8) < 2, whole, 0.0))
+    assert not torch.equal(proportional[:2], partial)
+
+
+def test_xpos_grows_by_its_zeta():
+    for scaling in (fq.XPos(), fq.XPos(100.0, -7)):
+        found = scaling.frequencies(DIM, THETA)
+        assert found.center == scaling.center
+        for ours, exact in zip(found.growth.tolist(), xpos_log_decay(DIM, scaling.scale_base), strict=True):
+            assert abs(ours - exact) < 1e-16
+    # hand: d = 4, i = 0: zeta = 1.6 / 5.6
+    assert float(fq.XPos(512.0).frequencies(4, THETA).growth[0]) == pytest.approx(math.log(2 / 7) / 512, rel=1e-14)
+
+
+@pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].name != "xpos"])
+def test_nothing_else_grows(scaling):
+    found = scaling.frequencies(DIM, THETA)
+    assert (found.growth, found.center) == (None, 0)
+
+
+def test_learnable_starts_where_it_is_told():
+    for start in (fq.Default(), fq.Linear(4.0), fq.Yarn(factor=4.0), fq.XPos(100.0, 5)):
+        ours, theirs = (s.frequencies(DIM, THETA) for s in (fq.Learnable(start), start))
+        assert torch.equal(ours.radians, theirs.radians)
+        assert (ours.magnitude, ours.center) == (theirs.magnitude, theirs.center)
+        assert (ours.growth is None) == (theirs.growth is None)
+        assert ours.growth is None or torch.equal(ours.growth, theirs.growth)
+    assert fq.Learnable() == fq.Learnable(fq.Default())
+    assert [name for name, scaling in SCALINGS.items() if scaling.learned] == ["learnable"]
+
+
+def test_radians_of_ones_own():
+    """M27: any multi-scale or adaptive ladder is a list of numbers, or of a tensor's numbers."""
+    mine = torch.tensor([2.0, 0.25, 1e-3], dtype=torch.float64)
+    with as_users_call():
+        from_tensor, from_list = fq.Given(mine, 1.5), fq.Given([2, 0.25, 1e-3], 1.5)
+    assert torch.equal(from_tensor.frequencies(6, THETA).radians, mine)
+    assert from_tensor.frequencies(6, THETA).magnitude == 1.5
+    assert from_list == from_tensor == fq.Given((2.0, 0.25, 1e-3), 1.5)
+
+
+def test_the_defaults_are_the_published_ones():
+    assert fq.Yarn(factor=2.0).as_dict() == {
+        "rope_type": "yarn", "original_length": 2048, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
+        "attention_factor": None, "mscale": None, "mscale_all_dim": None, "factor": 2.0,
+    }  # fmt: skip
+    assert fq.NtkByParts().as_dict() == {
+        "rope_type": "ntk_by_parts", "factor": 1.0, "original_length": 2048, "ntk_turns": (1.25, 0.75),
+        "keep_turns": (16.0, 2.0), "ntk_weight": 1.0, "keep_weight": 1.0,
+    }  # fmt: skip
+    assert fq.Llama3(8.0) == fq.Llama3(8.0, 1.0, 4.0, 8192)
+    assert fq.LongRope() == fq.LongRope((1.0,), (1.0,), 4096, 1.0, None)
+    assert fq.Dynamic() == fq.Dynamic(1.0, 2048)
+    assert fq.XPos() == fq.XPos(512.0, 0)
+    assert fq.Proportional() == fq.Proportional(1.0, 1.0)
+    assert fq.Given() == fq.Given((1.0,), 1.0)
+    assert {name for name, scaling in SCALINGS.items() if scaling.needs_length} == {"dynamic", "dynamic_yarn", "longrope"}
+
+
+def test_a_scaling_without_a_formula_says_what_to_write():
+    with pytest.raises(TypeError, match="Scaling must define _radians"):
+        Scaling().frequencies(4, THETA)
+
+
+def test_a_scaling_of_ones_own_needs_one_method():
+    class Halving(Scaling):
+        name = "halving"
+
+        def _radians(self, dim, theta, length, dtype):
+            return 0.5 ** torch.arange(dim // 2, dtype=dtype)
+
+    found = Halving().frequencies(8, THETA)
+    assert_is(found, [1, 0.5, 0.25, 0.125], 1)

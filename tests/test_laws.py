@@ -1,0 +1,267 @@
+"""The laws of rotary encodings, for every scaling, layout, axis map, backend and dtype."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers import (
+    AXES,
+    DTYPES,
+    HEAD_DIM,
+    TOLERANCE,
+    backend_or_skip,
+    definition,
+    factors,
+    sample_positions,
+    sample_scaling,
+    sample_spec,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import frequencies, rotation
+
+fuzzed = settings(max_examples=5, deadline=None, derandomize=True, database=None)
+LAYOUTS = [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"), ("half", "interleaved")]
+#: rotations alone: no magnitude, and nothing that follows the position but the angle
+PURE = [name for name in rw.SCALINGS if name != "xpos"]
+B, H, S = 2, 3, 7
+
+every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
+every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+every_layout = pytest.mark.parametrize(("layout", "layout_out"), LAYOUTS)
+
+
+def exactly(x, y, tolerance=1e-12):
+    assert_close(x, y, rtol=0, atol=tolerance)
+
+
+def length_of(spec):
+    """A length past the trained one, so that scalings that follow it have something to do."""
+    return 20 if spec.needs_length else None
+
+
+def test_samples_cover_the_registry():
+    for name, scaling in rw.SCALINGS.items():
+        assert type(sample_scaling(name)) is scaling
+
+
+@every_backend
+@every_layout
+@every_scaling
+def test_equals_the_definition_in_complex_numbers(name, layout, layout_out, backend):
+    for axis in AXES:
+        spec = sample_spec(name, axis, layout=layout, layout_out=layout_out)
+        positions = sample_positions(spec, B, S, high=60 if name == "xpos" else 1000)
+        for dtype, key in zip(DTYPES, (False, True, False, True), strict=True):
+            x = (2 * torch.rand(B, H, S, spec.head_dim) - 1).to(dtype)
+            run_by = backend_or_skip(backend, x, spec)
+            exact = definition(x, spec, positions, length_of(spec), key)
+            found = rotation.rotate(x, spec, positions, length=length_of(spec), key=key, backend=run_by)
+            assert found.dtype == dtype
+            exactly(found.double(), exact, TOLERANCE[dtype] * max(1.0, float(exact.abs().max())))
+
+
+@every_backend
+@every_scaling
+@given(start=st.integers(0, 2**40), step=st.integers(1, 50))
+@fuzzed
+def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
+    spec = sample_spec(name)
+    x = torch.randn(1, H, S, HEAD_DIM, dtype=torch.float64)
+    run_by = backend_or_skip(backend, x, spec)
+    positions = start + step * torch.arange(S)
+    if name == "xpos":
+        positions = positions % 100  # zeta^(m / 64) leaves the floats far away
+    size = torch.from_numpy(abs(factors(spec, positions, length_of(spec))))  # [S, pairs]
+    turned = rotation.rotate(x, spec, positions, length=length_of(spec), backend=run_by)
+
+    def pair_norms(y):
+        return y[..., 2:12].unflatten(-1, (2, 5)).norm(dim=-2)
+
+    exactly(pair_norms(turned), pair_norms(x) * size)
+    assert torch.equal(turned[..., :2], x[..., :2])
+    assert torch.equal(turned[..., 12:], x[..., 12:])
+
+
+@every_scaling
+@given(m=st.integers(-(2**40), 2**40), n=st.integers(-(2**40), 2**40))
+@fuzzed
+def test_turns_add_up(name, m, n):
+    """R_m R_n = R_{m+n} for the rotation alone, whatever the magnitude, at any distance."""
+    spec = sample_spec(name, magnitude_on="scale")
+    if name == "xpos":  # its growth adds up too, counted from a centre of 0
+        spec, m, n = spec.with_(scaling=frequencies.XPos(scale_base=64.0)), m % 100, n % 100
+    x = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
+    turn = lambda y, p: rotation.rotate(y, spec, torch.tensor([p]), length=length_of(spec))
+    # angles are multiples of 2^-64 of a turn, so rounding grows with the position: 2 pi 2^40 2^-64 < 1e-6
+    exactly(turn(turn(x, m), n), turn(x, m + n), 3e-6)
+
+
+@every_layout
+@every_backend
+@given(shift=st.integers(0, 2**40))
+@fuzzed
+def test_scores_depend_on_distance_alone(backend, layout, layout_out, shift):
+    q, k = torch.randn(2, 1, H, S, HEAD_DIM, dtype=torch.float64)
+    spec = sample_spec(layout=layout, layout_out=layout_out)
+    run_by = backend_or_skip(backend, q, spec)
+    turn = lambda x, by: rotation.rotate(x, spec, torch.arange(S) + by, backend=run_by)
+    scores = lambda by: turn(q, by) @ turn(k, by).mT
+    exactly(scores(0), scores(shift), 3e-5)
+    exactly(scores(0), scores(shift % 2**20), 1e-10)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("name", PURE)
+def test_scores_depend_on_distance_alone_on_every_axis(name, axis):
+    spec = sample_spec(name, axis)
+    q, k = torch.randn(2, B, H, S, spec.head_dim, dtype=torch.float64)
+    positions, other = sample_positions(spec, B, S), sample_positions(spec, B, S)
+    shift = torch.randint(0, 10**6, (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1, 1))
+    turn = lambda x, p: rotation.rotate(x, spec, p, length=length_of(spec))
+    near, far = turn(q, positions) @ turn(k, other).mT, turn(q, positions + shift) @ turn(k, other + shift).mT
+    exactly(near, far, 1e-10)
+
+
+@every_backend
+@every_layout
+@every_scaling
+def test_unrotate_is_the_inverse(name, layout, layout_out, backend):
+    for axis in AXES:
+        spec = sample_spec(name, axis, layout=layout, layout_out=layout_out)
+        x = torch.randn(B, H, S, spec.head_dim, dtype=torch.float64)
+        run_by, positions = backend_or_skip(backend, x, spec), sample_positions(spec, B, S)
+        where = {"length": length_of(spec), "key": True, "backend": run_by}
+        exactly(rotation.unrotate(rotation.rotate(x, spec, positions, **where), spec, positions, **where), x)
+
+
+@every_backend
+@every_scaling
+@given(scale=st.floats(-4, 4), start=st.integers(0, 2**50))
+@fuzzed
+def test_linear(name, backend, scale, start):
+    spec = sample_spec(name)
+    x, y = torch.randn(2, 1, H, S, HEAD_DIM, dtype=torch.float64)
+    run_by = backend_or_skip(backend, x, spec)
+    if name == "xpos":
+        start %= 100
+    turn = lambda z: rotation.rotate(z, spec, offset=start, length=length_of(spec), backend=run_by)
+    exactly(turn(scale * x + y), scale * turn(x) + turn(y))
+
+
+@every_layout
+@every_scaling
+def test_backward_is_the_transpose(name, layout, layout_out):
+    """<Rx, y> = <x, R^T y>, and R^T turns back with the same magnitude: it is the inverse times its square."""
+    spec = sample_spec(name, layout=layout, layout_out=layout_out)
+    x = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
+    positions = sample_positions(spec, B, S)
+    turned = rotation.rotate(x, spec, positions, length=length_of(spec))
+    (transposed,) = torch.autograd.grad(turned, x, y)
+    exactly((turned * y).sum(), (x * transposed).sum())
+    z = torch.from_numpy(abs(factors(spec, positions, length_of(spec))) ** 2)[:, None]
+    inverse = rotation.unrotate(y, spec, positions, length=length_of(spec))
+    grown = torch.cat((z, z), -1) if layout == "half" else z.repeat_interleave(2, -1)
+    exactly(transposed[..., 2:12], inverse[..., 2:12] * grown)
+
+
+@every_backend
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_hand_computed_turns(layout, backend):
+    """Quarter turn, an eighth backwards, a half: a positive angle is counter-clockwise."""
+    radians = (math.pi / 2, -math.pi / 4, math.pi)
+    spec = rw.RopeSpec(6, scaling=frequencies.Given(radians=radians), layout=layout)
+    half = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0]  # pairs (1, 10), (2, 20), (3, 30)
+    root = math.sqrt(0.5)
+    turned = [-10.0, (2 + 20) * root, -3.0, 1.0, (20 - 2) * root, -30.0]
+    x, expected = torch.tensor([[half]], dtype=torch.float64), torch.tensor([[turned]], dtype=torch.float64)
+    if layout == "interleaved":
+        order = torch.tensor([0, 3, 1, 4, 2, 5])
+        x, expected = x[..., order], expected[..., order]
+    run_by = backend_or_skip(backend, x, spec)
+    exactly(rotation.rotate(x, spec, torch.tensor([1]), backend=run_by), expected)
+    exactly(rotation.rotate(x, spec, torch.tensor([4]), backend=run_by)[..., 0], x[..., 0])  # four quarters make a turn
+
+
+@every_scaling
+def test_position_zero_is_the_identity(name):
+    """f(q, 0) = q, the start of the functional equation."""
+    spec = sample_spec(name, magnitude_on="scale")
+    if name == "xpos":
+        spec = spec.with_(scaling=frequencies.XPos(center=0))  # where its growth starts
+    x = torch.randn(1, H, 1, HEAD_DIM, dtype=torch.float64)
+    assert torch.equal(rotation.rotate(x, spec, torch.zeros(1, dtype=torch.int64), length=length_of(spec)), x)
+
+
+def test_functional_equation_in_the_plane():
+    """<f(q, m), f(k, n)> = Re[q conj(k) e^{i (m - n) theta}]: a function of q, k and m - n alone."""
+    theta = 0.3
+    spec = rw.RopeSpec(2, scaling=frequencies.Given(radians=(theta,)))
+    q, k = complex(1.5, -0.5), complex(-0.25, 2.0)
+    as_x = lambda z: torch.tensor([[z.real, z.imag]], dtype=torch.float64)
+    for m, n in ((0, 0), (3, 1), (1, 3), (5, 5), (12, 10)):
+        f = lambda z, p: rotation.rotate(as_x(z), spec, torch.tensor([p]))
+        expected = (q * k.conjugate() * complex(math.cos((m - n) * theta), math.sin((m - n) * theta))).real
+        exactly((f(q, m) * f(k, n)).sum(), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_xpos_scores_decay_with_distance():
+    """A query on a key behind it: every pair shrinks as zeta^((m - n) / scale_base), exactly."""
+    spec = rw.RopeSpec(10, scaling=frequencies.XPos(scale_base=16.0))
+    distances = torch.arange(0, 200, 8)
+    ones = torch.ones(1, 1, len(distances), 10, dtype=torch.float64)
+    q = rotation.rotate(ones, spec, distances + 7)
+    k = rotation.rotate(ones, spec, torch.full_like(distances, 7), key=True)
+    zeta = (torch.arange(0, 10, 2, dtype=torch.float64) + 4.0) / 14.0
+    omega = 10_000.0 ** (-torch.arange(0, 10, 2, dtype=torch.float64) / 10)
+    shrink = zeta ** (distances[:, None] / 16.0)
+    exactly((q * k).sum(-1)[0, 0], (2 * shrink * (distances[:, None] * omega).cos()).sum(-1))
+    size = (q.unflatten(-1, (2, 5)).norm(dim=-2) * k.unflatten(-1, (2, 5)).norm(dim=-2))[0, 0]
+    assert bool((size.diff(dim=0) < 0).all())
+
+
+def test_multiplied_positions_are_relative_and_added_ones_are_not():
+    """RoPE's scores are the same after a shift, exactly; adding sinusoids to q and k keeps cross terms with the content."""
+    q, k = torch.randn(2, 1, 1, S, 10, dtype=torch.float64)
+    spec = rw.RopeSpec(10)
+    omega = 10_000.0 ** (-torch.arange(0, 10, 2, dtype=torch.float64) / 10)
+
+    def rotary(shift):
+        positions = torch.arange(S) + shift
+        return rotation.rotate(q, spec, positions) @ rotation.rotate(k, spec, positions).mT
+
+    def waves(shift):
+        angles = (torch.arange(S) + shift)[:, None] * omega
+        return torch.cat((angles.sin(), angles.cos()), -1)
+
+    def additive(shift):
+        return (q + waves(shift)) @ (k + waves(shift)).mT
+
+    exactly(rotary(0), rotary(100))
+    assert float((additive(0) - additive(100)).abs().max()) > 0.5
+    exactly(waves(0) @ waves(0).mT, waves(100) @ waves(100).mT)  # the positions alone are relative; their sum is not
+    exactly(rotation.rotate(q, spec).norm(dim=-1), q.norm(dim=-1))
+    assert float(((q + waves(0)).norm(dim=-1) - q.norm(dim=-1)).abs().max()) > 0.1
+
+
+def test_attention_without_positions_cannot_tell_who_chases_whom():
+    """ "cat chases mouse" and "mouse chases cat" mean the same to plain attention, and not with RoPE."""
+    words = torch.randn(3, 10, dtype=torch.float64)
+    wq, wk, wv = torch.randn(3, 10, 10, dtype=torch.float64)
+    swapped = torch.tensor([2, 1, 0])
+    rope = rw.Rope(rw.RopeSpec(10))
+
+    def attend(x, turn):
+        q, k = turn(x @ wq), turn(x @ wk)
+        return (q @ k.mT / math.sqrt(10)).softmax(-1) @ (x @ wv)
+
+    plain = attend(words, lambda x: x)
+    exactly(attend(words[swapped], lambda x: x), plain[swapped])
+    turned = attend(words, rope)
+    assert float((attend(words[swapped], rope) - turned[swapped]).abs().max()) > 1e-2

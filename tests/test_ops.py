@@ -1,0 +1,229 @@
+"""The registered ops: gradients of every order and mode, vmap, opcheck; what a compiler makes of them is in compiled.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from helpers import DTYPES, HEAD_DIM, sample_positions, sample_spec
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import axes, rotation
+
+B, H, S = 2, 2, 3
+every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
+LAYOUTS = pytest.mark.parametrize(("layout", "layout_out"), [("half", "half"), ("interleaved", "half")])
+
+
+def small(**about):
+    return torch.randn(1, 1, 2, HEAD_DIM, dtype=torch.float64, **about)
+
+
+def turned(name, layout="half", layout_out="half", **where):
+    """x, k -> turned, at positions past the trained length."""
+    rope = rw.Rope(sample_spec(name, layout=layout, layout_out=layout_out))
+    return lambda *xs: rope(*xs, positions=torch.tensor([3, 40]), **where)
+
+
+@every_scaling
+@LAYOUTS
+def test_gradients_equal_finite_differences(name, layout, layout_out):
+    x = small(requires_grad=True)
+    assert gradcheck(turned(name, layout, layout_out), x, atol=1e-9, rtol=1e-6, fast_mode=True)
+
+
+def test_gradients_of_queries_and_keys():
+    q, k = small(requires_grad=True), small(requires_grad=True)
+    both = turned("xpos")
+    about = {"atol": 1e-8, "check_batched_grad": True, "check_forward_ad": True, "check_undefined_grad": True}
+    assert gradcheck(both, (q, k), **about, fast_mode=True)
+    assert gradgradcheck(lambda q, k: tuple(x.pow(3) for x in both(q, k)), (q, k), atol=1e-6, fast_mode=True)
+    # either alone, the other frozen or unused
+    assert_close(torch.autograd.grad(both(q, k)[1].sum(), k)[0], torch.autograd.grad(both(q.detach(), k)[1].sum(), k)[0])
+    assert torch.autograd.grad(both(q, k)[0].sum(), k, allow_unused=True)[0] is None
+
+
+def test_gradients_by_table():
+    x = small(requires_grad=True)
+    cos, sin = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    turn = lambda x, cos, sin: rotation.turn_by(x, cos, sin, layout="half", layout_out="interleaved", start=2)
+    assert gradcheck(turn, (x, cos, sin), atol=1e-8)
+    assert gradgradcheck(turn, (x, cos, sin), atol=1e-6, fast_mode=True)
+    frozen = lambda x: turn(x, cos.detach(), sin.detach())
+    assert gradcheck(frozen, x, atol=1e-9, check_forward_ad=True, check_batched_grad=True, fast_mode=True)
+    assert gradgradcheck(lambda x: frozen(x).pow(3), x, atol=1e-6, fast_mode=True)
+
+
+def test_gradients_through_apply_rotary_pos_emb():
+    x = small(requires_grad=True)
+    cos, sin = rw.Rope(rw.RopeSpec(10)).cos_sin_hf(torch.arange(2)[None], torch.float64)
+    assert gradcheck(lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin), x, atol=1e-9, fast_mode=True)
+
+
+def test_gradient_in_place():
+    """In place on a value that autograd made: its gradient is the transpose, and a leaf is left alone."""
+    rope, x = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True)
+    y = torch.randn(B, H, S, HEAD_DIM)
+    (expected,) = torch.autograd.grad(rope(2 * x), x, y)
+    (found,) = torch.autograd.grad(rope(2 * x, inplace=True), x, y)
+    assert torch.equal(found, expected)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        rope(x, inplace=True)
+    saved = x.sigmoid()
+    rope(saved, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+
+
+def test_positions_changed_before_the_backward_are_noticed():
+    rope, x, positions = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True), torch.arange(S)
+    y = rope(x, positions=positions)
+    positions += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_gradients_that_are_not_contiguous():
+    rope, x = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True)
+    full = torch.randn(B, S, 1, HEAD_DIM).expand(B, S, H, HEAD_DIM).transpose(1, 2)
+    for grad in (full, torch.ones(()).expand(B, H, S, HEAD_DIM)):
+        found, expected = (torch.autograd.grad(rope(x), x, g)[0] for g in (grad, grad.contiguous()))
+        assert torch.equal(found, expected)
+
+
+def test_forward_mode():
+    rope = rw.Rope(sample_spec("yarn"))
+    x, tangent = torch.randn(2, B, H, S, HEAD_DIM, dtype=torch.float64)
+    for primal in (x, x.clone().requires_grad_()):
+        with forward_ad.dual_level():
+            out = forward_ad.unpack_dual(rope(forward_ad.make_dual(primal, tangent)))
+            assert_close(out.primal, rope(x))
+            assert_close(out.tangent, rope(tangent))
+
+
+@pytest.mark.parametrize("name", ["default", "dynamic", "xpos"])
+def test_functorch_derivatives(name):
+    rope = rw.Rope(sample_spec(name))
+    turn = lambda x: rope(x, positions=torch.tensor([3, 40]))
+    x, tangent = small()[0, 0], small()[0, 0]
+    jacobian = torch.stack([turn(e.view_as(x)) for e in torch.eye(x.numel(), dtype=x.dtype)], -1).reshape(*x.shape, *x.shape)
+    assert_close(torch.func.jacfwd(turn)(x), jacobian)
+    assert_close(torch.func.jacrev(turn)(x), jacobian)
+    assert_close(torch.func.jvp(turn, (x,), (tangent,))[1], turn(tangent))
+    assert_close(torch.func.grad(lambda x: (turn(x) * tangent).sum())(x), torch.einsum("abcd,ab->cd", jacobian, tangent))
+    hessian = torch.func.hessian(lambda x: 0.5 * turn(x).pow(2).sum())(x)
+    assert_close(hessian, torch.einsum("abcd,abef->cdef", jacobian, jacobian))
+    samples = torch.randn(4, *x.shape, dtype=x.dtype)
+    each = torch.func.vmap(torch.func.grad(lambda x: turn(x).pow(3).sum()))(samples)
+    leaf = samples.clone().requires_grad_()
+    assert_close(each, torch.autograd.grad(sum(turn(row).pow(3).sum() for row in leaf), leaf)[0])
+
+
+@pytest.mark.parametrize("name", ["default", "dynamic", "xpos", "learnable"])
+@pytest.mark.parametrize(
+    ("shape", "seq_dim"), [((S, HEAD_DIM), -2), ((H, S, HEAD_DIM), -2), ((B, H, S, HEAD_DIM), -2), ((B, S, H, HEAD_DIM), -3)]
+)
+def test_vmap_equals_a_loop(name, shape, seq_dim):
+    rope = rw.Rope(sample_spec(name))
+    xs, positions, offsets = torch.randn(4, *shape), torch.randint(0, 50, (4, S)), torch.tensor([1, 2, 3, 90])
+    call = lambda x, p: rope(x, 2 * x, positions=p, seq_dim=seq_dim)
+    pairs = lambda args: zip(*args, strict=True)
+
+    def check(found, each):
+        for one, many in zip(found, pairs(each), strict=True):
+            assert torch.equal(one, torch.stack(many))
+
+    check(torch.vmap(call)(xs, positions), [call(x, p) for x, p in zip(xs, positions, strict=True)])
+    check(torch.vmap(call, in_dims=(0, None))(xs, positions[0]), [call(x, positions[0]) for x in xs])
+    check(torch.vmap(call, in_dims=(None, 0))(xs[0], positions), [call(xs[0], p) for p in positions])
+    last = xs.movedim(0, -1)
+    check(torch.vmap(call, in_dims=(-1, 0))(last, positions), [call(x, p) for x, p in zip(xs, positions, strict=True)])
+    by_offset = lambda x, o: rope(x, x, offset=o, seq_dim=seq_dim)
+    check(torch.vmap(by_offset)(xs, offsets), [by_offset(x, o) for x, o in zip(xs, offsets, strict=True)])
+    single = lambda x: (rope.rotate(x, seq_dim=seq_dim),)
+    check(torch.vmap(single)(xs), [single(x) for x in xs])
+    tables = lambda p: rope.cos_sin(p)
+    check(torch.vmap(tables)(positions), [tables(p) for p in positions])
+    if name != "learnable":
+        expected = [rope(x, seq_dim=seq_dim) for x in xs]
+        found = torch.vmap(lambda x: (rope(x, seq_dim=seq_dim, inplace=True),))(xs.clone())
+        assert torch.equal(found[0], torch.stack(expected))
+
+
+@pytest.mark.parametrize("heads", [3, 4])
+def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
+    """[T, H, D] with a table a head: as many samples as heads must not change places with them."""
+    rope = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=heads, pairs=4))).requires_grad_(False)
+    xs, points = torch.randn(4, S, heads, 8), torch.rand(2, 1, S)
+    call = lambda x: rope(x, positions=points, seq_dim=0)
+    assert torch.equal(torch.vmap(call)(xs), torch.stack([call(x) for x in xs]))
+
+
+def test_vmap_of_rerotate_and_apply():
+    rope, xs = rw.Rope(sample_spec()), torch.randn(4, H, S, HEAD_DIM)
+    shifts = torch.tensor([1, 5, 20, 3])
+    move = lambda x, shift: rope.rerotate(x, torch.arange(S), torch.arange(S) + shift)
+    assert_close(torch.vmap(move)(xs, shifts), torch.stack([move(x, s) for x, s in zip(xs, shifts, strict=True)]))
+    cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(S))
+    turn = lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin, 0)
+    assert_close(torch.vmap(turn)(xs)[0], torch.stack([turn(x)[0] for x in xs]))
+
+
+def samples(dtype, layout, contiguous, grad):
+    spec = sample_spec("dynamic", layout=layout)
+    x, k = (torch.randn(B, heads, S, HEAD_DIM).to(dtype) for heads in (H, 1))
+    if not contiguous:
+        x, k = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, k))
+    positions, length = sample_positions(spec, B, S), torch.tensor([9, 30])
+    x, k = x.requires_grad_(grad), k.requires_grad_(grad)
+    angles = (positions, 0, length, spec.key, -2, 1, 1)
+    table = torch.rand(S, 5, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    return {
+        "rotate": (x, *angles, True),
+        "rotate_": (x.detach().clone(), *angles, False),
+        "rotate_qk": (x, k, *angles),
+        "turn": (x, table, 1 - table, layout, "half", 2, -2),
+        "cos_sin": (positions, length, spec.key, table.dtype, 1, False),
+    }
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck(dtype, layout, contiguous, grad):
+    for name, args in samples(dtype, layout, contiguous, grad).items():
+        torch.library.opcheck(getattr(torch.ops.ropewalk, name).default, args)
+
+
+@pytest.mark.parametrize("shape", [(S,), (1, S), (B, S), (2, 1, S), (2, B, S)])
+@pytest.mark.parametrize("rows", [None, 0, 1, B])
+def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
+    spec = sample_spec("dynamic", "one" if len(shape) < 3 else "round_robin")
+    length = None if rows is None else torch.tensor(30) if rows == 0 else torch.full((rows,), 30)
+    args = (torch.zeros(shape, dtype=torch.int64), length, spec.key, torch.float32, 1, False)
+    torch.library.opcheck(torch.ops.ropewalk.cos_sin.default, args, test_utils="test_faketensor")
+
+
+def test_meta_tensors_give_shapes():
+    rope = rw.Rope(sample_spec())
+    q, k = (torch.empty(B, heads, S, HEAD_DIM, device="meta", dtype=torch.bfloat16) for heads in (H, 1))
+    for x, y in zip(rope(q, k), (q, k), strict=True):
+        assert (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
+
+
+def test_compiled():
+    """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", str(here / "compiled.py")]
+    path = os.pathsep.join([str(here), str(Path(rw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

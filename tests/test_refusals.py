@@ -1,0 +1,189 @@
+"""No invalid field gets in: each is refused by RopeError, and the error names the field."""
+
+import itertools
+import math
+import time
+
+import pytest
+import torch
+
+from door import as_users_call, assert_refused
+from ropewalk import axes
+from ropewalk import frequencies as fq
+from ropewalk.errors import RopeError
+from ropewalk.frequencies import SCALINGS
+from ropewalk.spec import RopeSpec
+from ropewalk.table import cos_sin
+
+NAN, INF = float("nan"), float("inf")
+#: no number of any kind
+NOT_NUMBERS = (NAN, INF, -INF, "4", "", None, True, False, [4.0], {}, 4j, 10**400)
+NOT_INTEGERS = (*NOT_NUMBERS, 4.0, 2**63)
+POSITIVE = (*NOT_NUMBERS, 0, -0.0, -1)
+AT_LEAST_ONE = (*POSITIVE, 0.999)
+LENGTH = (*NOT_INTEGERS, 0, -1)
+SHARE = (*NOT_NUMBERS, -0.001, 1.001)
+#: None means "not given" here
+OPTIONAL_POSITIVE = tuple(x for x in POSITIVE if x is not None)
+OPTIONAL = (*(x for x in NOT_NUMBERS if x is not None), -0.001)
+PAIR = (None, 4.0, "ab", (), (1.0,), (2.0, 1.0, 0.5), (1.0, 2.0), (NAN, 1.0), (2.0, 0), (2.0, "1"), (-1.0, -2.0), {})
+NUMBERS = (None, 4.0, "ab", (), [], (NAN,), (1.0, INF), (1.0, "x"), (True,), (None,), {1.0}, {})
+POSITIVES = (*NUMBERS, (0.0,), (1.0, -1.0))
+
+FACTOR = {"factor": AT_LEAST_ONE}
+BANDED = {
+    "original_length": LENGTH,
+    "beta_fast": POSITIVE,
+    "beta_slow": POSITIVE,
+    "truncate": (None, 0, 1, "true", 1.0),
+    "attention_factor": OPTIONAL_POSITIVE,
+    "mscale": OPTIONAL,
+    "mscale_all_dim": OPTIONAL,
+}
+BAD_FIELDS = {
+    "default": {},
+    "linear": FACTOR,
+    "ntk": FACTOR,
+    "ntk_by_parts": FACTOR
+    | {"original_length": LENGTH, "ntk_turns": PAIR, "keep_turns": PAIR, "ntk_weight": SHARE, "keep_weight": SHARE},
+    "dynamic": FACTOR | {"original_length": LENGTH},
+    "yarn": FACTOR | BANDED,
+    "dynamic_yarn": BANDED,
+    "longrope": {
+        "short_factor": POSITIVES,
+        "long_factor": POSITIVES,
+        "original_length": (*LENGTH, 1),
+        "factor": POSITIVE,
+        "attention_factor": OPTIONAL_POSITIVE,
+    },
+    "llama3": FACTOR | {"low_freq_factor": POSITIVE, "high_freq_factor": POSITIVE, "original_length": LENGTH},
+    "proportional": FACTOR | {"fraction": SHARE},
+    "linear_frequencies": {},
+    "xpos": {"scale_base": POSITIVE, "center": NOT_INTEGERS},
+    "given": {"radians": NUMBERS, "magnitude": POSITIVE},
+    "learnable": {"start": (None, "default", 1.0, fq.Default, fq.Dynamic(), fq.LongRope(), fq.DynamicYarn(), fq.Learnable())},
+}
+
+
+def test_every_field_of_every_scaling_is_in_the_table():
+    assert {name: set(bad) for name, bad in BAD_FIELDS.items()} == {
+        name: set(scaling().as_dict()) - {"rope_type"} for name, scaling in SCALINGS.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name, bad in BAD_FIELDS.items() for field in bad])
+def test_a_bad_field_is_refused_by_name(name, field):
+    for value in BAD_FIELDS[name][field]:
+        assert_refused(field, lambda: SCALINGS[name](**{field: value}))  # noqa: B023 - called at once
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_the_smallest_allowed_values_are_allowed(name):
+    smallest = {
+        "factor": 1, "original_length": 1, "beta_fast": 1, "beta_slow": 1e-300, "truncate": False, "attention_factor": 1e-300,
+        "mscale": 0, "mscale_all_dim": 0, "ntk_turns": (2, 2), "keep_turns": [3, 3], "ntk_weight": 0, "keep_weight": 1,
+        "low_freq_factor": 1e-300, "high_freq_factor": 1e-300, "fraction": 0, "scale_base": 1e-300, "center": -(2**62),
+        "magnitude": 1e-300, "short_factor": (1e-300,), "long_factor": [1e-300], "radians": (-1,), "start": fq.XPos(),
+    }  # fmt: skip
+    if name == "longrope":
+        smallest |= {"original_length": 2, "factor": 1e-300}
+    with as_users_call():
+        made = SCALINGS[name](**{field: smallest[field] for field in BAD_FIELDS[name]})
+    for field in BAD_FIELDS[name]:
+        value = smallest[field]
+        assert getattr(made, field) == (tuple(value) if isinstance(value, list) else value)
+        assert type(getattr(made, field)) is not list
+    hash(made)
+
+
+def test_ends_given_in_the_wrong_order_are_refused():
+    """Swapped betas would turn the ramp around."""
+    for scaling in (fq.Yarn, fq.DynamicYarn):
+        assert "beta_slow = 32" in str(assert_refused("beta_fast", lambda: scaling(beta_fast=1.0, beta_slow=32.0)))  # noqa: B023
+        assert scaling(beta_fast=3.0, beta_slow=3.0).beta_fast == 3.0
+    refused = assert_refused("high_freq_factor", lambda: fq.Llama3(8.0, 4.0, 1.0))
+    assert "low_freq_factor = 4" in str(refused)
+    assert_refused("ntk_turns", lambda: fq.NtkByParts(ntk_turns=(0.75, 1.25)))
+    assert_refused("keep_turns", lambda: fq.NtkByParts(keep_turns=(2.0, 16.0)))
+
+
+def test_lists_must_have_one_entry_a_pair():
+    for field in ("short_factor", "long_factor"):
+        lists = {"short_factor": (1.0,) * 4, "long_factor": (1.0,) * 4, field: (1.0,) * 3}
+        assert "each of the 4 pairs" in str(assert_refused(field, lambda: RopeSpec(8, scaling=fq.LongRope(**lists))))  # noqa: B023
+    assert "each of the 4 pairs" in str(assert_refused("radians", lambda: RopeSpec(8, scaling=fq.Given((1.0,) * 5))))
+    assert RopeSpec(8, scaling=fq.Given((1.0,) * 4)).pairs == 4
+
+
+@pytest.mark.parametrize("scaling", [fq.Yarn(factor=2.0), fq.DynamicYarn(), fq.NtkByParts(2.0)])
+def test_turns_cannot_be_counted_at_theta_one(scaling):
+    for theta in (1.0, 0.5):
+        assert_refused("theta", lambda: RopeSpec(8, theta, scaling))  # noqa: B023
+        assert_refused("theta", lambda: scaling.check(8, theta))  # noqa: B023
+    assert math.isfinite(RopeSpec(8, 1.001, scaling).frequencies(100).radians.sum())
+    learned = fq.Learnable(fq.Yarn(factor=2.0))
+    assert_refused("theta", lambda: RopeSpec(8, 1.0, learned))
+
+
+BAD_SPECS = {
+    "head_dim": (*NOT_INTEGERS, 0, 1, -8, 3, 7, 65538, 2**40, 8.0),
+    "theta": POSITIVE,
+    "scaling": (None, "yarn", fq.Yarn, 1.0, {"rope_type": "yarn"}),
+    "layout": (None, "neox", "Half", 1, True, ""),
+    "layout_out": ("neox", 1, True, ""),
+    "rotary_dim": (*(x for x in NOT_INTEGERS if x is not None), 0, 1, -2, 3, 10, 2**40),
+    "rotary_start": (*NOT_INTEGERS, -1, 1, 7, 8, 2**40),
+    "axes": ("chunked", 1, (0, 1), axes.axial, axes.chunked([1, 2]), axes.MixedAxes(2, 6)),
+    "precision": (None, "fp32", "HF", 64, True),
+    "magnitude_on": (None, "k", "both", 1),
+    "extra_softmax_factor": POSITIVE,
+}
+
+
+@pytest.mark.parametrize("field", BAD_SPECS)
+def test_a_bad_field_of_a_spec_is_refused_by_name(field):
+    for value in BAD_SPECS[field]:
+        assert_refused(field, lambda: RopeSpec(**({"head_dim": 8} | {field: value})))  # noqa: B023
+    assert RopeSpec(8, layout="half").head_dim == 8
+
+
+def test_every_field_of_a_spec_is_in_the_table():
+    assert set(BAD_SPECS) == set(RopeSpec.__dataclass_fields__)
+
+
+def test_mixed_axes_take_no_scaling():
+    assert_refused("scaling", lambda: RopeSpec(8, scaling=fq.Linear(2.0), axes=axes.MixedAxes(2, 4)))
+    assert RopeSpec(8, axes=axes.MixedAxes(2, 4)).mixed
+
+
+def test_a_terabyte_is_refused_before_it_is_asked_for():
+    began = time.perf_counter()
+    assert_refused("head_dim", lambda: RopeSpec(2**40))
+    assert_refused("rotary_dim", lambda: RopeSpec(64, rotary_dim=2**40))
+    assert time.perf_counter() - began < 0.2
+    assert RopeSpec(65536).pairs == 32768
+
+
+EXTREMES = (1e-30, 1e-5, 0.5, 1.0, 1.0000001, 2.0, 1e4, 1e30)
+
+
+@pytest.mark.parametrize("name", [name for name, bad in BAD_FIELDS.items() if bad])
+def test_what_is_accepted_gives_finite_tables(name):
+    """Of 900 hostile configs another library turned 205 into NaN, infinite or zero frequencies."""
+    kept = 0
+    for theta in EXTREMES:
+        for field, extreme in itertools.product(BAD_FIELDS[name], EXTREMES):
+            lists = {"short_factor": (2.0,) * 4, "long_factor": (3.0,) * 4, "radians": (0.5,) * 4}
+            fields = {k: v for k, v in lists.items() if k in BAD_FIELDS[name]}
+            fields[field] = (extreme,) * 4 if field in lists else extreme
+            try:
+                with as_users_call():
+                    spec = RopeSpec(8, theta, SCALINGS[name](**fields))
+            except RopeError:
+                continue
+            kept += 1
+            found = spec.frequencies(5000)
+            assert bool(torch.isfinite(found.radians).all())
+            assert math.isfinite(float(found.magnitude))
+            assert all(bool(torch.isfinite(x).all()) for x in cos_sin(spec, torch.tensor([0, 1, 5000]), length=5000))
+    assert kept >= 8 or name == "learnable"

@@ -1,0 +1,164 @@
+"""rerotate: keys already turned become keys turned elsewhere, as if rebuilt from scratch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from door import assert_refused
+from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import frequencies, rotation
+
+B, H, S = 2, 3, 7
+every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+
+
+def rebuilt(k, spec, positions, length=None):
+    """float64 keys from the definition."""
+    return definition(k, spec, positions, length, key=True)
+
+
+@every_backend
+@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("axis", ["one", "chunked", "axial"])
+def test_shift_equals_rebuilt(name, axis, backend):
+    spec = sample_spec(name, axis)
+    k = torch.randn(B, H, S, spec.head_dim, dtype=torch.float64)
+    run_by = backend_or_skip(backend, k, spec)
+    before, after = (sample_positions(spec, B, S, high=60) for _ in range(2))
+    length = 20 if spec.needs_length else None
+    found = rotation.rerotate(
+        rebuilt(k, spec, before, length), spec, before, after, from_length=length, to_length=length, backend=run_by
+    )
+    assert_close(found, rebuilt(k, spec, after, length), rtol=0, atol=1e-11)
+
+
+CHANGES = {
+    "base": {"theta": 500_000.0},
+    "scaling": {"scaling": frequencies.Linear(factor=4.0)},
+    "layout": {"layout": "interleaved"},
+    "layout out": {"layout": "half", "layout_out": "interleaved"},
+    "fewer dims": {"rotary_dim": 6},
+    "other dims": {"rotary_start": 4},
+    "all dims": {"rotary_start": 0, "rotary_dim": HEAD_DIM},
+    "precision": {"precision": "hf_frequencies"},
+}
+
+
+@every_backend
+@pytest.mark.parametrize("change", CHANGES)
+def test_change_of_spec_equals_rebuilt(change, backend):
+    spec = sample_spec()
+    to = spec.with_(**CHANGES[change])
+    k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
+    run_by = backend_or_skip(backend, k, spec)
+    before, after = (sample_positions(spec, B, S) for _ in range(2))
+    found = rotation.rerotate(rebuilt(k, spec, before), spec, before, after, to=to, backend=run_by)
+    if change == "layout":
+        # a layout says where the members of a pair lie: the same keys, their pairs moved
+        first, second = k[..., 2:7].clone(), k[..., 7:12].clone()
+        k = k.clone()
+        k[..., 2:12:2], k[..., 3:12:2] = first, second
+    assert_close(found, rebuilt(k, to, after), rtol=0, atol=1e-11)
+
+
+@every_backend
+def test_magnitude_stays_unless_asked_for(backend):
+    """Keys with YaRN's magnitude moved to another factor: the old size by default, the new one with match_magnitude."""
+    spec, to = sample_spec("yarn"), sample_spec("yarn").with_(scaling=frequencies.Yarn(factor=16.0, original_length=64))
+    old, new = (float(s.frequencies().magnitude) for s in (spec, to))
+    assert abs(old - new) > 0.1
+    k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
+    run_by = backend_or_skip(backend, k, spec)
+    before, after = (sample_positions(spec, B, S) for _ in range(2))
+    turned = rebuilt(k, spec, before)
+    matched = rotation.rerotate(turned, spec, before, after, to=to, match_magnitude=True, backend=run_by)
+    assert_close(matched, rebuilt(k, to, after), rtol=0, atol=1e-11)
+    kept = rotation.rerotate(turned, spec, before, after, to=to, backend=run_by)
+    assert_close(kept[..., 2:12], rebuilt(k, to, after)[..., 2:12] * (old / new), rtol=0, atol=1e-11)
+    assert torch.equal(kept[..., :2], k[..., :2])
+
+
+def test_magnitude_of_differing_slices():
+    spec = sample_spec("yarn")
+    to = spec.with_(rotary_dim=6)
+    k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
+    before, after = (sample_positions(spec, B, S) for _ in range(2))
+    turned = rebuilt(k, spec, before)
+    matched = rotation.rerotate(turned, spec, before, after, to=to, match_magnitude=True)
+    assert_close(matched, rebuilt(k, to, after), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
+def test_keys_follow_a_grown_length(name):
+    """Keys cached under one length, moved to the frequencies of another: what decoding past the limit needs."""
+    spec = sample_spec(name)
+    k, positions = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64), torch.arange(S)
+    found = rotation.rerotate(
+        rebuilt(k, spec, positions, 7), spec, positions, positions, from_length=7, to_length=30, match_magnitude=True
+    )
+    assert_close(found, rebuilt(k, spec, positions, 30), rtol=0, atol=1e-11)
+    rows = rotation.rerotate(
+        rebuilt(k, spec, positions, 7), spec, positions, positions, from_length=7, to_length=torch.tensor([30, 90]),
+        match_magnitude=True,
+    )  # fmt: skip
+    assert_close(rows[1:], rebuilt(k, spec, positions, 90)[1:], rtol=0, atol=1e-11)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("change", ["base", "fewer dims"])
+def test_rounded_once(dtype, change, backend):
+    """bf16 keys moved by millions are within 2 ulp of rebuilt ones: one rounding for the cache, one for the move."""
+    spec = sample_spec()
+    to = spec.with_(**CHANGES[change])
+    k = torch.randn(B, H, S, HEAD_DIM).to(dtype)
+    run_by = backend_or_skip(backend, k, spec)
+    before, after = (torch.randint(0, 10**7, (B, S)) for _ in range(2))
+    cached = rotation.rotate(k, spec, before, backend=run_by)
+    found = rotation.rerotate(cached, spec, before, after, to=to, backend=run_by)
+    assert found.dtype == dtype
+    # the exact move of what is in the cache, by the definition alone
+    exact = rebuilt(undone(cached, spec, before), to, after)
+    if dtype in (torch.float16, torch.bfloat16):
+        assert ulps(found, exact) <= 2
+    else:
+        assert_close(found.double(), exact, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-7)
+
+
+def undone(k, spec, positions):
+    """The definition backwards: the turn by minus the position."""
+    return definition(k, spec, -positions, key=True)
+
+
+def test_in_place_and_gradients():
+    spec, to = sample_spec(), sample_spec(theta=500.0)
+    before, after = torch.arange(S), torch.arange(S) + 100
+    for target in (to, to.with_(rotary_dim=6)):
+        k = torch.randn(B, H, S, HEAD_DIM)
+        expected = rotation.rerotate(k, spec, before, after, to=target)
+        own = k.clone()
+        assert rotation.rerotate(own, spec, before, after, to=target, inplace=True) is own
+        assert torch.equal(own, expected)
+        x = torch.randn(1, 1, 2, HEAD_DIM, dtype=torch.float64, requires_grad=True)
+        move = lambda y, target=target: rotation.rerotate(y, spec, before[:2], after[:2], to=target)
+        assert torch.autograd.gradcheck(move, x, atol=1e-9)
+        assert_refused(
+            "inplace", lambda target=target: rotation.rerotate(
+                torch.randn(1, 1, S, HEAD_DIM).expand(1, H, -1, -1), spec, before, after, to=target, inplace=True)
+        )  # fmt: skip
+
+
+def test_by_the_module():
+    rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0, layout_out="interleaved"))
+    k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
+    before, after = torch.arange(S), torch.arange(S) + 100
+    found = rope.rerotate(rope.rotate(k, before, key=True), before, after, to=other)
+    assert_close(found, rebuilt(k, other.spec, after), rtol=0, atol=1e-11)
+    moved = rope.rerotate(rope.rotate(k, before), before, after)
+    assert_close(moved, rebuilt(k, rope.spec, after), rtol=0, atol=1e-11)
+    learned = rw.Rope(sample_spec("learnable"))
+    assert_refused("rerotate", lambda: learned.rerotate(k, before, after))
+    assert_refused("rerotate", lambda: rope.rerotate(k, before, after, to=learned))

@@ -1,0 +1,243 @@
+"""Where the tokens are, how x lies in memory, and in place or not: none of it changes a bit of the result."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from helpers import AXES, DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import rotation
+
+B, H, S = 2, 3, 7
+every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+both_layouts = pytest.mark.parametrize("layout", ["half", "interleaved"])
+#: order of (batch, head, token) in x, and where the tokens are
+ORDERS = {"BHSD": ((0, 1, 2), -2), "BSHD": ((0, 2, 1), -3), "SBHD": ((2, 0, 1), -4)}
+
+
+def bits(x):
+    """Exact comparison that also tells -0.0 from 0.0."""
+    return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+@every_backend
+@both_layouts
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rows", [None, 1, B])
+def test_tokens_may_be_on_any_axis(order, rows, layout, backend):
+    axes, seq_dim = ORDERS[order]
+    spec = sample_spec(layout=layout)
+    x = torch.randn(B, H, S, HEAD_DIM)
+    run_by = backend_or_skip(backend, x, spec)
+    positions = torch.randint(0, 100, (S,) if rows is None else (rows, S))
+    expected = definition(x, spec, positions).float()
+    for dim in (seq_dim, seq_dim + 4):
+        found = rotation.rotate(x.permute(*axes, 3), spec, positions, seq_dim=dim, backend=run_by)
+        assert_close(found, expected.permute(*axes, 3), rtol=0, atol=2e-6)
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("shape", "seq_dim"), [((S, HEAD_DIM), -2), ((B, S, HEAD_DIM), -2), ((S, H, HEAD_DIM), -3), ((B, 2, H, S, HEAD_DIM), -2)]
+)
+def test_fewer_and_more_axes(shape, seq_dim, backend):
+    """[S, D], [B, S, D], packed [T, H, D], five axes: every token turns by its own position."""
+    spec = sample_spec()
+    x = torch.randn(shape)
+    run_by = backend_or_skip(backend, x, spec, seq_dim)
+    tokens_last = x.movedim(seq_dim, -2).reshape(-1, 1, S, HEAD_DIM)
+    found = rotation.rotate(x, spec, offset=5, seq_dim=seq_dim, backend=run_by)
+    expected = definition(tokens_last, spec, torch.arange(S) + 5).float()
+    assert_close(found.movedim(seq_dim, -2).reshape(-1, 1, S, HEAD_DIM), expected, rtol=0, atol=2e-6)
+
+
+def test_five_axes_take_rows_from_the_first():
+    spec, x = sample_spec(), torch.randn(B, 2, H, S, HEAD_DIM)
+    positions = torch.randint(0, 100, (B, S))
+    found = rotation.rotate(x, spec, positions)
+    for row in range(B):
+        assert_close(found[row], definition(x[row], spec, positions[row]).float(), rtol=0, atol=2e-6)
+
+
+@every_backend
+@pytest.mark.parametrize("kv_heads", [1, 3, 6])
+def test_keys_may_have_other_heads(kv_heads, backend):
+    spec = sample_spec("yarn")
+    q, k = torch.randn(B, 6, S, HEAD_DIM), torch.randn(B, kv_heads, S, HEAD_DIM)
+    run_by, positions = backend_or_skip(backend, q, spec), torch.randint(0, 100, (B, S))
+    turned = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
+    for found, x in zip(turned, (q, k), strict=True):
+        assert_close(found, definition(x, spec, positions).float(), rtol=0, atol=2e-6)
+
+
+@every_backend
+def test_queries_and_keys_each_take_their_side_of_the_magnitude(backend):
+    q, k = torch.randn(2, B, H, S, HEAD_DIM)
+    for spec in (sample_spec("xpos"), sample_spec("yarn", magnitude_on="q")):
+        run_by, positions = backend_or_skip(backend, q, spec), sample_positions(spec, B, S, high=60)
+        turned = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
+        for found, x, key in zip(turned, (q, k), (False, True), strict=True):
+            exact = definition(x, spec, positions, key=key)
+            assert_close(found.double(), exact, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_positions_none_int_row_and_full_agree(axis):
+    spec = sample_spec(axis=axis)
+    x = torch.randn(B, H, S, spec.head_dim)
+    full = (torch.arange(S) + 4).expand(B, S)
+    expected = rotation.rotate(x, spec, full.expand(spec.num_axes, B, S))
+    for where in (
+        {"offset": 4},
+        {"offset": torch.tensor(4)},
+        {"offset": torch.tensor([4, 4], dtype=torch.int32)},
+        {"positions": full},
+        {"positions": full[0]},
+        {"positions": full[:1].to(torch.uint8)},
+        {"positions": full.to(torch.int16)},
+    ):
+        assert torch.equal(bits(rotation.rotate(x, spec, **where)), bits(expected)), where
+
+
+def test_offset_a_row():
+    spec, x = sample_spec(), torch.randn(B, H, S, HEAD_DIM)
+    offsets = torch.tensor([3, 50])
+    expected = definition(x, spec, offsets[:, None] + torch.arange(S)).float()
+    assert_close(rotation.rotate(x, spec, offset=offsets), expected, rtol=0, atol=2e-6)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+@both_layouts
+def test_in_place_is_the_same_and_takes_no_memory_of_its_own(dtype, layout, backend):
+    spec = sample_spec("yarn", layout=layout)
+    x = torch.randn(B, H, S, HEAD_DIM).to(dtype)
+    run_by, positions = backend_or_skip(backend, x, spec), torch.randint(0, 10**7, (B, S))
+    expected = rotation.rotate(x, spec, positions, backend=run_by)
+    own = x.clone()
+    found = rotation.rotate(own, spec, positions, inplace=True, backend=run_by)
+    assert found is own
+    assert torch.equal(bits(own), bits(expected))
+    q, k = x.clone(), x[:, :1].clone()
+    turned = rotation.rotate_qk(q, k, spec, positions, inplace=True, backend=run_by)
+    assert turned[0] is q
+    assert turned[1] is k
+    assert torch.equal(bits(k), bits(expected[:, :1]))
+    assert torch.equal(bits(q), bits(expected))
+
+
+def test_in_place_on_slices_of_a_fused_projection():
+    """q and k lie in one tensor, between each other, and share no element."""
+    spec = sample_spec()
+    fused = torch.randn(B, S, (H + 2) * HEAD_DIM)
+    before = fused.clone()
+    heads = fused.view(B, S, H + 2, HEAD_DIM)
+    q, k, v = heads[:, :, :H], heads[:, :, H : H + 1], heads[:, :, H + 1 :]
+    rotation.rotate_qk(q, k, spec, seq_dim=-3, inplace=True)
+    x = before.view(B, S, H + 2, HEAD_DIM).transpose(1, 2)
+    expected = definition(x[:, : H + 1], spec, torch.arange(S)).float()
+    assert_close(heads[:, :, : H + 1].transpose(1, 2), expected, rtol=0, atol=2e-6)
+    assert torch.equal(v, before.view(B, S, H + 2, HEAD_DIM)[:, :, H + 1 :])
+
+
+@every_backend
+@pytest.mark.parametrize("inplace", [False, True])
+def test_layouts_that_are_not_contiguous(backend, inplace):
+    spec = sample_spec()
+    full = torch.randn(B, H, 2 * S, 2 * HEAD_DIM)
+    views = {
+        "stepped tokens": full[:, :, ::2, :HEAD_DIM],
+        "stepped dims": full[:, :, :S, ::2],
+        "a slice": full[:, 1:, 3 : 3 + S, 2 : 2 + HEAD_DIM],
+        "transposed": torch.randn(B, HEAD_DIM, H, S).permute(0, 2, 3, 1),
+        "channels last": torch.randn(B, H, S, HEAD_DIM).contiguous(memory_format=torch.channels_last),
+        "tokens before heads": torch.randn(B, S, H, HEAD_DIM).transpose(1, 2),
+        "expanded": torch.randn(B, 1, S, HEAD_DIM).expand(B, H, S, HEAD_DIM),
+    }
+    positions = torch.randint(0, 10**7, (B, S))
+    for name, view in views.items():
+        run_by = backend_or_skip(backend, view, spec)
+        expected = rotation.rotate(view.contiguous(), spec, positions, backend=run_by)
+        if inplace and name == "expanded":
+            continue
+        rest = full.clone()
+        found = rotation.rotate(view, spec, positions, inplace=inplace, backend=run_by)
+        assert torch.equal(bits(found), bits(expected)), name
+        assert inplace or torch.equal(full, rest), name
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES)
+@both_layouts
+def test_random_strided_views_equal_contiguous(dtype, layout, backend, full):
+    """25 views here, 200 over dtypes and layouts, 1,000 of each with --full."""
+    dice = random.Random(7)
+    memory = torch.randn(6000).to(dtype)
+    spec = sample_spec(layout=layout)
+    for _ in range(1000 if full else 25):
+        sizes = [dice.randint(0, 3), dice.randint(1, 3), dice.randint(1, 5), HEAD_DIM]
+        strides = [dice.randint(0, 200) for _ in range(3)] + [dice.randint(1, 4)]
+        view = memory.as_strided(sizes, strides, dice.randint(0, 100))
+        run_by = backend_or_skip(backend, view, spec)
+        positions = torch.randint(-(2**40), 2**40, (sizes[0], sizes[2]))
+        found = rotation.rotate(view, spec, positions, backend=run_by)
+        expected = rotation.rotate(view.contiguous(), spec, positions, backend=run_by)
+        assert torch.equal(bits(found), bits(expected)), (sizes, strides)
+
+
+@every_backend
+@pytest.mark.parametrize("shape", [(0, H, S, HEAD_DIM), (B, 0, S, HEAD_DIM), (B, H, 0, HEAD_DIM)])
+@pytest.mark.parametrize("name", ["default", "dynamic", "longrope", "dynamic_yarn", "learnable", "xpos"])
+def test_empty_tensors_pass(shape, name, backend):
+    spec = sample_spec(name)
+    x = torch.randn(shape, requires_grad=True)
+    rope = rw.Rope(spec, backend=backend_or_skip(backend, x, spec))
+    for where in ({}, {"positions": torch.zeros(shape[0], shape[2], dtype=torch.int64)}, {"offset": 5}):
+        q, k = rope(x, x, **where)
+        assert q.shape == k.shape == x.shape
+        q.sum().backward()
+    cos, sin = rope.cos_sin(torch.zeros(shape[2], dtype=torch.int64))
+    assert cos.shape == sin.shape == (shape[2], spec.pairs)
+
+
+@every_backend
+def test_strides_beyond_32_bits(backend):
+    """Rows 2^31 elements apart: an index that wraps would read or write the wrong row."""
+    spec = sample_spec()
+    apart = 2**31 + 8
+    try:
+        memory = torch.empty(apart + 200, dtype=torch.float16)  # pages are only taken where they are written
+    except RuntimeError:
+        pytest.skip("4.3 GB of address space are not to be had")
+    x = memory.as_strided((2, 1, S, HEAD_DIM), (apart, 1, HEAD_DIM, 1))
+    x.copy_(torch.randn(x.shape))
+    run_by = backend_or_skip(backend, x, spec)
+    exact = definition(x, spec, torch.arange(S))
+    found = rotation.rotate(x, spec, backend=run_by)
+    assert_close(found.double(), exact, rtol=0, atol=4e-3)
+    rotation.rotate(x, spec, inplace=True, backend=run_by)
+    assert torch.equal(x, found)
+
+
+def test_not_a_number_stays_in_its_pair():
+    spec, x = sample_spec(), torch.randn(1, 1, S, HEAD_DIM)
+    x[0, 0, 3, 2] = float("nan")
+    x[0, 0, 4, 3] = float("inf")
+    bad = ~rotation.rotate(x, spec, offset=1).isfinite()
+    expected = torch.zeros_like(bad)
+    expected[0, 0, 3, [2, 7]] = True
+    expected[0, 0, 4, [3, 8]] = True
+    assert torch.equal(bad, expected)
+
+
+@pytest.mark.parametrize("name", ["eager", "reference"])
+def test_backend_by_name(name):
+    x, spec = torch.randn(1, 1, S, HEAD_DIM), sample_spec()
+    assert_close(rotation.rotate(x, spec, backend=name), definition(x, spec, torch.arange(S)).float(), rtol=0, atol=2e-6)
+    with pytest.raises(rw.RopeError, match="must be one of .*eager") as caught:
+        rotation.rotate(x, spec, backend="abacus")
+    assert caught.value.field == "backend"

@@ -1,0 +1,152 @@
+"""The self-check's oracle agrees with mpmath, its bounds hold here, and a broken kernel is caught by them."""
+
+import struct
+from decimal import Decimal
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from ropewalk import RopeSpec, plots, selfcheck
+from ropewalk.kernels import BACKENDS, Backend, eager
+from ropewalk.kernels.turn import Turn
+from ropewalk.spec import PRECISIONS
+
+
+def test_definition_is_the_power_law():
+    with mpmath.workdps(50):
+        expected = [mpmath.power(500_000, -mpmath.mpf(2 * i) / 10) for i in range(5)]
+        for ours, theirs in zip(selfcheck.definition(5, 500_000.0), expected, strict=True):
+            assert abs(mpmath.mpf(str(ours)) / theirs - 1) < mpmath.mpf(10) ** -45
+
+
+@pytest.mark.parametrize("position", [0, 1, 131_071, 10_000_019, 2**40 + 3])
+def test_true_angles_are_those_of_mpmath(position):
+    radians = [0.865964323360065, 1e-4, 1.0]
+    angles = selfcheck.true_angles([Decimal(r) for r in radians], [position])
+    with mpmath.workdps(60):
+        expected = [(float(mpmath.cos(position * mpmath.mpf(r))), float(mpmath.sin(position * mpmath.mpf(r)))) for r in radians]
+    np.testing.assert_allclose(np.stack([np.cos(angles[0]), np.sin(angles[0])], -1), expected, rtol=0, atol=3e-15)
+
+
+@pytest.mark.parametrize("policy", PRECISIONS)
+@pytest.mark.parametrize("position", selfcheck.POSITIONS)
+def test_every_policy_keeps_its_bound(policy, position):
+    row = selfcheck.precision(policy, position, width=4)
+    assert row.ok, row
+
+
+def test_precision_bounds_tell_the_policies_apart():
+    errors = {policy: selfcheck.precision(policy, 131_072, width=16) for policy in PRECISIONS}
+    assert errors["exact"].error < 1e-7 < 1e-3 < errors["hf_frequencies"].error <= errors["hf"].error
+    for policy in ("hf_frequencies", "hf"):
+        as_exact = selfcheck.Precision("exact", 131_072, errors[policy].error, errors[policy].own_error)
+        assert not as_exact.ok
+    assert not selfcheck.Precision("hf_frequencies", 131_072, errors["hf_frequencies"].error, errors["hf"].own_error).ok
+
+
+def test_laws_hold_here():
+    assert {law.name: law.error for law in selfcheck.laws() if not law.ok} == {}
+
+
+def test_a_law_beyond_its_bound_fails_the_report():
+    good, bad = selfcheck.Law("good", 1e-9, 1e-6), selfcheck.Law("bad", 2e-6, 1e-6)
+    assert selfcheck.gather([good]).ok
+    assert not selfcheck.gather([good, bad]).ok
+    assert not selfcheck.gather([selfcheck.Law("not a number", float("nan"), 1e-6)]).ok
+
+
+@pytest.mark.parametrize("dtype", selfcheck.DTYPES)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_is_within_its_bound_or_says_why_not(name, dtype):
+    row = selfcheck.backend_speed(name, dtype, tokens=5, seconds=0)
+    assert row.reason or (row.ok and row.bound is not None and row.milliseconds is not None and row.milliseconds > 0), row
+
+
+def broken(change):
+    """The eager kernel with one thing wrong."""
+
+    def run(xs, outs, turn: Turn):
+        eager.run(xs, outs, change(turn))
+
+    return Backend(eager.why_not, run)
+
+
+MISTAKES = {
+    "turns backwards": lambda turn: Turn(turn.spec, turn.seq_dim, turn.positions, sign=-1),
+    "pairs of the other layout": lambda turn: Turn(
+        turn.spec.with_(layout=other(turn.spec.layout), layout_out=None), -2, turn.positions
+    ),
+    "one position late": lambda turn: Turn(turn.spec, turn.seq_dim, turn.positions + 1),
+    "float32 angles": lambda turn: Turn(turn.spec.with_(precision="hf"), turn.seq_dim, turn.positions),
+    "a magnitude of its own": lambda turn: Turn(RopeSpec(128, scaling=stretched(), layout=turn.spec.layout), -2, turn.positions),
+}
+
+
+def other(layout):
+    return "half" if layout == "interleaved" else "interleaved"
+
+
+def stretched():
+    from ropewalk.frequencies import Yarn
+
+    return Yarn(factor=1.1, original_length=1 << 30)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_broken_kernel_is_caught(monkeypatch, mistake):
+    # timing counts positions, so only the error's explicit positions go through the mistake
+    change = lambda turn: turn if turn.positions is None else MISTAKES[mistake](turn)
+    monkeypatch.setitem(BACKENDS, "broken", broken(change))
+    row = selfcheck.backend_speed("broken", "bfloat16", tokens=2, seconds=0)
+    assert not row.ok, row
+
+
+def test_plain_torch_rotate_half_is_right_near_zero_and_lost_far_away():
+    x = torch.randn(1, 2, 3, selfcheck.HEAD_DIM)
+    positions = torch.tensor([0, 1, 2])
+    turned = selfcheck._hf_style(x, positions)
+    angles = positions[:, None].double() * 10_000.0 ** (-torch.arange(64).double() / 64)
+    a, b = x.double().chunk(2, dim=-1)
+    expected = torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+    torch.testing.assert_close(turned.double(), expected, rtol=0, atol=2e-6)
+    assert selfcheck.hf_style_speed("float32", tokens=3, seconds=0).error > 0.1
+
+
+def test_steps_cover_every_policy_law_dtype_and_backend():
+    names = [name for name, _ in selfcheck.steps(tokens=3)]
+    wanted = [f"precision {p}" for p in PRECISIONS] + ["laws"]
+    wanted += [f"{name} {dtype}" for dtype in selfcheck.DTYPES for name in ("copy", "rotate_half", *BACKENDS)]
+    assert sorted(names) == sorted(wanted)
+
+
+def test_each_step_measures_what_its_name_says():
+    by_name = dict(selfcheck.steps(tokens=2))
+    assert {row.policy for row in by_name["precision hf"]()} == {"hf"}
+    (row,) = by_name["eager float32"]()
+    assert (row.name, row.dtype) == ("eager", "float32")
+
+
+def test_clock_returns_a_median_of_at_least_three_calls():
+    calls = []
+    assert selfcheck.clock(lambda: calls.append(1), seconds=0) >= 0
+    assert len(calls) == 4  # one to warm up
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda path: plots.precision(selfcheck.precision_curves(points=3, width=2), path),
+        lambda path: plots.clocks([1.0, 0.01], (0, 7), path),
+        lambda path: plots.scalings({"linear": [0.5, 0.5, 0.5], "ntk": [1.0, 0.7, 0.5]}, path),
+    ],
+    ids=["precision", "clocks", "scalings"],
+)
+def test_pictures_are_small_png_files(draw, tmp_path):
+    data = draw(tmp_path / "new" / "picture.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(data) < 200_000
+    width, height = struct.unpack(">II", data[16:24])
+    assert 200 < width < 2000
+    assert 100 < height < 2000

@@ -1,0 +1,245 @@
+"""A spec is a value: frozen, hashable, equal by its fields, known by one key, the same after any copy."""
+
+import copy
+import dataclasses
+import math
+import pickle
+
+import mpmath
+import pytest
+import torch
+
+from door import as_users_call
+from frequency_oracle import omega
+from ropewalk import axes
+from ropewalk import frequencies as fq
+from ropewalk.frequencies import SCALINGS, Scaling
+from ropewalk.spec import RopeSpec, spec_of
+from ropewalk.table import cos_sin
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - its own bytes
+
+
+#: for every field, a value other than BASE's
+BASE = RopeSpec(12)
+OTHERS = {
+    "head_dim": 14,
+    "theta": 10_001.0,
+    "scaling": fq.Linear(2.0),
+    "layout": "interleaved",
+    "layout_out": "interleaved",
+    "rotary_dim": 8,
+    "rotary_start": 2,
+    "axes": axes.chunked([2, 2, 2]),
+    "precision": "hf",
+    "magnitude_on": "q",
+    "extra_softmax_factor": 1.5,
+}
+SPECS = [
+    BASE,
+    *(RopeSpec(**{"head_dim": 12} | {field: value}) for field, value in OTHERS.items()),
+    RopeSpec(12, axes=axes.MixedAxes(3, 6)),
+    RopeSpec(12, axes=axes.normalised(3, 3)),
+    RopeSpec(12, scaling=fq.Learnable(fq.Yarn(factor=4.0)), layout="interleaved", layout_out="half"),
+    RopeSpec(12, scaling=fq.LongRope((1.0,) * 5, (2.0,) * 5), rotary_dim=10, rotary_start=1),
+]
+
+
+def test_no_field_can_be_written():
+    for field in dataclasses.fields(RopeSpec):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(BASE, field.name, OTHERS[field.name])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BASE.scaling.factor = 2.0
+
+
+def test_every_field_is_part_of_the_identity():
+    assert set(OTHERS) == {field.name for field in dataclasses.fields(RopeSpec)}
+    for i, one in enumerate(SPECS):
+        for j, other in enumerate(SPECS):
+            assert (one == other) == (one.key == other.key) == (i == j)
+    assert len(set(SPECS)) == len(SPECS)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_every_field_of_a_scaling_is_part_of_the_identity(name):
+    """A cache keyed on less hands one model another one's table."""
+    other = {
+        "factor": 3.0, "original_length": 77, "beta_fast": 33.0, "beta_slow": 1.5, "truncate": False, "attention_factor": 1.1,
+        "mscale": 0.5, "mscale_all_dim": 0.5, "ntk_turns": (1.5, 0.5), "keep_turns": (17.0, 2.0), "ntk_weight": 0.5,
+        "keep_weight": 0.5, "short_factor": (2.0,), "long_factor": (2.0,), "low_freq_factor": 1.5, "high_freq_factor": 5.0,
+        "fraction": 0.5, "scale_base": 100.0, "center": 5, "radians": (2.0,), "magnitude": 2.0, "start": fq.XPos(),
+    }  # fmt: skip
+    plain = SCALINGS[name]()
+    changed = [SCALINGS[name](**{field.name: other[field.name]}) for field in dataclasses.fields(plain)]
+    specs = [RopeSpec(2, scaling=scaling) for scaling in (plain, *changed)]
+    assert len({spec.key for spec in specs}) == len(set(specs)) == len(specs)
+
+
+@pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy, lambda spec: spec.with_(), dataclasses.replace])
+def test_a_copy_is_equal_in_every_way(again):
+    for spec in SPECS:
+        copied = again(spec)
+        assert copied == spec
+        assert hash(copied) == hash(spec)
+        assert copied.key == spec.key
+        assert repr(copied) == repr(spec)
+        assert all(getattr(copied, f.name) == getattr(spec, f.name) for f in dataclasses.fields(spec))
+
+
+def test_numbers_that_are_equal_make_equal_specs():
+    with as_users_call():
+        loose = RopeSpec(8, theta=10_000, scaling=fq.Yarn(factor=4, original_length=100), extra_softmax_factor=1)
+    strict = RopeSpec(8, theta=10_000.0, scaling=fq.Yarn(factor=4.0, original_length=100))
+    assert loose == strict
+    assert loose.key == strict.key
+    assert type(loose.theta) is float
+
+
+def test_a_graph_finds_its_spec_by_the_key():
+    for spec in SPECS:
+        assert spec_of(spec.key) == spec
+
+
+def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
+    """Classes of one name have formulas of their own, so they must have keys of their own; a notebook defines them again."""
+
+    def define(turn: float):
+        @dataclasses.dataclass(frozen=True)
+        class Linear(Scaling):
+            factor: float = 1.0
+
+            def _radians(self, dim, theta, length, dtype):
+                return torch.full((dim // 2,), turn * self.factor, dtype=dtype)
+
+        return Linear(2.0)
+
+    specs = [RopeSpec(8, scaling=scaling) for scaling in (fq.Linear(2.0), define(1.0), define(3.0))]
+    assert len({spec.key for spec in specs}) == 3
+    for spec, radians in zip(specs, (0.5, 2.0, 6.0), strict=True):
+        assert float(cos_sin(spec, torch.tensor([1]))[0][0, 0]) == pytest.approx(math.cos(radians), abs=1e-7)
+
+
+def test_what_is_left_out_is_filled_in():
+    spec = RopeSpec(10)
+    assert (spec.theta, spec.scaling, spec.layout, spec.layout_out) == (10_000.0, fq.Default(), "half", "half")
+    assert (spec.rotary_dim, spec.rotary_start, spec.axes, spec.precision) == (10, 0, None, "exact")
+    assert (spec.magnitude_on, spec.extra_softmax_factor, spec.pairs, spec.num_axes) == ("qk", 1.0, 5, 1)
+    assert (spec.learned, spec.mixed, spec.fractional, spec.needs_length) == (False, False, False, False)
+    assert RopeSpec(10, layout="interleaved").layout_out == "interleaved"
+    assert RopeSpec(10, layout="interleaved", layout_out="half").layout_out == "half"
+
+
+def test_what_a_spec_says_about_itself():
+    assert RopeSpec(12, axes=axes.MixedAxes(3, 6)).learned
+    assert RopeSpec(12, scaling=fq.Learnable()).learned
+    assert RopeSpec(12, axes=axes.MixedAxes(3, 6)).fractional
+    assert RopeSpec(12, axes=axes.normalised(3, 3)).fractional
+    assert not RopeSpec(12, axes=axes.axial(3, 3)).fractional
+    assert not RopeSpec(12, axes=axes.axial(3, 3)).mixed
+    assert RopeSpec(12, axes=axes.chunked([2, 2, 2])).num_axes == 3
+    assert RopeSpec(12, axes=axes.chunked([2, 3, 1])).axis_of_pair == (0, 0, 1, 1, 1, 2)
+    assert RopeSpec(12).axis_of_pair == (0,) * 6
+    for scaling in SCALINGS.values():
+        assert RopeSpec(2, scaling=scaling()).needs_length == scaling.needs_length
+
+
+@pytest.mark.parametrize(
+    ("fields", "start", "width"),
+    [
+        ({"head_dim": 8}, 0, 8),
+        ({"head_dim": 8, "rotary_dim": 4}, 0, 4),
+        ({"head_dim": 8, "rotary_start": 4}, 4, 4),
+        ({"head_dim": 8, "rotary_start": 2, "rotary_dim": 4}, 2, 4),
+        ({"head_dim": 8, "rotary_start": 6}, 6, 2),
+        ({"head_dim": 7, "rotary_dim": 6}, 0, 6),
+        ({"head_dim": 7, "rotary_start": 1}, 1, 6),
+        ({"head_dim": 8, "rotary_start": 3, "rotary_dim": 2}, 3, 2),
+        ({"head_dim": 2}, 0, 2),
+    ],
+)
+def test_the_slice_that_turns(fields, start, width):
+    spec = RopeSpec(**fields)
+    assert (spec.rotary_start, spec.rotary_dim, spec.pairs) == (start, width, width // 2)
+    # the exponent divides by the slice, not by the head
+    assert spec.frequencies().radians.tolist() == pytest.approx([float(w) for w in omega(width, 10_000.0)], rel=1e-14)
+
+
+def test_a_slice_outside_the_head_is_refused_with_the_field_to_change():
+    for fields, field in [
+        ({"head_dim": 7}, "head_dim"),
+        ({"head_dim": 8, "rotary_start": 3}, "rotary_start"),
+        ({"head_dim": 8, "rotary_dim": 5}, "rotary_dim"),
+        ({"head_dim": 8, "rotary_start": 4, "rotary_dim": 6}, "rotary_dim"),
+        ({"head_dim": 8, "rotary_start": 7}, "rotary_start"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{field}: "):
+            RopeSpec(**fields)
+
+
+def test_changing_a_field_changes_what_followed_it():
+    """The changed spec is the one you would have written; a default resolved before does not stay behind."""
+    assert RopeSpec(8).with_(layout="interleaved") == RopeSpec(8, layout="interleaved")
+    assert RopeSpec(8).with_(head_dim=16) == RopeSpec(16)
+    assert RopeSpec(8).with_(rotary_start=2) == RopeSpec(8, rotary_start=2)
+    assert RopeSpec(8).with_(theta=5.0, precision="hf") == RopeSpec(8, theta=5.0, precision="hf")
+    assert RopeSpec(8, rotary_dim=4).with_(head_dim=16) == RopeSpec(16, rotary_dim=4)
+    split = RopeSpec(8, layout="interleaved", layout_out="half")
+    assert split.with_(theta=5.0) == RopeSpec(8, 5.0, layout="interleaved", layout_out="half")
+    assert split.with_(layout_out="interleaved") == RopeSpec(8, layout="interleaved")
+
+
+def test_frequencies_stand_on_the_axis_of_their_pair():
+    spec = RopeSpec(8, axes=axes.chunked([1, 2, 1]))
+    radians = spec.frequencies().radians
+    assert radians.shape == (4, 3)
+    for pair, (axis, exact) in enumerate(zip((0, 1, 1, 2), omega(8, 10_000.0), strict=True)):
+        assert float(radians[pair, axis]) == pytest.approx(float(exact), rel=1e-14)
+        assert int((radians[pair] != 0).sum()) == 1
+
+
+def test_axes_with_ladders_of_their_own_start_again_from_the_fastest():
+    ladder = [float(w) for w in omega(4, 100.0)]
+    spec = RopeSpec(8, 100.0, axes=axes.AxisMap((1, 0, 0, 1), 2, ladder="per_axis"))
+    assert spec.ladder_frequencies().radians.tolist() == pytest.approx([ladder[0], ladder[0], ladder[1], ladder[1]])
+    grown = RopeSpec(8, 100.0, fq.XPos(), axes=axes.AxisMap((1, 0, 0, 1), 2, ladder="per_axis")).ladder_frequencies().growth
+    once = fq.XPos().frequencies(4, 100.0).growth
+    assert torch.equal(grown, once[[0, 0, 1, 1]])
+
+
+def test_frequencies_of_each_row_under_an_axis_map():
+    spec = RopeSpec(8, scaling=fq.Dynamic(4.0, 100), axes=axes.axial(2, 2))
+    lengths = torch.tensor([50, 1000, 101])
+    radians = spec.frequencies(lengths).radians
+    assert radians.shape == (3, 4, 2)
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(radians[row], spec.frequencies(length).radians)
+
+
+def test_precision_decides_the_rounding_of_frequencies():
+    exact, hf, hf_frequencies = (RopeSpec(128, precision=p).frequencies().radians for p in ("exact", "hf", "hf_frequencies"))
+    assert exact.dtype == hf.dtype == hf_frequencies.dtype == torch.float64
+    assert torch.equal(hf, hf_frequencies)
+    assert torch.equal(hf, hf.float().double())
+    assert not torch.equal(exact, exact.float().double())
+    ulps = [abs(mpmath.mpf(x) - w) / 2.0 ** (math.frexp(x)[1] - 24) for x, w in zip(exact.tolist(), omega(128, 1e4), strict=True)]
+    assert max(ulps) < 1e-6
+
+
+def test_where_the_magnitude_goes_decides_the_softmax_scale():
+    yarn = fq.Yarn(factor=4.0)
+    magnitude = 0.1 * math.log(4) + 1
+    assert RopeSpec(8, scaling=yarn).softmax_factor == 1.0
+    assert RopeSpec(8, scaling=yarn, magnitude_on="q").softmax_factor == 1.0
+    assert RopeSpec(8, scaling=yarn, magnitude_on="scale").softmax_factor == pytest.approx(magnitude**2, rel=1e-15)
+    assert RopeSpec(8, extra_softmax_factor=1.3).softmax_factor == 1.3
+    both = RopeSpec(8, scaling=yarn, magnitude_on="scale", extra_softmax_factor=1.3)
+    assert both.softmax_factor == pytest.approx(1.3 * magnitude**2, rel=1e-15)
+    # the score of q and k is the same wherever the magnitude goes
+    position = torch.tensor([7])
+    for on in ("qk", "q", "scale"):
+        spec = RopeSpec(8, scaling=yarn, magnitude_on=on)
+        size = [torch.hypot(*cos_sin(spec, position, dtype=torch.float64, key=key))[0, 0] for key in (False, True)]
+        assert float(size[0] * size[1]) * spec.softmax_factor == pytest.approx(magnitude**2, rel=1e-14)

@@ -1,0 +1,251 @@
+"""cos and sin are exact at any integer position, whatever way they are computed and whatever was computed before."""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+import torch
+
+from frequency_oracle import cos_sin as exact_cos_sin
+from frequency_oracle import oracle, xpos_log_decay
+from ropewalk import axes
+from ropewalk import frequencies as fq
+from ropewalk.spec import RopeSpec
+from ropewalk.table import CACHE, TWO_LEVEL_REACH, cos_sin, cos_sin_of_phase, first_rows, magnitude_on, tables, turn_steps
+
+CPU = torch.device("cpu")
+PLAIN = RopeSpec(10)
+NEAR = [0, 1, 2, 1023, 1024, 1025, 4097, 65_537, 131_071, 999_999, 2**20 - 1, 2**20, 2**20 + 1, 9_999_999, 10_000_000]
+FAR = [2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 + 3, 10**10 + 7, 2**36 - 1, 2**36]
+
+
+def errors(spec: RopeSpec, positions: list[int], dtype=torch.float32) -> float:
+    """The largest distance from exact arithmetic, the float64 frequency taken at its word."""
+    tables_ = cos_sin(spec, torch.tensor(positions), dtype=dtype)
+    assert all(table.dtype == dtype and table.shape == (len(positions), spec.pairs) for table in tables_)
+    radians = spec.ladder_frequencies().radians.tolist()
+    worst = mpmath.mpf(0)
+    for row, position in enumerate(positions):
+        for pair, omega in enumerate(radians):
+            for table, exact in zip(tables_, exact_cos_sin(omega, position), strict=True):
+                worst = max(worst, abs(mpmath.mpf(float(table[row, pair])) - exact))
+    return float(worst)
+
+
+SPECS = [
+    pytest.param(PLAIN, id="plain"),
+    pytest.param(RopeSpec(12, 500_000.0, fq.Llama3(8.0)), id="llama3"),
+    pytest.param(RopeSpec(10, scaling=fq.Given((3.0, -1.0, 0.0, -1e-4, 2e-9))), id="either sign"),
+    pytest.param(RopeSpec(10, precision="hf_frequencies"), id="float32 frequencies"),
+    pytest.param(RopeSpec(10, axes=axes.AxisMap((0,) * 5, 1)), id="axis map of one"),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+class TestExactness:
+    def test_float32_is_one_rounding_up_to_ten_million(self, spec):
+        assert errors(spec, NEAR) <= 2**-25 + 1e-8
+
+    def test_float64_up_to_ten_million(self, spec):
+        assert errors(spec, NEAR, torch.float64) <= 1e-11  # promised: 6e-9
+
+    def test_float64_within_the_two_level_reach(self, spec):
+        assert errors(spec, [p for p in NEAR if p < TWO_LEVEL_REACH], torch.float64) <= 3e-13
+
+    def test_half_precision_is_one_rounding(self, spec):
+        assert errors(spec, NEAR, torch.bfloat16) <= 2**-9
+        assert errors(spec, NEAR, torch.float16) <= 2**-12 + 1e-8
+
+    def test_far_positions(self, spec):
+        assert errors(spec, FAR) <= 5e-8  # promised: 2e-7
+        assert errors(spec, [2**40 - 1, 2**40, 2**40 + 1]) <= 5e-7
+
+    def test_negative_positions(self, spec):
+        assert errors(spec, [-p for p in NEAR]) <= 2**-25 + 1e-8
+        assert errors(spec, [-p for p in FAR]) <= 5e-8
+        assert errors(spec, [-(2**40), 1 - 2**40]) <= 5e-7
+
+    def test_neighbours_are_distinct_up_to_2_to_the_40(self, spec):
+        """Float32 positions collapse at 2^24."""
+        for far in (2**24, 2**31, 2**36, 2**40 - 1):
+            here, there = torch.cat(cos_sin(spec, torch.tensor([far, far + 1])), dim=-1)
+            assert not torch.equal(here, there)
+
+
+def exact_steps(radians: float) -> int:
+    with mpmath.workdps(60):
+        steps = int(mpmath.nint(mpmath.mpf(radians) / (2 * mpmath.pi) * 2**64))
+    return (steps + 2**63) % 2**64 - 2**63
+
+
+def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
+    generator = torch.Generator().manual_seed(0)
+    random = 10 ** (torch.rand(200, generator=generator, dtype=torch.float64) * 20 - 12)
+    chosen = torch.tensor(
+        [0.0, 1.0, 0.1, 1e-4, 1e-12, 1e-19, 1e-300, math.pi, 2 * math.pi, 100.0, 1e4, 1e6, 1e9], dtype=torch.float64
+    )
+    for radians in (random, -random, chosen, -chosen):
+        assert turn_steps(radians).dtype == torch.int64
+        assert turn_steps(radians).tolist() == [exact_steps(r) for r in radians.tolist()]
+
+
+def test_steps_keep_the_shape_and_take_float32():
+    radians = torch.rand(3, 5)
+    assert torch.equal(turn_steps(radians), turn_steps(radians.double().flatten()).view(3, 5))
+
+
+def test_the_phase_wraps_exactly():
+    """position * step modulo 2^64 is the range reduction: checked against whole numbers."""
+    steps = turn_steps(torch.tensor([1.0, 0.1, -0.3], dtype=torch.float64))
+    positions = torch.tensor([[5], [2**40 + 9], [-(2**52) - 3]])
+    cos, sin = cos_sin_of_phase(steps, positions)
+    for i, j in ((i, j) for i in range(3) for j in range(3)):
+        turn = Fraction(int(positions[i, 0]) * int(steps[j]), 2**64) % 1
+        angle = 2 * mpmath.pi * turn.numerator / turn.denominator
+        assert abs(float(cos[i, j]) - mpmath.cos(angle)) < 4e-16 * math.pi
+        assert abs(float(sin[i, j]) - mpmath.sin(angle)) < 4e-16 * math.pi
+
+
+def test_two_levels_equal_the_phase():
+    spec = RopeSpec(64)
+    positions = torch.cat([torch.arange(3000), torch.randint(TWO_LEVEL_REACH, (2000,)), torch.tensor([TWO_LEVEL_REACH - 1])])
+    phase = cos_sin_of_phase(tables(spec, CPU).steps, positions.unsqueeze(-1))
+    for ours, by_phase in zip(cos_sin(spec, positions, dtype=torch.float64), phase, strict=True):
+        assert float((ours - by_phase).abs().max()) < 2e-15
+    for ours, by_phase in zip(cos_sin(spec, positions), phase, strict=True):
+        # one ulp of the float32 result, in the rare place where a double rounds across the middle
+        assert float(((ours - by_phase.float()).abs() / by_phase.float().abs().clamp(min=2**-30)).max()) <= 2**-23
+
+
+def test_circles_stay_circles():
+    cos, sin = cos_sin(RopeSpec(128), torch.arange(500))
+    assert float((cos**2 + sin**2 - 1).abs().max()) <= 1.2e-7
+
+
+@pytest.mark.parametrize("precision", ["exact", "hf_frequencies", "hf"])
+def test_a_row_depends_on_its_position_alone(precision):
+    # torch's own float32 cosine may differ in the last bit with its vector's neighbours: give "hf" whole vectors
+    spec = RopeSpec(64 if precision == "hf" else 10, scaling=fq.Yarn(factor=4.0), precision=precision)
+    positions = torch.arange(1100)
+    cos, sin = cos_sin(spec, positions)
+    order = torch.randperm(1100)
+    for again, picked in (
+        (positions[order], order),
+        (positions[::7], positions[::7]),
+        (positions[1099:], positions[1099:]),
+        (positions.to(torch.int32), positions),
+        (positions[:128].to(torch.int8), positions[:128]),
+        (positions[:256].to(torch.uint8), positions[:256]),
+        (positions.to(torch.int16), positions),
+    ):
+        assert all(torch.equal(new, old[picked]) for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True))
+    CACHE.clear()
+    # mates beyond the tables' reach take another way; this row must not
+    for mate in (2**20, -1, 2**40):
+        mixed = cos_sin(spec, torch.tensor([1099, mate, 3]))
+        assert all(torch.equal(new[::2], old[[1099, 3]]) for new, old in zip(mixed, (cos, sin), strict=True))
+    rows = cos_sin(spec, positions.view(2, 550))
+    assert all(torch.equal(new.flatten(0, 1), old) for new, old in zip(rows, (cos, sin), strict=True))
+
+
+def test_the_first_rows_are_the_same_rows():
+    for spec in (PLAIN, RopeSpec(10, scaling=fq.XPos()), RopeSpec(10, scaling=fq.Yarn(factor=4.0), magnitude_on="q")):
+        for count in (700, 3, 256, 257, 0, 1):
+            for key in (False, True):
+                kept = first_rows(spec, CPU, count, key)
+                assert all(len(table) == count for table in kept)
+                fresh = cos_sin(spec, torch.arange(count), key=key)
+                assert all(torch.equal(a, b) for a, b in zip(kept, fresh, strict=True))
+
+
+def test_first_rows_are_only_kept_where_they_are_few_and_fixed():
+    most = (2 << 20) // (8 * 5)
+    assert first_rows(PLAIN, CPU, most) is not None
+    assert first_rows(PLAIN, CPU, most + 1) is None
+    for spec in (
+        RopeSpec(10, scaling=fq.Dynamic(2.0)),
+        RopeSpec(8, axes=axes.axial(2, 2)),
+        RopeSpec(8, axes=axes.normalised(4)),
+    ):
+        assert first_rows(spec, CPU, 4) is None
+
+
+def test_no_positions_give_no_rows():
+    for shape in ((0,), (3, 0), (0, 5)):
+        cos, sin = cos_sin(PLAIN, torch.zeros(shape, dtype=torch.int64))
+        assert cos.shape == sin.shape == (*shape, 5)
+
+
+@pytest.mark.parametrize("gain", [1, 0, -1])
+def test_the_magnitude_is_raised_to_the_gain(gain):
+    scaling, positions = fq.Yarn(factor=4.0), torch.tensor([0, 7, 123_456])
+    bare = cos_sin(RopeSpec(10, scaling=scaling, magnitude_on="scale"), positions, dtype=torch.float64)
+    magnitude = 0.1 * math.log(4.0) + 1
+    for on, on_query, on_key in (("qk", 1, 1), ("q", 2, 0), ("scale", 0, 0)):
+        spec = RopeSpec(10, scaling=scaling, magnitude_on=on)
+        for key, power in ((False, on_query), (True, on_key)):
+            found = cos_sin(spec, positions, dtype=torch.float64, gain=gain, key=key)
+            for ours, plain in zip(found, bare, strict=True):
+                torch.testing.assert_close(ours, plain * magnitude ** (power * gain), rtol=1e-15, atol=0)
+            assert magnitude_on(spec, 3.0, key) == 3.0**power
+
+
+@pytest.mark.parametrize("gain", [1, 0, -1])
+def test_xpos_grows_queries_and_shrinks_keys(gain):
+    spec, positions = RopeSpec(10, scaling=fq.XPos(100.0, 40)), [0, 39, 40, 41, 500]
+    decay, radians = xpos_log_decay(10, 100.0), oracle(spec.scaling, 10, 1e4)[0]
+    for key in (False, True):
+        for table, turn in zip(
+            cos_sin(spec, torch.tensor(positions), dtype=torch.float64, gain=gain, key=key), (mpmath.cos, mpmath.sin), strict=True
+        ):
+            for row, p in enumerate(positions):
+                for pair in range(5):
+                    exact = turn(p * radians[pair]) * mpmath.exp((p - 40) * decay[pair] * gain * (-1 if key else 1))
+                    assert abs(float(table[row, pair]) - exact) <= 1e-12 * (1 + abs(exact))
+
+
+@pytest.mark.parametrize(
+    "scaling", [fq.Dynamic(4.0, 100), fq.DynamicYarn(100), fq.LongRope((1.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0), 100, 8.0)]
+)
+def test_every_row_follows_its_own_length(scaling):
+    spec, positions = RopeSpec(10, scaling=scaling), torch.tensor([[0, 50, 99], [1, 777, 3], [100, 100, 0]])
+    lengths = torch.tensor([100, 778, 101])
+    tables_ = cos_sin(spec, positions, length=lengths, dtype=torch.float64)
+    for row, length in enumerate(lengths.tolist()):
+        radians, magnitude = oracle(scaling, 10, 10_000.0, length)
+        for column, p in enumerate(positions[row].tolist()):
+            for pair in range(5):
+                for table, turn in zip(tables_, (mpmath.cos, mpmath.sin), strict=True):
+                    assert abs(float(table[row, column, pair]) - magnitude * turn(p * radians[pair])) < 1e-12
+        alone = cos_sin(spec, positions[row], length=length, dtype=torch.float64)
+        assert all(torch.equal(a, b[row]) for a, b in zip(alone, tables_, strict=True))
+    without = cos_sin(spec, positions, dtype=torch.float64)
+    within = cos_sin(spec, positions, length=1, dtype=torch.float64)
+    torch.testing.assert_close(without, within, rtol=0, atol=2e-15)
+
+
+def test_a_pair_listens_to_its_own_axis():
+    spec = RopeSpec(10, axes=axes.AxisMap((0, 2, 1, 1, 0), 3))
+    positions = torch.tensor([[[0, 5]], [[7, -9]], [[2**30, 11]]])  # [axes, B = 1, S = 2]
+    radians = spec.ladder_frequencies().radians.tolist()
+    cos, sin = cos_sin(spec, positions, dtype=torch.float64)
+    assert cos.shape == (1, 2, 5)
+    for token in range(2):
+        for pair, axis in enumerate((0, 2, 1, 1, 0)):
+            exact = exact_cos_sin(radians[pair], positions[axis, 0, token])
+            assert abs(float(cos[0, token, pair]) - exact[0]) < 1e-9
+            assert abs(float(sin[0, token, pair]) - exact[1]) < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_real_coordinates_turn_by_their_fraction(dtype):
+    spec = RopeSpec(8, 100.0, axes=axes.normalised(2, 2))
+    positions = torch.tensor([[[-1.0, 0.3, 0.99]], [[0.5, -0.25, 1e-3]]], dtype=dtype)
+    radians = spec.ladder_frequencies().radians.tolist()
+    cos, sin = cos_sin(spec, positions, dtype=torch.float64)
+    for token in range(3):
+        for pair, axis in enumerate((0, 0, 1, 1)):
+            angle = mpmath.mpf(float(positions[axis, 0, token])) * mpmath.mpf(radians[pair])
+            assert abs(float(cos[0, token, pair]) - mpmath.cos(angle)) < 1e-15
+            assert abs(float(sin[0, token, pair]) - mpmath.sin(angle)) < 1e-15

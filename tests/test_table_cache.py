@@ -1,0 +1,271 @@
+"""What is kept between calls changes no result: bounded, keyed on everything, safe under threads, forks and autograd modes."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from ropewalk import axes
+from ropewalk import frequencies as fq
+from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
+from ropewalk.table import CACHE, CACHE_BYTES, TableCache, cos_sin, first_rows, memory, tables
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    CACHE.clear()
+    yield
+    CACHE.clear()
+
+
+def keep(cache: TableCache, key: str, value, size: int, **how):
+    return cache.get((key,), lambda: value, lambda _: size, **how)
+
+
+class TestKeeping:
+    def test_a_kept_value_is_not_built_again(self):
+        cache, built = TableCache(), []
+        for _ in range(3):
+            assert cache.get(("a",), lambda: built.append(1) or "value", lambda _: 5) == "value"
+        assert built == [1]
+        assert (len(cache), cache.bytes) == (1, 5)
+
+    def test_the_least_recently_used_goes_first(self):
+        cache = TableCache(limit=10)
+        keep(cache, "a", 1, 4)
+        keep(cache, "b", 2, 4)
+        keep(cache, "a", 99, 4)  # used again
+        assert (len(cache), cache.bytes) == (2, 8)
+        keep(cache, "c", 3, 2)
+        assert (len(cache), cache.bytes) == (3, 10)  # exactly the limit is within it
+        keep(cache, "d", 4, 1)
+        assert cache.bytes == 7
+        assert [keep(cache, key, "new", 1) for key in ("a", "c", "d", "b")] == [1, 3, 4, "new"]
+
+    def test_one_value_larger_than_the_limit_is_still_served(self):
+        cache = TableCache(limit=10)
+        keep(cache, "small", 1, 3)
+        assert keep(cache, "huge", 2, 1000) == 2
+        assert len(cache) == 1
+        assert keep(cache, "huge", 3, 1000) == 2
+
+    def test_what_is_not_enough_is_replaced(self):
+        cache = TableCache()
+        keep(cache, "rows", 256, 256)
+        assert keep(cache, "rows", 512, 512, enough=lambda rows: rows >= 200) == 256
+        assert keep(cache, "rows", 512, 512, enough=lambda rows: rows >= 300) == 512
+        assert (len(cache), cache.bytes) == (1, 512)
+
+    def test_clearing_forgets(self):
+        cache = TableCache()
+        keep(cache, "a", 1, 4)
+        cache.clear()
+        assert (len(cache), cache.bytes) == (0, 0)
+        assert keep(cache, "a", 2, 4) == 2
+
+    def test_the_limit_is_what_it_says(self):
+        assert CACHE.limit == CACHE_BYTES == TableCache().limit == 256 * 2**20
+
+
+def test_the_cache_of_tables_evicts(monkeypatch):
+    one = RopeSpec(10)
+    expected = cos_sin(one, torch.arange(9))
+    size = tables(one, CPU).bytes
+    assert CACHE.bytes == size == 2 * 2 * 1024 * 5 * 8 + 5 * 8
+    monkeypatch.setattr(CACHE, "limit", 3 * size)
+    for theta in range(2, 12):
+        cos_sin(RopeSpec(10, float(theta)), torch.arange(9))
+        assert CACHE.bytes <= 3 * size
+    assert len(CACHE) == 3
+    assert all(torch.equal(a, b) for a, b in zip(cos_sin(one, torch.arange(9)), expected, strict=True))
+
+
+def test_every_field_and_device_has_a_table_of_its_own():
+    specs = [
+        RopeSpec(8),
+        RopeSpec(8, 100.0),
+        RopeSpec(8, scaling=fq.Linear(2.0)),
+        RopeSpec(8, precision="hf"),
+        RopeSpec(8, precision="hf_frequencies"),
+        RopeSpec(8, scaling=fq.Given((1.0, 0.5, 0.25, 0.125))),
+        RopeSpec(10, rotary_dim=8),
+    ]
+    kept = {id(tables(spec, device)) for spec in specs for device in (CPU, META)}
+    assert len(kept) == len(CACHE) == 2 * len(specs)
+    assert {id(tables(spec, device)) for spec in specs for device in (CPU, META)} == kept
+    assert tables(specs[0], META).steps.device == META
+    assert tables(RopeSpec(8), CPU) is tables(specs[0], CPU)
+
+
+def test_what_each_spec_keeps():
+    kept = tables(RopeSpec(8), CPU)
+    assert [level.shape for level in kept.levels] == [(1024, 4)] * 4
+    assert all(level.dtype == torch.float64 for level in kept.levels)
+    assert kept.axis_of_pair is None
+    assert tables(RopeSpec(8, precision="hf"), CPU).levels is None
+    assert tables(RopeSpec(8, scaling=fq.Dynamic(2.0)), CPU).levels is None
+    spread = tables(RopeSpec(8, axes=axes.axial(2, 2)), CPU)
+    assert spread.levels is None
+    assert spread.axis_of_pair.tolist() == [0, 0, 1, 1]
+    assert spread.bytes == 4 * 8
+
+
+def test_rows_grow_by_doubling_from_256():
+    spec = RopeSpec(10)
+    base = tables(spec, CPU).bytes
+    for count, rows in ((1, 256), (256, 256), (257, 512), (100, 512), (2000, 2048), (3, 2048)):
+        first_rows(spec, CPU, count)
+        assert CACHE.bytes - base == rows * 5 * 2 * 4
+    most = (2 << 20) // 40
+    first_rows(spec, CPU, most)
+    assert CACHE.bytes - base == most * 40
+
+
+def test_both_sides_share_rows_unless_they_differ():
+    for spec, sides in (
+        (RopeSpec(10), 1),
+        (RopeSpec(10, scaling=fq.Yarn(factor=4.0)), 1),
+        (RopeSpec(10, scaling=fq.Yarn(factor=4.0), magnitude_on="q"), 2),
+        (RopeSpec(10, scaling=fq.XPos()), 2),
+    ):
+        CACHE.clear()
+        first_rows(spec, CPU, 5, key=False)
+        first_rows(spec, CPU, 5, key=True)
+        assert len(CACHE) == 1 + sides
+
+
+def test_a_returned_table_is_the_callers_own():
+    spec = RopeSpec(10)
+    rope, positions = Rope(spec), torch.arange(7)
+    for call in (lambda: cos_sin(spec, positions), lambda: rope.cos_sin(positions), lambda: rope.cos_sin_hf(positions)):
+        before = [table.clone() for table in call()]
+        for table in call():
+            table.fill_(7.0)
+        assert all(torch.equal(a, b) for a, b in zip(call(), before, strict=True))
+
+
+def test_tables_made_under_inference_mode_serve_a_backward_later():
+    spec = RopeSpec(10)
+    with torch.inference_mode():
+        cos_sin(spec, torch.arange(5))
+        first_rows(spec, CPU, 5)
+        cos_sin(RopeSpec(10, scaling=fq.LongRope((1.0,) * 5, (2.0,) * 5, 4)), torch.arange(5), length=5)
+    kept = tables(spec, CPU)
+    rows = first_rows(spec, CPU, 5)
+    assert not any(t.is_inference() for t in (kept.steps, kept.frequencies.radians, *kept.levels, *rows))
+    x = torch.ones(5, 5, requires_grad=True)
+    (x * rows[0] * cos_sin(spec, torch.arange(5))[1]).sum().backward()
+    assert torch.equal(x.grad, rows[0] * rows[1])
+    longrope = RopeSpec(10, scaling=fq.LongRope((1.0,) * 5, (2.0,) * 5, 4))
+    x = torch.ones(5, 5, requires_grad=True)
+    (x * cos_sin(longrope, torch.arange(5), length=5)[0]).sum().backward()
+
+
+def test_nothing_kept_asks_for_a_gradient():
+    first_rows(RopeSpec(10), CPU, 5)
+    assert not any(t.requires_grad for t in (*first_rows(RopeSpec(10), CPU, 5), *tables(RopeSpec(10), CPU).levels))
+
+
+def test_eight_threads_get_what_one_gets(monkeypatch):
+    specs = [RopeSpec(10, 100.0 * (i + 1)) for i in range(6)]
+    counts = (3, 300, 257, 600)
+    expected = {(spec, n): [t.clone() for t in first_rows(spec, CPU, n)] for spec in specs for n in counts}
+    CACHE.clear()
+    monkeypatch.setattr(CACHE, "limit", 400_000)  # two specs fit, so threads also evict under each other
+    wrong, start = [], threading.Barrier(8)
+
+    def hammer(seed: int):
+        start.wait()
+        try:
+            for step in range(60):
+                spec, n = specs[(seed * 7 + step * 5) % 6], counts[(seed + step) % 4]
+                found = first_rows(spec, CPU, n) if step % 3 else cos_sin(spec, torch.arange(n))
+                if not all(torch.equal(a, b) for a, b in zip(found, expected[spec, n], strict=True)):
+                    wrong.append((spec, n))
+                if step % 20 == 19:
+                    CACHE.clear()
+        except Exception as error:  # a thread's exception would be lost otherwise
+            wrong.append(error)
+
+    threads = [threading.Thread(target=hammer, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert wrong == []
+    assert CACHE.bytes <= 400_000
+
+
+FORK = """
+import os, threading, time, torch
+from ropewalk.spec import RopeSpec
+from ropewalk.table import CACHE, cos_sin
+torch.set_num_threads(1)
+spec, positions = RopeSpec(10), torch.arange(5)
+expected = cos_sin(spec, positions)
+held = threading.Event()
+def hold():
+    with CACHE._lock:
+        held.set()
+        time.sleep(30)
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    same = all(torch.equal(a, b) for a, b in zip(cos_sin(spec, positions), expected))
+    fresh = cos_sin(RopeSpec(12), positions)[0].shape == (5, 6)
+    os._exit(0 if same and fresh else 1)
+for _ in range(100):
+    done, status = os.waitpid(child, os.WNOHANG)
+    if done:
+        os._exit(os.waitstatus_to_exitcode(status))
+    time.sleep(0.1)
+os.kill(child, 9)
+os._exit(3)
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system cannot fork")
+def test_a_forked_child_is_not_stopped_by_a_lock_its_parent_held():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+KINDS = [
+    RopeSpec(128),
+    RopeSpec(10),
+    RopeSpec(10, precision="hf"),
+    RopeSpec(8, axes=axes.axial(2, 2)),
+    RopeSpec(8, axes=axes.normalised(4)),
+    RopeSpec(8, scaling=fq.Dynamic(2.0)),
+]
+
+
+@pytest.mark.parametrize("spec", KINDS)
+def test_the_memory_figures_are_what_is_kept(spec):
+    for length in (1, 256, 300, 4096, 2**20):
+        CACHE.clear()
+        figures = memory(spec, length)
+        kept = tables(spec, CPU)
+        first_rows(spec, CPU, min(length, (2 << 20) // (8 * spec.pairs)))
+        assert figures["automatic"] == CACHE.bytes
+        assert figures["phase"] == kept.steps.numel() * 8 == spec.pairs * 8
+        assert figures["full"] == 2 * 4 * spec.pairs * length
+        assert figures["two_level"] == 2 * 2 * 8 * spec.pairs * 1024
+        if kept.levels is not None:
+            assert figures["two_level"] == sum(level.numel() * 8 for level in kept.levels)
+    at_zero = torch.zeros(1, dtype=torch.int64) if spec.axes is None else torch.zeros(spec.num_axes, 1, 1, dtype=torch.int64)
+    cos, sin = cos_sin(spec, at_zero, length=1)
+    assert (cos.numel() + sin.numel()) * 4 == memory(spec, 1)["full"]
+
+
+def test_a_million_positions_keep_four_mebibytes():
+    """Beside the 512 bytes of the frequencies themselves; a full table would take 512 MiB."""
+    figures = memory(RopeSpec(128), 2**20)
+    assert figures["automatic"] - figures["phase"] <= 4 * 2**20
+    assert figures["full"] == 512 * 2**20

@@ -1,0 +1,207 @@
+"""Small deliberate faults: every place of a module where one operator, constant, call or statement can be made wrong."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+ARITHMETIC = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+COMPARISONS = {
+    ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt,), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt,), ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
+}  # fmt: skip
+#: words that mean something when exchanged: functions, methods, and the package's own choices
+TWINS = [
+    ("cos", "sin"), ("floor", "ceil"), ("min", "max"), ("amin", "amax"), ("any", "all"), ("half", "interleaved"), ("exact", "hf"),
+    ("qk", "q"), ("shared", "per_axis"), ("layout_in", "layout_out"), ("ones", "zeros"), ("first", "second"),
+]  # fmt: skip
+TWIN = {a: b for pair in TWINS for a, b in (pair, pair[::-1])}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: the statement before and after, and the whole module with it."""
+
+    module: str
+    line: int
+    before: str
+    after: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line}\n    - {self.before}\n    + {self.after}"
+
+
+def mutants(module: str, source: str) -> list[Mutant]:
+    """Every single fault of a module, without those that leave it unchanged or make it no Python."""
+    tree = ast.parse(source)
+    found: dict[tuple[str, str, int], Mutant] = {}
+    for statement, change in _changes(tree):
+        before = _header(statement)
+        undo = change()
+        after, text = _header(statement), ast.unparse(tree)
+        undo()
+        if before != after:
+            # one fault of a statement can be reached by two ways
+            found.setdefault((before, after, statement.lineno), Mutant(module, statement.lineno, before, after, text))
+    return list(found.values())
+
+
+#: makes the fault in the tree and returns what takes it back
+Change = Callable[[], Callable[[], None]]
+
+
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.stmt, Change]]:
+    for statement in _statements(tree.body):
+        for change in _of_statement(statement):
+            yield statement, change
+        for node in _own_expressions(statement):
+            for change in _of_expression(node):
+                yield statement, change
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that do something: no docstrings, imports, or lists of names."""
+    for statement in body:
+        text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if text or isinstance(statement, ast.Import | ast.ImportFrom) or _assigns_all(statement):
+            continue
+        yield statement
+        for name in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, name, []))
+
+
+def _assigns_all(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in statement.targets)
+
+
+def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    """The expressions of a statement, without its block, its annotations, its decorators or the words of an error."""
+    skipped = {"body", "orelse", "finalbody", "handlers", "annotation", "returns", "decorator_list", "bases", "exc"}
+    for name, value in ast.iter_fields(statement):
+        if name in skipped:
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.arguments):
+                yield from (node for default in [*child.defaults, *filter(None, child.kw_defaults)] for node in _walk(default))
+            elif isinstance(child, ast.AST):
+                yield from _walk(child)
+
+
+def _walk(node: ast.AST) -> Iterator[ast.expr]:
+    """A node and those below it, but not the words of a message: f-strings and the arguments of an error."""
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "RopeError"):
+        return
+    if isinstance(node, ast.expr):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child)
+
+
+def _header(statement: ast.stmt) -> str:
+    """A statement in one line; a compound one without its block."""
+    lines = ast.unparse(statement).splitlines()
+    decorators = len(getattr(statement, "decorator_list", []))
+    return lines[decorators] if len(lines) > decorators else lines[0]
+
+
+def _put(target: object, **values: object) -> Change:
+    def change():
+        old = {name: getattr(target, name) for name in values}
+        for name, value in values.items():
+            setattr(target, name, value)
+        return lambda: [setattr(target, name, value) for name, value in old.items()] and None
+
+    return change
+
+
+def _become(node: ast.AST, other: ast.AST) -> Change:
+    """`node` turns into `other` in place, so that nobody needs to know its parent."""
+    other = copy.deepcopy(other)
+
+    def change():
+        kind, content = node.__class__, dict(node.__dict__)
+        node.__class__, node.__dict__ = other.__class__, {**content, **other.__dict__}
+
+        def undo():
+            node.__class__, node.__dict__ = kind, content
+
+        return undo
+
+    return change
+
+
+def _of_statement(statement: ast.stmt) -> Iterator[Change]:
+    if isinstance(statement, ast.Return) and statement.value is not None and not _is_none(statement.value):
+        yield _put(statement, value=ast.Constant(None))
+    if isinstance(statement, ast.Raise | ast.Expr | ast.AugAssign):
+        yield _become(statement, ast.Pass())
+    if isinstance(statement, ast.AugAssign):
+        yield from _operator(statement)
+    if isinstance(statement, ast.If | ast.While):
+        yield _put(statement, test=ast.UnaryOp(ast.Not(), statement.test))
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _operator(node: ast.BinOp | ast.AugAssign) -> Iterator[Change]:
+    if other := ARITHMETIC.get(type(node.op)):
+        yield _put(node, op=other())
+
+
+def _of_expression(node: ast.expr) -> Iterator[Change]:
+    match node:
+        case ast.BinOp():
+            yield from _operator(node)
+        case ast.Compare():
+            for i, op in enumerate(node.ops):
+                for other in COMPARISONS[type(op)]:
+                    yield _put(node, ops=[*node.ops[:i], other(), *node.ops[i + 1 :]])
+        case ast.BoolOp():
+            yield _put(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+            for i in range(len(node.values)):
+                kept = node.values[:i] + node.values[i + 1 :]
+                yield _become(node, kept[0]) if len(kept) == 1 else _put(node, values=kept)
+        case ast.UnaryOp():
+            yield _become(node, node.operand)
+        case ast.IfExp():
+            yield _become(node, node.body)
+            yield _become(node, node.orelse)
+        case ast.Constant():
+            yield from (_put(node, value=value) for value in _other_values(node.value))
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in TWIN and isinstance(node.ctx, ast.Load):
+            yield _put(node, **{"id" if isinstance(node, ast.Name) else "attr": TWIN[name]})
+        case ast.Call():
+            yield from _of_call(node)
+        case ast.Tuple(elts=[first, second]) if isinstance(node.ctx, ast.Load):
+            yield _put(node, elts=[second, first])
+
+
+def _other_values(value: object) -> Iterator[object]:
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, value - 1)
+    elif isinstance(value, float):
+        yield value * 2 if value else 1.0
+    elif isinstance(value, str) and value in TWIN:
+        yield TWIN[value]
+
+
+def _of_call(node: ast.Call) -> Iterator[Change]:
+    plain = len(node.args) >= 2 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
+    # exchanged, these two only crash
+    if plain and ast.unparse(node.func) not in ("isinstance", "getattr"):
+        yield _put(node, args=[node.args[1], node.args[0], *node.args[2:]])
+    for i, keyword in enumerate(node.keywords):
+        if keyword.arg is not None:
+            yield _put(node, keywords=node.keywords[:i] + node.keywords[i + 1 :])
+    if isinstance(node.func, ast.Attribute) and not node.args and not node.keywords:
+        yield _become(node, node.func.value)  # x.clone() -> x

@@ -1,0 +1,231 @@
+"""Does a test fail when the code is wrong? Breaks the core in small ways, one at a time, and runs the tests that should notice.
+
+    python tools/mutate.py --module table --per-module 50 --seed 1
+    python tools/mutate.py --per-module 25                              every module
+    python tools/mutate.py --list --module spec                         only show the faults
+
+Each fault lives in a copy of src/; a child forked after torch and transformers were imported runs pytest -x on it, so that
+a fault costs a second or two. Faults known to change nothing are in tools/equivalent_mutants.toml, each with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants import Mutant, mutants
+
+ROOT = Path(__file__).resolve().parent.parent
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
+#: tests per module, the most telling first
+TESTS = {
+    "errors": ("test_errors", "test_refusals"),
+    "frequencies": ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table"),
+    "axes": ("test_axes", "test_spec", "test_refusals"),
+    "positions": ("test_positions",),
+    "spec": ("test_spec", "test_refusals", "test_table", "test_axes"),
+    "table": ("test_table", "test_table_cache", "test_table_hf", "test_exactness", "test_tokens"),
+    "layout": ("test_layout",),
+    "tokens": ("test_tokens", "test_rotation", "test_laws", "test_rerotate"),
+    "rotation": ("test_rotation", "test_rerotate", "test_laws", "test_ops", "test_autograd", "test_compile"),
+    "rope": ("test_rope", "test_rotation", "test_laws", "test_rerotate", "test_learned"),
+    "ops": ("test_ops", "test_autograd", "test_rotation", "test_compile", "test_laws"),
+    "kernels/reference": ("kernels/test_reference", "test_rotation", "test_laws"),
+    "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
+    "kernels/turn": ("test_rotation", "test_tokens", "test_laws", "test_rerotate"),
+}
+#: imported once, before any child; not pytest's own plugins, which must be imported by pytest
+PRELOAD = ("torch", "numpy", "mpmath", "transformers.models.llama.modeling_llama", "torch._dynamo")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the tests ended: "killed", "survived" or "timeout", and how long they took."""
+
+    verdict: str
+    seconds: float
+    log: str
+
+
+def preload() -> None:
+    """Import what every child needs, so that no child pays for it."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in PRELOAD:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def test_arguments(module: str) -> list[str]:
+    """The test files of a module that exist, in their order."""
+    paths = [f"tests/{name}.py" for name in TESTS[module]]
+    return [path for path in paths if (ROOT / path).exists()]
+
+
+class Bench:
+    """A copy of src/ in which one module at a time is wrong."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+        shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def path(self, module: str) -> Path:
+        return self.folder / "src" / "ropewalk" / f"{module}.py"
+
+    def run(self, module: str, source: str | None, tests: list[str], timeout: float) -> Outcome:
+        """Run `tests` with `source` in place of the module; None runs them as it is."""
+        original = self.path(module).read_text(encoding="utf-8")
+        if source is not None:
+            self.path(module).write_text(source, encoding="utf-8")
+        try:
+            return self._run(tests, timeout)
+        finally:
+            self.path(module).write_text(original, encoding="utf-8")
+
+    def _run(self, tests: list[str], timeout: float) -> Outcome:
+        log, began = self.folder / "log.txt", time.monotonic()
+        child = os.fork()
+        if child == 0:
+            self._child(tests, log)
+        status = _wait(child, began + timeout)
+        if status is None:
+            # its own children too: some tests start processes
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        verdict = "timeout" if status is None else "survived" if status == 0 else "killed"
+        return Outcome(verdict, time.monotonic() - began, log.read_text(encoding="utf-8", errors="replace"))
+
+    def _child(self, tests: list[str], log: Path) -> None:
+        os.setsid()
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(ROOT)
+        # stale bytecode of an earlier fault would be run instead of this one
+        sys.dont_write_bytecode = True
+        os.environ.update(PYTHONPATH=str(self.folder / "src"), PYTHONDONTWRITEBYTECODE="1")
+        sys.path.insert(0, str(self.folder / "src"))
+        code = 2
+        try:
+            import pytest
+
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", *tests]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _wait(child: int, deadline: float) -> int | None:
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.02)
+    return None
+
+
+def equivalents() -> set[tuple[str, str, str]]:
+    """(module, before, after) of the faults known to change nothing."""
+    if not EQUIVALENT.exists():
+        return set()
+    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"]
+    return {(entry["module"], entry["before"], entry["after"]) for entry in listed}
+
+
+def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
+    """Faults of a module, sampled, without those known to change nothing."""
+    known = equivalents()
+    source = (ROOT / "src" / "ropewalk" / f"{module}.py").read_text(encoding="utf-8")
+    every = [m for m in mutants(module, source) if (m.module, m.before, m.after) not in known]
+    if count is None or count >= len(every):
+        return every
+    return sorted(random.Random(f"{seed}:{module}").sample(every, count), key=lambda m: m.line)
+
+
+def study(bench: Bench, module: str, picked: list[Mutant]) -> list[Mutant]:
+    """Run a module's faults and return the survivors."""
+    tests = test_arguments(module)
+    whole = bench.run(module, None, tests, timeout=600)
+    if whole.verdict != "survived":
+        sys.exit(f"{module}: its tests fail without any fault; mend them first\n{whole.log[-2000:]}")
+    limit, survivors, timeouts, began = 3 * whole.seconds + 15, [], 0, time.monotonic()
+    for mutant in picked:
+        outcome = bench.run(module, mutant.source, tests, limit)
+        timeouts += outcome.verdict == "timeout"
+        if outcome.verdict == "survived":
+            survivors.append(mutant)
+            print(f"SURVIVED {mutant}", flush=True)
+    killed = len(picked) - len(survivors)
+    spent = time.monotonic() - began
+    print(f"{module}: {killed} of {len(picked)} killed ({timeouts} by time), {len(survivors)} survive, {spent:.0f} s", flush=True)
+    return survivors
+
+
+def replace_once(bench: Bench, module: str, before: str, after: str, test: str) -> bool:
+    """Whether `test` fails once the only `before` in the module is `after`, and passes as it is."""
+    original = bench.path(module).read_text(encoding="utf-8")
+    if original.count(before) != 1:
+        sys.exit(f"{module}: {before!r} must occur once, not {original.count(before)} times")
+    verdicts = [bench.run(module, source, [test], 60).verdict for source in (None, original.replace(before, after))]
+    print(f"{module}: {before!r} -> {after!r}: {test} {verdicts[1]} (without the fault: {verdicts[0]})", flush=True)
+    return verdicts == ["survived", "killed"]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--module", action="append", choices=sorted(TESTS), help="may be repeated; all by default")
+    parser.add_argument("--per-module", type=int, metavar="N", help="sample N faults of each module; all by default")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
+    parser.add_argument(
+        "--replace",
+        nargs=4,
+        action="append",
+        metavar=("MODULE", "BEFORE", "AFTER", "TEST"),
+        help="one fault by hand, and the test that must notice; may be repeated",
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """0 if every fault was noticed."""
+    asked = arguments()
+    modules = asked.module or list(TESTS)
+    if asked.list:
+        for module in modules:
+            print(*chosen(module, asked.per_module, asked.seed), sep="\n")
+        return 0
+    preload()
+    bench = Bench()
+    try:
+        if asked.replace:
+            noticed = [replace_once(bench, *fault) for fault in asked.replace]
+            return 0 if all(noticed) else 1
+        picked = {module: chosen(module, asked.per_module, asked.seed) for module in modules}
+        survivors = [m for module in modules for m in study(bench, module, picked[module])]
+    finally:
+        bench.close()
+    total = sum(map(len, picked.values()))
+    print(f"all: {total - len(survivors)} of {total} faults noticed, {len(survivors)} survive (seed {asked.seed})")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
