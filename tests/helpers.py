@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
@@ -61,6 +62,11 @@ def sample_spec(name: str = "default", axis: str = "one", **changes) -> rw.RopeS
     ladder = pairs if axis_map is None else len(axis_map.ladders()[0][0])
     about = {"head_dim": 2 * pairs + 4, "rotary_dim": 2 * pairs, "rotary_start": ROTARY_START, "axes": axis_map}
     return rw.RopeSpec(**{**about, "scaling": sample_scaling(name, ladder), **changes})
+
+
+def x_of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random activations, [2, 3, 7, D] unless said otherwise."""
+    return torch.randn(shape or (2, 3, 7, HEAD_DIM)).to(dtype)
 
 
 def sample_positions(spec: rw.RopeSpec, batch: int, seq: int, high: int = 1000) -> Tensor:
@@ -119,8 +125,21 @@ def backend_or_skip(name: str, x: Tensor, spec: rw.RopeSpec, seq_dim: int = -2) 
     return name
 
 
+def widest(backend: str, spec: rw.RopeSpec) -> tuple[torch.dtype, float]:
+    """The widest dtype a backend takes here and the error it may make on numbers of size 1; a skip if it takes none."""
+    if not BACKENDS[backend].why_not(torch.empty(1, 1, 1, spec.head_dim, dtype=torch.float64), Turn(spec, -2)):
+        return torch.float64, 1e-12
+    backend_or_skip(backend, torch.empty(1, 1, 1, spec.head_dim), spec)
+    return torch.float32, 1e-5
+
+
 def ulps(found: Tensor, exact: Tensor) -> float:
     """The largest distance from the exact value, in units in the last place of it in `found`'s dtype."""
     info = torch.finfo(found.dtype)
     unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp(min=info.tiny)))) * info.eps
     return float(((found.double() - exact).abs() / unit).max())
+
+
+def exactly(found: Tensor, exact: Tensor, tolerance: float = 3e-6) -> None:
+    """Equal to a float64 value within an absolute tolerance."""
+    assert_close(found.double(), exact, rtol=0, atol=tolerance)

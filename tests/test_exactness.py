@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
 from torch.testing import assert_close
 
 import ropewalk as rw
+from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
 from ropewalk import rotation
 
 FAR = 10**7
@@ -96,9 +96,7 @@ def call(name, dtype, backend):
     spec = sample_spec(name)
     length = 40 if spec.needs_length else None
     run_by = backend_or_skip(backend, torch.empty(B, H, S, HEAD_DIM, dtype=dtype), spec)
-    return lambda x, positions=None, **where: rotation.rotate(
-        x, spec, positions, length=length, backend=run_by, **where
-    )
+    return lambda x, positions=None, **where: rotation.rotate(x, spec, positions, length=length, backend=run_by, **where)
 
 
 @every_backend

@@ -110,6 +110,14 @@ def test_a_row_never_sees_its_batch_mates(scaling):
         assert float(of_row) == float(alone.magnitude)
 
 
+@pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].needs_length])
+def test_frequencies_stay_where_the_lengths_are(scaling):
+    """Nothing is read back from a device and nothing is sent to it: the meta device would refuse to mix."""
+    found = scaling.frequencies(DIM, THETA, torch.tensor([5, 5000], device="meta"))
+    assert found.radians.device.type == "meta"
+    assert found.radians.shape == (2, DIM // 2)
+
+
 def test_the_reference_figures_of_128_dimensions():
     """M6 and M7."""
     radians = fq.Default().frequencies(128, 10_000.0).radians

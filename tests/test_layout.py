@@ -263,6 +263,12 @@ class TestProbe:
         assert found == LayoutProbe(None, dict.fromkeys(LAYOUTS, head.loss(layout)), 0.0)
 
 
+def test_the_probe_speaks_only_above_its_threshold():
+    losses = {"half": 1.0, "interleaved": 1.5}
+    assert probe_layout(losses.__getitem__, threshold=0.5).layout is None
+    assert probe_layout(losses.__getitem__, threshold=0.49) == LayoutProbe("half", losses, 0.5)
+
+
 def train_previous_token(layout):
     """Learn from random weights to copy the token before; returns the loss on fresh data under a given layout."""
     vocab, width, length = 12, 16, 20

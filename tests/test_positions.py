@@ -67,6 +67,7 @@ class TestConsecutive:
 
 class TestPacked:
     @given(st.lists(st.integers(0, 6), max_size=6), st.sampled_from([torch.int32, torch.int64]))
+    @settings(deadline=None)
     def test_every_sequence_counts_from_zero(self, lengths, dtype):
         boundaries = torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
         assert packed(boundaries).tolist() == [i for n in lengths for i in range(n)]
@@ -172,6 +173,13 @@ class TestMultimodal:
         positions, delta = multimodal([[Video(2, 1, 1, interval=2.0**22), Text(3)]], resume="max")
         assert positions[:, 0, 2:].tolist() == [[2**22 + 1, 2**22 + 2, 2**22 + 3]] * 3
         assert delta.tolist() == [2**22 + 4 - 5]
+
+    @pytest.mark.parametrize(("frames", "interval", "last"), [(11, 0.7, 7), (101, 0.29, 29)])
+    def test_frames_round_as_in_float32(self, frames, interval, last):
+        """10 * 0.7 and 100 * 0.29 are whole in float32; in float64 one or the other falls just below."""
+        time = multimodal([[Video(frames, 1, 1, interval), Text(1)]], resume="max")[0][0, 0]
+        assert time[:-1].tolist() == (torch.arange(frames) * interval).long().tolist()
+        assert time[-2:].tolist() == [last, last + 1]
 
     def test_first_release_and_transformers_5_part_after_a_long_video(self):
         row = [[Text(1), Video(6, 2, 2), Text(1)]]

@@ -147,6 +147,15 @@ def test_a_bad_field_of_a_spec_is_refused_by_name(field):
     assert RopeSpec(8, layout="half").head_dim == 8
 
 
+def test_a_refused_choice_lists_the_known_ones():
+    for field, known in (
+        ("layout", "half, interleaved"),
+        ("precision", "exact, hf_frequencies, hf"),
+        ("magnitude_on", "qk, q, scale"),
+    ):
+        assert f"must be one of {known};" in str(assert_refused(field, lambda: RopeSpec(8, **{field: "none"})))  # noqa: B023
+
+
 def test_every_field_of_a_spec_is_in_the_table():
     assert set(BAD_SPECS) == set(RopeSpec.__dataclass_fields__)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from door import assert_refused
-from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
 from torch.testing import assert_close
 
 import ropewalk as rw
+from door import assert_refused
+from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
 from ropewalk import frequencies, rotation
 
 B, H, S = 2, 3, 7

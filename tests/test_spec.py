@@ -55,6 +55,10 @@ def test_no_field_can_be_written():
         BASE.scaling.factor = 2.0
 
 
+def test_a_spec_holds_its_fields_and_its_key():
+    assert set(vars(BASE)) == {*OTHERS, "_key"}
+
+
 def test_every_field_is_part_of_the_identity():
     assert set(OTHERS) == {field.name for field in dataclasses.fields(RopeSpec)}
     for i, one in enumerate(SPECS):
@@ -101,6 +105,8 @@ def test_numbers_that_are_equal_make_equal_specs():
 def test_a_graph_finds_its_spec_by_the_key():
     for spec in SPECS:
         assert spec_of(spec.key) == spec
+        # nothing of this process in it: a graph kept on disk finds its spec in the next one
+        assert f"{id(type(spec)):x}" not in spec.key
 
 
 def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
@@ -174,6 +180,7 @@ def test_a_slice_outside_the_head_is_refused_with_the_field_to_change():
         ({"head_dim": 8, "rotary_dim": 5}, "rotary_dim"),
         ({"head_dim": 8, "rotary_start": 4, "rotary_dim": 6}, "rotary_dim"),
         ({"head_dim": 8, "rotary_start": 7}, "rotary_start"),
+        ({"head_dim": 7, "rotary_start": 6}, "rotary_start"),
     ]:
         with pytest.raises(ValueError, match=f"^{field}: "):
             RopeSpec(**fields)
@@ -237,6 +244,8 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
     assert RopeSpec(8, extra_softmax_factor=1.3).softmax_factor == 1.3
     both = RopeSpec(8, scaling=yarn, magnitude_on="scale", extra_softmax_factor=1.3)
     assert both.softmax_factor == pytest.approx(1.3 * magnitude**2, rel=1e-15)
+    for scaling in (fq.LongRope((2.0,) * 4, (3.0,) * 4, 100, attention_factor=1.5), fq.Given((1.0,) * 4, 1.5)):
+        assert RopeSpec(8, scaling=scaling, magnitude_on="scale").softmax_factor == 2.25
     # the score of q and k is the same wherever the magnitude goes
     position = torch.tensor([7])
     for on in ("qk", "q", "scale"):

@@ -73,6 +73,13 @@ class TestExactness:
             assert not torch.equal(here, there)
 
 
+@pytest.mark.parametrize("edge", [-1, 0, TWO_LEVEL_REACH - 1, TWO_LEVEL_REACH, TWO_LEVEL_REACH + 1])
+def test_the_edges_of_the_two_level_reach(edge):
+    """A position just outside, with no mate farther out, must not be looked up."""
+    assert errors(PLAIN, [edge]) <= 2**-25 + 1e-8
+    assert errors(PLAIN, [5, edge]) <= 2**-25 + 1e-8
+
+
 def exact_steps(radians: float) -> int:
     with mpmath.workdps(60):
         steps = int(mpmath.nint(mpmath.mpf(radians) / (2 * mpmath.pi) * 2**64))
@@ -191,6 +198,23 @@ def test_the_magnitude_is_raised_to_the_gain(gain):
             assert magnitude_on(spec, 3.0, key) == 3.0**power
 
 
+@pytest.mark.parametrize("magnitude", [0.5, 1.0, 2.0, 3.0])
+def test_any_magnitude_reaches_the_table(magnitude):
+    spec = RopeSpec(4, scaling=fq.Given((1.0, 0.5), magnitude))
+    cos, sin = cos_sin(spec, torch.tensor([3]), dtype=torch.float64)
+    assert cos[0].tolist() == pytest.approx([magnitude * math.cos(3.0), magnitude * math.cos(1.5)], rel=1e-14)
+    assert sin[0].tolist() == pytest.approx([magnitude * math.sin(3.0), magnitude * math.sin(1.5)], rel=1e-14)
+
+
+def test_a_length_nobody_asked_for_changes_nothing():
+    positions = torch.arange(1100)
+    for spec in (PLAIN, RopeSpec(10, scaling=fq.Yarn(factor=4.0)), RopeSpec(10, scaling=fq.XPos())):
+        plain = cos_sin(spec, positions, dtype=torch.float64)
+        for length in (5, torch.tensor(5000)):
+            told = cos_sin(spec, positions, length=length, dtype=torch.float64)
+            assert all(torch.equal(a, b) for a, b in zip(told, plain, strict=True))
+
+
 @pytest.mark.parametrize("gain", [1, 0, -1])
 def test_xpos_grows_queries_and_shrinks_keys(gain):
     spec, positions = RopeSpec(10, scaling=fq.XPos(100.0, 40)), [0, 39, 40, 41, 500]
@@ -203,6 +227,20 @@ def test_xpos_grows_queries_and_shrinks_keys(gain):
                 for pair in range(5):
                     exact = turn(p * radians[pair]) * mpmath.exp((p - 40) * decay[pair] * gain * (-1 if key else 1))
                     assert abs(float(table[row, pair]) - exact) <= 1e-12 * (1 + abs(exact))
+
+
+def test_a_table_is_a_querys_unless_told():
+    spec, positions = RopeSpec(10, scaling=fq.XPos(50.0)), torch.tensor([3, 40])
+    as_said, query, key = (
+        cos_sin(spec, positions),
+        cos_sin(spec, positions, gain=1, key=False),
+        cos_sin(spec, positions, key=True),
+    )
+    assert torch.equal(as_said[0], query[0])
+    assert not torch.equal(query[0], key[0])
+    rows, query_rows = first_rows(spec, CPU, 41), first_rows(spec, CPU, 41, key=False)
+    assert torch.equal(rows[0], query_rows[0])
+    assert torch.equal(rows[0][positions], query[0])
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_every_field_and_device_has_a_table_of_its_own():
     assert len(kept) == len(CACHE) == 2 * len(specs)
     assert {id(tables(spec, device)) for spec in specs for device in (CPU, META)} == kept
     assert tables(specs[0], META).steps.device == META
+    assert [table.device for table in first_rows(specs[0], META, 3)] == [META, META]
     assert tables(RopeSpec(8), CPU) is tables(specs[0], CPU)
 
 
@@ -124,6 +125,13 @@ def test_rows_grow_by_doubling_from_256():
     most = (2 << 20) // 40
     first_rows(spec, CPU, most)
     assert CACHE.bytes - base == most * 40
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, 256), (1, 256), (255, 256), (256, 256), (257, 512), (512, 512), (513, 1024)])
+def test_rows_come_in_powers_of_two(count, rows):
+    spec = RopeSpec(10)
+    first_rows(spec, CPU, count)
+    assert CACHE.bytes - tables(spec, CPU).bytes == rows * 5 * 2 * 4
 
 
 def test_both_sides_share_rows_unless_they_differ():

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 import torch
-from door import as_users_call, assert_refused
-from helpers import HEAD_DIM, sample_spec
 
 import ropewalk as rw
+from door import as_users_call, assert_refused
+from helpers import HEAD_DIM, sample_spec
 from ropewalk import axes, rotation
 
 B, H, S = 2, 3, 7

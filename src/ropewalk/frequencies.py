@@ -34,20 +34,28 @@ class Frequencies:
     center: int = 0
 
 
-def periods(dim: int, theta: float | Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+# said everywhere: a model built under `torch.device("meta")` would make frequencies without values
+CPU = torch.device("cpu")
+
+
+def periods(dim: int, theta: float | Tensor, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """theta^(2i/d): steps per radian of every pair."""
     return theta ** (torch.arange(0, dim, 2, dtype=torch.int64, device=device).to(dtype) / dim)
 
 
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device) if device == CPU else _copied(values, dtype, device)
+
+
 @lru_cache(maxsize=256)
-def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
+def _copied(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     # copied to a GPU once, so that a captured graph never waits for the host; read only
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
-def _device(length: Tensor | float | None) -> torch.device | None:
-    return length.device if isinstance(length, Tensor) else None
+def _device(length: Tensor | float | None) -> torch.device:
+    return length.device if isinstance(length, Tensor) else CPU
 
 
 def mscale(factor: float | Tensor, weight: float = 1.0) -> float | Tensor:
@@ -76,7 +84,7 @@ def ramp(
     length: float,
     truncate: bool,
     dtype: torch.dtype,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
 ) -> Tensor:
     """0 for pairs with at least `fast` turns in `length` steps, 1 for those with at most `slow`, linear between."""
     low, high = turns_to_pair(fast, dim, theta, length), turns_to_pair(slow, dim, theta, length)
@@ -106,7 +114,7 @@ class Scaling:
 
     def frequencies(self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64) -> Frequencies:
         """Radians per step of the dim/2 pairs; `length` is read only where `needs_length`."""
-        reached = torch.tensor(length) if isinstance(length, int) else length
+        reached = torch.tensor(length, device=CPU) if isinstance(length, int) else length
         radians, magnitude = self._radians(dim, theta, reached, dtype), self._magnitude(reached, dtype)
         return Frequencies(radians, magnitude, *self._growth(dim))
 
@@ -401,7 +409,7 @@ class Proportional(_Stretched):
     def _radians(self, dim, theta, length, dtype):
         turning = int(self.fraction * dim // 2)
         plain = 1.0 / periods(dim, theta, dtype)
-        return torch.where(torch.arange(dim // 2) < turning, plain, 0.0) / self.factor
+        return torch.where(torch.arange(dim // 2, device=CPU) < turning, plain, 0.0) / self.factor
 
 
 @dataclass(frozen=True)
@@ -411,7 +419,7 @@ class LinearFrequencies(Scaling):
     name: ClassVar[str] = "linear_frequencies"
 
     def _radians(self, dim, theta, length, dtype):
-        return 1.0 / (1 + torch.arange(0, dim, 2, dtype=dtype))
+        return 1.0 / (1 + torch.arange(0, dim, 2, dtype=dtype, device=CPU))
 
 
 @dataclass(frozen=True)
@@ -433,7 +441,7 @@ class XPos(Scaling):
         return Default()._radians(dim, theta, length, dtype)
 
     def _growth(self, dim):
-        zeta = (torch.arange(0, dim, 2, dtype=torch.float64) + 0.4 * dim) / (1.4 * dim)
+        zeta = (torch.arange(0, dim, 2, dtype=torch.float64, device=CPU) + 0.4 * dim) / (1.4 * dim)
         return zeta.log() / self.scale_base, self.center
 
 
@@ -453,7 +461,7 @@ class Given(Scaling):
             raise RopeError("radians", f"must hold one frequency for each of the {dim // 2} pairs", len(self.radians))
 
     def _radians(self, dim, theta, length, dtype):
-        return torch.tensor(self.radians, dtype=dtype)
+        return torch.tensor(self.radians, dtype=dtype, device=CPU)
 
     def _magnitude(self, length, dtype):
         return self.magnitude

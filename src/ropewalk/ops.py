@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ropewalk.errors import RopeError
 from ropewalk.frequencies import Length
 from ropewalk.kernels import pick
 from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn
@@ -19,7 +20,13 @@ from ropewalk.table import cos_sin
 def execute(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
     """Run the kernel."""
     outs = xs if inplace else tuple(torch.empty_like(x) for x in xs)
-    pick(xs, turn, backend).run(xs, outs, turn)
+    if backend is None and any(x.is_cpu and x.stride(-1) != 1 for x in xs):
+        # the native kernel wants dimensions side by side; another kernel would round another way, so it gets a copy
+        rows = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
+        for out, row in zip(outs, execute(rows, turn, True), strict=True):
+            out.copy_(row)
+    else:
+        pick(xs, turn, backend).run(xs, outs, turn)
     return outs
 
 
@@ -118,6 +125,8 @@ def _rotate_qk_backward(ctx, q_grad, k_grad):
 
 def _keep_tables(ctx, inputs, output):
     _, cos, sin, *ctx.rest = inputs
+    if any(ctx.needs_input_grad[1:3]):
+        raise RopeError("cos", "and sin that need gradients are turned by rotation.turn_by, not by the op", list(cos.shape))
     ctx.save_for_backward(cos, sin)
 
 

@@ -40,6 +40,7 @@ class Rope(nn.Module):
         if backend is not None:
             choice("backend", backend, BACKENDS)
         self.spec, self.backend = spec, backend
+        spec.with_(magnitude_on="scale")  # what rerotate turns by: a graph can only ask for specs made outside of it
         if isinstance(spec.axes, MixedAxes):
             self.mixed = nn.Parameter(torch.empty(spec.axes.num_heads, spec.pairs, spec.num_axes))
         elif spec.learned:

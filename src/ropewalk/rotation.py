@@ -193,32 +193,33 @@ def run(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | Non
     if inplace:
         check_own_memory(xs, addresses=not traced)
     transforms = _functorch() if traced else []
-    if _trained(turn) or any(transform != _functorch_kinds.Vmap for transform in transforms):
+    if _needs_formula(turn, transforms):
         turned = tuple(_by_formula(x, turn, key=turn.key or i == 1) for i, x in enumerate(xs))
         return tuple(x.copy_(y) for x, y in zip(xs, turned, strict=True)) if inplace else turned
     if traced:
         return through_op(xs, turn, inplace, mapped=bool(transforms))
-    if _differentiated(xs):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         turned = _Rotation.apply(turn, inplace, backend, *xs)
         return turned if isinstance(turned, tuple) else (turned,)
     return execute(xs, turn, inplace, backend)
 
 
 def _by_formula(x: Tensor, turn: AnyTurn, key: bool) -> Tensor:
-    """By plain torch, where gradients go to the tables or a functorch transform takes derivatives of its own."""
+    """By plain torch, where gradients go to the tables or derivatives are taken forwards or by functorch."""
     if isinstance(turn, Turn):
         turn = _written_out(turn, x, table_dtype(x), key)
     cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), key)
     return differentiable(x, align(cos, x, turn.seq_dim), align(sin, x, turn.seq_dim), turn)
 
 
-def _trained(turn: AnyTurn) -> bool:
-    return isinstance(turn, TableTurn) and torch.is_grad_enabled() and (turn.cos.requires_grad or turn.sin.requires_grad)
-
-
-def _differentiated(xs: tuple[Tensor, ...]) -> bool:
-    """Whether autograd, in either mode, must hear of this call."""
-    return (torch.is_grad_enabled() and any(x.requires_grad for x in xs)) or forward_ad._current_level >= 0
+def _needs_formula(turn: AnyTurn, transforms: list) -> bool:
+    """Whether derivatives are asked for that the one autograd rule does not give."""
+    if forward_ad._current_level >= 0 or any(transform != _functorch_kinds.Vmap for transform in transforms):
+        return True
+    # vmap hides whether a table needs a gradient
+    return isinstance(turn, TableTurn) and (
+        bool(transforms) or (torch.is_grad_enabled() and (turn.cos.requires_grad or turn.sin.requires_grad))
+    )
 
 
 def _traced(xs: tuple[Tensor, ...]) -> bool:
@@ -266,8 +267,3 @@ class _Rotation(torch.autograd.Function):
             for i, grad in enumerate(grads)
         )
         return None, None, None, *turned
-
-    @staticmethod
-    def jvp(ctx, _turn, _inplace, _backend, *tangents: Tensor):
-        turned = run(tangents, ctx.turn, False, ctx.backend)
-        return turned if len(tangents) > 1 else turned[0]  # type: ignore[misc]  # there is at least one

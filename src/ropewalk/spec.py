@@ -121,7 +121,7 @@ class RopeSpec:
         ladder = self.ladder_frequencies(length)
         if not isinstance(self.axes, AxisMap):
             return ladder
-        spread = torch.nn.functional.one_hot(torch.tensor(self.axis_of_pair), self.num_axes)
+        spread = torch.nn.functional.one_hot(torch.tensor(self.axis_of_pair, device="cpu"), self.num_axes)
         radians = ladder.radians.unsqueeze(-1) * spread.to(ladder.radians)  # [..., pairs, axes]
         return replace(ladder, radians=radians)
 

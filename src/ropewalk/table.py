@@ -58,7 +58,7 @@ def _top_half(x: Tensor) -> Tensor:
     return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)
 
 
-_C_TOP = float(_top_half(torch.tensor(_INVERSE_TWO_PI, dtype=torch.float64)))
+_C_TOP = float(_top_half(torch.tensor(_INVERSE_TWO_PI, dtype=torch.float64, device="cpu")))
 _C_REST = _INVERSE_TWO_PI - _C_TOP
 
 

@@ -120,7 +120,7 @@ def _share_elements(q: Tensor, k: Tensor) -> bool:
             steps.append((q_stride, 1 - k_size, q_size - 1))
         else:
             steps += [(q_stride, 0, q_size - 1), (k_stride, 1 - k_size, 0)]
-    return _reached(k.storage_offset() - q.storage_offset(), sorted(steps, reverse=True))
+    return _reached(int(k.storage_offset() - q.storage_offset()), sorted(steps, reverse=True))
 
 
 def _reached(distance: int, steps: list[tuple[int, int, int]]) -> bool:

@@ -153,3 +153,12 @@ def test_a_full_static_cache_and_an_empty_one_say_so():
         filled(encoding, counted(), k, v, kind="static", capacity=5)
     with pytest.raises(RopeError, match="empty"):
         KVCache().seen
+
+
+def test_a_cache_emptied_by_eviction_starts_again():
+    encoding, (k, v) = rotary(), draw()
+    cache = filled(encoding, counted(), k, v)
+    cache.evict(0, SEQ)
+    assert (len(cache), cache.next_positions) == (0, 0)
+    cache.append(k, v, counted())
+    assert torch.equal(cache.seen.k, k)

@@ -143,3 +143,31 @@ def test_refusals(rope):
         linear_attention(q, k, v, rope, form="cos")
     with pytest.raises(RopeError, match="documents"):
         linear_attention(q, k, v, rope, causal=False, documents=torch.zeros(BATCH, SEQ, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_left_padded_rows_equal_unpadded_ones_in_prefill_and_decode(form):
+    layer = LinearAttention(12, 3, 4, form=form).double()
+    x, step = torch.randn(1, 5, 12, dtype=torch.float64), torch.randn(1, 1, 12, dtype=torch.float64)
+    padded = torch.cat((torch.randn(1, 2, 12, dtype=torch.float64), x), dim=1)
+    alone, alone_state = layer(x)
+    got, state = layer(padded, padding=torch.tensor([[False] * 2 + [True] * 5]))
+    torch.testing.assert_close(got[:, 2:], alone, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(layer(step, state=state)[0], layer(step, state=alone_state)[0], atol=1e-12, rtol=1e-9)
+
+
+def test_a_state_refuses_frequencies_that_follow_the_length():
+    spec = rw.RopeSpec(head_dim=4, scaling=rw.frequencies.Dynamic(factor=2.0, original_length=3))
+    layer = LinearAttention(12, 3, spec=spec)
+    _, state = layer(torch.randn(1, 5, 12))
+    with pytest.raises(RopeError, match="follows"):
+        layer(torch.randn(1, 1, 12), state=state)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"form": "cos"}, "form"), ({"phi": "exp"}, "phi"), ({"num_heads": 5}, "head_dim")]
+)
+def test_bad_options_are_refused_by_name(options, field):
+    with pytest.raises(RopeError) as caught:
+        LinearAttention(**({"model_dim": 12, "num_heads": 3} | options))
+    assert caught.value.field == field

@@ -175,3 +175,26 @@ def test_bad_options_are_refused_by_name(options, field):
     with pytest.raises(RopeError) as caught:
         Attention(**(base | options))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
+    layer, x, taken = make(name), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), []
+    for backend, (why_not, run) in ATTENTION_BACKENDS.items():
+        spy = lambda call, backend=backend, run=run: taken.append(backend) or run(call)
+        monkeypatch.setitem(ATTENTION_BACKENDS, backend, (why_not, spy))
+    for wants in (False, True):
+        layer(x, positions_for(layer, batch=1), return_weights=wants)
+        assert taken.pop() == layer.backend_for(x, return_weights=wants)[0]
+
+
+def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
+    spec = rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.DynamicYarn(original_length=4), magnitude_on="scale")
+    with pytest.raises(RopeError, match="follows the length"):
+        make(spec, scale=None)
+    make(spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None)  # its magnitude is always 1
+
+
+def test_documents_must_number_every_token():
+    with pytest.raises(RopeError, match="document of every token"):
+        make()(torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), documents=torch.zeros(SEQ, dtype=torch.int64))

@@ -107,35 +107,71 @@ CASES = {
     "qwen2-vl": Case("qwen2_vl_text", {"rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}, module="qwen2_vl", axes=3),
     "qwen2.5-vl": Case("qwen2_5_vl_text", {"rope_parameters": SECTIONS}, module="qwen2_5_vl", axes=3),
     "qwen3-vl": Case("qwen3_vl_text", {"rope_parameters": SECTIONS, "head_dim": 16}, axes=3),
-    "qwen3.5": Case("qwen3_5_text", {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
-                                     "head_dim": 16}, axes=3),  # fmt: skip
+    "qwen3.5": Case(
+        "qwen3_5_text",
+        {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, "head_dim": 16},
+        axes=3,
+    ),
     "deepseek-v2": Case("deepseek_v2", {**MLA, **scaled(DEEPSEEK_YARN)}, "complex"),
     "deepseek-v3": Case("deepseek_v3", {**MLA, **scaled(DEEPSEEK_YARN)}, "deinterleave"),
     "deepseek-v3 half": Case("deepseek_v3", {**MLA, "rope_interleave": False}),
     "deepseek-v4 main": Case("deepseek_v4", {"head_dim": 16, "partial_rotary_factor": 0.5}, "single", layer_type="main"),
-    "deepseek-v4 compress": Case("deepseek_v4", {"head_dim": 16, "partial_rotary_factor": 0.5, **scaled(YARN)}, "single",
-                                 layer_type="compress"),  # fmt: skip
+    "deepseek-v4 compress": Case(
+        "deepseek_v4", {"head_dim": 16, "partial_rotary_factor": 0.5, **scaled(YARN)}, "single", layer_type="compress"
+    ),
     "longcat-flash": Case("longcat_flash", {**MLA, "head_dim": 8}, "deinterleave"),
     "glm4-moe-lite": Case("glm4_moe_lite", {**MLA, **scaled(DEEPSEEK_YARN)}, "deinterleave"),
     "minicpm3": Case("minicpm3", MLA),
     "phi": Case("phi", {}, "slice"),
-    "phi-3": Case("phi3", {"rope_scaling": {"type": "longrope", **{k: LONGROPE[k] for k in ("short_factor", "long_factor")}},
-                           "original_max_position_embeddings": 5000, "max_position_embeddings": 9000,
-                           "partial_rotary_factor": 0.5, "pad_token_id": 0}),  # fmt: skip
-    "phi-3 long": Case("phi3", {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 100}, "pad_token_id": 0,
-                                "original_max_position_embeddings": 100, "max_position_embeddings": 400,
-                                "partial_rotary_factor": 0.5}),  # fmt: skip
+    "phi-3": Case(
+        "phi3",
+        {
+            "rope_scaling": {"type": "longrope", **{k: LONGROPE[k] for k in ("short_factor", "long_factor")}},
+            "original_max_position_embeddings": 5000,
+            "max_position_embeddings": 9000,
+            "partial_rotary_factor": 0.5,
+            "pad_token_id": 0,
+        },
+    ),
+    "phi-3 long": Case(
+        "phi3",
+        {
+            "rope_scaling": {**LONGROPE, "original_max_position_embeddings": 100},
+            "pad_token_id": 0,
+            "original_max_position_embeddings": 100,
+            "max_position_embeddings": 400,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     "gemma": Case("gemma", {"head_dim": 10}),
     "gemma-2": Case("gemma2", {"head_dim": 10}),
-    "gemma-3 full": Case("gemma3_text", {"head_dim": 10, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-                         module="gemma3", layer_type="full_attention"),  # fmt: skip
-    "gemma-3 sliding": Case("gemma3_text", {"head_dim": 10, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-                            module="gemma3", layer_type="sliding_attention"),  # fmt: skip
+    "gemma-3 full": Case(
+        "gemma3_text",
+        {"head_dim": 10, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        module="gemma3",
+        layer_type="full_attention",
+    ),
+    "gemma-3 sliding": Case(
+        "gemma3_text",
+        {"head_dim": 10, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        module="gemma3",
+        layer_type="sliding_attention",
+    ),
     "gemma-3n": Case("gemma3n_text", {"head_dim": 10}, "single", layer_type="sliding_attention"),
-    "gemma-4 full": Case("gemma4_text", {"head_dim": 8, "global_head_dim": 16}, "single", rotary="Gemma4TextRotaryEmbedding",
-                         layer_type="full_attention"),  # fmt: skip
-    "gemma-4 sliding": Case("gemma4_text", {"head_dim": 8, "global_head_dim": 16}, "single", rotary="Gemma4TextRotaryEmbedding",
-                            layer_type="sliding_attention"),  # fmt: skip
+    "gemma-4 full": Case(
+        "gemma4_text",
+        {"head_dim": 8, "global_head_dim": 16},
+        "single",
+        rotary="Gemma4TextRotaryEmbedding",
+        layer_type="full_attention",
+    ),
+    "gemma-4 sliding": Case(
+        "gemma4_text",
+        {"head_dim": 8, "global_head_dim": 16},
+        "single",
+        rotary="Gemma4TextRotaryEmbedding",
+        layer_type="sliding_attention",
+    ),
     "mistral": Case("mistral", {"head_dim": 10}),
     "mixtral": Case("mixtral", {}),
     "gpt-neox": Case("gpt_neox", {"rotary_pct": 0.25, "rotary_emb_base": 20000}),
@@ -144,7 +180,9 @@ CASES = {
     "glm": Case("glm", {"head_dim": 16}),
     "glm-4": Case("glm4", {"head_dim": 16}),
     "glm-4 moe": Case("glm4_moe", {"head_dim": 16}),
-    "glm-4v": Case("glm4v_text", {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}, axes=3),
+    "glm-4v": Case(
+        "glm4v_text", {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}, axes=3
+    ),
     "glm-4v moe": Case("glm4v_moe_text", {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1]}, "head_dim": 16}, axes=3),
     "cohere": Case("cohere", {}),
     "cohere-2": Case("cohere2", {}),
@@ -163,18 +201,30 @@ CASES = {
     "starcoder2": Case("starcoder2", {}),
     "persimmon": Case("persimmon", {}, "slice"),
     "hunyuan": Case("hunyuan_v1_dense", {"head_dim": 16, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}),
-    "hunyuan-vl": Case("hunyuan_vl_text", {"head_dim": 16, "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0,
-                                           "xdrope_section": [2.0, 2.0, 2.0, 2.0]}}, module="hunyuan_vl"),  # fmt: skip
+    "hunyuan-vl": Case(
+        "hunyuan_vl_text",
+        {
+            "head_dim": 16,
+            "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, "xdrope_section": [2.0, 2.0, 2.0, 2.0]},
+        },
+        module="hunyuan_vl",
+    ),
     "ernie-4.5": Case("ernie4_5", {"head_dim": 16}),
-    "ernie-4.5-vl": Case("ernie4_5_vl_moe_text", {"rope_parameters": {**SECTIONS, "mrope_section": [3, 3, 2]}},
-                         module="ernie4_5_vl_moe", axes=3),  # fmt: skip
+    "ernie-4.5-vl": Case(
+        "ernie4_5_vl_moe_text", {"rope_parameters": {**SECTIONS, "mrope_section": [3, 3, 2]}}, module="ernie4_5_vl_moe", axes=3
+    ),
     "exaone-4": Case("exaone4", {}),
     "seed-oss": Case("seed_oss", {"head_dim": 16}),
     "apertus": Case("apertus", scaled(LLAMA3)),
     "dbrx": Case("dbrx", {"d_model": 32, "n_heads": 2, "n_layers": 2}),
     "helium": Case("helium", {"head_dim": 16}),
-    "phimoe": Case("phimoe", {**scaled({**LONGROPE, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.2,
-                                        "long_mscale": 1.2}), "max_position_embeddings": 6000}),  # fmt: skip
+    "phimoe": Case(
+        "phimoe",
+        {
+            **scaled({**LONGROPE, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.2, "long_mscale": 1.2}),
+            "max_position_embeddings": 6000,
+        },
+    ),
     "mimo-v2-flash": Case("mimo_v2_flash", {"head_dim": 24}, layer_type="full_attention"),
     "privacy-filter": Case("openai_privacy_filter", {"head_dim": 16}),
 }

@@ -55,9 +55,7 @@ def test_four_forms_are_equal(layout):
     other = "interleaved" if layout == "half" else "half"
     assert_close(reference.turn(x[:, order], cos, sin, other), turned[:, order], rtol=0, atol=0)
     for m in range(S):
-        assert_close(
-            torch.from_numpy(reference.rotate_vector(x[m].numpy(), m, layout=layout)), turned[m], rtol=0, atol=1e-14
-        )
+        assert_close(torch.from_numpy(reference.rotate_vector(x[m].numpy(), m, layout=layout)), turned[m], rtol=0, atol=1e-14)
 
 
 @both_layouts

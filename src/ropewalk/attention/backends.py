@@ -44,6 +44,7 @@ class Call:
 
 
 def math_why_not(call: Call) -> str | None:
+    """The definition runs everywhere."""
     return None
 
 
@@ -64,6 +65,7 @@ def run_math(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def sdpa_why_not(call: Call) -> str | None:
+    """Why torch's fused kernel cannot run this call; None if it can."""
     return "weights are asked for, and the fused kernel never forms them" if call.wants_weights else None
 
 
@@ -91,6 +93,7 @@ def _may_be_blind(visible: Visibility) -> bool:
 
 
 def flex_why_not(call: Call) -> str | None:
+    """Why FlexAttention cannot, or should not, run this call; None if it can."""
     if call.q.device.type != "cuda":
         return "FlexAttention is compiled for CUDA; here it would form all scores"
     if call.wants_weights or call.dropout:

@@ -111,7 +111,7 @@ class KVCache:
         integer("start", start, low=0, high=self.size)
         integer("stop", stop, low=start, high=self.size)
         keep = [*range(start), *range(stop, self.size)]
-        index = torch.tensor(keep, device=self.seen.positions.device)
+        index = torch.tensor(keep, dtype=torch.int64, device=self.seen.positions.device)  # also where nothing is kept
         self._kept = Seen(*(t.index_select(-2 if t.ndim == 4 else -1, index) for t in self.seen))
         self.size = len(keep)
 

@@ -20,6 +20,7 @@ from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": F.relu}
+FORMS = ("numerator", "cosine")
 CHUNK = 64
 
 
@@ -118,17 +119,22 @@ def linear_attention(
 ) -> tuple[Tensor, State]:
     """Attend q, k [B, H, S, D], v [B, H, S, Dv] in time and memory linear in S; also the state to go on from.
 
-    positions default to the tokens' order behind `state`. padding [B, S] is True for real tokens.
+    positions default to the order of the real tokens behind `state`. padding [B, S] is True for real tokens.
     """
-    choice("form", form, ("numerator", "cosine"))
+    choice("form", form, FORMS)
     phi = FEATURES[choice("phi", phi, FEATURES)] if isinstance(phi, str) else phi
     integer("chunk", chunk, low=1)
     batch, _, seq, _ = q.shape
     if documents is not None and (state is not None or not causal):
         raise RopeError("documents", "are for causal attention over whole sequences, without a state", list(documents.shape))
     count = torch.zeros(batch, dtype=torch.int64, device=q.device) if state is None else state.count
+    if state is not None and rope.spec.needs_length:
+        raise RopeError(
+            "state", "holds keys turned for one length; a scaling that follows it needs softmax attention", rope.spec.scaling
+        )
     if positions is None:
-        positions = torch.arange(seq, device=q.device) + count[:, None]
+        order = torch.arange(seq, device=q.device) if padding is None else (padding.long().cumsum(-1) - 1).clamp(min=0)
+        positions = order + count[:, None]
     found = features(q, k, rope, positions, form, phi, scale)
     k_side, k_plain, value = found.k, found.k_plain, v.to(found.k.dtype)
     if padding is not None:
@@ -177,7 +183,13 @@ class LinearAttention(nn.Module):
         chunk: int = CHUNK,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, model_dim // num_heads if head_dim is None else head_dim
+        self.num_heads = integer("num_heads", num_heads, low=1)
+        if head_dim is None and model_dim % num_heads:
+            raise RopeError("head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim)
+        self.head_dim = model_dim // num_heads if head_dim is None else head_dim
+        choice("form", form, FORMS)
+        if isinstance(phi, str):
+            choice("phi", phi, FEATURES)
         self.rope = Rope(RopeSpec(head_dim=self.head_dim) if spec is None else spec)
         self.form, self.phi, self.causal, self.chunk = form, phi, causal, chunk
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(model_dim, num_heads * self.head_dim, bias=bias) for _ in range(3))

@@ -79,8 +79,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
-        factor = self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0
-        self.scale = factor / math.sqrt(self.head_dim) if scale is None else number("scale", scale, above=0)
+        self.scale = self._default_scale() if scale is None else number("scale", scale, above=0)
 
     def forward(
         self,
@@ -113,7 +112,7 @@ class Attention(nn.Module):
             q, k, v, self.scale, visible,
             bias=self.encoding.bias(q, positions, k_positions),
             dropout=self.dropout if self.training else 0.0,
-            wants_weights=return_weights or type(self.encoding).value_bias is not Encoding.value_bias,
+            wants_weights=self._wants_weights(return_weights),
         )  # fmt: skip
         out, weights = attend(call, self.backend)
         if weights is not None:
@@ -125,12 +124,25 @@ class Attention(nn.Module):
         return Attended(out, weights if return_weights else None)
 
     def backend_for(
-        self, x: Tensor, *, padding: Tensor | None = None, documents: Tensor | None = None, mask: Tensor | None = None
-    ):
+        self,
+        x: Tensor,
+        *,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+        mask: Tensor | None = None,
+        return_weights: bool = False,
+    ) -> tuple[str, str]:
         """(backend, reason) that `forward` would take for x and these masks."""
         q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
+        here = torch.zeros(1, dtype=torch.int64, device=x.device)
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
-        return pick(Call(q, q, q, self.scale, visible), self.backend)
+        call = Call(
+            q, q, q, self.scale, visible,
+            bias=self.encoding.bias(q[:, :, :1], here, here),  # of one token: only whether there is one matters
+            dropout=self.dropout if self.training else 0.0,
+            wants_weights=self._wants_weights(return_weights),
+        )  # fmt: skip
+        return pick(call, self.backend)
 
     def token_positions(
         self,
@@ -145,6 +157,8 @@ class Attention(nn.Module):
         """The positions of x's tokens, [B, S] unless given otherwise."""
         if documents is not None and cache is not None:
             raise RopeError("documents", "cannot be packed into a cache: give each its own row", list(documents.shape))
+        if documents is not None and documents.shape != (batch, seq):
+            raise RopeError("documents", f"must number the document of every token, [{batch}, {seq}]", list(documents.shape))
         if positions is not None:
             return positions
         if documents is not None:
@@ -171,8 +185,25 @@ class Attention(nn.Module):
             k = seen.k
         return turn(q, positions, key=False, length=length), k, seen.v, seen.positions, seen.valid
 
+    def _default_scale(self) -> float:
+        factor = _softmax_factor(self.encoding.rope.spec) if isinstance(self.encoding, Rotary) else 1.0
+        return factor / math.sqrt(self.head_dim)
+
+    def _wants_weights(self, asked: bool) -> bool:
+        """Relative values are mixed by the weights, so they need them whether the caller does or not."""
+        return asked or type(self.encoding).value_bias is not Encoding.value_bias
+
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, H, S, D]
+
+
+def _softmax_factor(spec: RopeSpec) -> float:
+    """What the spec puts on the softmax scale, a constant of the layer."""
+    if spec.magnitude_on == "scale" and spec.needs_length:
+        short, long = (float(spec.frequencies(length).magnitude) for length in (1, 2**40))
+        if short != long:
+            raise RopeError("magnitude_on", "must be 'qk' or 'q' where the magnitude follows the length of a sequence", "scale")
+    return spec.softmax_factor
 
 
 def _count_within(documents: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ class Family:
     partial: float = 1.0
     #: whether the unscaled rope reads `partial_rotary_factor`; the scaled types always do
     reads_partial: bool = False
+    #: how many dimensions turn where the config has no `rotary_dim`
+    rotary_dim: int | None = None
     #: the rotated slice stands at the end of the head
     at_end: bool = False
     #: order of `mrope_section` along the pairs, and its default
@@ -53,6 +55,8 @@ class Family:
     reads_alpha: bool = False
     #: `short_mscale` and `long_mscale` are the magnitude
     reads_mscales: bool = False
+    #: without a rope in the config its code falls back to a scaled one, so a config must have it
+    must_be_given: bool = False
     #: why this family has no spec
     refused: str | None = None
 
@@ -84,13 +88,14 @@ FAMILIES: dict[str, Family] = {
         "olmo olmo2 olmoe qwen2 qwen2_moe starcoder2 minicpm3 hy_v4 esm",
     ),
     **_like(_PLAIN, "gemma gemma2 vaultgemma t5gemma", head_dim=256),
-    **_like(_PLAIN, "ministral3 molmo2_text qwen3 seed_oss", head_dim=128),
+    **_like(_PLAIN, "molmo2_text qwen3 seed_oss", head_dim=128),
+    **_like(_PLAIN, "ministral3", head_dim=128, must_be_given=True),
     **_like(_PLAIN, "qwen3_moe zamba2"),
-    **_like(_PLAIN, "apertus", theta=1.2e7),
+    **_like(_PLAIN, "apertus", theta=1.2e7, must_be_given=True),
     **_like(_PLAIN, "bitnet csm flex_olmo mllama_text_model", theta=5e5),
     **_like(_PLAIN, "emu3_text_model lfm2 lfm2_moe minimax mixtral", theta=1e6),
-    **_like(_PLAIN, "cwm", theta=1e6, head_dim=128),
-    **_like(_PLAIN, "gpt_oss", theta=1.5e5, head_dim=64),
+    **_like(_PLAIN, "cwm", theta=1e6, head_dim=128, must_be_given=True),
+    **_like(_PLAIN, "gpt_oss", theta=1.5e5, head_dim=64, must_be_given=True),
     **_like(_PLAIN, "gte", theta=1.6e5),
     **_like(_PLAIN, "hy_v3", theta=11_158_840.0, head_dim=128),
     **_like(_PLAIN, "jetmoe", head_dim=128),
@@ -108,7 +113,8 @@ FAMILIES: dict[str, Family] = {
     **_like(_PARTIAL, "gpt_neox stablelm", partial=0.25),
     **_like(_PARTIAL, "qwen3_next", partial=0.25, head_dim=256),
     **_like(_PARTIAL, "gpt_neox_japanese"),
-    **_like(_PARTIAL, "minimax_m2 minimax_m3_vl_text", theta=5e6, head_dim=128),
+    **_like(_PARTIAL, "minimax_m2", theta=5e6, head_dim=128),
+    **_like(_PARTIAL, "minimax_m3_vl_text", theta=5e6, head_dim=128, rotary_dim=64),
     **_like(_PARTIAL, "minimax_m1 minimax_text_01", theta=1e7),
     **_like(_PARTIAL, "solar_open", theta=1e6, head_dim=128),
     **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True),
@@ -120,22 +126,25 @@ FAMILIES: dict[str, Family] = {
     **_like(_PAIRED, "ernie4_5_moe", theta=5e5),
     **_like(_PAIRED, "helium", theta=1e5, head_dim=128),
     **_like(_PAIRED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True),
-    **_like(_PAIRED, "openai_privacy_filter", theta=1.5e5, head_dim=64),
+    **_like(_PAIRED, "openai_privacy_filter", theta=1.5e5, head_dim=64, must_be_given=True),
     **_like(_PAIRED, "roformer deepseek_v2"),
-    **_like(_PAIRED, "gptj codegen", reads_partial=True),
+    **_like(_PAIRED, "gptj codegen", reads_partial=True, rotary_dim=64),
     **_like(_PAIRED, "glm glm4", reads_partial=True, partial=0.5, head_dim=128),
     # pairs (2i, 2i + 1) come in, halves go out
-    **_like(_MLA, "deepseek_v32 bailing_hybrid glm_moe_dsa axk2"),
+    **_like(_MLA, "deepseek_v32 glm_moe_dsa axk2"),
+    **_like(_MLA, "bailing_hybrid", theta=6e6),
     **_like(_MLA, "longcat_flash", theta=1e7),
-    **_like(_MLA, "mistral_large4_text", skips_layers=True),
-    **_like(_MLA, "deepseek_v3 kimi_k2 glm4_moe_lite mistral4 youtu axk1", has_interleave_flag=True),
+    **_like(_MLA, "mistral_large4_text", skips_layers=True, must_be_given=True),
+    **_like(_MLA, "deepseek_v3 kimi_k2 youtu axk1", has_interleave_flag=True),
+    **_like(_MLA, "glm4_moe_lite", has_interleave_flag=True, reads_partial=True),
+    **_like(_MLA, "mistral4", has_interleave_flag=True, must_be_given=True),
     # one base per layer type
     **_like(_GEMMA3, "gemma3_text gemma3n_text"),
     **_like(_MODERNBERT, "modernbert modernbert-decoder"),
     **_like(_PLAIN, "olmo3", bases=_two_bases(("rope_theta", 5e5), ("rope_theta", 5e5))),
-    **_like(_PLAIN, "gemma4_text gemma4_unified_text", head_dim=256, global_head_dim=512),
-    **_like(_PARTIAL, "laguna mellum", head_dim=128),
-    **_like(_PARTIAL, "mimo_v2_flash", partial=0.334, head_dim=192),
+    **_like(_PLAIN, "gemma4_text gemma4_unified_text", head_dim=256, global_head_dim=512, must_be_given=True),
+    **_like(_PARTIAL, "laguna mellum", head_dim=128, must_be_given=True),
+    **_like(_PARTIAL, "mimo_v2_flash", partial=0.334, head_dim=192, must_be_given=True),
     **_like(
         Family(layout="interleaved", reads_partial=True, at_end=True, head_dim=512, yarn_attention_factor=1.0),
         "deepseek_v4",

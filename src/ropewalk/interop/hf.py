@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ropewalk.errors import RopeError
@@ -13,7 +13,7 @@ from ropewalk.interop.export import config_keys
 from ropewalk.interop.families import FAMILIES, Family
 from ropewalk.interop.layers import gives_rope, layer_ropes, refuse_other_encodings, stray_keys
 from ropewalk.interop.reading import read_layer
-from ropewalk.interop.record import Entry
+from ropewalk.interop.record import Entry, Layer
 from ropewalk.spec import RopeSpec
 
 
@@ -52,10 +52,9 @@ def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_freque
     Models with latent attention (DeepSeek) rotate a part that their code splits off; the spec is of that part, with
     head_dim = qk_rope_head_dim.
     """
-    specs, explanation = _read(config)
+    specs, explanation = _read(config, precision)
     for text in explanation.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
-    specs = {name: spec if spec is None else replace(spec, precision=precision) for name, spec in specs.items()}
     if per_layer:
         return specs
     distinct = {spec for spec in specs.values() if spec is not None}
@@ -88,7 +87,7 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
     return written
 
 
-def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation]:
+def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
     text = config_file.text_part(config_file.load(config))
     model_type = text.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
@@ -98,9 +97,9 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation]:
         raise RopeError("model_type", f"{model_type} {family.refused}", model_type)
     refuse_other_encodings(text)
     if not known and not gives_rope(text):
-        raise RopeError(
-            "rope_parameters", "must be given, or rope_theta, for a model_type this package does not know", model_type
-        )
+        raise RopeError("rope_parameters", "must be given, or rope_theta, where the model_type is not a known one", model_type)
+    if family.must_be_given and not (text.get("rope_parameters") or text.get("rope_scaling")):
+        raise RopeError("rope_parameters", f"must be given: without it {model_type} falls back to a scaled rope", None)
     specs: dict[str, RopeSpec | None] = {}
     entries: list[Entry] = []
     told: list[str] = [f"rope_parameters.{key}: not read beside layer types" for key in stray_keys(text)]
@@ -109,7 +108,8 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation]:
             specs[name] = None
             entries.append(Entry(name, "rope", None, "this layer stands still"))
             continue
-        specs[name], layer = read_layer(text, family, model_type or "this model", known, name, rope)
+        layer = Layer(text, family, model_type or "this model", known, name, rope)
+        specs[name] = read_layer(layer, precision)
         entries += layer.entries
         told += layer.warnings
     return specs, Explanation(model_type, tuple(entries), tuple(dict.fromkeys(told)))

@@ -17,6 +17,13 @@ ROPE_KEYS = (
     "rope_parameters", "rope_theta", "rope_scaling", "rotary_emb_base", "rotary_pct", "rotary_emb_fraction", "rotary_dim",
     "rope_local_base_freq", "global_rope_theta", "partial_rotary_factor",
 )  # fmt: skip
+#: the keys of one rope; any other key of `rope_parameters` that holds an object is a layer type
+INNER_KEYS = frozenset((
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "alpha", "original_max_position_embeddings",
+    "attention_factor", "truncate", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "short_factor", "long_factor",
+    "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor", "mrope_section", "xdrope_section",
+    "mrope_interleaved", "interleaved",
+))  # fmt: skip
 #: one layer type's rope as the config gives it, by key; None: the layer stands still
 Rope = dict[str, Found] | None
 
@@ -24,9 +31,8 @@ Rope = dict[str, Found] | None
 def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
     """The rope of each layer type, before any value is read."""
     v5, v4 = _object(config, "rope_parameters"), _object(config, "rope_scaling")
-    nested = any(isinstance(value, Mapping) for value in v5.values()) or bool(v5 and set(v5) <= set(layer_types(config)))
     ropes: dict[str, Rope]
-    if nested:
+    if _is_nested(config, v5):
         if v4:
             raise RopeError("rope_scaling", "must not stand beside rope_parameters that differ per layer type", dict(v4))
         ropes = {name: _rope(value, f"rope_parameters.{name}") for name, value in v5.items() if _is_layer(name, value)}
@@ -44,8 +50,7 @@ def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
 def stray_keys(config: Mapping[str, Any]) -> list[str]:
     """Keys that stand beside the layer types of nested `rope_parameters`, where nobody reads them."""
     v5 = _object(config, "rope_parameters")
-    nested = any(isinstance(value, Mapping) for value in v5.values())
-    return [key for key, value in v5.items() if nested and not _is_layer(key, value)]
+    return [key for key, value in v5.items() if not _is_layer(key, value)] if _is_nested(config, v5) else []
 
 
 def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -65,8 +70,13 @@ def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value or {}
 
 
+def _is_nested(config: Mapping[str, Any], v5: Mapping[str, Any]) -> bool:
+    objects = any(isinstance(value, Mapping) and key not in INNER_KEYS for key, value in v5.items())
+    return objects or bool(v5 and set(v5) <= set(layer_types(config)))
+
+
 def _is_layer(name: str, value: Any) -> bool:
-    return isinstance(value, Mapping) or (value is None and name not in ROPE_KEYS)
+    return name not in INNER_KEYS and (value is None or isinstance(value, Mapping))
 
 
 def _rope(given: Mapping[str, Any] | None, where: str) -> Rope:
@@ -128,9 +138,11 @@ def gives_rope(config: Mapping[str, Any]) -> bool:
 
 
 def refuse_other_encodings(config: Mapping[str, Any]) -> None:
-    """Refuse a model whose config says that its positions enter another way."""
+    """Refuse a model whose config says that its positions enter another way, or does not say which."""
     if config.get("alibi") is not None and flag("alibi", config["alibi"]):
         raise RopeError("alibi", "must be false: this model adds a bias to its scores and rotates nothing", True)
     kind = config.get("position_embedding_type")
     if kind is not None and kind not in ("rotary", "rope"):
         raise RopeError("position_embedding_type", "must be rotary: this model rotates nothing", kind)
+    if config.get("inference_rope_scaling") is True and not (config.get("rope_scaling") or config.get("rope_parameters")):
+        raise RopeError("rope_scaling", "must be given where inference_rope_scaling is true", None)

@@ -10,7 +10,6 @@ from typing import Any
 from ropewalk import axes
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.frequencies import Llama3, LongRope, Ntk, Scaling, Yarn, mscale
-from ropewalk.interop.families import Family
 from ropewalk.interop.record import Found, Layer, find
 from ropewalk.interop.scalings import SCALING_READERS
 from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
@@ -22,25 +21,22 @@ AXIS_KEYS = {"mrope_section", "xdrope_section", "mrope_interleaved", "interleave
 BESIDE_ALPHA = {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
 
-def read_layer(
-    config: Mapping[str, Any], family: Family, model: str, known: bool, name: str, rope: dict[str, Found]
-) -> tuple[RopeSpec, Layer]:
-    """The spec of one layer type, without its precision."""
-    layer = Layer(config, family, model, known, name, rope)
+def read_layer(layer: Layer, precision: str) -> RopeSpec:
+    """The spec of one layer type; `layer` keeps where its values came from."""
+    config, family = layer.config, layer.family
     layer.rope_type = _rope_type(layer)
     with _in_config_words(layer):
-        inner, outer = rope.get("rope_theta"), find(config, "rope_theta", "rotary_emb_base")
+        inner, outer = layer.rope.get("rope_theta"), find(config, "rope_theta", "rotary_emb_base")
         theta = layer.use("theta", layer.either(inner, outer) or layer.default(family.theta, "rope_theta"))
         head = _head_dim(layer)
         where = _slice(layer, head)
         scaling = SCALING_READERS[layer.rope_type](layer)
         _warn_of_unread_keys(layer, scaling)
         layout, layout_out = _layout(layer)
-        spec = RopeSpec(
-            head_dim=head, theta=theta, scaling=scaling, layout=layout, layout_out=layout_out,
+        return RopeSpec(
+            head_dim=head, theta=theta, scaling=scaling, layout=layout, layout_out=layout_out, precision=precision,
             axes=_axes(layer, where.get("rotary_dim", head) // 2), extra_softmax_factor=_softmax(layer, scaling), **where,
         )  # fmt: skip
-    return spec, layer
 
 
 @contextmanager
@@ -52,7 +48,7 @@ def _in_config_words(layer: Layer) -> Iterator[None]:
         found = layer.names.get("mrope_section" if name in ("sections", "axes") else name)
         if found is None:
             raise
-        raise RopeError(found.key + bracket + index, f"{error.rule} (in {found.where})", error.value) from None
+        raise RopeError(found.key + bracket + index, f"{error.rule} ({found})", error.value) from None
 
 
 def _rope_type(layer: Layer) -> str:
@@ -80,15 +76,21 @@ def _head_dim(layer: Layer) -> int:
     if found is None and family.head_dim is not None and "head_dim" not in config:
         found = layer.default(family.head_dim, "head_dim")
     if found is None:
-        hidden, heads = (
-            find(config, *keys) or Found(None, keys[0])
-            for keys in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads"))
-        )
+        hidden = _required(config, "hidden_size", "n_embd", "d_model")
+        heads = _required(config, "num_attention_heads", "n_head", "n_heads")
         size, count = integer(hidden.key, hidden.value, low=1), integer(heads.key, heads.value, low=1)
         if size % count:
             raise RopeError(hidden.key, f"must be a multiple of {heads.key} = {count} where head_dim is not given", size)
         found = Found(size // count, hidden.key, f"{hidden.key} / {heads.key}", made=True)
     return integer(found.key, layer.use("head_dim", found), low=2, high=MAX_HEAD_DIM)
+
+
+def _required(config: Mapping[str, Any], *keys: str) -> Found:
+    found = find(config, *keys)
+    if found is None:
+        rule = "must be given where head_dim is not; a config.json that leaves it to its class needs transformers' own object"
+        raise RopeError(keys[0], rule, None)
+    return found
 
 
 def _own_head_dim(layer: Layer) -> Found | None:
@@ -113,6 +115,8 @@ def _slice(layer: Layer, head: int) -> dict[str, Any]:
     outer = find(config, "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
     partial = layer.either(layer.rope.get("partial_rotary_factor"), outer)
     width = find(config, "rotary_dim", "qk_rope_head_dim")
+    if width is None and partial is None and family.rotary_dim is not None and "rotary_dim" not in config:
+        width = layer.default(family.rotary_dim, "rotary_dim")
     fraction = None if partial is None else number(partial.key, partial.value, above=0, high=1)
     if layer.rope_type == "proportional":
         layer.use("fraction", partial or layer.default(1.0, "partial_rotary_factor"))

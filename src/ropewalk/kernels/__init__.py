@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.kernels import eager, reference, triton
+from ropewalk.kernels import cpu, eager, reference, triton
 from ropewalk.kernels.turn import AnyTurn, align, table_dtype
 
 
@@ -33,6 +33,7 @@ def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTu
 #: fastest first; `pick` takes the first that has no reason against it
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(triton.why_not, triton.run),
+    "cpu": Backend(cpu.why_not, cpu.run),
     "eager": Backend(eager.why_not, eager.run),
     "reference": Backend(eager.why_not, _run_reference),
 }

@@ -44,6 +44,13 @@ typedef void (*sheet_function)(const struct sheet *);
 
 #include "cpu_vectors.inc"
 
+/* In order of memory and in the loop itself: a library's memcpy starts at both ends, which ends the stream of stores. */
+ALWAYS void copy(char *y, const char *x, size_t count) {
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) memcpy(y + i, x + i, 16);
+    for (; i + 2 <= count; i += 2) memcpy(y + i, x + i, 2);
+}
+
 #define V(name) portable_##name
 #define TARGET PORTABLE
 #define TARGET_ENTRY
@@ -81,7 +88,8 @@ typedef void (*sheet_function)(const struct sheet *);
 
 struct isa {
     const char *name;
-    const sheet_function (*sheets)[2][2][2];
+    int lanes, halves; /* halves: the next set gives the same bits with half the lanes */
+    const sheet_function (*sheets)[2][2][2][2]; /* by dtype, layout of x, layout of y, back, edges */
     int (*runs_here)(void);
 };
 
@@ -96,12 +104,12 @@ static int has_avx512(void) { return has_avx2() && __builtin_cpu_supports("avx51
 /* widest first */
 static const struct isa ISAS[] = {
 #if defined(__aarch64__)
-    {"neon", neon_sheets, always},
+    {"neon", neon_LANES, 0, neon_sheets, always},
 #elif defined(__x86_64__)
-    {"avx512", avx512_sheets, has_avx512},
-    {"avx2", avx2_sheets, has_avx2},
+    {"avx512", avx512_LANES, 1, avx512_sheets, has_avx512},
+    {"avx2", avx2_LANES, 0, avx2_sheets, has_avx2},
 #endif
-    {"portable", portable_sheets, always},
+    {"portable", portable_LANES, 0, portable_sheets, always},
 };
 enum { ISA_COUNT = sizeof ISAS / sizeof *ISAS };
 static const struct isa *chosen = &ISAS[ISA_COUNT - 1];
@@ -166,19 +174,26 @@ static void deal(int64_t shares, share_function run, void *work) {
 
 /* ---- the call ---- */
 
-/* Followed by, for each tensor: x, y, sizes[ndim], strides of x[ndim], strides of y[ndim], in elements. */
+/* As the Python side packs it. `plan` depends on shapes alone and is kept there from call to call; it is followed by
+ * sizes[ndim], strides of x[ndim] and strides of y[ndim], in elements, for each tensor. */
 struct call {
-    int64_t tensors, ndim, dtype, layout_in, layout_out, back, start, pairs;
-    int64_t seq_axis, batch_axis, head_axis; /* -1 where there is none */
+    const char *x[2];
+    char *y[2];
     /* rows of cos and sin with their strides in floats; NULL if they are to be made */
     const float *cos, *sin;
     int64_t seq_step, batch_step, head_step;
     /* rows to be made: `batches` x `seq` positions, or offset ... offset + seq - 1 where positions is NULL */
     const int64_t *positions;
     int64_t position_seq_step, position_batch_step, offset, batches;
-    const double *low_cos, *low_sin, *high_cos, *high_sin; /* [1 << level_bits, pairs] */
-    int64_t level_bits;
-    double magnitude;
+    struct {
+        const double *low_cos, *low_sin, *high_cos, *high_sin; /* [1 << bits, pairs] */
+        int64_t bits;
+        double magnitude;
+    } levels;
+    struct {
+        int64_t tensors, ndim, dtype, layout_in, layout_out, back, start, pairs;
+        int64_t seq_axis, batch_axis, head_axis; /* -1 where there is none */
+    } plan;
 };
 
 struct axis {
@@ -245,16 +260,16 @@ static int64_t tile_of(const struct tensor *tensor) {
 }
 
 /* Read one tensor's description; the number of its elements. */
-static int64_t read_tensor(const struct call *call, const int64_t *words, struct tensor *tensor) {
-    const int64_t ndim = call->ndim, item = call->dtype == F32 ? 4 : 2;
-    const int64_t *sizes = words + 2, *x_strides = sizes + ndim, *y_strides = x_strides + ndim;
+static int64_t read_tensor(const struct call *call, int which, const int64_t *sizes, struct tensor *tensor) {
+    const int64_t ndim = call->plan.ndim, item = call->plan.dtype == F32 ? 4 : 2;
+    const int64_t *x_strides = sizes + ndim, *y_strides = x_strides + ndim;
     int64_t rows = 1;
     tensor->axes = 0;
     for (int64_t i = 0; i + 1 < ndim; i++) {
         rows *= sizes[i];
-        int64_t table_step = i == call->seq_axis     ? call->seq_step
-                             : i == call->batch_axis ? call->batch_step
-                             : i == call->head_axis  ? call->head_step
+        int64_t table_step = i == call->plan.seq_axis     ? call->seq_step
+                             : i == call->plan.batch_axis ? call->batch_step
+                             : i == call->plan.head_axis  ? call->head_step
                                                      : 0;
         if (sizes[i] != 1) insert_axis(tensor, (struct axis){sizes[i], {x_strides[i] * item, y_strides[i] * item, table_step}});
     }
@@ -262,16 +277,16 @@ static int64_t read_tensor(const struct call *call, const int64_t *words, struct
     merge_axes(tensor);
 
     const struct axis *inner = &tensor->axis[tensor->axes - 1];
-    const size_t before = (size_t)(call->start * item), turned = (size_t)(2 * call->pairs * item);
-    const char *x = (const char *)(uintptr_t)words[0];
-    char *y = (char *)(uintptr_t)words[1];
+    const size_t before = (size_t)(call->plan.start * item), turned = (size_t)(2 * call->plan.pairs * item);
+    const char *x = call->x[which];
+    char *y = call->y[which];
     const int in_place = x == y;
     tensor->first = (struct sheet){
         .x = x + before,
         .y = y + before,
         .cos = call->cos,
         .sin = call->sin,
-        .pairs = call->pairs,
+        .pairs = call->plan.pairs,
         .before = in_place ? 0 : before,
         .turned = turned,
         .after = in_place ? 0 : (size_t)(sizes[ndim - 1] * item) - before - turned,
@@ -280,7 +295,10 @@ static int64_t read_tensor(const struct call *call, const int64_t *words, struct
         .outer = tensor->axes > 1 ? inner[-1].step : (struct step){0},
         .inner = inner->step,
     };
-    tensor->turn = chosen->sheets[call->dtype][call->layout_in][call->layout_out][call->back];
+    const struct isa *isa = chosen;
+    if (call->plan.pairs % isa->lanes && isa->halves) isa++;
+    const int edges = call->plan.pairs % isa->lanes || tensor->first.before || tensor->first.after;
+    tensor->turn = isa->sheets[call->plan.dtype][call->plan.layout_in][call->plan.layout_out][call->plan.back][edges];
     tensor->outer_rows = inner->size ? rows / inner->size : 0;
     tensor->tile = tile_of(tensor);
     return rows * sizes[ndim - 1];
@@ -336,7 +354,7 @@ static void turn_shares(int64_t first, int64_t last, void *data) {
 
 struct making {
     const struct call *call;
-    float *cos, *sin;
+    float *table; /* [rows, 2, pairs]: cos and sin side by side are one stream of memory instead of two */
     int64_t seq, rows, shares;
 };
 
@@ -346,7 +364,7 @@ static int64_t position_of(const struct call *call, int64_t batch, int64_t token
 }
 
 static int all_near(const struct call *call, int64_t seq) {
-    const int64_t reach = (int64_t)1 << (2 * call->level_bits);
+    const int64_t reach = (int64_t)1 << (2 * call->levels.bits);
     int far = 0;
     for (int64_t batch = 0; batch < call->batches; batch++)
         for (int64_t token = 0; token < seq; token++) far |= (uint64_t)position_of(call, batch, token) >= (uint64_t)reach;
@@ -357,14 +375,14 @@ static int all_near(const struct call *call, int64_t seq) {
 static void make_rows(int64_t first, int64_t last, void *data) {
     const struct making *making = data;
     const struct call *call = making->call;
-    const int64_t pairs = call->pairs, low_mask = ((int64_t)1 << call->level_bits) - 1;
-    const double magnitude = call->magnitude;
+    const int64_t pairs = call->plan.pairs, low_mask = ((int64_t)1 << call->levels.bits) - 1;
+    const double magnitude = call->levels.magnitude;
     for (int64_t row = making->rows * first / making->shares; row < making->rows * last / making->shares; row++) {
         const int64_t position = position_of(call, row / making->seq, row % making->seq);
-        const int64_t low = (position & low_mask) * pairs, high = (position >> call->level_bits) * pairs;
-        const double *low_cos = call->low_cos + low, *low_sin = call->low_sin + low;
-        const double *high_cos = call->high_cos + high, *high_sin = call->high_sin + high;
-        float *restrict cos = making->cos + row * pairs, *restrict sin = making->sin + row * pairs;
+        const int64_t low = (position & low_mask) * pairs, high = (position >> call->levels.bits) * pairs;
+        const double *low_cos = call->levels.low_cos + low, *low_sin = call->levels.low_sin + low;
+        const double *high_cos = call->levels.high_cos + high, *high_sin = call->levels.high_sin + high;
+        float *restrict cos = making->table + row * 2 * pairs, *restrict sin = cos + pairs;
         for (int64_t i = 0; i < pairs; i++) {
             cos[i] = (float)((high_cos[i] * low_cos[i] - high_sin[i] * low_sin[i]) * magnitude);
             sin[i] = (float)((high_sin[i] * low_cos[i] + high_cos[i] * low_sin[i]) * magnitude);
@@ -375,30 +393,30 @@ static void make_rows(int64_t first, int64_t last, void *data) {
 static int make_table(struct call *call, int64_t seq, float **table) {
     if (!all_near(call, seq)) return FAR;
     const int64_t rows = call->batches * seq;
-    *table = malloc((size_t)(rows * call->pairs) * 2 * sizeof(float));
-    if (!*table) return NO_MEMORY;
-    struct making making = {call, *table, *table + rows * call->pairs, seq, rows, shares_of(2 * rows * call->pairs)};
+    *table = malloc((size_t)(rows * call->plan.pairs) * 2 * sizeof(float));
+    if (!*table && rows) return NO_MEMORY;
+    struct making making = {call, *table, seq, rows, shares_of(2 * rows * call->plan.pairs)};
     deal(making.shares, make_rows, &making);
-    call->cos = making.cos, call->sin = making.sin;
-    call->seq_step = call->pairs, call->head_step = 0;
-    call->batch_step = call->batches > 1 ? seq * call->pairs : 0;
+    call->cos = *table, call->sin = *table + call->plan.pairs;
+    call->seq_step = 2 * call->plan.pairs, call->head_step = 0;
+    call->batch_step = call->batches > 1 ? seq * call->seq_step : 0;
     return DONE;
 }
 
 /* Turn what `words` describes: 0, or 1 if a position lies beyond the two-level table, or 2 without memory. */
-API int ropewalk_turn(const int64_t *words) {
+API int ropewalk_turn(const void *words) {
     struct call call;
     struct work work;
     float *table = NULL;
     memcpy(&call, words, sizeof call);
-    words += sizeof call / sizeof *words;
+    const int64_t *sizes = (const int64_t *)((const char *)words + sizeof call);
     if (!call.cos) {
-        int status = make_table(&call, words[2 + call.seq_axis], &table);
+        int status = make_table(&call, sizes[call.plan.seq_axis], &table);
         if (status != DONE) return status;
     }
     int64_t elements = 0;
-    work.tensors = (int)call.tensors;
-    for (int i = 0; i < work.tensors; i++) elements += read_tensor(&call, words + i * (2 + 3 * call.ndim), &work.tensor[i]);
+    work.tensors = (int)call.plan.tensors;
+    for (int i = 0; i < work.tensors; i++) elements += read_tensor(&call, i, sizes + i * 3 * call.plan.ndim, &work.tensor[i]);
     work.shares = shares_of(elements);
     deal(work.shares, turn_shares, &work);
     free(table);

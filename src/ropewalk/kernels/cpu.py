@@ -1,29 +1,32 @@
 """The native CPU kernel: cpu.c, a plain shared library called through ctypes.
 
-Angles of near positions are made inside the call from the kept two-level table; everything else arrives as rows. One
-bytes object describes a call, so nothing is shared between threads.
+A call is one bytes object of three parts: where the tensors and positions are, the two-level table of the spec, and the
+plan that follows from shapes alone. The last two are kept between calls; nothing mutable is shared between threads.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import struct
+import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropewalk.errors import choice
 from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, token_axes
-from ropewalk.table import LEVEL_BITS, Tables, first_rows, magnitude_on, tables
+from ropewalk.spec import RopeSpec, spec_of
+from ropewalk.table import LEVEL_BITS, Tables, magnitude_on, tables
 
+#: of `struct call` in cpu.c
 ABI = 1
 MAX_DIMS = 8
-#: from this many counted tokens on, reading the kept float32 rows is cheaper than making them
-KEPT_ROWS_FROM = 64
-#: narrower floats first round in float32
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 LAYOUTS = {"half": 0, "interleaved": 1}
 
@@ -47,173 +50,219 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-def _join_pool(library: ctypes.CDLL) -> str:
-    """Hand torch's own threads to the library; the name of the pool."""
+#: whose threads may share the work, best first: how the library is told, and the functions it then calls.
+#: Linking OpenMP instead could load a second runtime beside torch's.
+POOLS = {
+    "torch": ("ropewalk_use_torch", ("torch_parallel_for",)),
+    "openmp": (
+        "ropewalk_use_openmp",
+        ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads"),
+    ),
+}
+
+
+def join_pool(*names: str) -> str:
+    """Share the work with the first of the named pools that torch has here; "serial" if it has none."""
+    library: ctypes.CDLL = _library  # type: ignore[assignment]  # only called where there is one
+    library.ropewalk_serial()
     try:
         runtime = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
     except (OSError, StopIteration):
         return "serial"
-    if hasattr(runtime, "torch_parallel_for"):
-        library.ropewalk_use_torch(runtime.torch_parallel_for)
-        return "torch"
-    if hasattr(runtime, "GOMP_parallel"):
-        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
-        library.ropewalk_use_openmp(*(getattr(runtime, name) for name in names))
-        return "openmp"
+    for name in names:
+        join, functions = POOLS[name]
+        if all(hasattr(runtime, function) for function in functions):
+            getattr(library, join)(*(getattr(runtime, function) for function in functions))
+            return name
     return "serial"
 
 
-def isas() -> tuple[str, ...]:
-    """The instruction sets this machine can run, widest first."""
-    return tuple(_isa_indices())
-
-
-def _isa_indices() -> dict[str, int]:
+def isas() -> dict[str, int]:
+    """The instruction sets this machine can run, widest first, with their numbers in the library."""
     found: dict[str, int] = {}
-    if _library is not None:
-        for index in range(8):
-            name = _library.ropewalk_isa(index)
-            if name is None:
-                break
-            if name:
-                found[name.decode()] = index
-    return found
+    while _library is not None and (name := _library.ropewalk_isa(len(found))) is not None:
+        found[name.decode() or f"not here {len(found)}"] = len(found)
+    return {name: index for name, index in found.items() if not name.startswith("not here")}
 
 
 def choose_isa(name: str | None = None) -> str:
-    """Use the named instruction set, or the widest; the choice holds for the whole process."""
-    indices = _isa_indices()
+    """Use the named instruction set, or the widest, in the whole process; its name."""
+    indices = isas()
     name = choice("ROPEWALK_ISA", name, indices) if name else next(iter(indices))
-    _library.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]  # there are indices
+    _library.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]  # it gave the indices
     return name
 
 
 _library, _missing = _load()
+#: the pool that was joined
 pool = "serial"
 if _library is not None:
-    pool = _join_pool(_library)
+    pool = join_pool(*POOLS)
     choose_isa(os.environ.get("ROPEWALK_ISA"))
-    _call = _library.ropewalk_turn
+    _turn = _library.ropewalk_turn
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_library.ropewalk_serial)
 
 
 def why_not(x: Tensor, turn: AnyTurn) -> str | None:
-    """Strided float32, bfloat16 or float16 on the CPU whose dimensions lie side by side."""
+    """None for float32, bfloat16 and float16 on the CPU whose dimensions lie side by side."""
     if not x.is_cpu:
         return "the native kernel runs on the CPU"
     if _library is None:
         return _missing
     if x.dtype not in DTYPES:
-        return "the native kernel computes in float32, which would round float64"
+        return "the native kernel computes in float32, too coarse for float64"
     if x.ndim > MAX_DIMS:
         return f"the native kernel walks at most {MAX_DIMS} axes"
-    if x.numel() and x.stride(-1) != 1:
+    if x.stride(-1) != 1 and x.numel():
         return "the last dimension must have stride 1; call .contiguous()"
+    if x._is_zerotensor() or x.is_neg():
+        return "x has no memory of its own or stands for its negative; call .resolve_neg() or .clone()"
     if type(turn) is TableTurn and not _fits(turn.cos, x, turn.seq_dim):
-        return "the table must be on the CPU, with x's batch and heads or 1"
+        return "the tables must be on the CPU, with x's batch and heads, or 1 of either"
     return None
 
 
 def _fits(table: Tensor, x: Tensor, seq_dim: int) -> bool:
     seq, batch, head = _axes(x.ndim, seq_dim)
-    sizes = (*(1,) * (4 - table.ndim), *table.shape) if table.ndim != 3 else (table.shape[0], 1, *table.shape[1:])
+    batches = table.shape[0] if table.ndim > 2 else 1
+    heads = table.shape[1] if table.ndim > 3 else 1
     return (
         table.is_cpu
-        and sizes[0] in (1, x.shape[batch] if batch >= 0 else 1)
-        and sizes[1] in (1, x.shape[head] if head >= 0 else 1)
-        and sizes[2] == x.shape[seq]
+        and table.shape[-2] == x.shape[seq]
+        and batches in (1, x.shape[batch] if batch >= 0 else 1)
+        and heads in (1, x.shape[head] if head >= 0 else 1)
     )
 
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
     """Write each turned x into its out, which may be x itself."""
-    if outs[0] is xs[0] and turn.layout_in != turn.layout_out:
+    source, _alive = _source(turn.spec, turn.gain, turn.key) if type(turn) is Turn else (None, None)
+    if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or (source is not None and not source.serves_both)):
+        run(xs[:1], outs[:1], turn)
+        run(xs[1:], outs[1:], replace(turn, key=True))
+        return
+    plan, mixed = _plan_of(xs, outs, turn)
+    if mixed and outs[0] is xs[0]:
         # pairs land where others have yet to be read
         apart = tuple(torch.empty_like(x) for x in xs)
         run(xs, apart, turn)
         for x, y in zip(xs, apart, strict=True):
             x.copy_(y)
-        return
-    kept = tables(turn.spec, xs[0].device) if type(turn) is Turn else None
-    if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or not _shared(turn, kept)):
-        _run(xs[:1], outs[:1], turn, kept, turn.key)
-        _run(xs[1:], outs[1:], turn, kept, True)
-    else:
-        _run(xs, outs, turn, kept, turn.key)
+    elif source is None or not source.levels or not _run_near(xs, outs, turn, source.levels, plan):  # type: ignore[arg-type]
+        _run_rows(xs, outs, turn, plan)
 
 
-def _shared(turn: AnyTurn, kept: Tables | None) -> bool:
-    """Whether queries and keys turn by the same cos and sin."""
-    return kept is None or (turn.spec.magnitude_on != "q" and kept.frequencies.growth is None)  # type: ignore[union-attr]
+def _run_near(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn, levels: bytes, plan: bytes) -> bool:
+    """Let the library make the rows from the levels; False where these do not reach."""
+    positions = turn.positions
+    if positions is None:
+        return _send(xs, outs, (0, 0, 0, 0, 0, 0, 0, 0, turn.offset, 1), levels, plan) != _FAR
+    if positions.dtype is not torch.int64:
+        positions = positions.to(torch.int64)
+    steps = positions.stride()
+    batches = positions.shape[0] if len(steps) == 2 else 1
+    return _send(xs, outs, (0, 0, 0, 0, 0, positions.data_ptr(), steps[-1], steps[0], 0, batches), levels, plan) != _FAR
 
 
-def _run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, kept: Tables | None, key: bool) -> None:
-    """Turn tensors that share their angles, by the cheapest source of them."""
-    if type(turn) is Turn and kept is not None:
-        seq, offset = xs[0].shape[turn.seq_dim], turn.offset
-        near = kept.levels is not None and kept.frequencies.growth is None and not (turn.spec.needs_length or turn.spec.fractional)
-        if (seq >= KEPT_ROWS_FROM or not near) and turn.positions is None and offset >= 0 and turn.gain == 1:
-            rows = first_rows(turn.spec, xs[0].device, offset + seq, key)
-            if rows is not None:
-                _send(xs, outs, turn, turn.sign < 0, _rows(rows[0][offset:], rows[1][offset:]))
-                return
-        if near and _send(xs, outs, turn, turn.sign < 0, _made(turn, kept, key)) != _FAR:
-            return
-    # these rows have sin negated for a turn backwards
-    _send(xs, outs, turn, False, _rows(*turn.rows(xs[0].shape[turn.seq_dim], xs[0].device, torch.float32, key)))
-
-
-# A description of the angles: the tensors behind the pointers, to keep them alive, and the words after the axes in
-# `struct call` of cpu.c: cos, sin, their steps (seq, batch, head); positions, their steps (seq, batch), offset, rows of
-# them, the four levels, level bits, and the magnitude.
-_Angles = tuple[tuple[Tensor, ...], tuple]
-_NOT_MADE = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1.0)
-
-
-def _made(turn: Turn, kept: Tables, key: bool) -> _Angles:
-    """Angles that the library makes from positions and the two-level table."""
-    levels: tuple[Tensor, ...] = kept.levels  # type: ignore[assignment]  # the caller has looked
-    magnitude = magnitude_on(turn.spec, kept.frequencies.magnitude, key) ** turn.gain
-    low_cos, low_sin, high_cos, high_sin = levels
-    where, positions = (0, 0, 0, turn.offset, 1), turn.positions
-    if positions is not None:
-        if positions.dtype is not torch.int64:
-            positions = positions.to(torch.int64)
-        steps = positions.stride()
-        batches = positions.shape[0] if len(steps) == 2 else 1
-        where = (positions.data_ptr(), steps[-1], steps[0], 0, batches)
-        levels = (*levels, positions)
-    pointers = (low_cos.data_ptr(), low_sin.data_ptr(), high_cos.data_ptr(), high_sin.data_ptr())
-    return levels, (0, 0, 0, 0, 0, *where, *pointers, LEVEL_BITS, magnitude)
-
-
-def _rows(cos: Tensor, sin: Tensor) -> _Angles:
-    """Angles as rows [S, P], [B, S, P] or [B, H, S, P]; a batch or head of one serves all."""
+def _run_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, plan: bytes) -> None:
+    """Turn by rows [S, P], [B, S, P] or [B, H, S, P]; one batch or head serves all."""
+    x = xs[0]
+    # the plan turns backwards itself, so the rows are those of the turn forwards
+    forth = replace(turn, sign=1) if type(turn) is Turn and turn.sign < 0 else turn
+    cos, sin = forth.rows(x.shape[turn.seq_dim], x.device, torch.float32, turn.key)
+    if x.dtype is torch.bfloat16 and type(turn) is TableTurn:
+        # rounding to bfloat16 carries a NaN with a full payload into zero; this gives every NaN an empty one
+        cos, sin = (table.nan_to_num(math.nan, math.inf, -math.inf) for table in (cos, sin))
     if cos.stride(-1) != 1 or cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     steps = [0 if size == 1 else step for size, step in zip(cos.shape, cos.stride(), strict=True)]
-    batch_step = steps[0] if cos.ndim > 2 else 0
-    head_step = steps[1] if cos.ndim > 3 else 0
-    return (cos, sin), (cos.data_ptr(), sin.data_ptr(), steps[-2], batch_step, head_step, *_NOT_MADE)
+    batch_step = steps[0] if len(steps) > 2 else 0
+    head_step = steps[1] if len(steps) > 3 else 0
+    angles = (cos.data_ptr(), sin.data_ptr(), steps[-2], batch_step, head_step, 0, 0, 0, 0, 0)
+    _send(xs, outs, angles, _NO_LEVELS, plan)
 
 
-def _send(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, back: bool, angles: _Angles) -> int:
-    """Describe the call in one bytes object and make it."""
-    x = xs[0]
-    ndim = x.ndim
-    described = []
-    for each, out in zip(xs, outs, strict=True):
-        described += (each.data_ptr(), out.data_ptr(), *each.shape, *each.stride(), *out.stride())
-    layouts = LAYOUTS[turn.layout_in], LAYOUTS[turn.layout_out]
-    axes = _axes(ndim, turn.seq_dim)
-    words = _words(len(xs), ndim).pack(
-        len(xs), ndim, DTYPES[x.dtype], *layouts, back, turn.start, turn.pairs, *axes, *angles[1], *described
-    )
-    status = _call(words)
+# x, y of up to two tensors; cos, sin and their steps (seq, batch, head); positions, their steps (seq, batch), offset, batches
+_HEAD = struct.Struct("=4q5q5q")
+# low cos, low sin, high cos, high sin; the bits of a level; the magnitude
+_LEVELS = struct.Struct("=4qqd")
+_NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
+
+
+def _send(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], angles: tuple[int, ...], levels: bytes, plan: bytes) -> int:
+    """Make the call. What `angles` and `levels` point at is alive in the caller."""
+    head = _HEAD.pack(xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr(), *angles)
+    status = _turn(head + levels + plan)
     if status == _NO_MEMORY:
         raise MemoryError("no memory for the cos and sin of these positions")
     return status
+
+
+class _Source(NamedTuple):
+    """How the library reads a spec's tables, good for as long as the cache keeps them."""
+
+    tables: weakref.ref[Tables]
+    serves_both: bool  # queries and keys alike
+    levels: bytes  # empty if levels and magnitude do not say everything
+
+
+#: by spec, gain and key
+_SOURCES: dict[tuple[str, int, bool], _Source] = {}
+
+
+def _source(spec: RopeSpec, gain: int, key: bool) -> tuple[_Source, Tables]:
+    """The source, and its tables for the caller to keep alive."""
+    name = (spec.key, gain, key)
+    source = _SOURCES.get(name)
+    if source is not None and (alive := source.tables()) is not None:
+        return source, alive
+    found = tables(spec, torch.device("cpu"))
+    plain = found.frequencies.growth is None
+    levels = b""
+    if plain and found.levels is not None and not (spec.needs_length or spec.fractional):
+        magnitude = magnitude_on(spec, found.frequencies.magnitude, key) ** gain
+        levels = _LEVELS.pack(*(level.data_ptr() for level in found.levels), LEVEL_BITS, magnitude)
+    _SOURCES[name] = _Source(weakref.ref(found), plain and spec.magnitude_on != "q", levels)
+    return _SOURCES[name], found
+
+
+def _plan_of(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> tuple[bytes, bool]:
+    x, out = xs[0], outs[0]
+    if len(xs) == 1:
+        shapes = (x.shape, x.stride(), out.stride())
+    else:
+        shapes = (x.shape, x.stride(), out.stride(), xs[1].shape, xs[1].stride(), outs[1].stride())
+    if type(turn) is Turn:
+        return _turn_plan(turn.spec.key, turn.sign, turn.seq_dim, x.dtype, *shapes)
+    return _plan(turn.layout_in, turn.layout_out, False, turn.start, turn.pairs, turn.seq_dim, x.dtype, *shapes)
+
+
+@functools.lru_cache(maxsize=512)
+def _turn_plan(spec_key: str, sign: int, seq_dim: int, dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[bytes, bool]:
+    turn = Turn(spec_of(spec_key), seq_dim, sign=sign)
+    return _plan(turn.layout_in, turn.layout_out, sign < 0, turn.start, turn.pairs, seq_dim, dtype, *shapes)
+
+
+@functools.lru_cache(maxsize=512)
+def _plan(
+    layout_in: str,
+    layout_out: str,
+    back: bool,
+    start: int,
+    pairs: int,
+    seq_dim: int,
+    dtype: torch.dtype,
+    *shapes: tuple[int, ...],
+) -> tuple[bytes, bool]:
+    """The part of a call that follows from shapes, and whether the layouts differ.
+
+    `shapes` are the size, the strides of x and the strides of y of every tensor.
+    """
+    ndim = len(shapes[0])
+    layouts = LAYOUTS[layout_in], LAYOUTS[layout_out]
+    words = (len(shapes) // 3, ndim, DTYPES[dtype], *layouts, back, start, pairs, *_axes(ndim, seq_dim))
+    return struct.pack(f"={11 + len(shapes) * ndim}q", *words, *(n for shape in shapes for n in shape)), layout_in != layout_out
 
 
 @functools.cache
@@ -221,8 +270,3 @@ def _axes(ndim: int, seq_dim: int) -> tuple[int, int, int]:
     """(seq, batch, head) axes, -1 for one that is not there."""
     seq, batch, head = token_axes(ndim, seq_dim)
     return seq, -1 if batch is None else batch, -1 if head is None else head
-
-
-@functools.cache
-def _words(tensors: int, ndim: int) -> struct.Struct:
-    return struct.Struct(f"=8q3q5q5q4qqd{tensors * (2 + 3 * ndim)}q")

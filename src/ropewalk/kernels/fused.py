@@ -14,7 +14,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels import fused_definition as definition
-from ropewalk.kernels.fused_config import CONFIGS, Config, why_not
+from ropewalk.kernels.fused_config import CONFIGS, Config, refusal
 from ropewalk.kernels.fused_definition import Call, KVSlots, QKNorm
 from ropewalk.spec import RopeSpec
 
@@ -58,31 +58,30 @@ def qk_norm_rope(
     if cache is None:
         if return_kv or q_out is not None:
             raise RopeError("return_kv" if return_kv else "q_out", "goes with a cache", True)
-        q, k = _differentiable(call, runner, config)
-        return q.unflatten(0, shape), k.unflatten(0, shape)
+        return tuple(_shaped(x, shape) for x in _differentiable(call, runner, config))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (call.q, call.k, call.v, *call.weights)):
         raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
-    call = replace(call, q_out=_out(call.q, q_out), k_out=torch.empty_like(call.k) if return_kv else None)
+    call.q_out, call.k_out = _out(call.q, q_out), torch.empty_like(call.k) if return_kv else None
     _run(call, runner, config)
     if not return_kv:
-        return call.q_out.unflatten(0, shape)  # type: ignore[union-attr]  # made above
-    return tuple(x.unflatten(0, shape) for x in (call.q_out, call.k_out, call.v))  # type: ignore[union-attr]
+        return _shaped(call.q_out, shape)
+    return tuple(_shaped(x, shape) for x in (call.q_out, call.k_out, call.v))
 
 
-def reason_against(*args, **kwargs) -> str | None:
+def why_not(*args, **kwargs) -> str | None:
     """Why the Triton kernel would not take this call of `qk_norm_rope`, or None if it would."""
     for name in ("return_kv", "q_out", "backend", "config"):
         kwargs.pop(name, None)
     given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
-    return why_not(_checked(*(given.get(name) for name in names))[0])
+    return refusal(_checked(*(given.get(name) for name in names))[0])
 
 
 def _pick(call: Call, backend: str | None) -> str:
     if backend is None:
         # a compiler sees through plain torch, not through a launch
-        return "definition" if torch.compiler.is_compiling() or why_not(call) else "triton"
-    if choice("backend", backend, BACKENDS) == "triton" and (reason := why_not(call)):
+        return "definition" if torch.compiler.is_compiling() or refusal(call) else "triton"
+    if choice("backend", backend, BACKENDS) == "triton" and (reason := refusal(call)):
         raise RopeError("backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(call.q.shape))
     return backend
 
@@ -112,7 +111,8 @@ class _NormRope(torch.autograd.Function):
         done = replace(call, q=q, k=k, q_out=torch.empty_like(q), k_out=torch.empty_like(k))
         _run(done, runner, config)
         ctx.save_for_backward(q, k, q_weight, k_weight, call.positions)
-        ctx.call, ctx.runner = replace(call, q=q[:0], k=k[:0]), runner
+        # only what is saved may keep q and k alive
+        ctx.call, ctx.runner = replace(call, q=q.new_empty(0), k=k.new_empty(0), v=None), runner
         return done.q_out, done.k_out
 
     @staticmethod
@@ -138,31 +138,33 @@ def _checked(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tup
         raise RopeError("spec", "must be a RopeSpec", spec)
     if spec.learned:
         raise RopeError("spec", "must have frequencies that are not trained; use Rope for those", spec.scaling)
-    q, k, v = _separate(q, k, v, heads, spec.head_dim)
+    q, k, v = _separate(q, k, v, heads, spec.head_dim)  # [..., H, D]
+    shape, dtype, device = tuple(q.shape[:-2]), q.dtype, q.device
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x is not None and (x.ndim < 3 or x.shape[:-2] != q.shape[:-2] or x.shape[-1] != spec.head_dim):
-            raise RopeError(name, f"must be [{_shown(q.shape[:-2])}heads, {spec.head_dim}]", list(x.shape))
-        if x is not None and (x.device != q.device or x.dtype != q.dtype):
-            raise RopeError(name, f"must be {q.dtype} on {q.device}, as q is", [x.dtype, x.device])
-    shape = tuple(q.shape[:-2])
+        if x is None or (heads is not None and x is not q):
+            continue
+        if x.ndim < 3 or tuple(x.shape[:-2]) != shape or x.shape[-1] != spec.head_dim:
+            raise RopeError(name, f"must be [{_shown(shape)}heads, {spec.head_dim}]", list(x.shape))
+        if x.device != device or x.dtype != dtype:
+            raise RopeError(name, f"must be {dtype} on {device}, as q is", [x.dtype, x.device])
     for weight in () if norm is None else (norm.q_weight, norm.k_weight):
-        if weight is not None and (weight.shape[0] != spec.head_dim or weight.device != q.device):
-            raise RopeError("norm", f"must have weights [{spec.head_dim}] on {q.device}", [list(weight.shape), weight.device])
+        if weight is not None and (weight.shape[0] != spec.head_dim or weight.device != device):
+            raise RopeError("norm", f"must have weights [{spec.head_dim}] on {device}", [list(weight.shape), weight.device])
     if (cache is None) != (slots is None) or (cache is not None and v is None):
         raise RopeError("cache", "goes with slots and v: give all of them or none", [cache is not None, slots is not None])
     if cache is not None:
-        _check_cache(cache, k, v)
-        slots = _integers("slots", slots, shape, (), q.device)
+        _check_cache(cache, k, v)  # type: ignore[arg-type]  # v is there
+        slots = _integers("slots", slots, shape, (), device)
     axes = (spec.num_axes,) if spec.num_axes > 1 else ()
     if spec.fractional and positions.is_floating_point():
         positions = positions.expand(*axes, *shape).reshape(*axes, -1)
     else:
-        positions = _integers("positions", positions, shape, axes, q.device)
+        positions = _integers("positions", positions, shape, axes, device)
     if spec.needs_length and length is None:
         raise RopeError("length", f"must be given: {type(spec.scaling).__name__} follows the length of a sequence", None)
     if length is not None:
         length = integer("length", length, low=0)
-    q, k, v = (x if x is None or x.ndim == 3 else x.flatten(0, -3) for x in (q, k, v))
+    q, k, v = _one_row(q), _one_row(k), None if v is None else _one_row(v)
     return Call(q, k, v, spec, positions, length, norm, cache, slots), shape
 
 
@@ -177,7 +179,8 @@ def _separate(q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, i
     q_heads, k_heads = (integer("heads", count, low=1) for count in heads)
     if q.shape[-1] != (q_heads + 2 * k_heads) * head_dim or q.ndim < 2:
         raise RopeError("q", f"must be [..., ({q_heads} + 2 * {k_heads}) * {head_dim}] as packed qkv", list(q.shape))
-    return q.unflatten(-1, (-1, head_dim)).split([q_heads, k_heads, k_heads], dim=-2)
+    # the plain functions: the methods of the same names are wrapped in Python, which a decode step would notice
+    return torch.split_with_sizes(q.view(*q.shape[:-1], -1, head_dim), (q_heads, k_heads, k_heads), -2)
 
 
 def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:
@@ -199,17 +202,26 @@ def _integers(name: str, values: Tensor, shape: tuple[int, ...], axes: tuple[int
     return filled.expand(*axes, *shape).reshape(*axes, -1)
 
 
+def _one_row(x: Tensor) -> Tensor:
+    """[T, H, D]."""
+    return x if x.ndim == 3 else x.flatten(0, -3)
+
+
 def _out(q: Tensor, q_out: Tensor | None) -> Tensor:
     if q_out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    flat = q_out if q_out.ndim == 3 else q_out.flatten(0, -3)
+    flat = _one_row(q_out)
     if flat.shape != q.shape or flat.device != q.device or flat.data_ptr() != q_out.data_ptr():
         raise RopeError("q_out", f"must be {list(q.shape)} on {q.device}, its tokens evenly spaced", list(q_out.shape))
     return flat
+
+
+def _shaped(x, shape: tuple[int, ...]) -> Tensor:
+    return x if len(shape) == 1 else x.unflatten(0, shape)
 
 
 def _shown(sizes: tuple[int, ...]) -> str:
     return "".join(f"{size}, " for size in sizes)
 
 
-__all__ = ["CONFIGS", "Config", "KVSlots", "QKNorm", "qk_norm_rope", "reason_against", "why_not"]
+__all__ = ["CONFIGS", "Config", "KVSlots", "QKNorm", "qk_norm_rope", "why_not"]

@@ -11,6 +11,7 @@ import torch
 
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.fused_definition import Call
+from ropewalk.spec import spec_of
 from ropewalk.table import tables
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -20,8 +21,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 class Config:
     """One program takes `tokens` tokens of one of `groups` groups of heads, with `warps` warps.
 
-    angles  "phase": exact at any position, no memory. "table": kept rows of cos and sin. "levels": two small tables and
-            one angle addition. Beyond their reach both use the phase; both take one token a program
     pdl     start while the kernel before is still running, where the GPU can
     load, store  hints for data that is not needed again soon: "evict_first" and ".cs"
     """
@@ -29,7 +28,6 @@ class Config:
     tokens: int = 1
     groups: int = 1
     warps: int = 4
-    angles: str = "phase"
     pdl: bool = False
     load: str = ""
     store: str = ""
@@ -39,25 +37,34 @@ class Config:
             value = integer(name, getattr(self, name), low=1, high=1024)
             if value & (value - 1):
                 raise RopeError(name, "must be a power of two", value)
-        choice("angles", self.angles, ("phase", "table", "levels"))
         choice("load", self.load, ("", "evict_first", "evict_last"))
         choice("store", self.store, ("", ".cs", ".cg", ".wb", ".wt"))
-        if self.angles != "phase" and self.tokens > 1:
-            raise RopeError("tokens", "must be 1 where angles are read from a table", self.tokens)
 
 
 #: (most tokens, configuration); the first that fits. At decode a warp owns whole heads and latency rules; at prefill bytes do
 CONFIGS: tuple[tuple[float, Config], ...] = (
-    (128, Config(groups=8, warps=1, angles="table", pdl=True)),
-    (512, Config(groups=4, warps=2, angles="table", pdl=True)),
-    (float("inf"), Config(groups=1, warps=4)),
+    (128, Config(groups=8, warps=1, pdl=True)),
+    (512, Config(groups=8, warps=1, pdl=True)),
+    (float("inf"), Config(groups=4, warps=1, pdl=True, load="evict_first", store=".cs")),
 )
 
 
-def pick_config(tokens: int, num_axes: int = 1) -> Config:
-    """The configuration for a call; tables know one axis only."""
+#: dims of q, k and v that one warp holds: fewer make narrow loads, more would spill
+FEW_DIMS, ENOUGH_DIMS, MOST_DIMS = 512, 1024, 2560
+
+
+@lru_cache(maxsize=256)
+def pick_config(tokens: int, dims: int) -> Config:
+    """The configuration for `tokens` tokens of `dims` = (Hq + 2 Hk) D numbers each, fitted to models of other sizes."""
     config = next(config for most, config in CONFIGS if tokens <= most)
-    return config if num_axes == 1 else replace(config, angles="phase")
+    groups, warps = config.groups, config.warps
+    while groups > 1 and dims < FEW_DIMS * groups * warps:
+        groups //= 2
+    while warps > 1 and dims < ENOUGH_DIMS * groups * warps:
+        warps //= 2
+    while dims > MOST_DIMS * groups * warps:
+        groups, warps = (groups, 2 * warps) if warps < 8 else (2 * groups, warps)
+    return replace(config, groups=groups, warps=warps)
 
 
 @lru_cache(maxsize=64)
@@ -71,26 +78,19 @@ def _has_fp8(where: torch.device) -> bool:
     return where.type != "cuda" or torch.cuda.get_device_capability(where) >= (8, 9)
 
 
-def why_not(call: Call) -> str | None:
+def refusal(call: Call) -> str | None:
     """Why the Triton kernel cannot take a call, or None if it can."""
     x, spec, cache = call.q, call.spec, call.cache
     if not x.is_cuda and os.environ.get("TRITON_INTERPRET", "0") != "1":
         return f"it takes CUDA tensors, these are on {x.device}"
-    if not _installed():
-        return "triton is not installed; pip install triton"
-    if spec.needs_length:
-        return f"the frequencies of {type(spec.scaling).__name__} follow the length of a sequence"
-    if spec.precision == "hf":
-        return 'precision "hf" rounds angles to float32, and its own are exact'
-    if spec.fractional:
-        return "its angles are those of integer positions"
-    if tables(spec, x.device).frequencies.growth is not None:
-        return f"{type(spec.scaling).__name__} grows with the position"
+    if reason := _spec_refusal(spec.key, x.device):
+        return reason
     given = [t for t in (call.q, call.k, call.v, call.q_out, call.k_out, *call.weights) if t is not None]
-    if wide := {t.dtype for t in given}.difference(DTYPES):
-        return f"it computes in float32, so it takes float16, bfloat16 and float32, not {wide.pop()}"
-    if any(t.stride(-1) != 1 for t in given):
-        return "the last dimension is not contiguous"
+    for t in given:
+        if t.dtype not in DTYPES:
+            return f"it computes in float32, so it takes float16, bfloat16 and float32, not {t.dtype}"
+        if t.stride(-1) != 1:
+            return "the last dimension is not contiguous"
     if cache is not None and cache.k.dtype not in DTYPES and not cache.quantised:
         return f"it does not write a cache of {cache.k.dtype}"
     if cache is not None and cache.quantised and not _has_fp8(x.device):
@@ -98,6 +98,18 @@ def why_not(call: Call) -> str | None:
     return None
 
 
-@lru_cache(maxsize=1)
-def _installed() -> bool:
-    return find_spec("triton") is not None
+@lru_cache(maxsize=256)
+def _spec_refusal(key: str, where: torch.device) -> str | None:
+    """What speaks against a spec, asked once."""
+    spec = spec_of(key)
+    if find_spec("triton") is None:
+        return "triton is not installed; pip install triton"
+    if spec.needs_length:
+        return f"the frequencies of {type(spec.scaling).__name__} follow the length of a sequence"
+    if spec.precision == "hf":
+        return 'precision "hf" rounds angles to float32, and its own are exact'
+    if spec.fractional:
+        return "its angles are those of integer positions"
+    if tables(spec, where).frequencies.growth is not None:
+        return f"{type(spec.scaling).__name__} grows with the position"
+    return None

@@ -88,6 +88,11 @@ class KVSlots:
         return self.k.dtype == FP8
 
     @property
+    def scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """k's and v's, on the device; None unless quantised."""
+        return self.k_scale, self.v_scale  # type: ignore[return-value]  # made tensors in __post_init__
+
+    @property
     def page_size(self) -> int:
         """Rows of a page; a cache without pages has one."""
         return 1 if self.k.ndim == 3 else self.k.shape[1]
@@ -97,7 +102,7 @@ class KVSlots:
         return self.k.shape[0] * self.page_size
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """One checked call: q [T, Hq, D], k and v [T, Hk, D] with any strides but the last; positions [T] or [axes, T].
 
@@ -184,25 +189,27 @@ def _table_turn(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableTurn:
 
 
 def _write(cache: KVSlots, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    live = (slots >= 0).nonzero().squeeze(-1)
-    slots = slots[live].to(torch.int64)
-    if slots.numel() and int(slots.max()) >= cache.num_slots:
-        raise RopeError(
-            "slots", f"must be below the cache's {cache.num_slots} slots; negative ones are padding", int(slots.max())
-        )
-    for store, x, scale in ((cache.k, k, cache.k_scale), (cache.v, v, cache.v_scale)):
-        rows = _stored(x[live], store.dtype, scale)
+    """Store every live row. No row is picked by its value on the host, so that a CUDA graph can capture this too."""
+    if not slots.numel():
+        return
+    slots = slots.to(torch.int64)
+    if slots.device.type == "cpu" and (last := int(slots.max())) >= cache.num_slots:
+        raise RopeError("slots", f"must be below the cache's {cache.num_slots} slots; negative ones are padding", last)
+    live = (slots >= 0) & (slots < cache.num_slots)
+    # padding repeats a live row, which writes the same numbers to the same place; without one, what is there is written back
+    source = torch.where(live, torch.arange(len(slots), device=slots.device), live.int().argmax())
+    target = torch.where(live.any(), slots[source], 0)
+    where = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
+    for store, x, scale in zip((cache.k, cache.v), (k, v), cache.scales, strict=True):
+        rows = _stored(x[source], store.dtype, scale)
         if cache.quantised:
             # torch cannot index float8, but a byte is a byte
             store, rows = store.view(torch.uint8), rows.view(torch.uint8)
-        if store.ndim == 3:
-            store[slots] = rows
-        else:
-            store[slots // cache.page_size, slots % cache.page_size] = rows
+        store[where] = torch.where(live.any(), rows, store[where])
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     """x in the cache's dtype, rounded once."""
-    if dtype != FP8:
+    if scale is None:
         return x.to(dtype)
     return (x.to(table_dtype(x)) / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)

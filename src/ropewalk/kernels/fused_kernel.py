@@ -13,7 +13,6 @@ from ropewalk.kernels.fused_tiles import (
     load_factors,
     load_head,
     mean_product,
-    near_cos_sin,
     norm_and_turn,
     phases,
     store_head,
@@ -32,16 +31,17 @@ def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZ
     return rows
 
 
-@triton.jit(do_not_specialize=["tokens", "num_slots", "reach"])
+@triton.jit(do_not_specialize=["tokens", "num_slots"])
 @no_type_check
 def forward(
     q, k, v, q_out, k_out, k_cache, v_cache, q_weight, k_weight, k_scale, v_scale, positions, slots, tokens,
-    steps, table, axis_of_pair, num_slots, reach, axis_stride, eps, q_magnitude, k_magnitude,
+    steps, axis_of_pair, num_slots, axis_stride, eps, q_magnitude, k_magnitude,
     q_token, q_head, k_token, k_head, v_token, v_head, q_out_token, q_out_head, k_out_token, k_out_head,
     k_page, k_row, k_slot_head, v_page, v_row, v_slot_head,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD: tl.constexpr, INTERLEAVED: tl.constexpr,
     INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
-    ANGLES: tl.constexpr, CACHE: tl.constexpr, QUANTISED: tl.constexpr, KEEP_K: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SPREAD: tl.constexpr, QUICK: tl.constexpr,
+    CACHE: tl.constexpr, QUANTISED: tl.constexpr, KEEP_K: tl.constexpr, PAGE_SIZE: tl.constexpr,
     TOKENS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_DIM: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVICT: tl.constexpr, STORE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -63,9 +63,6 @@ def forward(
     q_rows, k_rows = q + row * q_token + q_index * q_head, k + row * k_token + k_index * k_head
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if ANGLES != "phase":
-        # a table's row waits for its position: ask for that first
-        position = tl.load(positions + block).to(tl.int64)
     if CACHE:
         slot = load(slots + token, live, MASK_TOKENS, "").to(tl.int64)
         written = k_live & ((slot >= 0) & (slot < num_slots))[:, None, None]
@@ -73,17 +70,18 @@ def forward(
     k_first, k_second, k_rest = load_head(k_rows, k_live, MASK_K, INTERLEAVED, HEAD, TOKENS, BLOCK_K, EVICT)
     if CACHE:
         v_rows = v + row * v_token + k_index * v_head
-        values = load(v_rows + dim, k_live & (dim < HEAD[0]), MASK_K or BLOCK_DIM != HEAD[0], EVICT)
+        values = load(v_rows + dim, k_live & (dim < HEAD[0]), MASK_K or HEAD[0] != BLOCK_DIM, EVICT)
     qw_first, qw_second, qw_rest = load_factors(q_weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, BLOCK_Q)
     kw_first, kw_second, kw_rest = load_factors(k_weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, BLOCK_K)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    if ANGLES == "phase":
-        q_cos, q_sin = phase_cos_sin(phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS))
-        k_cos, k_sin = q_cos, q_sin
-    else:
-        q_cos, q_sin = near_cos_sin(steps, table, position, reach, ANGLES, HEAD, BLOCK_Q)
-        k_cos, k_sin = near_cos_sin(steps, table, position, reach, ANGLES, HEAD, BLOCK_K)
+    Q_ANGLES: tl.constexpr = BLOCK_Q if SPREAD else 1
+    phase = phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, Q_ANGLES)
+    q_cos, q_sin = phase_cos_sin(phase, QUICK)
+    k_cos, k_sin = q_cos, q_sin
+    if SPREAD and BLOCK_K != BLOCK_Q:
+        phase = phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, BLOCK_K)
+        k_cos, k_sin = phase_cos_sin(phase, QUICK)
     if MAGNITUDE:
         q_cos, q_sin, k_cos, k_sin = q_cos * q_magnitude, q_sin * q_magnitude, k_cos * k_magnitude, k_sin * k_magnitude
     q_first, q_second, q_rest = norm_and_turn(
@@ -178,18 +176,20 @@ def backward(
     k_index = (group * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
     MASK_Q: tl.constexpr = MASK_TOKENS or BLOCK_Q * GROUPS != Q_HEADS
     MASK_K: tl.constexpr = MASK_TOKENS or BLOCK_K * GROUPS != K_HEADS
+    BLOCK: tl.constexpr = HEAD[3]
     REST: tl.constexpr = HEAD[4] if HEAD[4] else HEAD[3]
-    q_first = tl.zeros([TOKENS, BLOCK_Q, HEAD[3]], tl.float32)
-    q_second = tl.zeros([TOKENS, BLOCK_Q, HEAD[3]], tl.float32)
+    q_first = tl.zeros([TOKENS, BLOCK_Q, BLOCK], tl.float32)
+    q_second = tl.zeros([TOKENS, BLOCK_Q, BLOCK], tl.float32)
     q_rest = tl.zeros([TOKENS, BLOCK_Q, REST], tl.float32)
-    k_first = tl.zeros([TOKENS, BLOCK_K, HEAD[3]], tl.float32)
-    k_second = tl.zeros([TOKENS, BLOCK_K, HEAD[3]], tl.float32)
+    k_first = tl.zeros([TOKENS, BLOCK_K, BLOCK], tl.float32)
+    k_second = tl.zeros([TOKENS, BLOCK_K, BLOCK], tl.float32)
     k_rest = tl.zeros([TOKENS, BLOCK_K, REST], tl.float32)
-    for block in range(worker, tl.cdiv(tokens, TOKENS), tl.num_programs(0) // GROUPS):
+    block = worker
+    while block * TOKENS < tokens:
         token = block * TOKENS + tl.arange(0, TOKENS)
         row = token.to(tl.int64)[:, None, None]
         live = token < tokens
-        cos, sin = phase_cos_sin(phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS))
+        cos, sin = phase_cos_sin(phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, 1))
         first, second, rest = _side_backward(
             q + row * q_token + q_index * q_head, q_grad + row * q_grad_token + q_index * q_grad_head,
             dq + row * dq_token + q_index * dq_head, q_weight, cos * q_magnitude, sin * q_magnitude, eps,
@@ -204,6 +204,7 @@ def backward(
         )  # fmt: skip
         if WEIGHT_GRAD:
             k_first, k_second, k_rest = k_first + first, k_second + second, k_rest + rest
+        block += tl.num_programs(0) // GROUPS
     if WEIGHT_GRAD:
         share = weight_grads + tl.program_id(0) * (2 * HEAD[0]) + tl.zeros([1, 1, 1], tl.int32)
         _store_weight_grad(share, q_first, q_second, q_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_Q)

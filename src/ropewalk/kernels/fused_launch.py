@@ -10,23 +10,23 @@ import triton
 from torch import Tensor
 from triton import knobs
 
-from ropewalk.kernels import fused_kernel as device
+from ropewalk.kernels import fused_kernel
 from ropewalk.kernels.fused_config import Config, has_pdl, pick_config
 from ropewalk.kernels.fused_definition import Call, KVSlots
-from ropewalk.kernels.triton_sources import _levels
-from ropewalk.spec import RopeSpec
-from ropewalk.table import CACHE, cos_sin, magnitude_on, tables
+from ropewalk.kernels.triton import has_sine_unit
+from ropewalk.table import magnitude_on, tables
 
-#: the float32 rows kept for the "table" form of one spec, in bytes; positions beyond them use the phase
-TABLE_BYTES = 16 << 20
 #: kinds of calls that are remembered
 MOST_PLANS = 1024
 #: how a compiled kernel is started is Triton's own business; elsewhere its ordinary launch is used
 DIRECT = triton.__version__.startswith("3.6.") and not knobs.runtime.interpret
-#: the backward's tile: pairs x heads that one program holds, and pairs that one warp does
-BACKWARD_PAIRS, BACKWARD_PAIRS_A_WARP = 4096, 512
+#: the backward's tile: dims of q that one program holds at most, and that one warp does
+BACKWARD_DIMS, BACKWARD_DIMS_A_WARP = 4096, 512
 BACKWARD_PROGRAMS_AN_SM = 4
 
+#: typed as what Triton makes of them, which type checkers cannot see
+_FORWARD: Any = fused_kernel.forward
+_BACKWARD: Any = fused_kernel.backward
 _PLANS: dict[tuple, Plan] = {}
 
 
@@ -35,7 +35,8 @@ def run(call: Call, config: Config | None = None) -> None:
     tokens = call.q.shape[0]
     if not tokens:
         return
-    config = pick_config(tokens, call.spec.num_axes) if config is None else config
+    if config is None:
+        config = pick_config(tokens, (call.q.shape[1] + 2 * call.k.shape[1]) * call.spec.head_dim)
     tensors = _tensors(call)
     key = (call.spec.key, call.q.device, call.q.shape[1:], call.k.shape[1], tokens % config.tokens, config, _norm(call))
     key += tuple(None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in tensors)
@@ -50,8 +51,9 @@ def run(call: Call, config: Config | None = None) -> None:
 
 def _tensors(call: Call) -> tuple[Tensor | None, ...]:
     """The kernel's first arguments, which change from call to call."""
-    caches = (None,) * 4 if call.cache is None else (call.cache.k, call.cache.v, call.cache.k_scale, call.cache.v_scale)
-    return (call.q, call.k, call.v, call.q_out, call.k_out, *caches[:2], *call.weights, *caches[2:], call.positions, call.slots)
+    cache = call.cache
+    stores, scales = ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
+    return (call.q, call.k, call.v, call.q_out, call.k_out, *stores, *call.weights, *scales, call.positions, call.slots)
 
 
 def _norm(call: Call) -> tuple:
@@ -63,8 +65,8 @@ class Plan:
 
     def __init__(self, call: Call, config: Config) -> None:
         values = forward_values(call, config)
-        tokens_at = device.forward.arg_names.index("tokens")
-        self.rest = tuple(values[name] for name in device.forward.arg_names[tokens_at + 1 :])
+        tokens_at = _FORWARD.arg_names.index("tokens")
+        self.rest = tuple(values[name] for name in _FORWARD.arg_names[tokens_at + 1 :])
         self.options = {"num_warps": config.warps, **({"launch_pdl": True} if values["PDL"] else {})}
         self.tokens, self.groups = config.tokens, config.groups
         self.device_index = call.q.device.index
@@ -74,7 +76,7 @@ class Plan:
         programs = -(-tokens // self.tokens) * self.groups
         if self.kernel is None or knobs.runtime.launch_enter_hook.calls:
             with torch.cuda.device_of(tensors[0]):
-                kernel = device.forward[(programs,)](*tensors, tokens, *self.rest, **self.options)
+                kernel = _FORWARD[(programs,)](*tensors, tokens, *self.rest, **self.options)
             self.kernel = kernel if DIRECT else None
         elif torch._C._cuda_getDevice() != self.device_index:
             with torch.cuda.device_of(tensors[0]):
@@ -92,76 +94,62 @@ class Plan:
         )
 
 
-def angle_table(spec: RopeSpec, where: torch.device, angles: str) -> Tensor | None:
-    """What a form of angles reads: rows of cos and sin, float32 [rows, 2, pairs], or the two levels; no magnitude."""
-    if angles == "phase":
-        return None
-    if angles == "levels":
-        return _levels(spec, where)
-    rows = max(1, TABLE_BYTES // (8 * spec.pairs))
-    build = lambda: torch.stack(cos_sin(spec, torch.arange(rows, device=where), gain=0), dim=1)  # noqa: E731
-    return CACHE.get((spec.key, where, "fused rows"), build, lambda table: 4 * table.numel())
-
-
 def forward_values(call: Call, config: Config) -> dict[str, Any]:
     """Every argument of `fused_kernel.forward` after `tokens`, by name."""
-    cache, norm = call.cache, call.norm
-    table = angle_table(call.spec, call.q.device, config.angles)
-    reach = 0 if table is None else len(table) if config.angles == "table" else table.shape[1] ** 2
+    cache = call.cache
     k_slots, v_slots, page_size = cache_strides(cache)
     values = _angle_values(call) | _head_values(call, config.groups)
-    values |= dict(
-        table=table,
-        reach=reach,
-        num_slots=0 if cache is None else cache.num_slots,
+    values |= {
+        "num_slots": 0 if cache is None else cache.num_slots,
         **_strides(q=call.q, k=call.k, v=call.v, q_out=call.q_out, k_out=call.k_out),
         **dict(zip(("k_page", "k_row", "k_slot_head", "v_page", "v_row", "v_slot_head"), k_slots + v_slots, strict=True)),
-        MAGNITUDE=(values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0),
-        ANGLES=config.angles,
-        CACHE=cache is not None,
-        QUANTISED=cache is not None and cache.quantised,
-        KEEP_K=call.k_out is not None,
-        PAGE_SIZE=page_size,
-        TOKENS=config.tokens,
-        BLOCK_DIM=_power(call.spec.head_dim),
-        MASK_TOKENS=call.q.shape[0] % config.tokens != 0,
-        EVICT=config.load,
-        STORE=config.store,
-        PDL=config.pdl and has_pdl(call.q.device),
-    )
+        "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0),
+        "SPREAD": 32 * config.warps <= _power(call.spec.pairs),
+        "QUICK": has_sine_unit(call.q),
+        "CACHE": cache is not None,
+        "QUANTISED": cache is not None and cache.quantised,
+        "KEEP_K": call.k_out is not None,
+        "PAGE_SIZE": page_size,
+        "TOKENS": config.tokens,
+        "BLOCK_DIM": _power(call.spec.head_dim),
+        "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
+        "EVICT": config.load,
+        "STORE": config.store,
+        "PDL": config.pdl and has_pdl(call.q.device),
+    }
     return values
 
 
 def _angle_values(call: Call) -> dict[str, Any]:
     spec, kept = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (float(magnitude_on(spec, kept.frequencies.magnitude, key)) for key in (False, True))
-    return dict(
-        steps=kept.steps,
-        axis_of_pair=kept.axis_of_pair,
-        axis_stride=call.positions.stride(0) if spec.num_axes > 1 else 0,
-        q_magnitude=q_magnitude,
-        k_magnitude=k_magnitude,
-        AXES=spec.num_axes,
-    )
+    return {
+        "steps": kept.steps,
+        "axis_of_pair": kept.axis_of_pair,
+        "axis_stride": call.positions.stride(0) if spec.num_axes > 1 else 0,
+        "q_magnitude": q_magnitude,
+        "k_magnitude": k_magnitude,
+        "AXES": spec.num_axes,
+    }
 
 
 def _head_values(call: Call, groups: int) -> dict[str, Any]:
     spec, norm = call.spec, call.norm
     rest = spec.head_dim - 2 * spec.pairs
     q_heads, k_heads = call.q.shape[1], call.k.shape[1]
-    return dict(
-        eps=0.0 if norm is None else norm.eps,
-        Q_HEADS=q_heads,
-        K_HEADS=k_heads,
-        HEAD=(spec.head_dim, spec.rotary_start, spec.pairs, _power(spec.pairs), _power(rest) if rest else 0),
-        INTERLEAVED=spec.layout == "interleaved",
-        INTERLEAVED_OUT=spec.layout_out == "interleaved",
-        NORM=norm is not None,
-        WEIGHT="" if norm is None or norm.q_weight is None else "1+w" if norm.plus_one else "w",
-        GROUPS=groups,
-        BLOCK_Q=_power(-(-q_heads // groups)),
-        BLOCK_K=_power(-(-k_heads // groups)),
-    )
+    return {
+        "eps": 0.0 if norm is None else norm.eps,
+        "Q_HEADS": q_heads,
+        "K_HEADS": k_heads,
+        "HEAD": (spec.head_dim, spec.rotary_start, spec.pairs, _power(spec.pairs), _power(rest) if rest else 0),
+        "INTERLEAVED": spec.layout == "interleaved",
+        "INTERLEAVED_OUT": spec.layout_out == "interleaved",
+        "NORM": norm is not None,
+        "WEIGHT": "" if norm is None or norm.q_weight is None else "1+w" if norm.plus_one else "w",
+        "GROUPS": groups,
+        "BLOCK_Q": _power(-(-q_heads // groups)),
+        "BLOCK_K": _power(-(-k_heads // groups)),
+    }
 
 
 def _strides(**tensors: Tensor | None) -> dict[str, int]:
@@ -184,28 +172,36 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
 
 def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) -> tuple[Tensor | None, ...]:
     """Gradients of q, k and, where asked for, of the two weights; one launch and one sum."""
-    tokens, q_heads = call.q.shape[:2]
-    heads = max(1, min(_power(q_heads), BACKWARD_PAIRS // _power(call.spec.pairs)))
-    groups = _power(-(-q_heads // heads))
+    tokens = call.q.shape[0]
+    groups, warps = backward_division(call)
     workers = min(tokens, -(-BACKWARD_PROGRAMS_AN_SM * _processors(call.q.device) // groups))
     dq, dk = torch.empty_like(call.q), torch.empty_like(call.k)
     shares = call.q.new_empty((workers * groups, 2, call.spec.head_dim), dtype=torch.float32) if weight_grad else None
     if tokens:
         tensors = (call.q, call.k, q_grad, k_grad, dq, dk, *call.weights, shares, call.positions, tokens)
-        warps = min(8, max(1, _power(heads * _power(call.spec.pairs) // BACKWARD_PAIRS_A_WARP)))
         values = backward_values(call, q_grad, k_grad, dq, dk, groups)
         with torch.cuda.device_of(call.q):
-            device.backward[(workers * groups,)](*tensors, **values, WEIGHT_GRAD=weight_grad, num_warps=warps)
+            _BACKWARD[(workers * groups,)](*tensors, **values, WEIGHT_GRAD=weight_grad, num_warps=warps)
     if shares is None:
         return dq, dk, None, None
     total = shares.sum(0)
     return dq, dk, *(total[i].to(weight.dtype) for i, weight in enumerate(call.weights) if weight is not None)
 
 
+def backward_division(call: Call) -> tuple[int, int]:
+    """Groups of heads, and warps of a program."""
+    spec, q_heads = call.spec, call.q.shape[1]
+    rest = spec.head_dim - 2 * spec.pairs
+    width = 2 * _power(spec.pairs) + (_power(rest) if rest else 0)
+    room = max(1, BACKWARD_DIMS // width)
+    heads = min(_power(q_heads), 1 << (room.bit_length() - 1))
+    return _power(-(-q_heads // heads)), min(8, _power(max(1, heads * width // BACKWARD_DIMS_A_WARP)))
+
+
 def backward_values(call: Call, q_grad: Tensor, k_grad: Tensor, dq: Tensor, dk: Tensor, groups: int) -> dict[str, Any]:
     """Every argument of `fused_kernel.backward` after `tokens` but WEIGHT_GRAD, by name; one token at a time."""
     strides = _strides(q=call.q, k=call.k, q_grad=q_grad, k_grad=k_grad, dq=dq, dk=dk)
-    return _angle_values(call) | _head_values(call, groups) | strides | dict(TOKENS=1, MASK_TOKENS=False)
+    return _angle_values(call) | _head_values(call, groups) | strides | {"TOKENS": 1, "MASK_TOKENS": False}
 
 
 @lru_cache(maxsize=64)

@@ -11,8 +11,6 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.triton_angles import phase_cos_sin, two_level_cos_sin
-
 #: the largest finite e4m3 value; fused_definition.FP8_MAX as a constant Triton can see
 FP8_MAX = tl.constexpr(448.0)
 
@@ -45,7 +43,7 @@ def _rest_dims(HEAD: tl.constexpr):
     index = tl.arange(0, HEAD[4])[None, None, :]
     if START == 0:
         dim = index + TURNING
-    elif START + TURNING == HEAD[0]:
+    elif HEAD[0] == START + TURNING:
         dim = index
     else:
         dim = index + tl.where(index < START, 0, TURNING)
@@ -171,35 +169,19 @@ def norm_and_turn(
 @triton.jit
 @no_type_check
 def phases(
-    steps, axis_of_pair, positions, token, live, axis_stride, AXES: tl.constexpr, HEAD: tl.constexpr, MASK_TOKENS: tl.constexpr
-):
-    """The exact phase of every pair, int64 [tokens, 1, pairs]; each pair listens to its own axis."""
+    steps, axis_of_pair, positions, token, live, axis_stride, AXES: tl.constexpr, HEAD: tl.constexpr, MASK_TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+):  # fmt: skip
+    """The exact phase of every pair, int64 [tokens, HEADS, pairs]; each pair listens to its own axis.
+
+    HEADS > 1 where a program has no more threads than pairs: every head then finds the same angles for itself, which
+    costs less than handing them round through shared memory.
+    """
     PAIRS: tl.constexpr = HEAD[2]
     MASKED: tl.constexpr = HEAD[3] != PAIRS
-    pair = tl.arange(0, HEAD[3])[None, None, :]
+    pair = tl.arange(0, HEAD[3])[None, None, :] + tl.zeros([1, HEADS, 1], tl.int32)
     where = positions + token[:, None, None]
     if AXES > 1:
         where += load(axis_of_pair + pair, pair < PAIRS, MASKED, "") * axis_stride
     position = load(where, live[:, None, None], MASK_TOKENS, "").to(tl.int64)
     return position * load(steps + pair, pair < PAIRS, MASKED, "")
-
-
-@triton.jit
-@no_type_check
-def near_cos_sin(steps, table, position, reach, ANGLES: tl.constexpr, HEAD: tl.constexpr, HEADS: tl.constexpr):
-    """cos and sin [1, HEADS, pairs] of the program's one position: read below `reach`, from the phase beyond.
-
-    One branch, so far positions cost near ones nothing. As with the weights, every head reads its own copy.
-    """
-    PAIRS: tl.constexpr = HEAD[2]
-    MASKED: tl.constexpr = HEAD[3] != PAIRS
-    pair = tl.arange(0, HEAD[3])[None, None, :] + tl.zeros([1, HEADS, 1], tl.int32)
-    if (position >= 0) & (position < reach):
-        if ANGLES == "levels":
-            cos, sin = two_level_cos_sin(table, position, pair, pair < PAIRS, PAIRS, MASKED)
-        else:
-            row = table + position * (2 * PAIRS) + pair
-            cos, sin = load(row, pair < PAIRS, MASKED, ""), load(row + PAIRS, pair < PAIRS, MASKED, "")
-    else:
-        cos, sin = phase_cos_sin(position * load(steps + pair, pair < PAIRS, MASKED, ""))
-    return cos, sin

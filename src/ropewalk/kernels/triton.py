@@ -46,6 +46,11 @@ def why_not(x: Tensor, turn: AnyTurn) -> str | None:
     return None
 
 
+def has_sine_unit(x: Tensor) -> bool:
+    """Whether the GPU's own sine is good enough: its error vanishes in the rounding to 16 bits, and CUDA's assembler has it."""
+    return x.element_size() == 2 and x.is_cuda and torch.version.hip is None
+
+
 @cache
 def _launcher():
     from ropewalk.kernels import triton_launch

@@ -7,12 +7,11 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.triton_angles import LEVEL, phase_cos_sin, two_level_cos_sin
+from ropewalk.kernels.triton_angles import phase_cos_sin
 
-#: where the angles come from: exact phases, two-level tables where they reach (one token a program), or the caller's rows
+#: where the angles come from: exact phases, or the caller's rows of cos and sin
 PHASE = tl.constexpr(0)
-NEAR = tl.constexpr(1)
-ROWS = tl.constexpr(2)
+ROWS = tl.constexpr(1)
 
 
 @triton.jit
@@ -105,7 +104,7 @@ def copy_rest(
 def cos_sin_tile(
     positions, angles, more_angles, axes, offset, batch, token, token_live,
     position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
-    PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions they belong to.
 
@@ -125,18 +124,6 @@ def cos_sin_tile(
             cos = tl.load(angles + at).to(tl.float32)
             sin = tl.load(more_angles + at).to(tl.float32)
         position = token[:, None, None]
-    elif MODE == NEAR:
-        one = tl.min(token, 0)  # there is one
-        if positions is None:
-            one_position = offset.to(tl.int64) + one * position_token
-        else:
-            one_position = tl.load(positions + batch.to(tl.int64) * position_batch + one.to(tl.int64) * position_token).to(tl.int64)
-        place = pair + tl.zeros([1, HEADS, 1], tl.int32)
-        if (one_position >= 0) & (one_position < LEVEL * LEVEL):
-            cos, sin = two_level_cos_sin(more_angles, one_position.to(tl.int32), place, pair_live, PAIRS, PAIRS != BLOCK)
-        else:
-            cos, sin = phase_cos_sin(one_position * tl.load(angles + place, mask=pair_live, other=0))
-        position = one_position + tl.zeros([1, 1, 1], tl.int64)
     else:
         steps = angles + batch.to(tl.int64) * angle_batch + pair
         if PAIRS != BLOCK:
@@ -154,16 +141,16 @@ def cos_sin_tile(
                 position = tl.load(positions + at, mask=token_live[:, None, None], other=0).to(tl.int64)
             else:
                 position = tl.load(positions + at).to(tl.int64)
-        cos, sin = phase_cos_sin(position * step)
+        cos, sin = phase_cos_sin(position * step, QUICK)
     return cos, sin, position
 
 
 @triton.jit
 @no_type_check
-def sized(cos, sin, gain, exponent, batch, gain_batch, GROWTH: tl.constexpr):
+def sized(cos, sin, gain, exponent, batch, gain_batch, GAIN_LOADED: tl.constexpr, GROWTH: tl.constexpr):
     """cos and sin times the magnitude of one side: a number, one number a row, and what xPos adds."""
     if gain is not None:
-        if gain.dtype.is_ptr():
+        if GAIN_LOADED:
             size = tl.load(gain + batch * gain_batch)
         else:
             size = gain
@@ -188,12 +175,12 @@ def turn_kernel(
     q_out_batch, q_out_token, q_out_head, k_out_batch, k_out_token, k_out_head,
     position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair, gain_batch,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
-    MODE: tl.constexpr, BACKWARDS: tl.constexpr, GROWTH: tl.constexpr,
+    MODE: tl.constexpr, BACKWARDS: tl.constexpr, GAIN_LOADED: tl.constexpr, GROWTH: tl.constexpr,
     INTERLEAVED_IN: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, COPY: tl.constexpr,
     TOKENS: tl.constexpr, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, Q_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
     TOKENS_FIRST: tl.constexpr, TALL: tl.constexpr, MASK_TOKENS: tl.constexpr, MASK_Q: tl.constexpr, MASK_K: tl.constexpr,
     BLOCK: tl.constexpr, START_BLOCK: tl.constexpr, TAIL_BLOCK: tl.constexpr,
-    LOAD_HINT: tl.constexpr, STORE_HINT: tl.constexpr, PDL: tl.constexpr,
+    LOAD_HINT: tl.constexpr, STORE_HINT: tl.constexpr, PDL: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """Turn TOKENS tokens of one batch row by Q_BLOCK heads of q and K_BLOCK of k; K_BLOCK 0: by heads of q or else of k.
 
@@ -248,7 +235,7 @@ def turn_kernel(
     cos, sin, position = cos_sin_tile(
         positions, angles, more_angles, axes, offset, batch, token, token_live,
         position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
-        PAIRS, BLOCK, HEADS, MODE, MASK_TOKENS,
+        PAIRS, BLOCK, HEADS, MODE, MASK_TOKENS, QUICK,
     )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -258,12 +245,12 @@ def turn_kernel(
     if GROWTH != 0:
         pair = tl.arange(0, BLOCK)[None, None, :]
         exponent = (position - center).to(tl.float32) * tl.load(growth + pair, mask=pair < PAIRS, other=0.0).to(tl.float32)
-    q_cos, q_sin = sized(cos, sin, q_gain, exponent * exponent_sign, batch, gain_batch, GROWTH)
+    q_cos, q_sin = sized(cos, sin, q_gain, exponent * exponent_sign, batch, gain_batch, GAIN_LOADED, GROWTH)
     store_turned(q_out_rows, q_first, q_second, q_cos, q_sin, q_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_Q, STORE_HINT)
     if COPY:
         copy_rest(q_rows, q_out_rows, q_live, START, TAIL, 2 * PAIRS, START_BLOCK, TAIL_BLOCK)
     if K_BLOCK > 0:
-        k_cos, k_sin = sized(cos, sin, k_gain, exponent * -GROWTH, batch, gain_batch, GROWTH)
+        k_cos, k_sin = sized(cos, sin, k_gain, exponent * -GROWTH, batch, gain_batch, GAIN_LOADED, GROWTH)
         store_turned(k_out_rows, k_first, k_second, k_cos, k_sin, k_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_K, STORE_HINT)
         if COPY:
             copy_rest(k_rows, k_out_rows, k_live, START, TAIL, 2 * PAIRS, START_BLOCK, TAIL_BLOCK)

@@ -11,10 +11,11 @@ import triton
 from torch import Tensor
 from triton import knobs
 
+from ropewalk.kernels import triton as triton_backend
 from ropewalk.kernels import triton_kernel as device
 from ropewalk.kernels import triton_tuning as tuning
 from ropewalk.kernels.triton_sources import Source, rows_of, source_of
-from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, token_axes
+from ropewalk.kernels.turn import AnyTurn, Turn, token_axes
 
 #: CUDA's bound on the second and third axis of a grid
 MOST_ROWS = 65535
@@ -22,46 +23,47 @@ MOST_ROWS = 65535
 MOST_PLANS = 1024
 #: how a compiled kernel is started is Triton's own business; elsewhere its ordinary launch is used
 DIRECT = triton.__version__.startswith("3.6.") and not knobs.runtime.interpret
+INT32 = (-(1 << 31), (1 << 31) - 1)
 #: turn_kernel's arguments that change from call to call: q, k, their outs, positions, angles, gains, offset
 CHANGING = 10
 
-Way = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyTurn], None]
+Pointers = list[int]
+Way = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyTurn, Pointers], None]
 _PLANS: dict[tuple, Way] = {}
 
 
 def launch(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
     """Write each turned x into its out; nothing is read back, so it can be captured in a CUDA graph."""
-    key = _kind(xs, outs, turn)
+    pointers = [t.data_ptr() for t in (*xs, *outs)]
+    key = _kind(xs, outs, turn, pointers)
     way = _PLANS.get(key)
     if way is None:
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
         way = _PLANS[key] = _find_way(xs, outs, turn)
-    way(xs, outs, turn)
+    way(xs, outs, turn, pointers)
 
 
-def _kind(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> tuple:
+def _kind(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, pointers: Pointers) -> tuple:
     """Everything about a call that its plan and its compiled kernel depend on; exact shapes and strides, no rounding."""
-    q, q_out = xs[0], outs[0]
-    low_bits = q.data_ptr() | q_out.data_ptr()
-    shapes: tuple = (q.device, q.dtype, q.shape, q.stride(), q_out is q or (q_out.dtype, q_out.stride()))
-    if len(xs) > 1:
-        k, k_out = xs[1], outs[1]
-        low_bits |= k.data_ptr() | k_out.data_ptr()
-        shapes += (k.dtype, k.shape, k.stride(), k_out is k or (k_out.dtype, k_out.stride()))
+    q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]
+    shapes = (len(xs), q.get_device(), q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride())
+    placed = None if q_out is q and k_out is k else (q_out.dtype, q_out.stride(), k_out.dtype, k_out.stride())
     if isinstance(turn, Turn):
-        positions, length, offset = turn.positions, turn.length, turn.offset
+        positions, length = turn.positions, turn.length
         where = None if positions is None else (positions.dtype, positions.shape, positions.stride())
-        asked = (turn.spec.key, where, length.shape if isinstance(length, Tensor) else length is None)
-        asked += (turn.sign, turn.gain, -(1 << 31) <= offset < 1 << 31)
+        rows = length.shape if isinstance(length, Tensor) else length is None
+        asked: tuple = (turn.spec.key, where, rows, turn.sign, turn.gain, INT32[0] <= turn.offset <= INT32[1])
     else:
         cos, sin = turn.cos, turn.sin
-        low_bits |= cos.data_ptr() | sin.data_ptr()
-        asked = (cos.dtype, cos.shape, cos.stride(), sin.dtype, sin.stride(), turn.start, turn.layout_in, turn.layout_out)
-    if low_bits & 15:
-        # Triton compiles for pointers that are multiples of 16 bytes, each on its own
-        asked += tuple(not t.data_ptr() & 15 for t in (*xs, *outs, *(turn.tensors if isinstance(turn, TableTurn) else ())))
-    return (*shapes, *asked, turn.seq_dim, turn.key, tuning.forced_config())
+        asked = (turn.start, turn.layout_in, turn.layout_out, cos.dtype, cos.shape, cos.stride(), sin.dtype, sin.stride())
+        pointers = [*pointers, cos.data_ptr(), sin.data_ptr()]
+    # Triton compiles for pointers that are multiples of 16 bytes, each on its own
+    odd = 0
+    for pointer in pointers:
+        odd |= pointer
+    alignment = [pointer & 15 == 0 for pointer in pointers] if odd & 15 else ()
+    return (shapes, placed, asked, turn.seq_dim, turn.key, tuning.forced_config(), *alignment)
 
 
 def _find_way(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> Way:
@@ -76,26 +78,26 @@ def _find_way(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -
     return Plan(xs, outs, turn)
 
 
-def _nothing(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+def _nothing(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, pointers: Pointers) -> None:
     pass
 
 
-def _one_by_one(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+def _one_by_one(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, pointers: Pointers) -> None:
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
         launch((x,), (out,), replace(turn, key=turn.key or index == 1))
 
 
-def _through_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+def _through_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, pointers: Pointers) -> None:
     """Angles that are no exact phase (float32 ones of transformers, real positions) become rows of a table first."""
-    sides = rows_of(turn, xs[0]) if isinstance(turn, Turn) else ()
-    if len(xs) == 2 and len(sides) == 1:
-        launch(xs, outs, sides[0])
+    of_query, of_key = rows_of(turn, xs[0])  # type: ignore[arg-type]  # a Turn: see _find_way
+    if of_query is of_key:
+        launch(xs, outs, of_query)
         return
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        launch((x,), (out,), sides[-1] if turn.key or index == 1 else sides[0])
+        launch((x,), (out,), of_key if turn.key or index == 1 else of_query)
 
 
-def _through_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+def _through_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, pointers: Pointers) -> None:
     """Tensors whose last axis is not contiguous."""
     straight = tuple(x.contiguous() for x in xs)
     turned = tuple(torch.empty_like(x) for x in straight)
@@ -124,35 +126,31 @@ class Plan:
     """One kind of call: its grid, its constants and, once compiled, its kernel."""
 
     def __init__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
-        source = source_of(turn, xs[0], near=self._is_decode(xs[0], turn))
+        q = xs[0]
+        source = source_of(turn, q)
         #: what stays valid from call to call; None where the angles are another call by call
         self.source: Source | None = source if source.lasting else None
         values = self._values(xs, outs, turn, source)
         self.rest = tuple(values[name] for name in device.turn_kernel.arg_names[CHANGING:])
         self.kernel: Any = None
-        self.device_index = xs[0].device.index
-
-    @staticmethod
-    def _is_decode(x: Tensor, turn: AnyTurn) -> bool:
-        batch, tokens, _ = Tokens(x, turn.seq_dim).sizes
-        return batch * tokens <= tuning.DECODE_TOKENS
+        self.device_index = q.device.index
 
     def _values(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, source: Source) -> dict[str, Any]:
         """Every argument of the kernel that stays the same for this kind of call, by name."""
-        sizes = Tokens(xs[0], turn.seq_dim).sizes
+        x = xs[0]
+        sizes = Tokens(x, turn.seq_dim).sizes
         merged = sizes[1] == 1 and sizes[0] > 1 and not source.by_row
-        q, q_out = Tokens(xs[0], turn.seq_dim, merged), Tokens(outs[0], turn.seq_dim, merged)
-        k, k_out = (Tokens(xs[1], turn.seq_dim, merged), Tokens(outs[1], turn.seq_dim, merged)) if len(xs) > 1 else (q, q_out)
+        # a lone tensor stands in for the key, which then has no heads
+        q, k, q_out, k_out = (Tokens(each, turn.seq_dim, merged) for pair in (xs, outs) for each in (pair[0], pair[-1]))
         (batch, tokens, q_heads), k_heads = q.sizes, k.sizes[2] if len(xs) > 1 else 0
         order = "head" if tokens > 1 and q_heads > 1 and q.strides[2] > q.strides[1] else "token"
-        angles = source.mode if (order, source.mode) != ("head", "near") else "phase"
-        head_dim, pairs, start = xs[0].shape[-1], turn.pairs, turn.start
-        copied = head_dim - 2 * pairs if any(out is not x for x, out in zip(xs, outs, strict=True)) else 0
-        config = tuning.choose(order, angles, pairs, copied, tokens, (q_heads, k_heads), xs[0].element_size())
+        head_dim, pairs, start = x.shape[-1], turn.pairs, turn.start
+        copied = 0 if all(out is each for each, out in zip(xs, outs, strict=True)) else head_dim - 2 * pairs
+        config = tuning.choose(order, source.mode, pairs, copied, (batch, tokens), (q_heads, k_heads), x.element_size())
         values = self._blocks(config, order, batch, tokens, q_heads, k_heads)
         for name, tensor in (("q", q), ("k", k), ("q_out", q_out), ("k_out", k_out)):
             values.update(zip((f"{name}_batch", f"{name}_token", f"{name}_head"), tensor.strides, strict=True))
-        values.update(source.values(merged, MODE=getattr(device, angles.upper()).value))
+        values.update(source.values(merged, MODE=getattr(device, source.mode.upper()).value))
         values.update(START=start, PAIRS=pairs, TAIL=head_dim - start - 2 * pairs, BLOCK=tuning.power(pairs))
         values.update(START_BLOCK=tuning.power(start), TAIL_BLOCK=tuning.power(values["TAIL"]))
         values.update(
@@ -162,7 +160,8 @@ class Plan:
             COPY=copied > 0,
             LOAD_HINT="evict_first" if config.hints else "",
             STORE_HINT=".cs" if config.hints else "",
-            PDL=config.pdl and _has_pdl(xs[0].device),
+            PDL=config.pdl and _has_pdl(x.device),
+            QUICK=triton_backend.has_sine_unit(x),
         )
         self.options = {"num_warps": config.warps, **({"launch_pdl": True} if values["PDL"] else {})}
         return values
@@ -180,49 +179,49 @@ class Plan:
         columns, rows = (blocks, batch * groups) if order == "head" else (blocks * groups, batch)
         layers = -(-rows // MOST_ROWS)
         self.grid = (columns, min(rows, MOST_ROWS), layers)
-        exact_k = k_heads % q_block == 0
-        return dict(
-            tokens=tokens,
-            rows=rows,
-            Q_HEADS=q_heads,
-            K_HEADS=k_heads,
-            TOKENS=config.tokens,
-            Q_BLOCK=q_block,
-            K_BLOCK=k_block,
-            Q_GROUPS=q_groups,
-            GROUPS=groups,
-            TOKENS_FIRST=order == "head",
-            TALL=layers > 1,
-            MASK_TOKENS=tokens % config.tokens != 0,
-            MASK_Q=q_heads % q_block != 0 or (k_block == 0 and not exact_k),
-            MASK_K=k_block * groups != k_heads,
-        )
+        return {
+            "tokens": tokens,
+            "rows": rows,
+            "Q_HEADS": q_heads,
+            "K_HEADS": k_heads,
+            "TOKENS": config.tokens,
+            "Q_BLOCK": q_block,
+            "K_BLOCK": k_block,
+            "Q_GROUPS": q_groups,
+            "GROUPS": groups,
+            "TOKENS_FIRST": order == "head",
+            "TALL": layers > 1,
+            "MASK_TOKENS": tokens % config.tokens != 0,
+            "MASK_Q": q_heads % q_block != 0 or (k_block == 0 and k_heads % q_block != 0),
+            "MASK_K": k_block * groups != k_heads,
+        }
 
-    def __call__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
-        source = self.source
-        if source is None:
-            source = source_of(turn, xs[0], near=False)
-        positions = turn.positions if isinstance(turn, Turn) else None
-        offset = turn.offset if isinstance(turn, Turn) else 0
-        k, k_out = (xs[1], outs[1]) if len(xs) > 1 else (None, None)
-        tensors = (xs[0], k, outs[0], k_out, positions, *source.tensors)
+    def __call__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, pointers: Pointers) -> None:
+        q = xs[0]
+        source = self.source or source_of(turn, q)
+        positions, offset = (turn.positions, turn.offset) if isinstance(turn, Turn) else (None, 0)
         if self.kernel is None or knobs.runtime.launch_enter_hook.calls:
-            with torch.cuda.device_of(xs[0]):
-                kernel = device.turn_kernel[self.grid](*tensors, offset, *self.rest, **self.options)
+            lone = () if len(xs) > 1 else (None,)
+            arguments: tuple = (*xs, *lone, *outs, *lone, positions, *source.tensors, offset, *self.rest)
+            with torch.cuda.device_of(q):
+                kernel = device.turn_kernel[self.grid](*arguments, **self.options)
             self.kernel = kernel if DIRECT else None
             return
-        if torch._C._cuda_getDevice() != self.device_index:
-            with torch.cuda.device_of(xs[0]):
-                self._start(tensors, offset)
+        if len(xs) == 1:
+            pointers = [pointers[0], 0, pointers[1], 0]
+        pointers.append(0 if positions is None else positions.data_ptr())
+        if torch._C._cuda_getDevice() == self.device_index:
+            self._start(pointers, source, offset)
         else:
-            self._start(tensors, offset)
+            with torch.cuda.device(self.device_index):
+                self._start(pointers, source, offset)
 
-    def _start(self, tensors: tuple, offset: int) -> None:
+    def _start(self, pointers: Pointers, source: Source, offset: int) -> None:
         """What Triton's own launch does in the end, without binding, hashing and checking arguments first."""
         kernel = self.kernel
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
-        pointers = [t.data_ptr() if isinstance(t, Tensor) else t for t in tensors]
-        kernel.run(*self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *pointers, offset, *self.rest)
+        arguments = (*pointers, *source.pointers, offset, *self.rest)
+        kernel.run(*self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
 
 
 def _has_pdl(where: torch.device) -> bool:

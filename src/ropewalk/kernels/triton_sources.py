@@ -1,8 +1,9 @@
-"""Where one call's angles come from: exact phase steps, two-level tables in front of them, or rows the caller has."""
+"""Where one call's angles come from: exact phase steps, or rows the caller has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, token_axes
 from ropewalk.spec import RopeSpec
-from ropewalk.table import CACHE, Tables, magnitude_on, tables, tables_at
+from ropewalk.table import Tables, magnitude_on, tables, tables_at
 
 Gain = float | Tensor | None
 
@@ -19,7 +20,7 @@ Gain = float | Tensor | None
 class Source:
     """The kernel's arguments about angles. `lasting`: the same tensors serve every call of this kind.
 
-    mode          "phase", "near" (two-level tables where they reach) or "rows"
+    mode          "phase" or "rows"
     tensors       angles, more angles, the query's gain, the key's gain
     by_row        every batch row has angles or a gain of its own, so rows must stay rows
     """
@@ -35,6 +36,11 @@ class Source:
     center: int = 0
     lasting: bool = False
 
+    @cached_property
+    def pointers(self) -> tuple[int | float | None, ...]:
+        """`tensors` as a launched kernel takes them."""
+        return tuple(t.data_ptr() if isinstance(t, Tensor) else t for t in self.tensors)
+
     @property
     def by_row(self) -> bool:
         return self.gain_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
@@ -45,25 +51,26 @@ class Source:
         row, line, pair = self.angle_strides
         if merged:
             batch, token, row, line = 0, batch, 0, row
-        return dict(
-            position_axis=axis,
-            position_batch=batch,
-            position_token=token,
-            angle_batch=row,
-            angle_token=line,
-            angle_pair=pair,
-            gain_batch=self.gain_stride,
-            axes=self.axes,
-            growth=self.growth,
-            GROWTH=self.growth_sign,
-            center=self.center,
+        return {
+            "position_axis": axis,
+            "position_batch": batch,
+            "position_token": token,
+            "angle_batch": row,
+            "angle_token": line,
+            "angle_pair": pair,
+            "gain_batch": self.gain_stride,
+            "axes": self.axes,
+            "growth": self.growth,
+            "GAIN_LOADED": isinstance(self.tensors[2], Tensor),
+            "GROWTH": self.growth_sign,
+            "center": self.center,
             **more,
-        )
+        }
 
 
-def source_of(turn: AnyTurn, x: Tensor, near: bool) -> Source:
-    """The angles of one call; `near` asks for the two-level tables where the spec has them."""
-    return _rows(turn, x) if isinstance(turn, TableTurn) else _phases(turn, x, near)
+def source_of(turn: AnyTurn, x: Tensor) -> Source:
+    """The angles of one call."""
+    return _rows(turn, x) if isinstance(turn, TableTurn) else _phases(turn, x)
 
 
 def _rows(turn: TableTurn, x: Tensor) -> Source:
@@ -75,10 +82,9 @@ def _rows(turn: TableTurn, x: Tensor) -> Source:
     return Source("rows", (cos, sin, None, None), angle_strides=(batch, token, cos.stride(-1)))
 
 
-def _phases(turn: Turn, x: Tensor, near: bool) -> Source:
+def _phases(turn: Turn, x: Tensor) -> Source:
     spec, lasting = turn.spec, not (turn.spec.needs_length and turn.length is not None)
     kept = tables_at(spec, x.device, turn.length)
-    near = near and lasting and kept.levels is not None
     q_gain, k_gain = (_gain(spec, kept, key, turn.gain) for key in (turn.key, True))
     if isinstance(q_gain, Tensor) or isinstance(k_gain, Tensor):
         q_gain, k_gain = _alike(q_gain, k_gain, x.device)
@@ -86,8 +92,8 @@ def _phases(turn: Turn, x: Tensor, near: bool) -> Source:
         q_gain = k_gain = None
     growth = kept.frequencies.growth if turn.gain else None
     return Source(
-        "near" if near else "phase",
-        (kept.steps, _levels(spec, x.device) if near else None, q_gain, k_gain),
+        "phase",
+        (kept.steps, None, q_gain, k_gain),
         position_strides=_position_strides(turn.positions),
         angle_strides=(kept.steps.stride(0) if kept.steps.ndim > 1 and len(kept.steps) > 1 else 0, 0, 1),
         gain_stride=1 if isinstance(q_gain, Tensor) and q_gain.numel() > 1 else 0,
@@ -121,21 +127,15 @@ def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
     return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]  # there are three
 
 
-def _levels(spec: RopeSpec, device: torch.device) -> Tensor:
-    """The two-level tables as the kernel reads them: float32 [2, 1024, 2, pairs], 1 MB for 64 pairs."""
-
-    def build() -> Tensor:
-        low_cos, low_sin, high_cos, high_sin = tables(spec, device).levels  # type: ignore[misc]  # the caller has seen them
-        both = (torch.stack(digit, dim=1) for digit in ((low_cos, low_sin), (high_cos, high_sin)))
-        return torch.stack(tuple(both)).to(torch.float32)
-
-    return CACHE.get((spec.key, device, "levels"), build, lambda kept: 4 * kept.numel())
-
-
-def rows_of(turn: Turn, x: Tensor) -> tuple[TableTurn, ...]:
-    """The turn with its angles written out: one table if queries and keys share it, else the query's and the key's."""
+def rows_of(turn: Turn, x: Tensor) -> tuple[TableTurn, TableTurn]:
+    """The turn with its angles written out, for the query and for the key: one and the same where they share them."""
     spec, seq = turn.spec, x.shape[token_axes(x.ndim, turn.seq_dim)[0]]
+
+    def written_out(key: bool) -> TableTurn:
+        cos, sin = turn.rows(seq, x.device, torch.float32, key)
+        return TableTurn(cos, sin, turn.seq_dim, turn.layout_in, turn.layout_out, turn.start)
+
+    of_key = written_out(key=True)
     grows = tables(spec, x.device).frequencies.growth is not None
-    sides = (False, True) if turn.gain and (grows or spec.magnitude_on == "q") else (turn.key,)
-    tables_ = (turn.rows(seq, x.device, torch.float32, key) for key in sides)
-    return tuple(TableTurn(cos, sin, turn.seq_dim, turn.layout_in, turn.layout_out, turn.start) for cos, sin in tables_)
+    differ = turn.gain and not turn.key and (grows or spec.magnitude_on == "q")
+    return (written_out(key=False) if differ else of_key), of_key

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-#: up to this many tokens a call is a decode step: latency rules, and the angles come from the two-level tables
+#: up to this many tokens a call is a decode step: latency rules, not bytes
 DECODE_TOKENS = 512
 
 
@@ -30,26 +30,27 @@ class Config:
     pdl: bool = True
 
 
-#: what lies side by side in memory (a token's heads, or a head's tokens), where the angles come from, the most pairs
+#: what lies side by side in memory (a token's heads, or a head's tokens; "step": a token's heads, few tokens), where the
+#: angles come from, the most pairs
 Line = tuple[str, str, int, Config]
 #: the first line that fits. Exact phases want more threads than pairs: with fewer, Triton moves x through shared memory
 TABLE: tuple[Line, ...] = (
-    ("token", "near", 32, Config(1, 8, 1)),
-    ("token", "near", 64, Config(1, 4, 1)),
-    ("token", "near", 128, Config(1, 4, 2)),
-    ("token", "near", 256, Config(1, 2, 2)),
-    ("token", "phase", 32, Config(1, 32, 2, together=True)),
-    ("token", "phase", 64, Config(1, 32, 4, together=True)),
-    ("token", "phase", 128, Config(1, 16, 8, together=True)),
-    ("token", "phase", 256, Config(1, 16, 16, together=True)),
+    ("step", "phase", 32, Config(1, 16, 2)),
+    ("step", "phase", 64, Config(1, 8, 2)),
+    ("step", "phase", 128, Config(1, 4, 2)),
+    ("step", "phase", 256, Config(1, 2, 2)),
+    ("token", "phase", 32, Config(1, 32, 4, together=True, hints=True)),
+    ("token", "phase", 64, Config(1, 16, 4, together=True)),
+    ("token", "phase", 128, Config(1, 8, 8, together=True, hints=True)),
+    ("token", "phase", 256, Config(1, 8, 16, together=True, hints=True)),
     ("token", "rows", 32, Config(1, 16, 2)),
     ("token", "rows", 64, Config(1, 8, 1)),
     ("token", "rows", 128, Config(1, 8, 4)),
     ("token", "rows", 256, Config(1, 4, 4)),
-    ("head", "phase", 32, Config(16, 1, 4, hints=True)),
-    ("head", "phase", 64, Config(32, 2, 8, hints=True)),
-    ("head", "phase", 128, Config(16, 2, 8, hints=True)),
-    ("head", "phase", 256, Config(16, 2, 16, hints=True)),
+    ("head", "phase", 32, Config(16, 2, 2)),
+    ("head", "phase", 64, Config(16, 1, 8)),
+    ("head", "phase", 128, Config(8, 2, 4)),
+    ("head", "phase", 256, Config(8, 1, 4)),
     ("head", "rows", 32, Config(16, 1, 4, hints=True)),
     ("head", "rows", 64, Config(16, 2, 8, hints=True)),
     ("head", "rows", 128, Config(16, 1, 8, hints=True)),
@@ -66,7 +67,7 @@ def forced_config() -> Config | None:
 
 @contextmanager
 def forced(config: Config | None) -> Iterator[None]:
-    """Every call inside uses `config` as it is; for sweeps, one thread at a time. One token a program for decode steps."""
+    """Every call inside uses `config` as it is; for sweeps, one thread at a time."""
     global _forced
     before, _forced = _forced, config
     try:
@@ -76,22 +77,25 @@ def forced(config: Config | None) -> Iterator[None]:
 
 
 def choose(
-    order: str, angles: str, pairs: int, copied: int, tokens: int, heads: tuple[int, int], itemsize: int
+    order: str, angles: str, pairs: int, copied: int, sizes: tuple[int, int], heads: tuple[int, int], itemsize: int
 ) -> Config:
-    """The configuration for `tokens` tokens a row and (query, key) `heads`, fitted so that few lanes idle.
+    """The configuration for `sizes` = (rows, tokens a row) and (query, key) `heads`, fitted so that few lanes idle.
 
     `copied` dimensions of a head do not turn but go along.
     """
-    config, width = _forced, power(pairs + copied // 2)
-    if config is None:
-        lines = [line for line in TABLE if line[:2] == (order, angles)]
-        _, _, widest, config = next((line for line in lines if width <= line[2]), lines[-1])
-        # a float32 takes twice the room, a narrow head leaves some
-        room = max(1, config.tokens * config.heads * widest // (width * itemsize // 2))
-        config = _fitted(config, room, 1 if angles == "near" else power(tokens), power(max(heads)))
-    # a thread should load at least 8 bytes of the key at a time
+    if _forced is not None:
+        return _forced
+    rows, tokens = sizes
+    order = "step" if (order, angles) == ("token", "phase") and rows * tokens <= DECODE_TOKENS else order
+    lines = [line for line in TABLE if line[:2] == (order, angles)]
+    width = power(pairs + copied // 2)
+    _, _, widest, config = next((line for line in lines if width <= line[2]), lines[-1])
+    # a float32 takes twice the room, a narrow head leaves some
+    room = max(1, config.tokens * config.heads * widest // (width * itemsize // 2))
+    config = _fitted(config, room, power(tokens), power(max(heads)))
+    # a thread should load at least 4 bytes of the key at a time
     keys_at_once = power(-(-heads[1] // -(-heads[0] // config.heads))) * config.tokens
-    thin = keys_at_once * power(pairs) * itemsize < 8 * 32 * config.warps
+    thin = keys_at_once * power(pairs) * itemsize < 4 * 32 * config.warps
     return replace(config, together=False) if thin else config
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hf_families import CASES, NEAR, POSITIONS, Case
 from torch.testing import assert_close
+from transformers import AutoConfig
 
-from ropewalk import Rope, RopeSpec
+from ropewalk import Rope, RopeError, RopeSpec
 from ropewalk.frequencies import Yarn, mscale
 from ropewalk.interop.families import FAMILIES
 from ropewalk.interop.hf import from_hf
+from ropewalk.kernels.reference import turn
 
 #: what q and k of order 1 lose to a product order other than ours, in float32
 ROUNDING = 5e-6
@@ -95,49 +99,58 @@ def test_at_least_thirty_families_are_compared():
     assert {case.model_type for case in CASES.values()} <= FAMILIES.keys()
 
 
-def apply_functions(name: str) -> list:
-    """The functions of a family's modeling file that rotate text q and k, most specific first."""
-    folder = {"modernbert-decoder": "modernbert_decoder", "mllama_text_model": "mllama", "emu3_text_model": "emu3"}.get(name, name)
-    folder = folder.removesuffix("_text")
-    try:
-        code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    except ModuleNotFoundError:
-        return []
-    names = ("apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
-    return [getattr(code, found) for found in names if hasattr(code, found)]
+#: rows without a modeling file in transformers, or whose rotation is compared by a test of its own
+ELSEWHERE = {"kimi_k2", "minimind", "minimax_m1", "minimax_text_01", "roformer", "gptj", "codegen", "nanochat"}
+FOLDERS = {"modernbert-decoder": "modernbert_decoder", "mllama_text_model": "mllama", "emu3_text_model": "emu3"}
+#: rows whose tables have one column a pair
+UNDOUBLED = {"gpt_oss", "openai_privacy_filter", "deepseek_v4"}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - ELSEWHERE - {"llama4_text", "deepseek_v2"}))
 def test_the_layout_of_every_row_is_that_of_its_code(name):
-    """A turn by a quarter takes x to its partner: which dimension lights up tells the pairs apart."""
-    functions = apply_functions(name)
-    compared_above = {case.model_type for case in CASES.values()}
-    if not functions or name in ("gptj", "codegen", "nanochat"):
-        elsewhere = ("kimi_k2", "minimind", "minimax_m1", "minimax_text_01", "roformer", "gptj", "codegen", "nanochat")
-        shared_code = ("qwen2_vl", "qwen2_5_vl")
-        assert name in compared_above or name in elsewhere or name in shared_code
-        return
-    family, width = FAMILIES[name], 8
-    pairs = width // 2
-    quarter = torch.zeros(1, 1, width), torch.ones(1, 1, width)
-    if name in ("gpt_oss", "openai_privacy_filter", "deepseek_v4"):
-        quarter = tuple(part[..., :pairs] for part in quarter)
-    q = torch.zeros(1, 1, 1, width)
-    q[..., 0] = 1
-    try:
-        turned = functions[0](q, q, *quarter)[0]
-    except TypeError:
-        turned = functions[0](q, *quarter)
-    lit = int(turned.reshape(-1).nonzero())
-    assert lit == (pairs if (family.layout_out or family.layout) == "half" else 1)
-    assert turned.reshape(-1)[lit] == 1
-    q.zero_()[..., 1] = 1  # in halves 1 is a first member, in neighbours the second member of pair 0
-    first = "half" if (family.layout_out or family.layout) == "half" and functions[0].__name__ == "apply_rotary_pos_emb" else "other"
-    try:
-        turned = functions[0](q, q, *quarter)[0]
-    except TypeError:
-        turned = functions[0](q, *quarter)
-    assert float(turned.sum()) == (1 if first == "half" else -1)
+    """A quarter turn sends each member of a pair to the place of the other."""
+    folder = FOLDERS.get(name, name.removesuffix("_text"))
+    code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    rotate = getattr(code, "apply_rotary_pos_emb_interleave", None) or code.apply_rotary_pos_emb
+    x = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8)
+    cos, sin = torch.zeros(1, 1, 4), torch.ones(1, 1, 4)
+    doubled = (cos, sin) if name in UNDOUBLED else (cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
+    arguments = inspect.signature(rotate).parameters
+    turned = rotate(x, x, *doubled)[0] if "k" in arguments else rotate(x, *doubled)
+    assert torch.equal(turned, turn(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out))
+
+
+#: keys a config.json may leave to its class
+LEFT_TO_THE_CLASS = ("rope_parameters", "head_dim", "rotary_dim", "rope_theta", "per_layer_config")
+#: classes whose defaults do not fit together, or that name no head at all
+UNFIT = {"glm4_moe", "glm4v_text", "glm_image_text", "glm4v_moe_text", "qwen3_omni_moe_text", "blt", "esm"}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - ELSEWHERE - UNFIT))
+def test_the_defaults_of_every_row_are_those_of_its_config_class(name):
+    whole = {**AutoConfig.for_model(name).to_dict(), "model_type": name}
+    bare = {key: value for key, value in whole.items() if key not in LEFT_TO_THE_CLASS}
+    if FAMILIES[name].must_be_given:
+        with pytest.raises(RopeError, match="must be given") as error:
+            from_hf(bare)
+        assert error.value.field == "rope_parameters"
+    else:
+        assert from_hf(bare, per_layer=True) == from_hf(whole, per_layer=True)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - ELSEWHERE - {"ernie4_5_vl_moe_text", "esm"}))
+def test_a_row_says_whether_the_unscaled_rope_reads_partial_rotary_factor(name):
+    folder = FOLDERS.get(name, name.removesuffix("_text"))
+    code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    config = SimpleNamespace(head_dim=16, rope_parameters={**rope, "layer": rope})
+    made = [
+        found
+        for key, found in vars(code).items()
+        if "RotaryEmbedding" in key and hasattr(found, "compute_default_rope_parameters")
+    ]
+    radians, _ = made[0].compute_default_rope_parameters(config, layer_type="layer")
+    assert len(radians) == (4 if FAMILIES[name].reads_partial else 8)
 
 
 @pytest.mark.parametrize("rotary_dim", [8, 16])

@@ -1,0 +1,61 @@
+"""Builds the native CPU kernel as a plain shared library; without a C compiler the package installs and runs without it."""
+
+import os
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+KERNELS = "src/ropewalk/kernels"
+#: no contraction: the kernel says itself where it fuses, so that every pair of every row rounds alike
+FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-g0"]
+
+
+class BuildNative(build_ext):
+    """A library for ctypes: no Python headers, no version in its name, and not needed for the rest to work."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return []
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception as error:
+            self._without(error)
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            self._without(error)
+
+    def _without(self, error: Exception) -> None:
+        if os.environ.get("ROPEWALK_REQUIRE_NATIVE") == "1":
+            raise error
+        print(f"ropewalk: the native CPU kernel was not built, torch operations take its place: {error}", file=sys.stderr)
+
+
+class PlatformWheel(bdist_wheel):
+    """Any Python 3 on this platform: the library knows nothing of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "ropewalk.kernels._cpu",
+            [f"{KERNELS}/cpu.c"],
+            depends=[f"{KERNELS}/cpu_rows.inc", f"{KERNELS}/cpu_vectors.inc"],
+            extra_compile_args=FLAGS,
+            # a missing library is then no error when it is copied beside its sources
+            optional=os.environ.get("ROPEWALK_REQUIRE_NATIVE") != "1",
+        )
+    ],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
+)

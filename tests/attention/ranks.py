@@ -1,0 +1,48 @@
+"""What each rank of the distributed tests does; it runs in processes of its own and leaves what it measured in a file."""
+
+import datetime
+import json
+import os
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+TIMEOUT = datetime.timedelta(seconds=60)
+
+
+def join(rank: int, world: int, folder: str, name: str = "meet", timeout: datetime.timedelta = TIMEOUT) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=world, timeout=timeout)
+
+
+def _start(rank: int, world: int, folder: str, work) -> None:
+    torch.manual_seed(0)
+    join(rank, world, folder)
+    try:
+        found = work()
+    except Exception:
+        found = {"the rank itself": traceback.format_exc()}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def measured(world: int, folder: Path, work) -> list[dict]:
+    """What `work()` returns on each of `world` ranks."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.multiprocessing.spawn(_start, (world, str(folder), work), nprocs=world)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+def each(cases: dict) -> dict:
+    """{case: what it measured, or its traceback}; all ranks go through the cases in one order."""
+    found = {}
+    for name, case in cases.items():
+        torch.manual_seed(0)  # every rank draws the same whole tensors
+        try:
+            found[name] = case()
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found

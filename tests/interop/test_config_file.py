@@ -1,0 +1,81 @@
+"""Hostile config files: each refused by a typed error, in less than a second and 256 MB."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from ropewalk import RopeError
+from ropewalk.interop.hf import from_hf
+
+GOOD = '"head_dim": 16, "rope_theta": 10000.0'
+
+HOSTILE = {
+    "nan": ('{"head_dim": 16, "rope_theta": NaN}', "rope_theta"),
+    "infinity": ('{"head_dim": 16, "rope_theta": Infinity}', "rope_theta"),
+    "minus infinity in a list": ('{"head_dim": 16, "rope_scaling": {"short_factor": [1, [-Infinity]]}}', "short_factor"),
+    "overflowing float": ('{"head_dim": 16, "rope_theta": 1e999}', "rope_theta"),
+    "duplicate keys": ('{"head_dim": 16, "rope_theta": 1.0, "rope_theta": 2.0}', "rope_theta"),
+    "duplicate keys, deep": ('{"head_dim": 16, "rope_scaling": {"factor": 1, "factor": 2}}', "factor"),
+    "deep lists": ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "config"),
+    "deep objects": ('{"a":' * 65 + "1" + "}" * 65, "config"),
+    "too large": ('{"a": "' + "x" * (1 << 20) + '"}', "config"),
+    "long integer": ('{"head_dim": ' + "9" * 500_000 + "}", "config"),
+    "huge head": ('{"head_dim": 1099511627776, "rope_theta": 10000.0}', "head_dim"),
+    "huge layer count": (f'{{{GOOD}, "model_type": "smollm3", "num_hidden_layers": 1000000000000}}', "num_hidden_layers"),
+    "huge section": (f'{{{GOOD}, "rope_scaling": {{"mrope_section": [1099511627776, 1, 1]}}}}', "mrope_section[0]"),
+    "huge length": (f'{{{GOOD}, "rope_scaling": {{"rope_type": "dynamic", "factor": 2.0}}, "max_position_embeddings": {10**30}}}',
+                    "max_position_embeddings"),
+    "not an object": ("[1, 2]", "config"),
+    "empty": ("", "config"),
+    "cut off": ('{"head_dim": 16,', "config"),
+    "code": ("__import__('os')", "config"),
+    "bad utf-8": (b'{"a": "\xff"}', "config"),
+    "null bytes": (b"\x00" * 64, "config"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_quickly_and_by_name(name, tmp_path):
+    """W15."""
+    content, field = HOSTILE[name]
+    path = tmp_path / "config.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    tracemalloc.start()
+    started = time.process_time()
+    with pytest.raises(RopeError) as error:
+        from_hf(path)
+    took, (_, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert error.value.field == field
+    assert took < 1
+    assert peak < 256 << 20
+    assert len(str(error.value)) < 500
+
+
+def test_brackets_in_strings_are_not_depth(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"head_dim": 16, "rope_theta": 1e4, "note": '[{"\\' * 100}))
+    assert from_hf(path).head_dim == 16
+
+
+def test_depth_sixty_four_is_the_last_accepted(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(f'{{{GOOD}, "a": ' + "[" * 63 + "]" * 63 + "}")
+    assert from_hf(path).head_dim == 16
+
+
+@pytest.mark.parametrize("path", ["missing.json", "folder"])
+def test_a_path_without_a_config_is_refused(path, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RopeError, match=r"config\.json"):
+        from_hf(tmp_path / path)
+
+
+def test_a_device_is_not_a_config():
+    with pytest.raises(RopeError, match=r"config\.json"):
+        from_hf(Path("/dev/zero"))

@@ -1,0 +1,133 @@
+"""to_hf writes only what from_hf, and transformers, read back as the same spec."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import ROPE_INIT_FUNCTIONS, AutoConfig
+
+from ropewalk import RopeError, RopeSpec, axes
+from ropewalk.frequencies import (
+    SCALINGS,
+    Default,
+    Dynamic,
+    DynamicYarn,
+    Given,
+    Learnable,
+    Linear,
+    LinearFrequencies,
+    Llama3,
+    LongRope,
+    Ntk,
+    NtkByParts,
+    Proportional,
+    XPos,
+    Yarn,
+)
+from ropewalk.interop.hf import from_hf, to_hf
+
+PAIRS = 8
+EXPRESSIBLE = {
+    "default": Default(),
+    "linear": Linear(2.5),
+    "dynamic": Dynamic(3.0, original_length=777),
+    "yarn": Yarn(factor=4.0, original_length=1000, beta_fast=30.0, truncate=False, mscale=1.0, mscale_all_dim=0.5),
+    "longrope": LongRope((1.0,) * PAIRS, (2.5,) * PAIRS, original_length=1000, factor=4.0, attention_factor=1.25),
+    "llama3": Llama3(8.0, low_freq_factor=1.0, high_freq_factor=3.0, original_length=512),
+    "proportional": Proportional(2.0, fraction=0.25),
+}
+INEXPRESSIBLE = (
+    Ntk(2.0), NtkByParts(2.0), DynamicYarn(), LinearFrequencies(), XPos(), Given((1.0,) * PAIRS), Learnable(),
+)  # fmt: skip
+
+
+def test_every_scaling_is_either_written_or_refused():
+    assert EXPRESSIBLE.keys() | {scaling.name for scaling in INEXPRESSIBLE} == SCALINGS.keys()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("name", EXPRESSIBLE)
+@pytest.mark.parametrize("precision", ["exact", "hf"])
+def test_what_is_written_reads_back(name, version, precision):
+    spec = RopeSpec(2 * PAIRS, theta=5e5, scaling=EXPRESSIBLE[name], precision=precision)
+    written = to_hf(spec, version=version)
+    assert from_hf(json.loads(json.dumps(written)), precision=precision) == spec
+    assert ("rope_parameters" in written) == (version == 5)
+    assert ("rope_scaling" in written) == (version == 4)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("name", EXPRESSIBLE.keys() - {"default"})
+def test_transformers_computes_the_same_from_what_is_written(name, version):
+    spec = RopeSpec(2 * PAIRS, theta=5e5, scaling=EXPRESSIBLE[name], precision="hf")
+    written = to_hf(spec, version=version)
+    config = AutoConfig.for_model("llama", hidden_size=32, num_attention_heads=2, **written)
+    theirs, magnitude = ROPE_INIT_FUNCTIONS[name](config, device=None, seq_len=5000)
+    found = spec.frequencies(5000)
+    assert torch.equal(found.radians.float(), theirs)
+    assert found.magnitude == pytest.approx(magnitude)
+
+
+@pytest.mark.parametrize("rotary_dim", range(2, 88, 2))
+def test_a_slice_survives_the_fraction(rotary_dim):
+    spec = RopeSpec(88, rotary_dim=rotary_dim)  # 30/88 and 60/88 round below
+    assert from_hf(to_hf(spec), precision="exact") == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "model_type"),
+    [
+        (RopeSpec(16, layout="interleaved"), "cohere"),
+        (RopeSpec(16, layout="interleaved"), "llama4_text"),
+        (RopeSpec(16, layout="interleaved", rotary_dim=8), "glm4"),
+        (RopeSpec(16, layout="interleaved", layout_out="half"), "deepseek_v3"),
+        (RopeSpec(16), "deepseek_v3"),
+        (RopeSpec(16, rotary_dim=4), "gpt_neox"),
+        (RopeSpec(16, scaling=Ntk(50.0)), "hunyuan_v1_dense"),
+        (RopeSpec(16, axes=axes.interleaved([4, 2, 2])), "qwen3_vl_text"),
+        (RopeSpec(16, axes=axes.chunked([4, 2, 2])), "qwen2_vl"),
+        (RopeSpec(16, axes=axes.ernie([3, 3, 2]), layout="interleaved"), "ernie4_5_vl_moe_text"),
+        (RopeSpec(16, axes=axes.interleaved([4, 2, 2])), None),
+        (RopeSpec(16, axes=axes.chunked([4, 2, 2])), None),
+    ],
+)
+def test_a_family_carries_what_no_key_says(spec, model_type):
+    assert from_hf(to_hf(spec, model_type=model_type), precision="exact") == spec
+
+
+def test_deepseek_carries_its_softmax_factor():
+    given = {"model_type": "deepseek_v3", "qk_rope_head_dim": 16, "rope_theta": 1e4, "max_position_embeddings": 4096,
+             "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                              "original_max_position_embeddings": 4096}}  # fmt: skip
+    spec = from_hf(given)
+    assert spec.extra_softmax_factor > 1
+    assert from_hf(to_hf(spec, model_type="deepseek_v3")) == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "keywords"),
+    [
+        *((RopeSpec(2 * PAIRS, scaling=scaling), "scaling", {}) for scaling in INEXPRESSIBLE),
+        (RopeSpec(16, layout="interleaved"), "layout", {}),
+        (RopeSpec(16), "layout", {"model_type": "cohere"}),
+        (RopeSpec(16, layout="interleaved", layout_out="half"), "layout", {}),
+        (RopeSpec(16, rotary_dim=8, rotary_start=4), "rotary_start", {}),
+        (RopeSpec(16, rotary_dim=8), "rotary_dim", {"model_type": "llama"}),
+        (RopeSpec(16, scaling=Yarn(factor=4.0), magnitude_on="q"), "magnitude_on", {}),
+        (RopeSpec(16, extra_softmax_factor=2.0), "extra_softmax_factor", {}),
+        (RopeSpec(16, axes=axes.axial(4, 4)), "axes", {}),
+        (RopeSpec(16), "version", {"version": 3}),
+        (RopeSpec(16), "model_type", {"model_type": "nobody"}),
+    ],
+)
+def test_what_would_not_read_back_is_refused_by_name(spec, field, keywords):
+    with pytest.raises(RopeError) as error:
+        to_hf(spec, **keywords)
+    assert error.value.field == field
+
+
+def test_the_refusal_of_a_layout_names_families_that_pair_so():
+    with pytest.raises(RopeError, match="cohere"):
+        to_hf(RopeSpec(16, layout="interleaved"))

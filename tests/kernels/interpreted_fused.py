@@ -1,0 +1,242 @@
+"""Laws of the fused kernel against its definition in float64: on the GPU where there is one, else in Triton's interpreter.
+
+`test_fused.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import ropewalk as rw
+from ropewalk import axes, frequencies
+from ropewalk.kernels import fused_launch
+from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope, why_not
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+Q, K, SLOTS = 6, 3, 12
+#: two dims before the ten that turn and two after them
+PARTIAL = rw.RopeSpec(14, rotary_dim=10, rotary_start=2)
+WHOLE = rw.RopeSpec(10)
+#: worst relative error of one rounding, and of the float32 arithmetic before it, which is also the worst absolute one
+ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+if DEVICE == "cpu":
+    # the interpreter cuts bfloat16 off instead of rounding it
+    ROUNDING[torch.bfloat16] = 2**-7
+ARITHMETIC = 2e-6
+POSITIONS = (0, 5, 1_000_003, 70, -3)
+WHERE = (3, -1, 0, 11, 6)
+
+
+@dataclass
+class Case:
+    """Everything one call needs, float64 on the CPU; `inputs(dtype)` is what the kernel gets of it."""
+
+    spec: rw.RopeSpec
+    norm: str = "w"
+    tokens: int = 5
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self):
+        generator = torch.Generator().manual_seed(7)
+        make = lambda *shape: torch.randn(*shape, generator=generator).to(self.dtype)
+        self.qkv = make(self.tokens, (Q + 2 * K) * self.spec.head_dim) * 3
+        self.weights = (make(self.spec.head_dim), make(self.spec.head_dim))
+        self.positions = torch.tensor(POSITIONS[: self.tokens])
+        self.slots = torch.tensor(WHERE[: self.tokens])
+
+    def normed(self, wide: bool) -> QKNorm | None:
+        if not self.norm:
+            return None
+        if self.norm == "no weight":
+            return QKNorm(eps=0.01)
+        weights = (w.double() if wide else w.to(DEVICE) for w in self.weights)
+        return QKNorm(*weights, eps=0.01, plus_one=self.norm == "1+w")
+
+    def run(self, make_cache, config: Config, **how):
+        """(q, k, v, k cache, v cache) by the kernel."""
+        cache = make_cache(self.spec.head_dim)
+        call = dict(spec=self.spec, norm=self.normed(False), heads=(Q, K), cache=cache, **self.tensors(DEVICE))
+        assert why_not(self.qkv.to(DEVICE), **call) is None
+        outs = qk_norm_rope(self.qkv.to(DEVICE), **call, backend="triton", config=config, return_kv=True, **how)
+        return (*outs, cache.k, cache.v)
+
+    def exact(self):
+        cache = contiguous(torch.float64, "cpu")(self.spec.head_dim)
+        call = dict(spec=self.spec, norm=self.normed(True), heads=(Q, K), cache=cache, **self.tensors("cpu"))
+        outs = qk_norm_rope(self.qkv.double(), **call, backend="definition", return_kv=True)
+        return (*outs, cache.k, cache.v)
+
+    def tensors(self, device):
+        return {"positions": self.positions.to(device), "slots": self.slots.to(device)}
+
+
+def poisoned(*shape, dtype, device=None) -> Tensor:
+    """NaN, so that whatever was not written is seen."""
+    return torch.full(shape, float("nan"), device=device or DEVICE).to(dtype)
+
+
+def contiguous(dtype=torch.float32, device=None, **scales):
+    return lambda dim: KVSlots(*(poisoned(SLOTS, K, dim, dtype=dtype, device=device) for _ in "kv"), **scales)
+
+
+def paged(dtype=torch.float32):
+    return lambda dim: KVSlots(*(poisoned(3, 4, K, dim, dtype=dtype) for _ in "kv"))
+
+
+def paged_heads_first(dtype=torch.float32):
+    return lambda dim: KVSlots(*(poisoned(3, K, 4, dim, dtype=dtype).transpose(1, 2) for _ in "kv"))
+
+
+def near(found: Tensor, exact: Tensor, rounding: float | None = None) -> None:
+    """Within one rounding, and NaN in exactly the same places."""
+    found, rounding = found.cpu(), ROUNDING[found.dtype] if rounding is None else rounding
+    found, exact = found.double(), exact.reshape(found.shape)
+    assert torch.equal(found.isnan(), exact.isnan())
+    excess = (found - exact).abs() - (rounding + ARITHMETIC) * exact.abs() - ARITHMETIC
+    assert float(excess.nan_to_num(-1.0).max()) <= 0
+
+
+def check(case: Case, make_cache=None, config: Config | None = None) -> None:
+    config = Config(tokens=8, groups=2, warps=2) if config is None else config
+    for found, exact in zip(case.run(make_cache or contiguous(case.dtype), config), case.exact(), strict=True):
+        near(found, exact)
+
+
+@pytest.mark.parametrize("norm", ["", "no weight", "w", "1+w"])
+@pytest.mark.parametrize("spec", [WHOLE, PARTIAL], ids=["whole", "partial"])
+def test_every_norm(spec, norm):
+    check(Case(spec, norm))
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout_out", ["half", "interleaved"])
+def test_every_layout(layout, layout_out):
+    check(Case(PARTIAL.with_(layout=layout, layout_out=layout_out)))
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_a_turning_slice_at_either_end(start):
+    check(Case(PARTIAL.with_(rotary_start=start)))
+
+
+def test_a_power_of_two_needs_no_masks():
+    check(Case(rw.RopeSpec(16), tokens=4), config=Config(tokens=2))
+
+
+@pytest.mark.parametrize("warps", [1, 4])
+def test_angles_shared_by_all_heads_or_found_by_each(warps):
+    check(Case(rw.RopeSpec(128), tokens=3), config=Config(warps=warps))
+
+
+@pytest.mark.parametrize("make_cache", [paged(), paged_heads_first()], ids=["paged", "paged, heads first"])
+def test_pages(make_cache):
+    check(Case(WHOLE), make_cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype):
+    check(Case(PARTIAL, dtype=dtype))
+
+
+def test_a_cache_of_another_precision():
+    case = Case(WHOLE, dtype=torch.bfloat16)
+    *_, k, v = case.run(contiguous(torch.float32), Config(tokens=8))
+    near(k, case.exact()[3])
+    near(v, case.exact()[4])
+
+
+def test_fp8_is_scaled_and_saturated():
+    """Values that e4m3 has, so that no rounding is asked of the interpreter, whose own rounding to float8 loses carries."""
+    case = Case(WHOLE, norm="", tokens=2)
+    case.positions = torch.zeros(2, dtype=torch.int64)
+    grid = torch.tensor([0.0, -0.015625, 1.0, 1.125, -1.875, 7.5, 96.0, -448.0, 0.001953125, 3.25])
+    k, v = grid.expand(K, 10) * 0.25, grid.expand(K, 10) * 2.0
+    case.qkv[0] = torch.cat((torch.ones(Q, 10), k, v)).flatten()
+    case.qkv[1] = torch.cat((torch.ones(Q, 10), torch.full((K, 10), 1e6), torch.full((K, 10), -1e6))).flatten()
+    case.slots = torch.tensor([5, 2])
+    scales = {"k_scale": 0.25, "v_scale": torch.tensor([2.0], device=DEVICE)}
+    *_, k, v = case.run(contiguous(torch.float8_e4m3fn, **scales), Config(tokens=2))
+    for found, limit in ((k, 448.0), (v, -448.0)):
+        found = found.cpu().to(torch.float32)
+        assert torch.equal(found[5], grid.expand(K, 10))
+        assert torch.equal(found[2], torch.full((K, 10), limit))
+        assert int(found.isnan().sum()) == (SLOTS - 2) * K * 10
+
+
+@pytest.mark.gpu
+def test_fp8_is_rounded_once():
+    case = Case(WHOLE)
+    *_, k, v = case.run(contiguous(torch.float8_e4m3fn, k_scale=0.05, v_scale=0.25), Config(tokens=8))
+    for found, exact, scale in ((k, case.exact()[3], 0.05), (v, case.exact()[4], 0.25)):
+        exact, found = (exact / scale).clamp(-448, 448), found.cpu().to(torch.float64)
+        assert torch.equal(found.isnan(), exact.isnan())
+        # below 2^-6 the steps are 2^-9 whatever the size
+        assert bool(((found - exact).abs() <= 2**-4 * exact.abs() + 2**-10 + 1e-5)[~exact.isnan()].all())
+
+
+def test_slots_beyond_the_cache_write_nothing():
+    case = Case(WHOLE, tokens=2)
+    case.slots = torch.tensor([SLOTS, 2])
+    *_, k, v = case.run(contiguous(), Config(tokens=2))
+    assert not k[2].isnan().any()
+    assert not v[2].isnan().any()
+    assert int(k.isnan().sum()) == int(v.isnan().sum()) == (SLOTS - 1) * K * 10
+
+
+@pytest.mark.parametrize("side", ["qk", "q"])
+def test_magnitudes(side):
+    scaling = frequencies.Yarn(factor=4.0, original_length=64)
+    check(Case(PARTIAL.with_(scaling=scaling, magnitude_on=side)))
+
+
+def test_several_axes():
+    case = Case(rw.RopeSpec(10, axes=axes.chunked([2, 1, 2])))
+    case.positions = torch.stack([case.positions, case.positions * 3 + 1, case.positions - 40])
+    check(case)
+
+
+def test_separate_and_strided_inputs_and_an_output_in_place():
+    """q, k, v apart, each head first in memory; q is overwritten by its own result."""
+    case, config = Case(PARTIAL), Config(tokens=4, groups=2)
+    parts = case.qkv.to(DEVICE).unflatten(-1, (-1, 14)).split([Q, K, K], dim=1)
+    q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in parts)
+    cache = contiguous()(14)
+    call = dict(spec=case.spec, norm=case.normed(False), cache=cache, **case.tensors(DEVICE))
+    got = qk_norm_rope(q, k, v, **call, q_out=q, backend="triton", config=config)
+    assert got.data_ptr() == q.data_ptr()
+    exact = case.exact()
+    for found, wanted in ((q, exact[0]), (cache.k, exact[3]), (cache.v, exact[4])):
+        near(found, wanted)
+
+
+def test_kinds_of_calls_are_told_apart():
+    """The same shapes with another spec, norm or cache after one another: no plan serves the wrong call."""
+    for spec, norm in ((WHOLE, "w"), (WHOLE.with_(theta=100.0), "w"), (WHOLE, "1+w"), (WHOLE, ""), (WHOLE, "w")):
+        check(Case(spec, norm, tokens=2), config=Config(tokens=2))
+
+
+@pytest.mark.parametrize(("layout", "norm"), [("half", ""), ("half", "no weight"), ("half", "1+w"), ("interleaved", "w")])
+def test_gradients(layout, norm, monkeypatch):
+    """Two programs share five tokens, so that their shares of the weights' gradients must be added."""
+    monkeypatch.setattr(fused_launch, "BACKWARD_PROGRAMS_AN_SM", 2)
+    spec = PARTIAL.with_(layout=layout, layout_out="half", scaling=frequencies.Yarn(factor=4.0, original_length=64))
+    case = Case(spec, norm)
+    grads = {}
+    for wide, backend in ((True, "definition"), (False, "triton")):
+        start = case.qkv.double() if wide else case.qkv.to(DEVICE)
+        q, k, _ = (x.clone().requires_grad_() for x in start.unflatten(-1, (-1, 14)).split([Q, K, K], dim=1))
+        normed = case.normed(wide)
+        leaves = [q, k]
+        if normed is not None and normed.q_weight is not None:
+            normed = replace(normed, q_weight=normed.q_weight.requires_grad_(), k_weight=normed.k_weight.requires_grad_())
+            leaves += [normed.q_weight, normed.k_weight]
+        positions = case.positions.to(start.device)
+        outs = qk_norm_rope(q, k, spec=spec, positions=positions, norm=normed, backend=backend, config=Config(tokens=8))
+        weigh = [torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).to(out) for out in outs]
+        grads[backend] = torch.autograd.grad(outs, leaves, weigh)
+    for found, exact in zip(grads["triton"], grads["definition"], strict=True):
+        near(found, exact, rounding=1e-5)

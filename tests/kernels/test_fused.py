@@ -1,0 +1,374 @@
+"""The fused norm, turn and cache write: the definition against a loop over single numbers, the kernel against the definition."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import axes, frequencies
+from ropewalk.kernels.fused import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
+from ropewalk.kernels.fused_config import pick_config
+from ropewalk.kernels.fused_launch import cache_strides
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+F64 = torch.float64
+Q, K, D, T, SLOTS = 4, 2, 14, 5, 12
+POSITIONS = torch.tensor([0, 5, 2**40 + 1, 70, -3])
+WHERE = torch.tensor([3, -1, 0, 11, 6])
+SPECS = {
+    "half": rw.RopeSpec(D, rotary_dim=10, rotary_start=2),
+    "interleaved": rw.RopeSpec(D, rotary_dim=10, layout="interleaved"),
+    "de-interleaved": rw.RopeSpec(D, layout="interleaved", layout_out="half"),
+    "yarn on q": rw.RopeSpec(D, scaling=frequencies.Yarn(factor=4.0, original_length=64), magnitude_on="q"),
+}
+SPEC = SPECS["half"]
+
+
+def by_loop(x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None, key: bool) -> Tensor:
+    """Head by head and number by number, angles with fifty digits."""
+    found = spec.frequencies()
+    weight = None if norm is None else norm.k_weight if key else norm.q_weight
+    size = float(found.magnitude)
+    size = {"qk": size, "q": 1.0 if key else size**2}[spec.magnitude_on]
+    y = torch.empty(x.shape, dtype=F64)
+    first = spec.rotary_start
+    places = {
+        "half": lambda i: (first + i, first + i + spec.pairs),
+        "interleaved": lambda i: (first + 2 * i, first + 2 * i + 1),
+    }
+    for t in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            head = [float(value) for value in x[t, h]]
+            if norm is not None:
+                rms = (sum(value * value for value in head) / len(head) + norm.eps) ** 0.5
+                factors = [1.0] * len(head) if weight is None else [float(w) + norm.plus_one for w in weight]
+                head = [value / rms * factor for value, factor in zip(head, factors, strict=True)]
+            turned = list(head)
+            for i in range(spec.pairs):
+                with mpmath.workdps(50):
+                    angle = mpmath.mpf(float(found.radians[i])) * int(positions[t])
+                    cos, sin = float(mpmath.cos(angle)), float(mpmath.sin(angle))
+                (a, b), (left, right) = places[spec.layout](i), places[spec.layout_out](i)
+                turned[left] = size * (head[a] * cos - head[b] * sin)
+                turned[right] = size * (head[a] * sin + head[b] * cos)
+            y[t, h] = torch.tensor(turned, dtype=F64)
+    return y
+
+
+def inputs(dtype=F64) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(torch.randn(T, heads, D, dtype=F64).to(dtype) for heads in (Q, K, K))
+
+
+def normed(kind: str, dtype=F64) -> QKNorm | None:
+    weights = [torch.randn(D, dtype=F64).to(dtype) for _ in "qk"]
+    return {"": None, "no weight": QKNorm(eps=0.1), "w": QKNorm(*weights), "1+w": QKNorm(*weights, plus_one=True)}[kind]
+
+
+def poisoned(*shape, dtype=F64) -> KVSlots:
+    return KVSlots(*(torch.full(shape, float("nan")).to(dtype) for _ in "kv"))
+
+
+norms = pytest.mark.parametrize("norm", ["", "no weight", "w", "1+w"])
+
+
+@norms
+@pytest.mark.parametrize("name", SPECS)
+def test_the_definition_is_the_loop(name, norm):
+    (q, k, _), norm = inputs(), normed(norm)
+    found = qk_norm_rope(q, k, spec=SPECS[name], positions=POSITIONS, norm=norm)
+    for x, y, key in ((q, found[0], False), (k, found[1], True)):
+        # a step is rounded to 2^-65 turns, so 2^40 of them to 2e-7 radians
+        assert_close(y, by_loop(x, SPECS[name], POSITIONS, norm, key), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_one_rounding(dtype):
+    """Low precision is the float64 result rounded once; a second rounding after the norm would double the error."""
+    (q, k, _), norm = inputs(dtype), normed("w", dtype)
+    low = qk_norm_rope(q, k, spec=SPEC, positions=POSITIONS, norm=norm)
+    wide = QKNorm(norm.q_weight.double(), norm.k_weight.double())
+    exact = qk_norm_rope(q.double(), k.double(), spec=SPEC, positions=POSITIONS, norm=wide)
+    for found, wanted in zip(low, exact, strict=True):
+        assert found.dtype == dtype
+        bound = (torch.finfo(dtype).eps / 2 + 1e-6) * wanted.abs() + 1e-6
+        assert bool(((found.double() - wanted).abs() <= bound).all())
+
+
+def cached(cache: KVSlots, dtype=F64, **how):
+    torch.manual_seed(3)
+    (q, k, v), norm = inputs(dtype), normed("w", dtype)
+    call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
+    given = (k.to(torch.float64), v.to(torch.float64))
+    return qk_norm_rope(q, k, v, **call, cache=cache, slots=WHERE, **how), qk_norm_rope(q, k, **call), given
+
+
+CACHES = {
+    "slots": lambda: poisoned(SLOTS, K, D),
+    "pages": lambda: poisoned(3, 4, K, D),
+    "pages, heads first": lambda: KVSlots(*(torch.full((3, K, 4, D), float("nan"), dtype=F64).transpose(1, 2) for _ in "kv")),
+    "every other slot of a larger cache": lambda: KVSlots(
+        *(torch.full((2 * SLOTS, K, D), float("nan"), dtype=F64)[::2] for _ in "kv")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_the_cache_holds_keys_and_values_at_their_slots_and_nothing_else(name):
+    cache = CACHES[name]()
+    q, (wanted_q, wanted_k), (_, v) = cached(cache)
+    assert_close(q, wanted_q, rtol=0, atol=0)
+    for store, rows in ((cache.k, wanted_k), (cache.v, v)):
+        flat = store.reshape(SLOTS, K, D)
+        for slot in range(SLOTS):
+            token = WHERE.eq(slot).nonzero().flatten().tolist()
+            if token:
+                assert_close(flat[slot], rows[token[0]], rtol=0, atol=0)
+            else:
+                assert bool(flat[slot].isnan().all())
+
+
+def test_a_step_of_padding_alone_stores_nothing():
+    (q, k, v), cache = inputs(), poisoned(SLOTS, K, D)
+    cache.k[0] = cache.v[0] = 7.0
+    before = cache.k.clone(), cache.v.clone()
+    qk_norm_rope(q, k, v, spec=SPEC, positions=POSITIONS, cache=cache, slots=torch.full((T,), -1))
+    for found, wanted in zip((cache.k, cache.v), before, strict=True):
+        assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_no_tokens_are_no_work():
+    cache, none = poisoned(SLOTS, K, D), torch.zeros(0, dtype=torch.int64)
+    q, k, v = (x[:0] for x in inputs())
+    assert qk_norm_rope(q, k, v, spec=SPEC, positions=none, cache=cache, slots=none).shape == (0, Q, D)
+    assert bool(cache.k.isnan().all())
+
+
+def test_a_prefill_gets_its_keys_and_values_back():
+    (q, k, v), (wanted_q, wanted_k), (_, given) = cached(poisoned(SLOTS, K, D), return_kv=True)
+    for found, wanted in ((q, wanted_q), (k, wanted_k), (v, given)):
+        assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_fp8_stores_x_over_scale_and_saturates():
+    stores = [torch.full((SLOTS, K, D), float("nan")).to(torch.float8_e4m3fn) for _ in "kv"]
+    cache = KVSlots(*stores, k_scale=0.001, v_scale=torch.tensor([0.5]))
+    _, (_, k), (_, v) = cached(cache, torch.float32)
+    live = WHERE >= 0
+    for store, rows, scale in ((cache.k, k, 0.001), (cache.v, v, 0.5)):
+        found, exact = store.float()[WHERE[live]], (rows[live].float() / scale).clamp(-448, 448)
+        assert bool(((found - exact).abs() <= 2**-4 * exact.abs() + 2**-10).all())
+        assert int(store.float().isnan().sum()) == (SLOTS - int(live.sum())) * K * D
+    # 0.001 is far too small a scale here: most keys are at the limit, and none became NaN
+    assert float(cache.k.float()[WHERE[live]].abs().max()) == 448.0
+
+
+def test_packed_rows_are_their_parts():
+    (q, k, v), norm = inputs(), normed("w")
+    packed = torch.cat((q, k, v), dim=1).flatten(1)
+    call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
+    for found, wanted in zip(qk_norm_rope(packed, heads=(Q, K), **call), qk_norm_rope(q, k, **call), strict=True):
+        assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_leading_axes_share_positions():
+    q, k = torch.randn(3, T, Q, D, dtype=F64), torch.randn(3, T, K, D, dtype=F64)
+    found = qk_norm_rope(q, k, spec=SPEC, positions=POSITIONS)
+    for row in range(3):
+        assert_close(found[0][row], by_loop(q[row], SPEC, POSITIONS, None, False), rtol=0, atol=2e-6)
+        assert_close(found[1][row], by_loop(k[row], SPEC, POSITIONS, None, True), rtol=0, atol=2e-6)
+
+
+def test_q_may_be_overwritten():
+    (q, k, v), norm = inputs(), normed("w")
+    call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
+    wanted = qk_norm_rope(q, k, **call)[0]
+    assert qk_norm_rope(q, k, v, **call, cache=poisoned(SLOTS, K, D), slots=WHERE, q_out=q).data_ptr() == q.data_ptr()
+    assert_close(q, wanted, rtol=0, atol=0)
+
+
+def straightforward(q, k, q_weight, k_weight, spec, positions, plus_one, eps):
+    """norm and turn by ordinary operations that autograd knows."""
+    rope, found = rw.Rope(spec, backend="reference"), []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        x = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        found.append(x if weight is None else x * (1 + weight if plus_one else weight))
+    return rope(*found, positions, seq_dim=-3)
+
+
+@norms
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients_are_those_of_a_straightforward_implementation(name, norm):
+    spec, norm = SPECS[name], normed(norm)
+    positions = torch.tensor([0, 5, 1000, 70, -3])
+    q, k, _ = (x.requires_grad_() for x in inputs())
+    leaves = [q, k]
+    if norm is not None and norm.q_weight is not None:
+        leaves += [norm.q_weight.requires_grad_(), norm.k_weight.requires_grad_()]
+
+    def ours(q, k, *weights):
+        given = norm if not weights else replace(norm, q_weight=weights[0], k_weight=weights[1])
+        return qk_norm_rope(q, k, spec=spec, positions=positions, norm=given)
+
+    def plain(q, k, q_weight=None, k_weight=None):
+        if norm is None:
+            return rw.Rope(spec, backend="reference")(q, k, positions, seq_dim=-3)
+        return straightforward(q, k, q_weight, k_weight, spec, positions, norm.plus_one, norm.eps)
+
+    assert_close(ours(*leaves), tuple(plain(*leaves)), rtol=0, atol=1e-9)
+    grads = [torch.randn_like(q), torch.randn_like(k)]
+    for found, wanted in zip(
+        torch.autograd.grad(ours(*leaves), leaves, grads), torch.autograd.grad(plain(*leaves), leaves, grads), strict=True
+    ):
+        assert_close(found, wanted, rtol=0, atol=1e-9)
+    assert gradcheck(ours, leaves, fast_mode=True)
+
+
+def test_several_axes_and_lengths():
+    spec = rw.RopeSpec(D, axes=axes.chunked([3, 2, 2]))
+    q, k, _ = inputs()
+    positions = torch.randint(0, 100, (3, T))
+    for found, wanted in zip(
+        qk_norm_rope(q, k, spec=spec, positions=positions),
+        rw.Rope(spec)(q, k, positions[:, None], seq_dim=0),
+        strict=True,
+    ):
+        assert_close(found, wanted, rtol=0, atol=1e-9)
+    dynamic = rw.RopeSpec(D, scaling=frequencies.Dynamic(factor=2.0, original_length=8))
+    found = qk_norm_rope(q, k, spec=dynamic, positions=positions[0], length=100)
+    assert_close(found[0], rw.Rope(dynamic).rotate(q, positions[0], seq_dim=0, length=100), rtol=0, atol=1e-9)
+
+
+def test_a_reason_is_given_where_the_kernel_cannot_run():
+    q, k, _ = inputs(torch.float32)
+    reason = why_not(q, k, spec=SPEC, positions=POSITIONS)
+    assert reason == "it takes CUDA tensors, these are on cpu"
+    with pytest.raises(rw.RopeError, match="it takes CUDA tensors"):
+        qk_norm_rope(q, k, spec=SPEC, positions=POSITIONS, backend="triton")
+
+
+REFUSED = {
+    "slots": lambda q, k, v, cache: {"cache": cache, "slots": torch.tensor([0, 1, 2, 3, SLOTS])},
+    "cache": lambda q, k, v, cache: {"cache": cache},
+    "positions": lambda q, k, v, cache: {"positions": torch.zeros(T + 1, dtype=torch.int64)},
+    "q_out": lambda q, k, v, cache: {"cache": cache, "slots": WHERE, "q_out": q[:-1]},
+    "return_kv": lambda q, k, v, cache: {"return_kv": True},
+    "norm": lambda q, k, v, cache: {"norm": QKNorm(torch.ones(3), torch.ones(3))},
+    "heads": lambda q, k, v, cache: {"heads": (Q, K)},
+    "backend": lambda q, k, v, cache: {"backend": "cuda"},
+    "length": lambda q, k, v, cache: {"spec": rw.RopeSpec(D, scaling=frequencies.Dynamic(factor=2.0, original_length=8))},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_bad_calls_are_refused_by_name(field):
+    q, k, v = inputs()
+    call = {"spec": SPEC, "positions": POSITIONS} | REFUSED[field](q, k, v, poisoned(SLOTS, K, D))
+    with pytest.raises(rw.RopeError) as error:
+        qk_norm_rope(q, k, v, **call)
+    assert error.value.field == field
+
+
+def test_a_cache_refuses_gradients_and_scales_it_cannot_use():
+    q, k, v = inputs()
+    with pytest.raises(rw.RopeError, match="no_grad"):
+        qk_norm_rope(q.requires_grad_(), k, v, spec=SPEC, positions=POSITIONS, cache=poisoned(SLOTS, K, D), slots=WHERE)
+    with pytest.raises(rw.RopeError, match="float8_e4m3fn cache"):
+        replace(poisoned(SLOTS, K, D), k_scale=0.5)
+    with pytest.raises(rw.RopeError, match="shape, dtype and device"):
+        KVSlots(torch.zeros(3, K, D), torch.zeros(4, K, D))
+
+
+def test_configurations_cover_every_length_and_refuse_what_cannot_be():
+    dims = (32 + 2 * 8) * 128
+    assert pick_config(64, dims) == CONFIGS[0][1]
+    assert pick_config(256, (64 + 2 * 8) * 128) == CONFIGS[1][1]
+    assert pick_config(8192, dims) == CONFIGS[2][1]
+    for tokens in (1, 128, 129, 512, 513, 10**9):
+        for heads in (1, 3, 6, 10, 48, 80, 200, 1000):
+            config = pick_config(tokens, heads * 128)
+            assert heads * 128 <= 2560 * config.groups * config.warps
+            assert (config.groups, config.warps) == (1, 1) or heads * 128 >= 512 * config.groups * config.warps
+    for wrong in ({"tokens": 3}, {"warps": 0}, {"load": ".cs"}, {"store": "evict"}):
+        with pytest.raises(rw.RopeError):
+            Config(**wrong)
+
+
+def test_evenly_spaced_pages_are_plain_slots_to_the_kernel():
+    pages = torch.zeros(3, 4, K, D)
+    row, head = K * D, D
+    assert cache_strides(KVSlots(pages, pages)) == ((row, 0, head), (row, 0, head), 1)
+    first = torch.zeros(3, K, 4, D).transpose(1, 2)
+    assert cache_strides(KVSlots(first, first)) == ((K * 4 * D, D, 4 * D),) * 2 + (4,)
+
+
+def child(*command: str, interpret: bool) -> subprocess.CompletedProcess:
+    path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
+    environment = os.environ | {"TRITON_INTERPRET": str(int(interpret)), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_the_kernel_keeps_its_laws_in_the_interpreter():
+    done = child("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_fused.py"), interpret=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.gpu
+def test_the_kernel_keeps_its_laws_on_the_gpu():
+    done = child("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_fused.py"), interpret=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+
+
+@cache
+def machine_code() -> dict[str, dict[str, int]]:
+    done = child(str(HERE / "sass_fused.py"), interpret=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(done.stdout)
+
+
+FORWARDS = (
+    "decode 64",
+    "decode 256",
+    "prefill",
+    "prefill, float8 cache",
+    "prefill, interleaved",
+    "training",
+    "prefill, many heads",
+)
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_the_forward_needs_no_shared_memory_no_barrier_and_no_narrow_loads(name):
+    """sm_90 code, compiled here: a layout that does not fit shows up as barriers, shared memory or 16-bit loads."""
+    code = machine_code()[name]
+    assert code["STACK"] == code["SHARED"] == 0
+    assert [op for op in code if op.startswith(("BAR", "LDS", "STS", "LDL", "STL", "LDG.E.U", "STG.E.U", "LDG.E.S"))] == []
+    assert any(op.startswith("LDG.E") and op.endswith(".128") for op in code)
+    assert any(op.startswith("STG.E") and op.endswith(".128") for op in code)
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_the_kernels_overlap_with_their_neighbours(name):
+    assert machine_code()[name]["ACQBULK"] == machine_code()[name]["PREEXIT"] == 1
+
+
+@pytest.mark.parametrize("name", ["backward", "backward, wide heads", "prefill, few heads"])
+def test_other_shapes_spill_nothing(name):
+    code = machine_code()[name]
+    assert code["STACK"] == 0
+    assert [op for op in code if op.startswith(("LDL", "STL"))] == []

@@ -1,0 +1,181 @@
+"""The Triton kernel compiled for Hopper without a GPU: its machine code loads wide, spills nothing and waits for nobody."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton has no build for this platform"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call as a model makes it: [batch, tokens, query heads, key heads, head_dim] in one memory order."""
+
+    batch: int
+    tokens: int
+    query_heads: int
+    key_heads: int
+    head_dim: int
+    order: str = "bshd"
+    angles: str = "phase"
+    layout: str = "half"
+    dtype: torch.dtype = torch.bfloat16
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        sizes = [(self.tokens, h) if self.order == "bshd" else (h, self.tokens) for h in (self.query_heads, self.key_heads)]
+        # untouched memory: nothing runs here
+        return tuple(torch.empty(self.batch, *size, self.head_dim, dtype=self.dtype) for size in sizes)
+
+    def turn(self) -> AnyTurn:
+        seq_dim = -3 if self.order == "bshd" else -2
+        if self.angles == "rows":
+            table = torch.empty(self.tokens, self.head_dim // 2)
+            return TableTurn(table, table, seq_dim, self.layout, self.layout)
+        positions = torch.zeros(self.batch, 1, dtype=torch.int64) if self.tokens == 1 else None
+        return Turn(rw.RopeSpec(self.head_dim, layout=self.layout), seq_dim, positions)
+
+
+@cache
+def compiled(case: Case):
+    """The kernel of one call, specialised as Triton's own launch would."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from ropewalk.kernels import triton_kernel, triton_launch
+    from ropewalk.kernels.triton_sources import source_of
+
+    xs, turn = case.tensors(), case.turn()
+    outs = tuple(torch.empty_like(x) for x in xs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_launch, "_has_pdl", lambda device: True)
+        patch.setattr(triton_launch.triton_backend, "has_sine_unit", lambda x: x.element_size() == 2)
+        plan = triton_launch.Plan(xs, outs, turn)
+    source = plan.source or source_of(turn, xs[0])
+    arguments = (*xs, *outs, getattr(turn, "positions", None), *source.tensors, 0, *plan.rest)
+    hopper = GPUTarget("cuda", 90, 32)
+    kernel, backend = triton_kernel.turn_kernel, make_backend(hopper)
+    bound, specialised, options = create_function_from_signature(kernel.signature, kernel.params, backend)(
+        *arguments, **plan.options, debug=False
+    )
+    options, signature, constants, attributes = kernel._pack_args(backend, dict(plan.options), bound, specialised, options)
+    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=hopper, options=options.__dict__)
+
+
+def machine_code(case: Case, tmp_path: Path, *what: str) -> str:
+    import triton
+
+    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compiled(case).asm["cubin"])
+    return subprocess.run([reader, *what, cubin], capture_output=True, text=True, check=True).stdout
+
+
+PREFILL = {
+    "llama-like [B, S, H, D]": Case(1, 8192, 32, 8, 128),
+    "llama-like [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd"),
+    "wide heads [B, S, H, D]": Case(2, 8192, 16, 16, 256),
+    "narrow heads [B, H, S, D]": Case(8, 2048, 32, 32, 64, "bhsd"),
+    "interleaved [B, S, H, D]": Case(1, 8192, 32, 8, 128, layout="interleaved"),
+    "float32 [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd", dtype=torch.float32),
+    "rows [B, S, H, D]": Case(1, 8192, 32, 8, 128, angles="rows"),
+    "rows [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd", angles="rows"),
+    "28 and 4 heads [B, S, H, D]": Case(1, 8192, 28, 4, 128),
+}
+DECODE = {"64 rows": Case(64, 1, 32, 8, 128), "256 rows as Hugging Face has them": Case(256, 1, 64, 8, 128, "bhsd")}
+ALL = {**PREFILL, **DECODE}
+
+
+@pytest.fixture(params=ALL)
+def case(request) -> Case:
+    return ALL[request.param]
+
+
+def test_nothing_spills(case, tmp_path):
+    used = machine_code(case, tmp_path, "--dump-resource-usage")
+    registers, stack, _, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", used).groups())
+    assert (stack, local) == (0, 0)
+    assert registers <= 96  # 20 warps or more on a multiprocessor
+
+
+def test_no_thread_touches_memory_16_bits_at_a_time(case):
+    touched = re.findall(r"(ld|st)\.global([\w.:]*)", compiled(case).asm["ptx"])
+    assert touched
+    for _, kind in touched:
+        bits = int(re.search(r"b(\d+)$", kind).group(1)) * int((re.search(r"\.v(\d)", kind) or [0, 1])[1])
+        assert bits >= 32, kind
+
+
+@pytest.mark.parametrize("name", PREFILL)
+def test_no_thread_waits_for_another(name):
+    """Every thread computes the angles of the pairs it holds: no barrier, no shared memory."""
+    assert "bar.sync" not in compiled(PREFILL[name]).asm["ptx"]
+    assert compiled(PREFILL[name]).metadata.shared == 0
+
+
+def test_every_load_of_x_comes_before_the_first_store(case):
+    ptx = compiled(case).asm["ptx"]
+    assert ptx.rindex("ld.global") < ptx.index("st.global")
+
+
+def test_the_kernel_waits_before_it_reads_and_lets_the_next_one_start(case):
+    ptx = compiled(case).asm["ptx"]
+    assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
+    assert ptx.index("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents") < ptx.index("st.global")
+
+
+def test_the_sine_unit_serves_16_bits_alone(case, tmp_path):
+    """Its error vanishes in their rounding; float32 gets short polynomials, and rows come with their cos and sin."""
+    found = "MUFU.SIN" in machine_code(case, tmp_path, "-sass")
+    assert found == (case.dtype.itemsize == 2 and case.angles == "phase")
+
+
+def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
+    """Triton's launcher takes the grid, a stream, the function, its metadata, three hooks and then every argument."""
+    from ropewalk.kernels import triton_kernel, triton_launch
+
+    case = DECODE["64 rows"]
+    xs, turn = case.tensors(), case.turn()
+    plan = triton_launch.Plan(xs, xs, turn)
+    started = []
+
+    class Kernel:
+        function, packed_metadata = "function", "metadata"
+
+        @staticmethod
+        def run(*arguments):
+            started.append(arguments)
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: "stream", raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: plan.device_index, raising=False)
+    plan.kernel = Kernel
+    plan(xs, xs, turn, [t.data_ptr() for t in (*xs, *xs)])
+    (columns, rows, layers, stream, function, metadata, *hooks), arguments = started[0][:9], started[0][9:]
+    assert (columns, rows, layers) == plan.grid
+    assert (stream, function, metadata, hooks) == ("stream", "function", "metadata", [None] * 3)
+    assert list(compiled(case).src.signature) == triton_kernel.turn_kernel.arg_names
+    by_name = dict(zip(triton_kernel.turn_kernel.arg_names, arguments, strict=True))
+    assert by_name["q"] == by_name["q_out"] == xs[0].data_ptr()
+    assert by_name["k"] == by_name["k_out"] == xs[1].data_ptr()
+    assert by_name["positions"] == turn.positions.data_ptr()
+    assert by_name["angles"] == plan.source.tensors[0].data_ptr()
+    assert by_name["more_angles"] is None
+    assert by_name["q_gain"] is None
+    assert by_name["tokens"] == 64
+    assert (by_name["Q_HEADS"], by_name["K_HEADS"]) == (32, 8)
