@@ -320,6 +320,11 @@ def test_the_defaults_are_the_published_ones():
     assert {name for name, scaling in SCALINGS.items() if scaling.needs_length} == {"dynamic", "dynamic_yarn", "longrope"}
 
 
+def test_frequencies_alone_neither_scale_nor_grow():
+    found = fq.Frequencies(torch.ones(2))
+    assert (found.magnitude, found.growth, found.center) == (1.0, None, 0)
+
+
 def test_a_scaling_without_a_formula_says_what_to_write():
     with pytest.raises(TypeError, match="Scaling must define _radians"):
         Scaling().frequencies(4, THETA)

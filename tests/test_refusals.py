@@ -171,6 +171,7 @@ def test_a_terabyte_is_refused_before_it_is_asked_for():
     assert_refused("rotary_dim", lambda: RopeSpec(64, rotary_dim=2**40))
     assert time.perf_counter() - began < 0.2
     assert RopeSpec(65536).pairs == 32768
+    assert_refused("head_dim", lambda: RopeSpec(65537, rotary_dim=2))
 
 
 EXTREMES = (1e-30, 1e-5, 0.5, 1.0, 1.0000001, 2.0, 1e4, 1e30)

@@ -134,6 +134,21 @@ def test_rows_come_in_powers_of_two(count, rows):
     assert CACHE.bytes - tables(spec, CPU).bytes == rows * 5 * 2 * 4
 
 
+@pytest.mark.parametrize("count", [1, 255, 256])
+def test_rows_that_are_just_enough_are_not_built_again(count):
+    spec = RopeSpec(10)
+    first, second = (first_rows(spec, CPU, 256)[0].data_ptr(), first_rows(spec, CPU, count)[0].data_ptr())
+    assert first == second
+
+
+def test_tables_stay_where_the_positions_are():
+    positions = torch.arange(3, device=META)
+    for spec in (RopeSpec(10), RopeSpec(10, scaling=fq.Dynamic(2.0)), RopeSpec(8, axes=axes.AxisMap((0,) * 4, 1))):
+        assert [table.device for table in cos_sin(spec, positions if spec.axes is None else positions[None, None], length=7)] == [
+            META
+        ] * 2
+
+
 def test_both_sides_share_rows_unless_they_differ():
     for spec, sides in (
         (RopeSpec(10), 1),

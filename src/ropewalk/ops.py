@@ -20,14 +20,21 @@ from ropewalk.table import cos_sin
 def execute(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
     """Run the kernel."""
     outs = xs if inplace else tuple(torch.empty_like(x) for x in xs)
-    if backend is None and any(x.is_cpu and x.stride(-1) != 1 for x in xs):
-        # the native kernel wants dimensions side by side; another kernel would round another way, so it gets a copy
-        rows = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
-        for out, row in zip(outs, execute(rows, turn, True), strict=True):
-            out.copy_(row)
+    if any(x.is_cpu and x.stride(-1) != 1 for x in (*xs, *outs)):
+        _on_copies(xs, outs, turn, backend)
     else:
         pick(xs, turn, backend).run(xs, outs, turn)
     return outs
+
+
+def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, backend: str | None) -> None:
+    """The native kernel wants dimensions side by side; another kernel would round another way, so it gets copies."""
+    if backend is not None:
+        pick(xs, turn, backend)  # the named one says what it cannot take
+    rows = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
+    pick(rows, turn, backend).run(rows, rows, turn)
+    for out, row in zip(outs, rows, strict=True):
+        out.copy_(row)
 
 
 _ANGLES = "Tensor? positions, SymInt offset, Tensor? length, str spec, int seq_dim, int sign, int gain"

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Inexact, Shaped
 from torch import Tensor, nn
 
-from ropewalk import rotation, tokens
+from ropewalk import rotation, shortcut, tokens
 from ropewalk.axes import MixedAxes
 from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies import Frequencies, Length
@@ -72,9 +72,16 @@ class Rope(nn.Module):
         positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or [B]
         length     int or [B], read only by length-dependent scalings; None = each row's own last position + 1
         """
-        xs = (q,) if k is None else (q, k)
+        xs, kind = (q,) if k is None else (q, k), None
+        if k is not None and length is None and not torch.compiler.is_compiling():
+            kind = shortcut.kind_of(self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
+            known = shortcut.turn_known(kind, q, k, positions, offset, inplace)  # type: ignore[arg-type]  # an int, if known
+            if known is not None:
+                return known
         turn = tokens.make_turn(xs, self.spec, positions, offset, seq_dim, length)
         turned = rotation.run(xs, turn, inplace, self.backend) if not self.spec.learned else self._trained(xs, turn, inplace)
+        if kind is not None and turn.positions is positions:
+            shortcut.remember(kind, turn, self.backend, xs, turned)
         return turned[0] if k is None else turned
 
     def rotate(

@@ -199,7 +199,10 @@ def run(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | Non
     if traced:
         return through_op(xs, turn, inplace, mapped=bool(transforms))
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
-        turned = _Rotation.apply(turn, inplace, backend, *xs)
+        if inplace:
+            # a Function that writes to a view, such as q of a packed qkv, may return one tensor only
+            return tuple(_Rotation.apply(replace(turn, key=turn.key or i == 1), True, backend, x) for i, x in enumerate(xs))
+        turned = _Rotation.apply(turn, False, backend, *xs)
         return turned if isinstance(turned, tuple) else (turned,)
     return execute(xs, turn, inplace, backend)
 

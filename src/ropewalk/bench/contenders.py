@@ -52,7 +52,7 @@ def ropewalk_eager(case: Case) -> Call:
     return lambda q, k: rope(q, k, positions, seq_dim=seq_dim)
 
 
-def _hf_tables(case: Case) -> tuple[Tensor, Tensor]:
+def hf_tables(case: Case) -> tuple[Tensor, Tensor]:
     pairs = case.q.shape[-1] // 2
     inv_freq = 1.0 / (10_000.0 ** (torch.arange(0, 2 * pairs, 2, device=case.q.device).float() / (2 * pairs)))
     angles = case.positions[..., None].float() * inv_freq
@@ -61,21 +61,21 @@ def _hf_tables(case: Case) -> tuple[Tensor, Tensor]:
     return angles.cos().to(case.q.dtype).unsqueeze(heads), angles.sin().to(case.q.dtype).unsqueeze(heads)
 
 
-def _hf_turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def hf_turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def hf_eager(case: Case) -> Call:
     """What transformers runs: two products and a rotate_half in the model's dtype."""
-    cos, sin = _hf_tables(case)
-    return lambda q, k: (_hf_turn(q, cos, sin), _hf_turn(k, cos, sin))
+    cos, sin = hf_tables(case)
+    return lambda q, k: (hf_turn(q, cos, sin), hf_turn(k, cos, sin))
 
 
 def hf_compiled(case: Case) -> Call:
     """The same under torch.compile."""
-    cos, sin = _hf_tables(case)
-    return torch.compile(lambda q, k: (_hf_turn(q, cos, sin), _hf_turn(k, cos, sin)), dynamic=False)
+    cos, sin = hf_tables(case)
+    return torch.compile(lambda q, k: (hf_turn(q, cos, sin), hf_turn(k, cos, sin)), dynamic=False)
 
 
 def complex_form(case: Case) -> Call:
@@ -106,7 +106,7 @@ def liger(case: Case) -> Call:
     """liger-kernel's Triton kernel; it wants [B, H, S, D] views of [B, S, H, D] memory and writes in place."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    cos, sin = (table.squeeze(2 if case.order == "bshd" else 1) for table in _hf_tables(case))
+    cos, sin = (table.squeeze(2 if case.order == "bshd" else 1) for table in hf_tables(case))
     if case.order == "bshd":
 
         def call(q: Tensor, k: Tensor) -> Turned:

@@ -10,18 +10,20 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, choice
 from ropewalk.kernels import cpu, eager, reference, triton
-from ropewalk.kernels.turn import AnyTurn, align, table_dtype
+from ropewalk.kernels.turn import AnyTurn, Turn, align, table_dtype
 
 
 @dataclass(frozen=True)
 class Backend:
     """`why_not(x, turn)` says why x cannot be turned here; `run(xs, outs, turn)` writes every turned x into its out.
 
-    The first x is a query, the second a key. An out may be its x, or share no memory with it.
+    The first x is a query, the second a key. An out may be its x, or share no memory with it. `prepare(xs, outs, turn)`
+    may give a function that runs other calls of the same kind without planning them again (see `shortcut.py`).
     """
 
     why_not: Callable[[Tensor, AnyTurn], str | None]
     run: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyTurn], None]
+    prepare: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Turn], Callable[..., bool] | None] | None = None
 
 
 def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
@@ -32,8 +34,8 @@ def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTu
 
 #: fastest first; `pick` takes the first that has no reason against it
 BACKENDS: dict[str, Backend] = {
-    "triton": Backend(triton.why_not, triton.run),
-    "cpu": Backend(cpu.why_not, cpu.run),
+    "triton": Backend(triton.why_not, triton.run, triton.prepare),
+    "cpu": Backend(cpu.why_not, cpu.run, cpu.prepare),
     "eager": Backend(eager.why_not, eager.run),
     "reference": Backend(eager.why_not, _run_reference),
 }

@@ -12,6 +12,7 @@ import math
 import os
 import struct
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -151,6 +152,33 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None
             x.copy_(y)
     elif source is None or not source.levels or not _run_near(xs, outs, turn, source.levels, plan):  # type: ignore[arg-type]
         _run_rows(xs, outs, turn, plan)
+
+
+def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Callable[..., bool] | None:
+    """A function (q, k, q_out, k_out, positions, offset) -> done, for calls that differ from this one in pointers alone.
+
+    False where positions lie beyond the levels.
+    """
+    source, alive = _source(turn.spec, turn.gain, turn.key)
+    plan, mixed = _plan_of(xs, outs, turn)
+    positions = turn.positions
+    if len(xs) != 2 or xs[0].dtype is not xs[1].dtype or not source.serves_both or not source.levels:
+        return None
+    if (mixed and outs[0] is xs[0]) or (positions is not None and positions.dtype is not torch.int64) or turn.key:
+        return None
+    tail, pack = source.levels + plan, _HEAD.pack
+    steps = (0, 0) if positions is None else (positions.stride(-1), positions.stride(0))
+    batches = positions.shape[0] if positions is not None and positions.ndim == 2 else 1
+
+    def run(q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int) -> bool:
+        head = pack(
+            q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), 0, 0, 0, 0, 0,
+            0 if positions is None else positions.data_ptr(), *steps, offset, batches,
+        )  # fmt: skip
+        # naming the tables keeps them: the call points at their memory
+        return alive is not None and _turn(head + tail) == 0
+
+    return run
 
 
 def _run_near(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn, levels: bytes, plan: bytes) -> bool:

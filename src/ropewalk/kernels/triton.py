@@ -6,13 +6,14 @@ Triton itself is imported with the first tensor that needs it. Under TRITON_INTE
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from ropewalk.kernels.turn import AnyTurn, TableTurn
+from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: a wider head does not fit in one program's registers
@@ -31,7 +32,9 @@ def interpreting() -> bool:
 
 def why_not(x: Tensor, turn: AnyTurn) -> str | None:
     """The reason why this tensor cannot be turned here, or None."""
-    if not x.is_cuda and not (x.device.type == "cpu" and interpreting()):
+    if x.is_cpu and not interpreting():
+        return "it takes CUDA tensors, this one is on cpu"
+    if not x.is_cuda and not x.is_cpu:
         return f"it takes CUDA tensors, this one is on {x.device}"
     if x.dtype not in DTYPES:
         return f"it computes in float32, so it takes bfloat16, float16 and float32, not {x.dtype}"
@@ -56,6 +59,13 @@ def _launcher():
     from ropewalk.kernels import triton_launch
 
     return triton_launch.launch
+
+
+def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Callable[..., bool] | None:
+    """A function that starts the compiled kernel for other calls of this kind, or None if there is no one kernel."""
+    from ropewalk.kernels import triton_launch
+
+    return triton_launch.prepare(xs, outs, turn)
 
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:

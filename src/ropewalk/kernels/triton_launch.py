@@ -44,6 +44,28 @@ def launch(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> N
     way(xs, outs, turn, pointers)
 
 
+def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Callable[..., bool] | None:
+    """A function (q, k, q_out, k_out, positions, offset) -> started, for calls that differ from this one in pointers alone."""
+    plan = _PLANS.get(_kind(xs, outs, turn, [t.data_ptr() for t in (*xs, *outs)]))
+    if len(xs) != 2 or not isinstance(plan, Plan) or plan.source is None or plan.kernel is None:
+        return None
+    source, hooks, index = plan.source, knobs.runtime.launch_enter_hook, plan.device_index
+    current_device = torch._C._cuda_getDevice
+
+    def run(q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int) -> bool:
+        pointers = [q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr()]
+        # compiled for pointers that are multiples of 16 bytes and an offset of 32 bits
+        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 or not INT32[0] <= offset <= INT32[1]:
+            return False
+        if hooks.calls or current_device() != index or tuning.forced_config() is not None:
+            return False
+        pointers.append(0 if positions is None else positions.data_ptr())
+        plan._start(pointers, source, offset)
+        return True
+
+    return run
+
+
 def _kind(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, pointers: Pointers) -> tuple:
     """Everything about a call that its plan and its compiled kernel depend on; exact shapes and strides, no rounding."""
     q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]
@@ -205,7 +227,8 @@ class Plan:
             arguments: tuple = (*xs, *lone, *outs, *lone, positions, *source.tensors, offset, *self.rest)
             with torch.cuda.device_of(q):
                 kernel = device.turn_kernel[self.grid](*arguments, **self.options)
-            self.kernel = kernel if DIRECT else None
+            if DIRECT:
+                self._keep(kernel)
             return
         if len(xs) == 1:
             pointers = [pointers[0], 0, pointers[1], 0]
@@ -216,12 +239,21 @@ class Plan:
             with torch.cuda.device(self.device_index):
                 self._start(pointers, source, offset)
 
+    def _keep(self, kernel: Any) -> None:
+        """The compiled kernel, and the C function behind its launcher: grid, stream, what is fixed, then every argument."""
+        launcher = kernel.run
+        self.start, self.kernel = launcher.launch, kernel
+        hooks = (None, None, None)
+        self.fixed = (kernel.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None)
+        self.fixed += (kernel.packed_metadata, *hooks)
+        if launcher.global_scratch_size or launcher.profile_scratch_size:
+            # memory of its own for every launch: leave that to the launcher
+            self.start, self.fixed = launcher, (kernel.function, kernel.packed_metadata, *hooks)
+
     def _start(self, pointers: Pointers, source: Source, offset: int) -> None:
         """What Triton's own launch does in the end, without binding, hashing and checking arguments first."""
-        kernel = self.kernel
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
-        arguments = (*pointers, *source.pointers, offset, *self.rest)
-        kernel.run(*self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
+        self.start(*self.grid, stream, *self.fixed, *pointers, *source.pointers, offset, *self.rest)
 
 
 def _has_pdl(where: torch.device) -> bool:
