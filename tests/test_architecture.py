@@ -19,7 +19,7 @@ LONGEST_FILE = 420
 FLOORS = {
     "errors": 0, "frequencies": 0, "axes": 0, "positions": 0,
     "spec": 1, "table": 1, "layout": 1,
-    "kernels": 2, "tokens": 2, "ops": 2, "rotation": 2, "rope": 2,
+    "kernels": 2, "tokens": 2, "ops": 2, "rotation": 2, "rope": 2, "shortcut": 2,
     "encodings": 3, "attention": 3,
     "interop": 4, "analysis": 4, "models": 4,
     "plots": 5, "lab": 5,

@@ -111,11 +111,14 @@ def _header(statement: ast.stmt) -> str:
 
 
 def _put(target: object, **values: object) -> Change:
+    def write(content: dict[str, object]) -> None:
+        for name, value in content.items():
+            setattr(target, name, value)
+
     def change():
         old = {name: getattr(target, name) for name in values}
-        for name, value in values.items():
-            setattr(target, name, value)
-        return lambda: [setattr(target, name, value) for name, value in old.items()] and None
+        write(values)
+        return lambda: write(old)
 
     return change
 
