@@ -17,7 +17,7 @@ LONGEST_FILE = 420
 
 #: a module imports from its own floor and those below; a folder stands on one floor
 FLOORS = {
-    "errors": 0, "frequencies": 0, "axes": 0, "positions": 0,
+    "errors": 0, "scaling": 0, "frequencies": 0, "axes": 0, "positions": 0,
     "spec": 1, "table": 1, "layout": 1,
     "kernels": 2, "tokens": 2, "ops": 2, "rotation": 2, "rope": 2, "shortcut": 2,
     "encodings": 3, "attention": 3,

@@ -1,142 +1,35 @@
 """Which frequencies: one frozen dataclass per scaling, each a pure function to radians per step.
 
-Every formula is written once over `dtype`. In float64 it is the definition; in float32 its operations run in the order
-transformers runs them, so the same line also reproduces a checkpoint's own table bit for bit.
-Notation: d = `dim` rotated dimensions, pair i = 0 ... d/2 - 1, omega_i = theta^(-2i/d), s = `factor`.
+Every formula is written once over `dtype`; see `scaling.py` for what they share and for the notation.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, flag, integer, number
-
-Length = int | Tensor | None
-
-
-@dataclass(frozen=True, eq=False)
-class Frequencies:
-    """What a scaling decides: how fast each pair turns, and by how much its vectors grow.
-
-    `radians` is [pairs], or [rows, pairs] where the length is given per row; `magnitude` multiplies cos and sin.
-    `growth` (xPos) is the log-magnitude per step from `center` of each pair: added on queries, taken off on keys.
-    """
-
-    radians: Tensor
-    magnitude: float | Tensor = 1.0
-    growth: Tensor | None = None
-    center: int = 0
-
-
-# said everywhere: a model built under `torch.device("meta")` would make frequencies without values
-CPU = torch.device("cpu")
-
-
-def periods(dim: int, theta: float | Tensor, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """theta^(2i/d): steps per radian of every pair."""
-    return theta ** (torch.arange(0, dim, 2, dtype=torch.int64, device=device).to(dtype) / dim)
-
-
-def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device) if device == CPU else _copied(values, dtype, device)
-
-
-@lru_cache(maxsize=256)
-def _copied(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # copied to a GPU once, so that a captured graph never waits for the host; read only
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)
-
-
-def _device(length: Tensor | float | None) -> torch.device:
-    return length.device if isinstance(length, Tensor) else CPU
-
-
-def mscale(factor: float | Tensor, weight: float = 1.0) -> float | Tensor:
-    """YaRN's magnitude for a stretch by `factor`: 0.1 * weight * ln(factor) + 1, and 1 where nothing is stretched."""
-    if isinstance(factor, Tensor):
-        return torch.where(factor > 1, 0.1 * weight * factor.clamp(min=1).log() + 1.0, 1.0)
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def ntk_theta(theta: float, stretch: float | Tensor, dim: int) -> float | Tensor:
-    """The base that slows the slowest pair by `stretch` and leaves the fastest alone."""
-    # with one pair there is no slowest but the fastest: nothing to change, and d - 2 would divide by zero
-    return theta * (stretch ** (dim / (dim - 2)) if dim > 2 else stretch * 0 + 1)
-
-
-def turns_to_pair(turns: float, dim: int, theta: float, length: float) -> float:
-    """The (fractional) pair that completes `turns` turns within `length` steps."""
-    return (dim * math.log(length / (turns * 2 * math.pi))) / (2 * math.log(theta))
-
-
-def ramp(
-    fast: float,
-    slow: float,
-    dim: int,
-    theta: float,
-    length: float,
-    truncate: bool,
-    dtype: torch.dtype,
-    device: torch.device = CPU,
-) -> Tensor:
-    """0 for pairs with at least `fast` turns in `length` steps, 1 for those with at most `slow`, linear between."""
-    low, high = turns_to_pair(fast, dim, theta, length), turns_to_pair(slow, dim, theta, length)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
-    if low == high:
-        high += 0.001
-    return ((torch.arange(dim // 2, dtype=dtype, device=device) - low) / (high - low)).clamp(0, 1)
-
-
-def as_rows(value: Tensor) -> Tensor:
-    """A per-row number, ready to broadcast against the pairs."""
-    return value.unsqueeze(-1)
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Base of all scalings: fields are checked once; subclasses give `_radians` and, if they grow, `_magnitude`."""
-
-    #: HF's `rope_type` where it has one
-    name: ClassVar[str] = ""
-    #: frequencies follow the length of each sequence
-    needs_length: ClassVar[bool] = False
-    #: frequencies are trained: `Rope` owns a parameter
-    learned: ClassVar[bool] = False
-
-    def frequencies(self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64) -> Frequencies:
-        """Radians per step of the dim/2 pairs; `length` is read only where `needs_length`."""
-        reached = torch.tensor(length, device=CPU) if isinstance(length, int) else length
-        radians, magnitude = self._radians(dim, theta, reached, dtype), self._magnitude(reached, dtype)
-        return Frequencies(radians, magnitude, *self._growth(dim))
-
-    def check(self, dim: int, theta: float) -> None:
-        """Refuse a combination with `dim` or `theta` that has no meaning; nothing to refuse in general."""
-
-    def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: torch.dtype) -> Tensor:
-        raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, dtype)")
-
-    def _magnitude(self, length: Tensor | None, dtype: torch.dtype) -> float | Tensor:
-        return 1.0
-
-    def _growth(self, dim: int) -> tuple[Tensor | None, int]:
-        return None, 0
-
-    def _set(self, **checked: object) -> None:
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields that differ from nothing, by name, with the scaling's own name first."""
-        return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
+from ropewalk.scaling import (
+    CPU,
+    Frequencies,
+    Length,
+    Scaling,
+    as_rows,
+    check_log_theta,
+    constant,
+    device_of,
+    mscale,
+    ntk_theta,
+    number_tuple,
+    periods,
+    positive_tuple,
+    ramp,
+    turns_pair,
+)
 
 
 @dataclass(frozen=True)
@@ -198,14 +91,14 @@ class NtkByParts(_Stretched):
         super().__post_init__()
         self._set(
             original_length=integer("original_length", self.original_length, low=1),
-            ntk_turns=_turns("ntk_turns", self.ntk_turns),
-            keep_turns=_turns("keep_turns", self.keep_turns),
+            ntk_turns=turns_pair("ntk_turns", self.ntk_turns),
+            keep_turns=turns_pair("keep_turns", self.keep_turns),
             ntk_weight=number("ntk_weight", self.ntk_weight, low=0, high=1),
             keep_weight=number("keep_weight", self.keep_weight, low=0, high=1),
         )
 
     def check(self, dim, theta):
-        _log_theta(theta)
+        check_log_theta(theta)
 
     def _radians(self, dim, theta, length, dtype):
         plain = Default()._radians(dim, theta, length, dtype)
@@ -264,10 +157,10 @@ class _Banded(Scaling):
             raise RopeError("beta_fast", f"must be at least beta_slow = {self.beta_slow:g}", self.beta_fast)
 
     def check(self, dim, theta):
-        _log_theta(theta)
+        check_log_theta(theta)
 
     def _blend(self, dim: int, theta: float, stretch: float | Tensor, dtype: torch.dtype) -> Tensor:
-        device = _device(stretch)
+        device = device_of(stretch)
         steps = periods(dim, theta, dtype, device)
         keep = 1 - ramp(self.beta_fast, self.beta_slow, dim, theta, self.original_length, self.truncate, dtype, device)
         stretch = as_rows(stretch) if isinstance(stretch, Tensor) else stretch
@@ -335,8 +228,8 @@ class LongRope(Scaling):
     def __post_init__(self) -> None:
         factor = self.attention_factor
         self._set(
-            short_factor=_positive_tuple("short_factor", self.short_factor),
-            long_factor=_positive_tuple("long_factor", self.long_factor),
+            short_factor=positive_tuple("short_factor", self.short_factor),
+            long_factor=positive_tuple("long_factor", self.long_factor),
             original_length=integer("original_length", self.original_length, low=2),
             # a served context shorter than the trained one gives a ratio below 1; it only means "no magnitude"
             factor=number("factor", self.factor, above=0),
@@ -349,12 +242,12 @@ class LongRope(Scaling):
                 raise RopeError(name, f"must hold one factor for each of the {dim // 2} pairs", len(getattr(self, name)))
 
     def _radians(self, dim, theta, length, dtype):
-        device = _device(length)
+        device = device_of(length)
         steps = periods(dim, theta, dtype, device)
-        short = 1.0 / (_constant(self.short_factor, dtype, device) * steps)
+        short = 1.0 / (constant(self.short_factor, dtype, device) * steps)
         if length is None:
             return short
-        long = 1.0 / (_constant(self.long_factor, dtype, device) * steps)
+        long = 1.0 / (constant(self.long_factor, dtype, device) * steps)
         return torch.where(as_rows(length > self.original_length), long, short)
 
     def _magnitude(self, length, dtype):
@@ -454,7 +347,7 @@ class Given(Scaling):
     name: ClassVar[str] = "given"
 
     def __post_init__(self) -> None:
-        self._set(radians=_number_tuple("radians", self.radians), magnitude=number("magnitude", self.magnitude, above=0))
+        self._set(radians=number_tuple("radians", self.radians), magnitude=number("magnitude", self.magnitude, above=0))
 
     def check(self, dim, theta):
         if len(self.radians) != dim // 2:
@@ -492,36 +385,6 @@ class Learnable(Scaling):
         return self.start._growth(dim)
 
 
-def _turns(field: str, value: object) -> tuple[float, float]:
-    fast, slow = (number(field, x, above=0) for x in _pair(field, value))
-    if fast < slow:
-        raise RopeError(field, "must be (fast, slow) with fast >= slow", value)
-    return fast, slow
-
-
-def _pair(field: str, value: object) -> tuple[object, object]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise RopeError(field, "must be a pair of numbers", value)
-    return value[0], value[1]
-
-
-def _number_tuple(field: str, value: object, above: float = -math.inf) -> tuple[float, ...]:
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    if not isinstance(value, list | tuple) or not value:
-        raise RopeError(field, "must be a list of numbers", value)
-    return tuple(number(f"{field}[{i}]", x, above=above) for i, x in enumerate(value))
-
-
-def _positive_tuple(field: str, value: object) -> tuple[float, ...]:
-    return _number_tuple(field, value, above=0)
-
-
-def _log_theta(theta: float) -> None:
-    if theta <= 1:
-        raise RopeError("theta", "must be above 1 where pairs are counted by their turns", theta)
-
-
 #: every scaling by name; HF's `rope_type` where it has one. Add a class here and tests, bench and CLI pick it up.
 SCALINGS: dict[str, type[Scaling]] = {
     scaling.name: scaling
@@ -530,3 +393,24 @@ SCALINGS: dict[str, type[Scaling]] = {
         Proportional, LinearFrequencies, XPos, Given, Learnable,
     )
 }  # fmt: skip
+
+__all__ = [
+    "SCALINGS",
+    "Default",
+    "Dynamic",
+    "DynamicYarn",
+    "Frequencies",
+    "Given",
+    "Learnable",
+    "Length",
+    "Linear",
+    "LinearFrequencies",
+    "Llama3",
+    "LongRope",
+    "Ntk",
+    "NtkByParts",
+    "Proportional",
+    "Scaling",
+    "XPos",
+    "Yarn",
+]

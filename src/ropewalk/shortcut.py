@@ -48,8 +48,12 @@ def kind_of(
         if type(positions) is not Tensor:
             return None
         where = (positions.dtype, positions.shape, positions.stride(), positions.get_device(), offset)
+    # whether q and k overlap depends on where they lie in a memory they share
+    apart = None
+    if inplace and (memory := q.untyped_storage().data_ptr()) == k.untyped_storage().data_ptr():
+        apart = (memory, q.storage_offset() - k.storage_offset())
     tensors = (q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride(), q.is_cpu, q.get_device(), k.get_device())
-    return (spec.key, backend, where, tensors, seq_dim, inplace, q is k)
+    return (spec.key, backend, where, tensors, seq_dim, inplace, apart)
 
 
 def turn_known(

@@ -15,10 +15,11 @@ from torch.testing import assert_close
 from transformers import AutoConfig
 
 from ropewalk import Rope, RopeError, RopeSpec
-from ropewalk.frequencies import Yarn, mscale
+from ropewalk.frequencies import Yarn
 from ropewalk.interop.families import FAMILIES
 from ropewalk.interop.hf import from_hf
 from ropewalk.kernels.reference import turn
+from ropewalk.scaling import mscale
 
 #: what q and k of order 1 lose to a product order other than ours, in float32
 ROUNDING = 5e-6

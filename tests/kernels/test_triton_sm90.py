@@ -147,7 +147,7 @@ def test_the_sine_unit_serves_16_bits_alone(case, tmp_path):
 
 
 def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
-    """Triton's launcher takes the grid, a stream, the function, its metadata, three hooks and then every argument."""
+    """Triton's C launcher takes the grid, a stream, the function, two flags, two scratches, metadata, three hooks, arguments."""
     from ropewalk.kernels import triton_kernel, triton_launch
 
     case = DECODE["64 rows"]
@@ -155,20 +155,23 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     plan = triton_launch.Plan(xs, xs, turn)
     started = []
 
-    class Kernel:
-        function, packed_metadata = "function", "metadata"
+    class Launcher:
+        launch_cooperative_grid, launch_pdl, global_scratch_size, profile_scratch_size = "cooperative", "pdl", 0, 0
 
         @staticmethod
-        def run(*arguments):
+        def launch(*arguments):
             started.append(arguments)
+
+    class Kernel:
+        function, packed_metadata, run = "function", "metadata", Launcher
 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: "stream", raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: plan.device_index, raising=False)
-    plan.kernel = Kernel
+    plan._keep(Kernel)
     plan(xs, xs, turn, [t.data_ptr() for t in (*xs, *xs)])
-    (columns, rows, layers, stream, function, metadata, *hooks), arguments = started[0][:9], started[0][9:]
-    assert (columns, rows, layers) == plan.grid
-    assert (stream, function, metadata, hooks) == ("stream", "function", "metadata", [None] * 3)
+    fixed, arguments = started[0][:13], started[0][13:]
+    assert fixed[:3] == plan.grid
+    assert fixed[3:] == ("stream", "function", "cooperative", "pdl", None, None, "metadata", None, None, None)
     assert list(compiled(case).src.signature) == triton_kernel.turn_kernel.arg_names
     by_name = dict(zip(triton_kernel.turn_kernel.arg_names, arguments, strict=True))
     assert by_name["q"] == by_name["q_out"] == xs[0].data_ptr()

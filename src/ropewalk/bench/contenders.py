@@ -53,6 +53,7 @@ def ropewalk_eager(case: Case) -> Call:
 
 
 def hf_tables(case: Case) -> tuple[Tensor, Tensor]:
+    """cos and sin as transformers makes them: float32 angles, the model's dtype, every entry twice."""
     pairs = case.q.shape[-1] // 2
     inv_freq = 1.0 / (10_000.0 ** (torch.arange(0, 2 * pairs, 2, device=case.q.device).float() / (2 * pairs)))
     angles = case.positions[..., None].float() * inv_freq
@@ -62,6 +63,7 @@ def hf_tables(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def hf_turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x cos + rotate_half(x) sin."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -75,6 +77,7 @@ def hf_eager(case: Case) -> Call:
 def hf_compiled(case: Case) -> Call:
     """The same under torch.compile."""
     cos, sin = hf_tables(case)
+    torch.compiler.reset()  # else the shapes before count as recompilations
     return torch.compile(lambda q, k: (hf_turn(q, cos, sin), hf_turn(k, cos, sin)), dynamic=False)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,6 +40,15 @@ def measure_rotation(seq: int = 32_768) -> Iterator[dict[str, Any]]:
         for name, us in taken.items():
             added = round(100 * (us / taken["no rotation"] - 1), 2)
             yield {**row, "contender": name, "pass": what, "us": round(us, 1), "percent_added": added}
+
+
+def in_turn_us(ways: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
+    """Median microseconds of each, one after the other in every round: under this load clocks fall as the GPU warms."""
+    taken = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            taken[name].append(replay_us([way], replays=3))
+    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def measure_linear(seq: int = 65_536) -> Iterator[dict[str, Any]]:

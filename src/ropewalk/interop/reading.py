@@ -9,9 +9,10 @@ from typing import Any
 
 from ropewalk import axes
 from ropewalk.errors import RopeError, choice, flag, integer, number
-from ropewalk.frequencies import Llama3, LongRope, Ntk, Scaling, Yarn, mscale
+from ropewalk.frequencies import Llama3, LongRope, Ntk, Scaling, Yarn
 from ropewalk.interop.record import Found, Layer, find
 from ropewalk.interop.scalings import SCALING_READERS
+from ropewalk.scaling import mscale
 from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 
 ALIASES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}

@@ -31,6 +31,7 @@ def find(config: Mapping[str, Any], *keys: str) -> Found | None:
 
 
 def numbers(key: str, value: Any) -> tuple[float, ...]:
+    """The numbers of a list, each checked under its own name."""
     if not isinstance(value, list | tuple):
         raise RopeError(key, "must be a list of numbers", value)
     return tuple(number(f"{key}[{i}]", each) for i, each in enumerate(value))

@@ -43,14 +43,14 @@ class Config:
 
 #: (most tokens, configuration); the first that fits. At decode a warp owns whole heads and latency rules; at prefill bytes do
 CONFIGS: tuple[tuple[float, Config], ...] = (
-    (128, Config(groups=8, warps=1, pdl=True)),
-    (512, Config(groups=8, warps=1, pdl=True)),
-    (float("inf"), Config(groups=4, warps=1, pdl=True, load="evict_first", store=".cs")),
+    (128, Config(groups=8, warps=1, pdl=True, load="evict_first", store=".cs")),
+    (512, Config(groups=4, warps=1, pdl=True, load="evict_first", store=".cs")),
+    (float("inf"), Config(groups=4, warps=2, pdl=True, load="evict_first", store=".cs")),
 )
 
 
 #: dims of q, k and v that one warp holds: fewer make narrow loads, more would spill
-FEW_DIMS, ENOUGH_DIMS, MOST_DIMS = 512, 1024, 2560
+FEW_DIMS, ENOUGH_DIMS, MOST_DIMS = 512, 768, 2560
 
 
 @lru_cache(maxsize=256)

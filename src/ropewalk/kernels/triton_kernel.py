@@ -80,23 +80,34 @@ def store_turned(
 
 @triton.jit
 @no_type_check
-def copy_dims(rows, out_rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Dimensions that do not turn, where the result has memory of its own."""
+def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
+    """COUNT dimensions that do not turn, from where `rows` point."""
     dim = tl.arange(0, BLOCK)[None, None, :]
-    tl.store(out_rows + dim, tl.load(rows + dim, mask=live & (dim < COUNT), other=0.0), mask=live & (dim < COUNT))
+    if MASKED or COUNT != BLOCK:
+        return tl.load(rows + dim, mask=live & (dim < COUNT), other=0.0, eviction_policy=HINT)
+    else:
+        return tl.load(rows + dim, eviction_policy=HINT)
 
 
 @triton.jit
 @no_type_check
-def copy_rest(
-    rows, out_rows, live,
-    START: tl.constexpr, TAIL: tl.constexpr, TURNED: tl.constexpr, START_BLOCK: tl.constexpr, TAIL_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """What lies before and after the turned dimensions; rows point at the first turned one."""
-    if START > 0:
-        copy_dims(rows - START, out_rows - START, live, START, START_BLOCK)
-    if TAIL > 0:
-        copy_dims(rows + TURNED, out_rows + TURNED, live, TAIL, TAIL_BLOCK)
+def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
+    """The inverse of `load_dims`."""
+    dim = tl.arange(0, BLOCK)[None, None, :]
+    if MASKED or COUNT != BLOCK:
+        tl.store(rows + dim, dims, mask=live & (dim < COUNT), cache_modifier=HINT)
+    else:
+        tl.store(rows + dim, dims, cache_modifier=HINT)
+
+
+@triton.jit
+@no_type_check
+def token_positions(at, token_live, MASKED: tl.constexpr):
+    """The int64 positions of a program's tokens on one axis, [tokens, 1, 1]."""
+    if MASKED:
+        return tl.load(at, mask=token_live[:, None, None], other=0).to(tl.int64)
+    else:
+        return tl.load(at).to(tl.int64)
 
 
 @triton.jit
@@ -104,7 +115,8 @@ def copy_rest(
 def cos_sin_tile(
     positions, angles, more_angles, axes, offset, batch, token, token_live,
     position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
-    PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr, QUICK: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
+    QUICK: tl.constexpr,
 ):  # fmt: skip
     """cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions they belong to.
 
@@ -133,14 +145,13 @@ def cos_sin_tile(
         if positions is None:
             position = (offset.to(tl.int64) + token.to(tl.int64) * position_token)[:, None, None]
         else:
-            at = batch.to(tl.int64) * position_batch + (token.to(tl.int64) * position_token)[:, None, None]
-            if axes is not None:
-                at += tl.load(axes + pair, mask=pair_live, other=0) * position_axis
-                position = tl.load(positions + at, mask=live, other=0).to(tl.int64)
-            elif MASKED:
-                position = tl.load(positions + at, mask=token_live[:, None, None], other=0).to(tl.int64)
-            else:
-                position = tl.load(positions + at).to(tl.int64)
+            at = positions + batch.to(tl.int64) * position_batch + (token.to(tl.int64) * position_token)[:, None, None]
+            position = token_positions(at, token_live, MASKED)
+            if AXES > 1:
+                # one load a token and axis, then each pair takes its own: far fewer than one load a pair
+                axis = tl.load(axes + pair, mask=pair_live, other=0)
+                for other in tl.static_range(1, AXES):
+                    position = tl.where(axis == other, token_positions(at + other * position_axis, token_live, MASKED), position)
         cos, sin = phase_cos_sin(position * step, QUICK)
     return cos, sin, position
 
@@ -175,7 +186,7 @@ def turn_kernel(
     q_out_batch, q_out_token, q_out_head, k_out_batch, k_out_token, k_out_head,
     position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair, gain_batch,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
-    MODE: tl.constexpr, BACKWARDS: tl.constexpr, GAIN_LOADED: tl.constexpr, GROWTH: tl.constexpr,
+    AXES: tl.constexpr, MODE: tl.constexpr, BACKWARDS: tl.constexpr, GAIN_LOADED: tl.constexpr, GROWTH: tl.constexpr,
     INTERLEAVED_IN: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, COPY: tl.constexpr,
     TOKENS: tl.constexpr, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, Q_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
     TOKENS_FIRST: tl.constexpr, TALL: tl.constexpr, MASK_TOKENS: tl.constexpr, MASK_Q: tl.constexpr, MASK_K: tl.constexpr,
@@ -225,17 +236,25 @@ def turn_kernel(
         tl.extra.cuda.gdc_wait()
     # every load of x comes before the first store: in place they alias, and no compiler may then move a load up
     q_first, q_second = load_pairs(q_rows, q_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_Q, LOAD_HINT)
+    if COPY and START > 0:
+        q_before = load_dims(q_rows - START, q_live, START, START_BLOCK, MASKED_Q, LOAD_HINT)
+    if COPY and TAIL > 0:
+        q_after = load_dims(q_rows + 2 * PAIRS, q_live, TAIL, TAIL_BLOCK, MASKED_Q, LOAD_HINT)
     if K_BLOCK > 0:
         k_head_index = group * K_BLOCK + tl.arange(0, K_BLOCK)
         k_live = token_live[:, None, None] & (k_head_index < K_HEADS)[None, :, None]
         k_rows = head_rows(k + START, batch, token, k_head_index, k_batch, k_token, k_head)
         k_out_rows = head_rows(k_out + START, batch, token, k_head_index, k_out_batch, k_out_token, k_out_head)
         k_first, k_second = load_pairs(k_rows, k_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_K, LOAD_HINT)
+        if COPY and START > 0:
+            k_before = load_dims(k_rows - START, k_live, START, START_BLOCK, MASKED_K, LOAD_HINT)
+        if COPY and TAIL > 0:
+            k_after = load_dims(k_rows + 2 * PAIRS, k_live, TAIL, TAIL_BLOCK, MASKED_K, LOAD_HINT)
     HEADS: tl.constexpr = Q_BLOCK if K_BLOCK == 0 else 1
     cos, sin, position = cos_sin_tile(
         positions, angles, more_angles, axes, offset, batch, token, token_live,
         position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
-        PAIRS, BLOCK, HEADS, MODE, MASK_TOKENS, QUICK,
+        PAIRS, BLOCK, HEADS, AXES, MODE, MASK_TOKENS, QUICK,
     )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -247,10 +266,14 @@ def turn_kernel(
         exponent = (position - center).to(tl.float32) * tl.load(growth + pair, mask=pair < PAIRS, other=0.0).to(tl.float32)
     q_cos, q_sin = sized(cos, sin, q_gain, exponent * exponent_sign, batch, gain_batch, GAIN_LOADED, GROWTH)
     store_turned(q_out_rows, q_first, q_second, q_cos, q_sin, q_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_Q, STORE_HINT)
-    if COPY:
-        copy_rest(q_rows, q_out_rows, q_live, START, TAIL, 2 * PAIRS, START_BLOCK, TAIL_BLOCK)
+    if COPY and START > 0:
+        store_dims(q_out_rows - START, q_before, q_live, START, START_BLOCK, MASKED_Q, STORE_HINT)
+    if COPY and TAIL > 0:
+        store_dims(q_out_rows + 2 * PAIRS, q_after, q_live, TAIL, TAIL_BLOCK, MASKED_Q, STORE_HINT)
     if K_BLOCK > 0:
         k_cos, k_sin = sized(cos, sin, k_gain, exponent * -GROWTH, batch, gain_batch, GAIN_LOADED, GROWTH)
         store_turned(k_out_rows, k_first, k_second, k_cos, k_sin, k_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_K, STORE_HINT)
-        if COPY:
-            copy_rest(k_rows, k_out_rows, k_live, START, TAIL, 2 * PAIRS, START_BLOCK, TAIL_BLOCK)
+        if COPY and START > 0:
+            store_dims(k_out_rows - START, k_before, k_live, START, START_BLOCK, MASKED_K, STORE_HINT)
+        if COPY and TAIL > 0:
+            store_dims(k_out_rows + 2 * PAIRS, k_after, k_live, TAIL, TAIL_BLOCK, MASKED_K, STORE_HINT)

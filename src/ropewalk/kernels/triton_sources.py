@@ -31,6 +31,7 @@ class Source:
     angle_strides: tuple[int, int, int] = (0, 0, 1)
     gain_stride: int = 0
     axes: Tensor | None = None
+    num_axes: int = 1
     growth: Tensor | None = None
     growth_sign: int = 0
     center: int = 0
@@ -60,6 +61,7 @@ class Source:
             "angle_pair": pair,
             "gain_batch": self.gain_stride,
             "axes": self.axes,
+            "AXES": self.num_axes,
             "growth": self.growth,
             "GAIN_LOADED": isinstance(self.tensors[2], Tensor),
             "GROWTH": self.growth_sign,
@@ -98,6 +100,7 @@ def _phases(turn: Turn, x: Tensor) -> Source:
         angle_strides=(kept.steps.stride(0) if kept.steps.ndim > 1 and len(kept.steps) > 1 else 0, 0, 1),
         gain_stride=1 if isinstance(q_gain, Tensor) and q_gain.numel() > 1 else 0,
         axes=kept.axis_of_pair,
+        num_axes=spec.num_axes,
         growth=growth,
         growth_sign=0 if growth is None else (-turn.gain if turn.key else turn.gain),
         center=kept.frequencies.center,
