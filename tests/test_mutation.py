@@ -28,7 +28,7 @@ FAULTS = [
         "test_frequencies.py::test_fast_pairs_of_yarn_stay_and_slow_ones_interpolate",
     ),
     (
-        "frequencies",
+        "scaling",
         "    if truncate:\n",
         "    if True:\n",
         "test_frequencies.py::test_every_field_of_yarn_moves_its_frequencies",
@@ -40,7 +40,7 @@ FAULTS = [
         "test_frequencies.py::test_the_longrope_switch_is_after_the_trained_length",
     ),
     (
-        "frequencies",
+        "scaling",
         "device=device).to(dtype) / dim)",
         "device=device).to(dtype) / (dim - 2))",
         "test_frequencies.py::test_the_reference_figures_of_128_dimensions",

@@ -75,9 +75,10 @@ class Rope(nn.Module):
         xs, kind = (q,) if k is None else (q, k), None
         if k is not None and length is None and not torch.compiler.is_compiling():
             kind = shortcut.kind_of(self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
-            known = shortcut.turn_known(kind, q, k, positions, offset, inplace)  # type: ignore[arg-type]  # an int, if known
-            if known is not None:
-                return known
+            if kind is not None:
+                known = shortcut.turn_known(kind, q, k, positions, offset, inplace)  # type: ignore[arg-type]  # an int
+                if known is not None:
+                    return known
         turn = tokens.make_turn(xs, self.spec, positions, offset, seq_dim, length)
         turned = rotation.run(xs, turn, inplace, self.backend) if not self.spec.learned else self._trained(xs, turn, inplace)
         if kind is not None and turn.positions is positions:

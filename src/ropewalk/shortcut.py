@@ -47,20 +47,20 @@ def kind_of(
     if positions is not None:
         if type(positions) is not Tensor:
             return None
-        where = (positions.dtype, positions.shape, positions.stride(), positions.get_device(), offset)
+        where = (positions.dtype, positions.shape, positions.stride(), positions.is_cpu, positions.get_device(), offset)
     # whether q and k overlap depends on where they lie in a memory they share
     apart = None
     if inplace and (memory := q.untyped_storage().data_ptr()) == k.untyped_storage().data_ptr():
         apart = (memory, q.storage_offset() - k.storage_offset())
-    tensors = (q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride(), q.is_cpu, q.get_device(), k.get_device())
+    tensors = (q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride(), q.is_cpu, k.is_cpu, q.get_device(), k.get_device())
     return (spec.key, backend, where, tensors, seq_dim, inplace, apart)
 
 
 def turn_known(
-    kind: tuple | None, q: Tensor, k: Tensor, positions: Tensor | None, offset: int, inplace: bool
+    kind: tuple, q: Tensor, k: Tensor, positions: Tensor | None, offset: int, inplace: bool
 ) -> tuple[Tensor, Tensor] | None:
     """The turned q and k if the kind is known and its kernel takes this call, else None."""
-    prepared = _KNOWN.get(kind)  # type: ignore[arg-type]  # None is never a key
+    prepared = _KNOWN.get(kind)
     if prepared is None:
         return None
     q_out, k_out = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
@@ -69,7 +69,7 @@ def turn_known(
 
 def remember(kind: tuple, turn: Turn, backend: str | None, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> None:
     """Keep what the kernel prepares for this kind; called after the long way succeeded."""
-    if kind in _KNOWN or turn.spec.needs_length or turn.spec.learned:
+    if kind in _KNOWN or turn.spec.needs_length or turn.spec.learned or any(out.stride(-1) != 1 for out in outs):
         return
     if len(_KNOWN) >= MOST_KNOWN:
         _KNOWN.clear()

@@ -43,14 +43,13 @@ class Config:
 
 #: (most tokens, configuration); the first that fits. At decode a warp owns whole heads and latency rules; at prefill bytes do
 CONFIGS: tuple[tuple[float, Config], ...] = (
-    (128, Config(groups=8, warps=1, pdl=True, load="evict_first", store=".cs")),
-    (512, Config(groups=4, warps=1, pdl=True, load="evict_first", store=".cs")),
-    (float("inf"), Config(groups=4, warps=2, pdl=True, load="evict_first", store=".cs")),
+    (128, Config(groups=4, warps=4, pdl=True, load="evict_first", store=".cs")),
+    (float("inf"), Config(groups=4, warps=1, pdl=True, load="evict_first", store=".cs")),
 )
 
 
 #: dims of q, k and v that one warp holds: fewer make narrow loads, more would spill
-FEW_DIMS, ENOUGH_DIMS, MOST_DIMS = 512, 768, 2560
+FEW_DIMS, MOST_DIMS = 384, 2560
 
 
 @lru_cache(maxsize=256)
@@ -60,7 +59,7 @@ def pick_config(tokens: int, dims: int) -> Config:
     groups, warps = config.groups, config.warps
     while groups > 1 and dims < FEW_DIMS * groups * warps:
         groups //= 2
-    while warps > 1 and dims < ENOUGH_DIMS * groups * warps:
+    while warps > 1 and dims < FEW_DIMS * groups * warps:
         warps //= 2
     while dims > MOST_DIMS * groups * warps:
         groups, warps = (groups, 2 * warps) if warps < 8 else (2 * groups, warps)

@@ -176,7 +176,7 @@ def sized(cos, sin, gain, exponent, batch, gain_batch, GAIN_LOADED: tl.constexpr
 
 @triton.jit(
     do_not_specialize=["offset", "tokens", "rows", "center"],
-    do_not_specialize_on_alignment=["positions", "axes", "growth", "q_gain", "k_gain"],
+    do_not_specialize_on_alignment=["positions", "q_gain", "k_gain"],
 )
 @no_type_check
 def turn_kernel(

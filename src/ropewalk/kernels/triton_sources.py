@@ -99,7 +99,8 @@ def _phases(turn: Turn, x: Tensor) -> Source:
         position_strides=_position_strides(turn.positions),
         angle_strides=(kept.steps.stride(0) if kept.steps.ndim > 1 and len(kept.steps) > 1 else 0, 0, 1),
         gain_stride=1 if isinstance(q_gain, Tensor) and q_gain.numel() > 1 else 0,
-        axes=kept.axis_of_pair,
+        # half the bytes, so twice as many in one load
+        axes=None if kept.axis_of_pair is None else kept.axis_of_pair.to(torch.int32),
         num_axes=spec.num_axes,
         growth=growth,
         growth_sign=0 if growth is None else (-turn.gain if turn.key else turn.gain),
