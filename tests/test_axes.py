@@ -277,3 +277,15 @@ def turn_five(chosen, positions):
 )
 def test_a_map_that_does_not_fit_names_the_field(call, field):
     assert_refused(field, call)
+
+
+def test_a_start_of_mixed_axes_leaves_torchs_own_randomness_alone():
+    before = torch.random.get_rng_state()
+    axes.MixedAxes(num_heads=2, pairs=4, seed=7).start()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_sections_are_bounded():
+    with pytest.raises(rw.RopeError) as caught:
+        axes.chunked([32769, 1])
+    assert caught.value.field == "sections[0]"

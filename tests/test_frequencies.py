@@ -9,6 +9,7 @@ from door import as_users_call
 from frequency_oracle import ORACLE, oracle, xpos_log_decay, yarn_magnitude
 from ropewalk import frequencies as fq
 from ropewalk.frequencies import SCALINGS, Scaling
+from ropewalk.scaling import constant
 
 DIM, THETA = 10, 10_000.0
 SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)
@@ -339,3 +340,14 @@ def test_a_scaling_of_ones_own_needs_one_method():
 
     found = Halving().frequencies(8, THETA)
     assert_is(found, [1, 0.5, 0.25, 0.125], 1)
+
+
+def test_llama3_with_equal_ends_is_finite_even_where_a_wavelength_meets_them():
+    ends = 8192 / (2 * math.pi)  # the first pair's wavelength is 2 pi, so it lies on the edge
+    scaling = fq.Llama3(factor=8.0, low_freq_factor=ends, high_freq_factor=ends)
+    assert 8192 / ends == 2 * math.pi
+    assert torch.isfinite(scaling.frequencies(4, 10_000.0).radians).all()
+
+
+def test_constants_keep_their_precision_wherever_they_live():
+    assert constant((1.0, 0.1), torch.float64, torch.device("meta")).dtype == torch.float64

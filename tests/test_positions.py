@@ -304,3 +304,20 @@ def test_compiles_whole():
         made = compiled(boundaries, mask)
     for found, expected in zip(made, build(boundaries, mask), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_a_merged_grid_must_divide_on_both_sides():
+    for sizes in ((4, 3), (3, 4)):
+        with pytest.raises(rw.RopeError, match="merge"):
+            rw.positions.grid(*sizes, merge=2)
+
+
+def test_an_image_may_be_one_patch_high():
+    found, delta = rw.positions.multimodal([[rw.positions.Image(1, 3)]])
+    assert found[:, 0].tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 2]]
+    assert delta.tolist() == [0]
+
+
+def test_rows_that_are_no_rows_are_refused():
+    with pytest.raises(rw.RopeError), as_users_call():
+        rw.positions.multimodal(5)

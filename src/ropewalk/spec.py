@@ -139,8 +139,13 @@ class RopeSpec:
     @property
     def softmax_factor(self) -> float:
         """What to multiply the softmax scale 1/sqrt(head_dim) by for this spec."""
-        magnitude = self.scaling.frequencies(self._ladders()[0][1], self.theta).magnitude
-        return self.extra_softmax_factor * (float(magnitude) ** 2 if self.magnitude_on == "scale" else 1.0)
+        if self.magnitude_on != "scale":
+            return self.extra_softmax_factor
+        dim = self._ladders()[0][1]
+        if isinstance(self.scaling.frequencies(dim, self.theta, 1).magnitude, Tensor):
+            rule = "must be 'qk' or 'q' where the magnitude follows the length: one softmax scale cannot"
+            raise RopeError("magnitude_on", rule, self.magnitude_on)
+        return self.extra_softmax_factor * float(self.scaling.frequencies(dim, self.theta).magnitude) ** 2
 
     def with_(self, **changes: Any) -> RopeSpec:
         """The same spec with some fields changed; `layout_out` and `rotary_dim` go on following where they did."""

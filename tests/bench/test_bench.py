@@ -1,6 +1,8 @@
 """The benchmark's own promises: a wrong kernel is not timed, rows survive a round trip, charts are drawn from rows."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from ropewalk.bench import cases, chart, contenders, cpu, rows
 from ropewalk.kernels.reference import rotate_vector
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TINY = (2, 7, 3, 1, 10, torch.float32)
 
 
@@ -81,3 +84,13 @@ def test_charts_show_what_the_rows_say(tmp_path):
     )
     for name in ("gpu.png", "cpu.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_benchmark_page_shows_the_committed_rows():
+    sys.path.insert(0, str(DOCS))
+    try:
+        import tables as page_tables
+    finally:
+        sys.path.remove(str(DOCS))
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    assert page_tables.benchmark_page(text) == text, "run python docs/tables.py"

@@ -186,7 +186,7 @@ class Attention(nn.Module):
         return turn(q, positions, key=False, length=length), k, seen.v, seen.positions, seen.valid
 
     def _default_scale(self) -> float:
-        factor = _softmax_factor(self.encoding.rope.spec) if isinstance(self.encoding, Rotary) else 1.0
+        factor = self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0
         return factor / math.sqrt(self.head_dim)
 
     def _wants_weights(self, asked: bool) -> bool:
@@ -195,15 +195,6 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, H, S, D]
-
-
-def _softmax_factor(spec: RopeSpec) -> float:
-    """What the spec puts on the softmax scale, a constant of the layer."""
-    if spec.magnitude_on == "scale" and spec.needs_length:
-        short, long = (float(spec.frequencies(length).magnitude) for length in (1, 2**40))
-        if short != long:
-            raise RopeError("magnitude_on", "must be 'qk' or 'q' where the magnitude follows the length of a sequence", "scale")
-    return spec.softmax_factor
 
 
 def _count_within(documents: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""Result rows as Markdown tables: what the documentation shows is read from `results/`, never typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def gpu_table(rows: list[Row]) -> str:
+    """Per cent of one flat copy, forward / forward+backward, by contender and shape; the latest run of each counts."""
+    cases = [(shape, order) for order in ("bshd", "bhsd") for shape in "ADEF"]
+    found = {(r["contender"], r["shape"], r["order"], r.get("pass")): r for r in rows if "variant" not in r}
+    names = (
+        "ropewalk",
+        "liger-kernel",
+        "transformers, compiled",
+        "transformers, eager",
+        "complex product",
+        "rotary-embedding-torch",
+    )
+
+    def cell(name: str, case: tuple[str, str]) -> str:
+        passes = [found.get((name, *case, what)) for what in ("forward", "forward+backward")]
+        return " / ".join("-" if row is None else f"{row['percent_of_copy']:.0f}" for row in passes)
+
+    heads = [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
+    return _markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
+
+
+def decode_table(rows: list[Row]) -> str:
+    """Microseconds of a decode step in a graph, and in an eager loop (every run, since that is the host's time)."""
+    names = ("ropewalk", "ropewalk, in place", "liger-kernel", "transformers, compiled", "transformers, eager")
+
+    def cell(name: str, shape: str, what: str) -> str:
+        taken = [r["us"] for r in rows if (r["contender"], r["shape"], r.get("pass")) == (name, shape, what)]
+        return " and ".join(f"{us:.2f}" if what == "forward" else f"{us:.0f}" for us in taken) or "-"
+
+    columns = [(shape, what) for shape in "BC" for what in ("forward", "eager loop")]
+    heads = [f"{shape}, {'graph' if what == 'forward' else what}" for shape, what in columns]
+    return _markdown(["us", *heads], [[name, *(cell(name, *column) for column in columns)] for name in names])
+
+
+def variant_table(rows: list[Row]) -> str:
+    """Per cent of a copy for what should cost no more than the plain case; the latest run."""
+    found = {(r["variant"], r["shape"], r["order"]): r["percent_of_copy"] for r in rows if "variant" in r}
+    cases = [(shape, order) for shape in "AD" for order in ("bshd", "bhsd")]
+    variants = list(dict.fromkeys(variant for variant, _, _ in found))
+    heads = [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
+    return _markdown(["", *heads], [[v, *(f"{found[v, *case]:.1f}" for case in cases)] for v in variants])
+
+
+def fused_table(rows: list[Row]) -> str:
+    """The fused kernel against a copy of the packed qkv, every run."""
+    names = ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch")
+
+    def cell(name: str, shape: str) -> str:
+        taken = [r for r in rows if (r["contender"], r["shape"]) == (name, shape)]
+        return " and ".join(f"{r['us']:.2f} us, {r['percent_of_copy']:.0f} %" for r in taken) or "-"
+
+    return _markdown(["", *(shapes := ("T64", "T256", "T8192"))], [[name, *(cell(name, s) for s in shapes)] for name in names])
+
+
+def attention_table(rows: list[Row]) -> str:
+    """What the rotation adds to one attention layer, and linear attention; the latest run."""
+    found = {(r["shape"], r["contender"], r["pass"]): r for r in rows if r["shape"].startswith("attention")}
+    lines = []
+    for (shape, name, what), row in found.items():
+        note = (
+            f"+{row['percent_added']} %"
+            if row.get("percent_added")
+            else f"{row['times_faster']} x"
+            if "times_faster" in row
+            else ""
+        )
+        lines.append([shape.removeprefix("attention "), name, what, f"{row['us'] / 1000:.2f} ms", note])
+    return _markdown(["shape", "", "pass", "time", ""], lines)
+
+
+def cpu_table(rows: list[Row]) -> str:
+    """Time over the time of a copy (lower is better) and microseconds, by contender, shape and dtype."""
+    timed = [r for r in rows if "us" in r]
+    cases = list(dict.fromkeys((r["shape"], r["dtype"], r["pass"]) for r in timed))
+    names = list(dict.fromkeys(r["contender"] for r in timed))
+    found = {(r["contender"], r["shape"], r["dtype"], r["pass"]): r for r in timed}
+    heads = [
+        f"{shape.removeprefix('cpu ')} {dtype.replace('float', 'f')}{'' if what == 'forward' else ' f+b'}"
+        for shape, dtype, what in cases
+    ]
+
+    def cell(name: str, case: tuple[str, str, str]) -> str:
+        row = found.get((name, *case))
+        return "-" if row is None else f"{row['us']:.0f} us" if case[0] == "cpu decode" else f"{row['times_copy']:.2f}"
+
+    return _markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
+
+
+#: marker in the page -> (results file, table)
+TABLES = {
+    "gpu": ("h200.jsonl", gpu_table),
+    "decode": ("h200.jsonl", decode_table),
+    "variants": ("h200.jsonl", variant_table),
+    "fused": ("h200.jsonl", fused_table),
+    "attention": ("h200.jsonl", attention_table),
+    "cpu": ("cpu.jsonl", cpu_table),
+}
+
+
+def _markdown(heads: list[str], lines: list[list[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(heads) - 1)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *lines))
