@@ -351,3 +351,10 @@ def test_llama3_with_equal_ends_is_finite_even_where_a_wavelength_meets_them():
 
 def test_constants_keep_their_precision_wherever_they_live():
     assert constant((1.0, 0.1), torch.float64, torch.device("meta")).dtype == torch.float64
+
+
+@pytest.mark.parametrize("length", [None, 100])
+def test_frequencies_have_values_even_in_a_model_without_any(length):
+    with torch.device("meta"):
+        found = fq.Dynamic(factor=2.0, original_length=16).frequencies(8, 10_000.0, length).radians
+    assert found.device.type == "cpu"

@@ -248,3 +248,14 @@ def test_real_coordinates():
     for dtype in (torch.float32, torch.float64):
         points = (2 * torch.rand(2, B, S) - 1).to(dtype)
         assert_close(rope(x, positions=points), definition(x, rope.spec, points), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("call", ["rotate", "unrotate"])
+def test_every_way_in_uses_the_backend_of_the_module(call):
+    rope, x = rw.Rope(rw.RopeSpec(10), backend="triton"), torch.randn(1, 1, 7, 10)
+    with pytest.raises(rw.RopeError, match="triton"):
+        getattr(rope, call)(x)
+    with pytest.raises(rw.RopeError, match="triton"):
+        rope.rerotate(x, torch.arange(7), torch.arange(7))
+    with pytest.raises(rw.RopeError, match="triton"):
+        rope(x)

@@ -252,3 +252,9 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
         spec = RopeSpec(8, scaling=yarn, magnitude_on=on)
         size = [torch.hypot(*cos_sin(spec, position, dtype=torch.float64, key=key))[0, 0] for key in (False, True)]
         assert float(size[0] * size[1]) * spec.softmax_factor == pytest.approx(magnitude**2, rel=1e-14)
+
+
+def test_a_base_below_one_is_a_base():
+    """Frequencies then grow from pair to pair; only what counts turns needs theta > 1."""
+    radians = RopeSpec(8, theta=0.5).frequencies().radians
+    assert radians.tolist() == pytest.approx([0.5 ** (-i / 4) for i in range(4)])

@@ -39,7 +39,7 @@ TESTS = {
     "spec": ("test_spec", "test_refusals", "test_table", "test_axes"),
     "table": ("test_table", "test_table_hf", "test_table_cache", "test_exactness", "test_tokens"),
     "layout": ("test_layout",),
-    "tokens": ("test_tokens", "test_rotation", "test_laws", "test_rerotate"),
+    "tokens": ("test_tokens", "test_rotation", "test_laws", "test_rerotate", "test_reliability", "test_reliability_calls"),
     "rotation": (
         "test_rotation",
         "test_rerotate",
