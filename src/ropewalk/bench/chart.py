@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ropewalk.bench.tables import mean_percent
+
 
 def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     """Per cent of the copy ceiling, by shape and contender; forward above, forward+backward below."""
@@ -14,16 +16,11 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     cases = [(shape, order) for order in ("bshd", "bhsd") for shape in ("A", "D", "E", "F")]
     contenders = ("ropewalk", "liger-kernel", "transformers, compiled", "transformers, eager")
     colours = ("#0072B2", "#E69F00", "#56B4E9", "#999999")
-    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    figure, found = Figure(figsize=(10, 6.4), layout="constrained"), mean_percent(rows)
     for axis, what in zip(figure.subplots(2, 1, sharex=True), passes, strict=True):
-        found = {
-            (r["shape"], r["order"], r["contender"]): r["percent_of_copy"]
-            for r in rows
-            if r.get("pass") == what and "percent_of_copy" in r
-        }
         for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
             places = [x + (i - 1.5) * 0.2 for x in range(len(cases))]
-            heights = [found.get((*case, contender), 0) for case in cases]
+            heights = [found.get((contender, *case, what), 0) for case in cases]
             bars = axis.bar(places, heights, 0.19, color=colour, label=contender)
             axis.bar_label(bars, labels=[f"{h:.0f}" if h else "" for h in heights], fontsize=7, padding=1)
         axis.axhline(100, color="#444444", linewidth=0.8, linestyle="--")

@@ -7,10 +7,19 @@ from typing import Any
 Row = dict[str, Any]
 
 
+def mean_percent(rows: list[Row]) -> dict[tuple[str, str, str, str], float]:
+    """Per cent of a copy by (contender, shape, order, pass), the mean of the runs; plain cases only."""
+    taken: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in rows:
+        if "percent_of_copy" in row and "variant" not in row:
+            taken.setdefault((row["contender"], row["shape"], row["order"], row["pass"]), []).append(row["percent_of_copy"])
+    return {key: sum(values) / len(values) for key, values in taken.items()}
+
+
 def gpu_table(rows: list[Row]) -> str:
-    """Per cent of one flat copy, forward / forward+backward, by contender and shape; the latest run of each counts."""
+    """Per cent of one flat copy, forward / forward+backward, by contender and shape; the mean of the runs."""
     cases = [(shape, order) for order in ("bshd", "bhsd") for shape in "ADEF"]
-    found = {(r["contender"], r["shape"], r["order"], r.get("pass")): r for r in rows if "variant" not in r}
+    found = mean_percent(rows)
     names = (
         "ropewalk",
         "liger-kernel",
@@ -22,7 +31,7 @@ def gpu_table(rows: list[Row]) -> str:
 
     def cell(name: str, case: tuple[str, str]) -> str:
         passes = [found.get((name, *case, what)) for what in ("forward", "forward+backward")]
-        return " / ".join("-" if row is None else f"{row['percent_of_copy']:.0f}" for row in passes)
+        return " / ".join("-" if percent is None else f"{percent:.0f}" for percent in passes)
 
     heads = [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
     return _markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
