@@ -259,3 +259,12 @@ def test_every_way_in_uses_the_backend_of_the_module(call):
         rope.rerotate(x, torch.arange(7), torch.arange(7))
     with pytest.raises(rw.RopeError, match="triton"):
         rope(x)
+
+
+def test_learnable_xpos_starts_as_xpos_for_queries_and_keys():
+    plain, trained = (
+        rw.Rope(rw.RopeSpec(10, scaling=s)) for s in (rw.frequencies.XPos(), rw.frequencies.Learnable(rw.frequencies.XPos()))
+    )
+    q, k = torch.randn(1, 2, 7, 10), torch.randn(1, 1, 7, 10)
+    for ours, expected in zip(trained(q, k, offset=300), plain(q, k, offset=300), strict=True):
+        torch.testing.assert_close(ours.detach(), expected)

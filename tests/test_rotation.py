@@ -242,3 +242,9 @@ def test_backend_by_name(name):
     with pytest.raises(rw.RopeError, match=r"must be one of .*eager") as caught:
         rotation.rotate(x, spec, backend="abacus")
     assert caught.value.field == "backend"
+
+
+def test_rotate_qk_finds_the_tokens_without_being_told():
+    q, k, spec = torch.randn(2, 7, 10), torch.randn(2, 7, 10), rw.RopeSpec(10)
+    for found, x in zip(rotation.rotate_qk(q, k, spec, offset=3), (q, k), strict=True):
+        torch.testing.assert_close(found, definition(x[:, None], spec, torch.arange(3, 10).expand(2, 7))[:, 0].float())

@@ -183,3 +183,11 @@ def test_in_place_never_touches_its_neighbours():
     allowed[1:3, :, 2 : 2 + S, 5 + 2 : 5 + 12] = True
     assert bool(touched.any())
     assert not bool((touched & ~allowed).any())
+
+
+def test_one_shared_element_is_enough_to_refuse_in_place():
+    memory, rope = torch.randn(64), rw.Rope(rw.RopeSpec(14))
+    q, k = (memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), start) for start in (0, 13))
+    with pytest.raises(rw.RopeError, match="inplace"):
+        rope(q, k, inplace=True)
+    rope(q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True)  # side by side they may
