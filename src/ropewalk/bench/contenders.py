@@ -107,7 +107,7 @@ def lucidrains(case: Case) -> Call:
 
 def liger(case: Case) -> Call:
     """liger-kernel's Triton kernel; it wants [B, H, S, D] views of [B, S, H, D] memory and writes in place."""
-    from liger_kernel.ops.rope import LigerRopeFunction
+    from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]  # a peer, not an extra
 
     cos, sin = (table.squeeze(2 if case.order == "bshd" else 1) for table in hf_tables(case))
     if case.order == "bshd":
