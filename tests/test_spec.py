@@ -258,3 +258,8 @@ def test_a_base_below_one_is_a_base():
     """Frequencies then grow from pair to pair; only what counts turns needs theta > 1."""
     radians = RopeSpec(8, theta=0.5).frequencies().radians
     assert radians.tolist() == pytest.approx([0.5 ** (-i / 4) for i in range(4)])
+
+
+def test_a_slice_that_reached_the_end_of_the_head_goes_on_reaching_it():
+    assert RopeSpec(16, rotary_start=4).with_(head_dim=20).rotary_dim == 16
+    assert RopeSpec(16, rotary_start=4, rotary_dim=8).with_(head_dim=20).rotary_dim == 8

@@ -51,7 +51,7 @@ TESTS = {
     ),
     "rope": ("test_rope", "test_rotation", "test_laws", "test_rerotate", "test_reliability", "test_reliability_calls"),
     "ops": ("test_ops", "test_rotation", "test_laws", "test_reliability_calls"),
-    "shortcut": ("test_rope", "test_tokens", "kernels/test_cpu", "test_reliability_calls"),
+    "shortcut": ("test_shortcut", "test_rope", "test_tokens", "kernels/test_cpu", "test_reliability_calls"),
     "kernels/reference": ("kernels/test_reference", "test_rotation", "test_laws"),
     "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
     "kernels/turn": ("test_rotation", "test_tokens", "test_laws", "test_rerotate"),

@@ -49,6 +49,8 @@ def tokens_turn(
         positions, offset = _positions_from_offset(offset, seq, batch, device), 0
     elif isinstance(offset, bool) or not isinstance(offset, int | torch.SymInt):
         raise RopeError("offset", "must be an integer or an integer tensor with one offset a row", offset)
+    elif isinstance(offset, int) and not -(2**62) < offset < 2**62:
+        raise RopeError("offset", "must lie within 62 bits either way", offset)
     elif positions is not None and offset:
         raise RopeError("offset", "cannot be combined with positions: add it to them", offset)
     if positions is not None:

@@ -148,3 +148,11 @@ def test_a_table_of_the_other_layout_is_refused(layout):
     # a table with one entry a pair has no layout to mistake
     pair_cos, pair_sin = a.cos().float(), a.sin().float()
     assert_close(turn_by(x, pair_cos, pair_sin, layout=layout).norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_the_numpy_form_turns_every_vector_of_a_stack_alike(layout):
+    stack = np.random.default_rng(0).normal(size=(10, 10))  # square, so that rows taken for columns would go unnoticed by shape
+    turned = reference.rotate_vector(stack, 3, layout=layout)
+    for vector, found in zip(stack, turned, strict=True):
+        np.testing.assert_allclose(found, reference.rotate_vector(vector, 3, layout=layout))
