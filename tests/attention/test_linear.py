@@ -6,7 +6,7 @@ from torch.nn.functional import elu, normalize, relu
 
 import ropewalk as rw
 from ropewalk.attention import LinearAttention, linear_attention
-from ropewalk.attention.linear import causal_sums
+from ropewalk.attention.linear_sums import causal_sums
 from ropewalk.errors import RopeError
 
 BATCH, HEADS, SEQ, HEAD_DIM, VALUE_DIM = 2, 3, 37, 10, 4

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
+from hopper import compile_for_hopper, machine_code, registers_and_spills
 
 import ropewalk as rw
 from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn
@@ -53,11 +52,6 @@ class Case:
 @cache
 def compiled(case: Case):
     """The kernel of one call, specialised as Triton's own launch would."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
-    from triton.runtime.jit import create_function_from_signature
-
     from ropewalk.kernels import triton_kernel, triton_launch
     from ropewalk.kernels.triton_sources import source_of
 
@@ -69,22 +63,8 @@ def compiled(case: Case):
         plan = triton_launch.Plan(xs, outs, turn)
     source = plan.source or source_of(turn, xs[0])
     arguments = (*xs, *outs, getattr(turn, "positions", None), *source.tensors, 0, *plan.rest)
-    hopper = GPUTarget("cuda", 90, 32)
-    kernel, backend = triton_kernel.turn_kernel, make_backend(hopper)
-    bound, specialised, options = create_function_from_signature(kernel.signature, kernel.params, backend)(
-        *arguments, **plan.options, debug=False
-    )
-    options, signature, constants, attributes = kernel._pack_args(backend, dict(plan.options), bound, specialised, options)
-    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=hopper, options=options.__dict__)
-
-
-def machine_code(case: Case, tmp_path: Path, *what: str) -> str:
-    import triton
-
-    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(compiled(case).asm["cubin"])
-    return subprocess.run([reader, *what, cubin], capture_output=True, text=True, check=True).stdout
+    kernel = triton_kernel.turn_kernel
+    return compile_for_hopper(kernel, dict(zip(kernel.arg_names, arguments, strict=True)), plan.options)
 
 
 PREFILL = {
@@ -108,9 +88,8 @@ def case(request) -> Case:
 
 
 def test_nothing_spills(case, tmp_path):
-    used = machine_code(case, tmp_path, "--dump-resource-usage")
-    registers, stack, _, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", used).groups())
-    assert (stack, local) == (0, 0)
+    registers, spilled = registers_and_spills(compiled(case), tmp_path)
+    assert spilled == 0
     assert registers <= 96  # 20 warps or more on a multiprocessor
 
 
@@ -142,7 +121,7 @@ def test_the_kernel_waits_before_it_reads_and_lets_the_next_one_start(case):
 
 def test_the_sine_unit_serves_16_bits_alone(case, tmp_path):
     """Its error vanishes in their rounding; float32 gets short polynomials, and rows come with their cos and sin."""
-    found = "MUFU.SIN" in machine_code(case, tmp_path, "-sass")
+    found = "MUFU.SIN" in machine_code(compiled(case), tmp_path, "-sass")
     assert found == (case.dtype.itemsize == 2 and case.angles == "phase")
 
 

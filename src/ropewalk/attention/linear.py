@@ -9,95 +9,17 @@ Both are sums over keys of a feature times a value, so a chunk needs only the st
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ropewalk.attention.linear_sums import CHUNK, FEATURES, FORMS, State, attend, empty_state, features
 from ropewalk.errors import RopeError, choice, integer
+from ropewalk.kernels import linear as kernels
+from ropewalk.kernels.linear import Ask
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
-
-FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": F.relu}
-FORMS = ("numerator", "cosine")
-CHUNK = 64
-
-
-class State(NamedTuple):
-    """What the past leaves behind: constant in size, float32, in the frame of position 0.
-
-    mixed [B, H, F, Dv] sums key feature times value, total [B, H, F'] sums what the denominator needs.
-    """
-
-    mixed: Tensor
-    total: Tensor
-    count: Tensor  # [B] tokens seen: the next position of each row
-
-
-class Features(NamedTuple):
-    """What the sums run over: numerator features (with position) and denominator features (with or without)."""
-
-    q: Tensor
-    k: Tensor
-    q_plain: Tensor
-    k_plain: Tensor
-
-
-def features(
-    q: Tensor, k: Tensor, rope: Rope, positions: Tensor, form: str, phi: Callable[[Tensor], Tensor], scale: Tensor | float
-) -> Features:
-    """The features of both forms in float32 (float64 stays): a weight is q.k, its normaliser q_plain.k_plain."""
-    high = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if form == "numerator":
-        q, k = phi(q.to(high)), phi(k.to(high))
-        return Features(rope.rotate(q, positions), rope.rotate(k, positions, key=True), q, k)
-    q, k = (rope.rotate(F.normalize(x.to(high), dim=-1), positions, key=key) for x, key in ((q, False), (k, True)))
-    one = torch.ones_like(q[..., :1])
-    q, k = torch.cat((one, q * scale), dim=-1), torch.cat((one, k), dim=-1)
-    return Features(q, k, q, k)
-
-
-def causal_sums(q: Tensor, k: Tensor, v: Tensor, state: Tensor, documents: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """sum_{j <= i} (q_i.k_j) v_j for every i, and the state after the last token.
-
-    q, k [B, H, S, F], v [B, H, S, Dv], state [B, H, F, Dv]. Cost O(S chunk (F + Dv) + S F Dv): linear in S.
-    Sums do not cross `documents` [B, S].
-    """
-    seq = q.shape[-2]
-    pad = -seq % chunk
-    q, k, v = (F.pad(t, (0, 0, 0, pad)).unflatten(-2, (-1, chunk)) for t in (q, k, v))  # [B, H, N, C, .]
-    inside = (q @ k.transpose(-1, -2)).tril()
-    if documents is None:
-        states = torch.cat((state.unsqueeze(2), k.transpose(-1, -2) @ v), dim=2).cumsum(dim=2)  # [B, H, N + 1, F, Dv]
-        past, state = q @ states[:, :, :-1], states[:, :, -1]
-    else:
-        # padding carries zeros, so it may count as part of the last document
-        owners = torch.cat((documents, documents[:, -1:].expand(-1, pad)), dim=-1).unflatten(-1, (-1, chunk))  # [B, N, C]
-        inside = inside.masked_fill((owners.unsqueeze(-1) != owners.unsqueeze(-2)).unsqueeze(1), 0.0)
-        past, state = _past_within_documents(q, k, v, state, owners)
-    return (inside @ v + past).flatten(2, 3)[:, :, :seq], state
-
-
-def _past_within_documents(q: Tensor, k: Tensor, v: Tensor, state: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-    """A chunk hears of those before it only while the document it started with goes on."""
-    pasts, carried = [], owners[:, 0, 0]
-    for n in range(owners.shape[1]):
-        started, last = owners[:, n] == carried[:, None], owners[:, n, -1]  # [B, C], [B]
-        pasts.append((q[:, :, n] @ state) * started[:, None, :, None])
-        ending = (owners[:, n] == last[:, None])[:, None, :, None]
-        state = state * (last == carried)[:, None, None, None] + (k[:, :, n] * ending).transpose(-1, -2) @ v[:, :, n]
-        carried = last
-    return torch.stack(pasts, dim=2), state
-
-
-def causal_totals(q: Tensor, k: Tensor, total: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """sum_{j <= i} q_i.k_j [B, H, S, 1] by two short running sums, which round less than one long one; and the last total."""
-    seq = k.shape[-2]
-    inside = F.pad(k, (0, 0, 0, -seq % chunk)).unflatten(-2, (-1, chunk)).cumsum(dim=-2)  # [B, H, N, C, F]
-    ends = torch.cat((total.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(dim=2)  # [B, H, N + 1, F]
-    running = (inside + ends[:, :, :-1, None]).flatten(2, 3)[:, :, :seq]
-    return (q * running).sum(dim=-1, keepdim=True), ends[:, :, -1]
 
 
 def linear_attention(
@@ -116,49 +38,96 @@ def linear_attention(
     state: State | None = None,
     chunk: int = CHUNK,
     eps: float = 1e-6,
+    backend: str | None = None,
 ) -> tuple[Tensor, State]:
     """Attend q, k [B, H, S, D], v [B, H, S, Dv] in time and memory linear in S; also the state to go on from.
 
     positions default to the order of the real tokens behind `state`. padding [B, S] is True for real tokens.
+    backend None takes the Triton kernels where they can, "torch" and "triton" insist.
     """
-    choice("form", form, FORMS)
-    phi = FEATURES[choice("phi", phi, FEATURES)] if isinstance(phi, str) else phi
-    integer("chunk", chunk, low=1)
-    batch, _, seq, _ = q.shape
+    feature = check_linear(q, k, v, rope, form, phi, state, chunk)
     if documents is not None and (state is not None or not causal):
         raise RopeError("documents", "are for causal attention over whole sequences, without a state", list(documents.shape))
-    count = torch.zeros(batch, dtype=torch.int64, device=q.device) if state is None else state.count
+    seq = q.shape[-2]
+    if state is None:
+        state = empty_state(q, v, form)
+    if positions is None:
+        order = torch.arange(seq, device=q.device) if padding is None else (padding.long().cumsum(-1) - 1).clamp(min=0)
+        positions = order + state.count[:, None]
+    reason = why_not_triton(q, v, rope, feature, scale, causal, documents)
+    if backend == "triton" and reason is not None:
+        raise RopeError("backend", f"'triton' cannot take this call: {reason}", backend)
+    seen = state.count + (seq if padding is None else padding.sum(-1))
+    if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
+        ask = Ask(rope.spec, feature or "", positions, padding, eps)
+        trained = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
+        trained = trained if form == "cosine" else None
+        out, mixed, total = _InKernels.apply(q, k, v, state.mixed, state.total, trained, ask)  # type: ignore[misc]  # three
+        return out, State(mixed, total, seen)
+    found = features(q, k, rope, positions, form, FEATURES[phi] if isinstance(phi, str) else phi, scale)
+    out, mixed, total = attend(found, v, padding, state, causal, documents, chunk, eps)
+    return out.to(v.dtype), State(mixed, total, seen)
+
+
+def check_linear(
+    q: Tensor, k: Tensor, v: Tensor, rope: Rope, form: str, phi: str | Callable, state: State | None, chunk: int
+) -> str | None:
+    """Refuse what no backend takes; the name of the features, None where they are the user's own."""
+    choice("form", form, FORMS)
+    if isinstance(phi, str):
+        choice("phi", phi, FEATURES)
+    integer("chunk", chunk, low=1)
+    if q.shape != k.shape or q.shape[:-1] != v.shape[:-1]:
+        rule = "must have q's batch, heads, tokens and (k) head_dim; repeat shared heads first"
+        raise RopeError("k, v", rule, [list(t.shape) for t in (q, k, v)])
     if state is not None and rope.spec.needs_length:
         raise RopeError(
             "state", "holds keys turned for one length; a scaling that follows it needs softmax attention", rope.spec.scaling
         )
-    if positions is None:
-        order = torch.arange(seq, device=q.device) if padding is None else (padding.long().cumsum(-1) - 1).clamp(min=0)
-        positions = order + count[:, None]
-    found = features(q, k, rope, positions, form, phi, scale)
-    k_side, k_plain, value = found.k, found.k_plain, v.to(found.k.dtype)
-    if padding is not None:
-        real = padding[:, None, :, None]
-        k_side, k_plain, value = k_side * real, k_plain * real, value * real
-    heads, width = k_side.shape[1], value.shape[-1]
-    mixed = value.new_zeros(batch, heads, k_side.shape[-1], width) if state is None else state.mixed
-    total = value.new_zeros(batch, heads, k_plain.shape[-1]) if state is None else state.total
-    if causal:
-        top, mixed = causal_sums(found.q, k_side, value, mixed, documents, chunk)
-        if documents is None:
-            bottom, total = causal_totals(found.q_plain, k_plain, total, chunk)
-        else:
-            ones = torch.ones_like(value[..., :1])
-            bottom, last = causal_sums(found.q_plain, k_plain, ones, total.unsqueeze(-1), documents, chunk)
-            total = last.squeeze(-1)
-    else:
-        mixed = mixed + k_side.transpose(-1, -2) @ value
-        total = total + k_plain.sum(dim=-2)
-        top, bottom = found.q @ mixed, found.q_plain @ total.unsqueeze(-1)
-    seen = torch.full_like(count, seq) if padding is None else padding.sum(-1)
-    # a query with no key has nothing to read
-    out = torch.where(bottom.abs() > eps, top / torch.where(bottom.abs() > eps, bottom, 1.0), 0.0)
-    return out.to(v.dtype), State(mixed, total, count + seen)
+    if form == "cosine":
+        return form
+    return phi if isinstance(phi, str) else None
+
+
+def why_not_triton(
+    q: Tensor, v: Tensor, rope: Rope, feature: str | None, scale: Tensor | float, causal: bool, documents: Tensor | None
+) -> str | None:
+    """The reason why the Triton kernels cannot take this call, or None."""
+    if not causal:
+        return "a bidirectional pass is two matrix products, which torch has"
+    if documents is not None:
+        return "their sums run through the whole row; packed documents go through torch"
+    if torch.compiler.is_compiling():
+        return "torch.compile makes its own kernels of the definition"
+    return kernels.why_not(q, v, rope.spec, feature, scale)
+
+
+class _InKernels(torch.autograd.Function):
+    """Forward by the Triton kernels; backward by the definition, computed once more: still linear in the length."""
+
+    @staticmethod
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, total: Tensor, scale: Tensor | None, ask: Ask
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.ask = ask
+        ctx.save_for_backward(q, k, v, mixed, total, scale)
+        return kernels.run(q, k, v, mixed, total, scale, ask)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ask: Ask = ctx.ask
+        wanted: tuple[bool, ...] = ctx.needs_input_grad[:6]
+        inputs: Any = [
+            t if t is None else t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, wanted, strict=True)
+        ]
+        q, k, v, mixed, total, scale = inputs
+        form, phi = ("cosine", "elu") if ask.feature == "cosine" else ("numerator", ask.feature)
+        with torch.enable_grad():
+            found = features(q, k, Rope(ask.spec), ask.positions, form, FEATURES[phi], 1.0 if scale is None else scale)
+            out, *state = attend(found, v, ask.real, State(mixed, total, ask.positions), causal=True, eps=ask.eps)
+        trained = [t for t in inputs if t is not None and t.requires_grad]
+        got = iter(torch.autograd.grad((out.to(v.dtype), *state), trained, grads, allow_unused=True))
+        return *(next(got) if need else None for need in wanted), None
 
 
 class LinearAttention(nn.Module):

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ropewalk.attention.linear import CHUNK, FEATURES, State, features, linear_attention
+from ropewalk.attention.linear import check_linear
+from ropewalk.attention.linear_sums import CHUNK, FEATURES, State, attend, features
 from ropewalk.attention.sharding import Ring, gather
-from ropewalk.errors import choice
 from ropewalk.rope import Rope
 
 
@@ -36,11 +36,10 @@ def ring_linear_attention(
     rank's tokens (after all tokens where not causal); the last rank's goes on with the sequence.
     """
     ring = Ring(group)
+    check_linear(q, k, v, rope, form, phi, None, chunk)
     if positions is None:
         positions = torch.arange(q.shape[-2], device=q.device) + ring.rank * q.shape[-2]
-    choice("form", form, ("numerator", "cosine"))
-    phi = FEATURES[choice("phi", phi, FEATURES)] if isinstance(phi, str) else phi
-    found = features(q, k, rope, positions, form, phi, scale)
+    found = features(q, k, rope, positions, form, FEATURES[phi] if isinstance(phi, str) else phi, scale)
     k_side, k_plain = found.k, found.k_plain
     if padding is not None:
         real = padding[:, None, :, None]
@@ -49,23 +48,10 @@ def ring_linear_attention(
     sums = torch.cat((mixed.flatten(1), total.flatten(1)), dim=1)
     mixed_sums, total_sums = _FromOthers.apply(sums, ring, causal).split((mixed[0].numel(), total[0].numel()), dim=1)  # type: ignore[union-attr]
     seen = torch.full((q.shape[0],), q.shape[-2], device=q.device) if padding is None else padding.sum(dim=-1)
-    count = gather(seen, group)[_heard(ring, causal)].sum(dim=0)
-    state = State(mixed_sums.view_as(mixed), total_sums.view_as(total), count)
-    return linear_attention(
-        q,
-        k,
-        v,
-        rope,
-        positions,
-        form=form,
-        phi=phi,
-        scale=scale,
-        causal=causal,
-        padding=padding,
-        state=state,
-        chunk=chunk,
-        eps=eps,
-    )
+    before = gather(seen, group)[_heard(ring, causal)].sum(dim=0)
+    state = State(mixed_sums.view_as(mixed), total_sums.view_as(total), before)
+    out, mixed, total = attend(found, v, padding, state, causal, chunk=chunk, eps=eps)
+    return out.to(v.dtype), State(mixed, total, before + seen)
 
 
 def _heard(ring: Ring, causal: bool) -> list[int]:

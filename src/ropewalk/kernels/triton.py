@@ -30,12 +30,17 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def why_no_triton(x: Tensor) -> str | None:
+    """The reason why no Triton kernel can take a tensor of this device here, or None."""
+    if not x.is_cuda and not (x.is_cpu and interpreting()):
+        return f"it takes CUDA tensors, this one is on {x.device}"
+    return None if _installed() else "triton is not installed; pip install triton"
+
+
 def why_not(x: Tensor, turn: AnyTurn) -> str | None:
     """The reason why this tensor cannot be turned here, or None."""
-    if x.is_cpu and not interpreting():
-        return "it takes CUDA tensors, this one is on cpu"
-    if not x.is_cuda and not x.is_cpu:
-        return f"it takes CUDA tensors, this one is on {x.device}"
+    if (reason := why_no_triton(x)) is not None:
+        return reason
     if x.dtype not in DTYPES:
         return f"it computes in float32, so it takes bfloat16, float16 and float32, not {x.dtype}"
     if x.ndim > 4:
@@ -44,8 +49,6 @@ def why_not(x: Tensor, turn: AnyTurn) -> str | None:
         return f"a head of at most {MOST_DIMS} dimensions fits in one program, this one has {x.shape[-1]}"
     if isinstance(turn, TableTurn) and turn.cos.ndim == 4 and turn.cos.shape[1] > 1:
         return "its tables are shared by all heads, these differ from head to head"
-    if not _installed():
-        return "triton is not installed; pip install triton"
     return None
 
 

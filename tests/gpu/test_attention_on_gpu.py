@@ -1,0 +1,61 @@
+"""Attention on a CUDA device against the float64 definition: fused softmax, FlexAttention, and linear attention's kernels."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.attention import Attention, KVCache
+
+sys.path.append(str(Path(__file__).parents[1] / "attention"))
+from definition import attention_by_definition
+
+pytestmark = pytest.mark.gpu
+BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM, MODEL_DIM = 2, 37, 4, 2, 16, 24
+
+
+def rules(kind):
+    if kind == "window":
+        return {"window": 5}, {}
+    if kind == "padding":
+        return {}, {"padding": torch.arange(SEQ).expand(BATCH, SEQ) >= torch.tensor([[3], [0]])}
+    if kind == "documents":
+        return {}, {"documents": (torch.arange(SEQ) // torch.tensor([[11], [8]])).contiguous()}
+    return {"causal": kind == "causal"}, {}
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+@pytest.mark.parametrize("kind", ["causal", "window", "padding", "documents", "bidirectional"])
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_every_backend_equals_the_definition_with_gradients(encoding, kind, backend):
+    if backend == "flex" and encoding == "alibi":
+        pytest.skip("a bias goes through torch's fused kernel")
+    options, call = rules(kind)
+    exact = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding=encoding, **{"causal": True} | options).double()
+    layer = copy.deepcopy(exact).float().cuda()
+    layer.backend = backend
+    x = torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64, requires_grad=True)
+    positions = torch.arange(SEQ).expand(BATCH, SEQ)
+    expected, _ = attention_by_definition(exact, x, positions, **call)
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), x)
+    near = x.detach().float().cuda().requires_grad_()
+    got = layer(near, positions.cuda(), **{name: t.cuda() for name, t in call.items()}).out
+    (got_grad,) = torch.autograd.grad(got.square().sum(), near)
+    torch.testing.assert_close(got.cpu().double(), expected, atol=3e-5, rtol=1e-3)
+    torch.testing.assert_close(got_grad.cpu().double(), expected_grad, atol=3e-4, rtol=1e-3)
+
+
+def test_a_window_takes_flex_attention_by_itself():
+    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, window=5).cuda()
+    assert layer.backend_for(torch.zeros(1, SEQ, MODEL_DIM, device="cuda"))[0] == "flex"
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_decoding_token_by_token_equals_the_whole_pass(window):
+    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, window=window).cuda()
+    x = torch.randn(BATCH, SEQ, MODEL_DIM, device="cuda")
+    whole, cache = layer(x).out, KVCache()
+    pieces = [layer(piece, cache=cache).out for piece in x.split([20, 1, 1, 15], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=3e-5, rtol=1e-3)

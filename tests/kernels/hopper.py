@@ -1,0 +1,41 @@
+"""Compile a Triton kernel for sm_90 without a GPU, specialised as Triton's own launch would, and read its machine code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The kernel compiled for one call's arguments, by name."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    hopper = GPUTarget("cuda", 90, 32)
+    backend = make_backend(hopper)
+    bound, specialised, found = create_function_from_signature(kernel.signature, kernel.params, backend)(
+        **arguments, **options, debug=False
+    )
+    found, signature, constants, attributes = kernel._pack_args(backend, dict(options), bound, specialised, found)
+    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=hopper, options=found.__dict__)
+
+
+def machine_code(built: Any, folder: Path, *what: str) -> str:
+    """What cuobjdump says of a compiled kernel."""
+    import triton
+
+    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(built.asm["cubin"])
+    return subprocess.run([reader, *what, cubin], capture_output=True, text=True, check=True).stdout
+
+
+def registers_and_spills(built: Any, folder: Path) -> tuple[int, int]:
+    """(registers of a thread, bytes of them that live in memory)."""
+    used = machine_code(built, folder, "--dump-resource-usage")
+    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", used).groups())
+    return registers, stack + local

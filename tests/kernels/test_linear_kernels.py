@@ -1,0 +1,68 @@
+"""The linear-attention kernels without a GPU: their laws under Triton's interpreter, and their machine code for sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hopper import compile_for_hopper, registers_and_spills
+
+import ropewalk as rw
+from ropewalk.attention import linear_attention
+from ropewalk.errors import RopeError
+from ropewalk.kernels import linear as kernels
+
+TESTS = Path(__file__).parents[1]
+triton = pytest.importorskip("triton", reason="triton has no build for this platform")
+
+
+def test_every_law_holds_under_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "interpreted_linear.py"]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=TESTS / "kernels", capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    q = torch.randn(1, 3, 5, 10)
+    with pytest.raises(RopeError, match="CUDA tensors"):
+        linear_attention(q, q, q, rw.Rope(rw.RopeSpec(10)), backend="triton")
+    assert linear_attention(q, q, q, rw.Rope(rw.RopeSpec(10)))[0].shape == q.shape
+
+
+@pytest.mark.parametrize("feature", kernels.FEATURES)
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float16, 64)], ids=str)
+def test_hardly_anything_spills_on_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
+    """Every kernel, with the arguments one real call gives it."""
+    built = {}
+
+    class Compiled:
+        def __init__(self, function):
+            self.function = function
+
+        def __getitem__(self, grid):
+            return self
+
+        def __call__(self, *arguments, num_warps, num_stages, **constants):
+            by_name = dict(zip(self.function.arg_names, arguments, strict=False)) | constants
+            if dtype == torch.bfloat16:
+                by_name["OPERAND"] = triton.language.bfloat16
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            built[self.function.fn.__name__] = compile_for_hopper(self.function, by_name, options)
+
+    monkeypatch.setattr(kernels, "_kernel", Compiled)
+    monkeypatch.setattr(kernels, "has_sine_unit", lambda x: True)
+    rows = head_dim + (feature == "cosine")
+    x = torch.empty(1, 16, 256, head_dim, dtype=dtype)
+    ask = kernels.Ask(rw.RopeSpec(head_dim), feature, torch.arange(256)[None], None, 1e-6)
+    scale = torch.ones(()) if feature == "cosine" else None
+    kernels.run(x, x, x, torch.zeros(1, 16, rows, head_dim), torch.zeros(1, 16, rows), scale, ask)
+    assert list(built) == ["segment_sums", "segment_out"]
+    assert all(registers_and_spills(kernel, tmp_path)[1] <= 64 for kernel in built.values())  # a few words outside the loop
+    assert all(kernel.metadata.shared <= 232_448 for kernel in built.values())  # what one multiprocessor of a Hopper has
