@@ -21,7 +21,7 @@ FLOORS = {
     "spec": 1, "table": 1, "layout": 1,
     "kernels": 2, "tokens": 2, "ops": 2, "rotation": 2, "rope": 2, "shortcut": 2,
     "encodings": 3, "attention": 3,
-    "interop": 4, "analysis": 4, "models": 4,
+    "interop": 4, "analysis": 4, "models": 4, "compat": 4,
     "plots": 5, "lab": 5,
     "cli": 6, "bench": 6, "commands": 6, "selfcheck": 6, "explorer": 6,
 }  # fmt: skip

@@ -65,15 +65,18 @@ def test_equals_the_quadratic_definition_with_gradients(rope, form, phi, causal,
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("form", ["numerator", "cosine"])
-def test_packed_documents_and_padding_equal_the_definition(rope, form):
+def test_packed_documents_and_padding_equal_the_definition(rope, form, causal):
     q, k, v = draw()
     documents = torch.tensor([[0] * 3 + [1] * 20 + [2] * 1 + [3] * 13, [7] * 37])
-    got, _ = linear_attention(q, k, v, rope, form=form, documents=documents, chunk=8)
-    torch.testing.assert_close(got, by_definition(q, k, v, form=form, documents=documents), atol=1e-12, rtol=1e-9)
+    how = {"form": form, "causal": causal}
+    got, _ = linear_attention(q, k, v, rope, documents=documents, chunk=8, **how)
+    torch.testing.assert_close(got, by_definition(q, k, v, documents=documents, **how), atol=1e-12, rtol=1e-9)
     padding = torch.rand(BATCH, SEQ) > 0.3
-    got, _ = linear_attention(q, k, v, rope, form=form, positions=torch.arange(SEQ), padding=padding, chunk=8)
-    torch.testing.assert_close(got, by_definition(q, k, v, form=form, padding=padding), atol=1e-12, rtol=1e-9)
+    for packed in (None, documents):
+        got, _ = linear_attention(q, k, v, rope, torch.arange(SEQ), padding=padding, documents=packed, chunk=8, **how)
+        torch.testing.assert_close(got, by_definition(q, k, v, padding=padding, documents=packed, **how), atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])
@@ -141,8 +144,11 @@ def test_refusals(rope):
     q, k, v = draw()
     with pytest.raises(RopeError, match="numerator, cosine"):
         linear_attention(q, k, v, rope, form="cos")
+    _, state = linear_attention(q, k, v, rope)
     with pytest.raises(RopeError, match="documents"):
-        linear_attention(q, k, v, rope, causal=False, documents=torch.zeros(BATCH, SEQ, dtype=torch.int64))
+        linear_attention(q, k, v, rope, state=state, documents=torch.zeros(BATCH, SEQ, dtype=torch.int64))
+    with pytest.raises(RopeError, match="repeat shared heads"):
+        linear_attention(q, k[:, :1], v[:, :1], rope)
 
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])

@@ -46,8 +46,8 @@ def linear_attention(
     backend None takes the Triton kernels where they can, "torch" and "triton" insist.
     """
     feature = check_linear(q, k, v, rope, form, phi, state, chunk)
-    if documents is not None and (state is not None or not causal):
-        raise RopeError("documents", "are for causal attention over whole sequences, without a state", list(documents.shape))
+    if documents is not None and state is not None:
+        raise RopeError("documents", "are packed into whole sequences; a state goes on with one", list(documents.shape))
     seq = q.shape[-2]
     if state is None:
         state = empty_state(q, v, form)

@@ -113,6 +113,17 @@ def empty_state(q: Tensor, v: Tensor, form: str) -> State:
     return State(q.new_zeros(*sizes, v.shape[-1], dtype=high), q.new_zeros(sizes, dtype=high), count)
 
 
+def _within_documents(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, documents: Tensor, causal: bool, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Sums over each query's own document; over both directions they are those of either, less the query's own key."""
+    behind, last = causal_sums(q, k, v, state, documents, chunk)
+    if causal:
+        return behind, last
+    ahead, _ = causal_sums(q.flip(-2), k.flip(-2), v.flip(-2), state, documents.flip(-1), chunk)
+    return behind + ahead.flip(-2) - (q * k).sum(dim=-1, keepdim=True) * v, last
+
+
 def attend(
     found: Features,
     v: Tensor,
@@ -129,18 +140,18 @@ def attend(
         real = padding[:, None, :, None]
         k_side, k_plain, value = k_side * real, k_plain * real, value * real
     mixed, total = state.mixed, state.total
-    if not causal:
-        mixed = mixed + k_side.transpose(-1, -2) @ value
-        total = total + k_plain.sum(dim=-2)
-        top, bottom = found.q @ mixed, found.q_plain @ total.unsqueeze(-1)
-    elif documents is None:
+    if documents is not None:
+        ones = torch.ones_like(value[..., :1])
+        top, mixed = _within_documents(found.q, k_side, value, mixed, documents, causal, chunk)
+        bottom, last = _within_documents(found.q_plain, k_plain, ones, total.unsqueeze(-1), documents, causal, chunk)
+        total = last.squeeze(-1)
+    elif causal:
         top, mixed = causal_sums(found.q, k_side, value, mixed, None, chunk)
         bottom, total = causal_totals(found.q_plain, k_plain, total, chunk)
     else:
-        top, mixed = causal_sums(found.q, k_side, value, mixed, documents, chunk)
-        ones = torch.ones_like(value[..., :1])
-        bottom, last = causal_sums(found.q_plain, k_plain, ones, total.unsqueeze(-1), documents, chunk)
-        total = last.squeeze(-1)
+        mixed = mixed + k_side.transpose(-1, -2) @ value
+        total = total + k_plain.sum(dim=-2)
+        top, bottom = found.q @ mixed, found.q_plain @ total.unsqueeze(-1)
     # a query with no key has nothing to read
     some = bottom.abs() > eps
     return torch.where(some, top / torch.where(some, bottom, 1.0), 0.0), mixed, total

@@ -1,0 +1,258 @@
+"""What a RoFormer can be beyond transformers: v2, other encodings, linear attention, packing, heads on one encoder."""
+
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+from roformer_cases import VOCABULARY, theirs, words
+from torch.nn import functional as F
+
+import ropewalk as rw
+from door import assert_refused
+from ropewalk.encodings import ENCODINGS
+from ropewalk.errors import RopeError
+from ropewalk.models import HEADS, RoFormer, RoFormerConfig
+from ropewalk.models.roformer_keys import load_weights, to_theirs
+
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 30, "num_layers": 2, "num_heads": 3, "intermediate_size": 22, "length": 16,
+    "dropout": 0.0, "attention_dropout": 0.0,
+}  # fmt: skip
+LINEAR = [name for name, kind in ENCODINGS.items() if kind.linear]
+
+
+def make(spread=0.4, **options):
+    """A RoFormer in float64 with every weight drawn anew; causal where its encoding must be."""
+    encoding = options.get("encoding", "rope")
+    causal = isinstance(encoding, str) and ENCODINGS[encoding].causal_only
+    model = RoFormer(RoFormerConfig(**(SIZES | {"causal": causal} | options))).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=spread)
+    return model
+
+
+def assert_same(got, expected):
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-8)
+
+
+def turned(x, head_dim):
+    """Every neighbouring pair of x [S, heads * head_dim] times e^{i position / 10000^(2j/head_dim)}."""
+    pairs = torch.view_as_complex(x.reshape(len(x), -1, head_dim // 2, 2))
+    angles = torch.arange(len(x)).double()[:, None] * 10_000.0 ** (-torch.arange(head_dim // 2).double() * 2 / head_dim)
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)[:, None]).reshape(x.shape)
+
+
+def second_version_by_definition(weights, tokens, heads=3):
+    """RoFormer v2 on one row of tokens: norms without weights, layers without biases, the word table as head."""
+    norm = lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+    words = weights["roformer.embeddings.word_embeddings.weight"]
+    x = norm(words[tokens] + weights["roformer.embeddings.token_type_embeddings.weight"][0])
+    size = x.shape[-1] // heads
+    for n in range(2):
+        layer = lambda name, x, n=n: x @ weights[f"roformer.encoder.layer.{n}.{name}.weight"].T
+        q, k = (turned(layer(f"attention.self.{name}", x), size) for name in ("query", "key"))
+        q, k, v = (t.reshape(len(x), heads, size).transpose(0, 1) for t in (q, k, layer("attention.self.value", x)))
+        mixed = (q @ k.transpose(1, 2) / math.sqrt(size)).softmax(-1) @ v
+        x = norm(x + layer("attention.output.dense", mixed.transpose(0, 1).reshape(len(x), -1)))
+        x = norm(x + layer("output.dense", F.gelu(layer("intermediate.dense", x))))
+    return x @ words.T
+
+
+def test_the_second_version_equals_its_definition():
+    model = make(head="masked_lm", norm="rms_norm", bias=False)
+    assert not [key for key in model.state_dict() if "norm" in key or "bias" in key]
+    tokens = words((1, 7))[0]
+    weights = {to_theirs(key, model.config): value for key, value in model.state_dict().items()}
+    assert_same(model(tokens)[0], second_version_by_definition(weights, tokens[0]))
+    read = RoFormerConfig.from_hf(model.config.to_hf() | {"norm_type": "v2_norm"})
+    assert (read.norm, read.bias) == ("rms_norm", False)
+
+
+def test_the_second_version_starts_narrower_with_depth():
+    model = RoFormer(RoFormerConfig(vocab_size=400, hidden_size=96, num_layers=4, num_heads=2, norm="rms_norm", bias=False))
+    expected = 96**-0.5 * 4**-0.5
+    assert abs(model.embeddings.words.weight[1:].std().item() / expected - 1) < 0.03
+    assert model.embeddings.words.weight.abs().max() <= 2 * 1.13684723 * expected
+
+
+@pytest.mark.parametrize(("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR])
+def test_order_matters_to_every_encoding_but_none(attention, name):
+    model, (tokens, types) = make(encoding=name, attention=attention), words((1, 7))
+    order = torch.tensor([0, 5, 2, 3, 4, 1, 6])
+    plain, swapped = model(tokens, types=types), model(tokens[:, order], types=types[:, order])
+    difference = (plain[:, -1] - swapped[:, -1]).abs().max().item()  # the last token stays and sees all others
+    assert difference < 1e-10 if name == "none" else difference > 1e-6
+
+
+@pytest.mark.parametrize(("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR])
+def test_padding_changes_no_real_token(attention, name):
+    model, (tokens, types) = make(encoding=name, attention=attention), words((1, 5))
+    alone = model(tokens, types=types)
+    for left in (0, 2):
+        pad = lambda x, left=left: F.pad(x, (left, 2 - left), value=1)
+        real = F.pad(torch.ones_like(tokens), (left, 2 - left)).bool()
+        assert_same(model(pad(tokens), types=pad(types), padding=real)[:, left : left + 5], alone)
+
+
+@pytest.mark.parametrize(("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR])
+def test_packed_documents_equal_rows_of_their_own(attention, name):
+    model, first, second = make(encoding=name, attention=attention), words((1, 3))[0], words((1, 4))[0]
+    documents = torch.tensor([[0] * 3 + [1] * 4])
+    packed = model(torch.cat((first, second), dim=1), documents=documents)
+    assert_same(packed, torch.cat((model(first), model(second)), dim=1))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("name", [n for n in LINEAR if not n.endswith("d")] + ["learned"])
+def test_token_after_token_from_caches_equals_the_whole(attention, name):
+    model, tokens = make(encoding=name, attention=attention, causal=True, head="causal_lm"), words((2, 7))[0]
+    caches = model.caches()
+    pieces = [model(tokens[:, :3], caches=caches)] + [model(tokens[:, i : i + 1], caches=caches) for i in range(3, 7)]
+    assert_same(torch.cat(pieces, dim=1), model(tokens))
+
+
+def test_linear_attention_generates_what_the_whole_pass_would():
+    model, tokens = make(attention="linear", causal=True, head="causal_lm"), words((2, 4))[0]
+    got = model.generate(tokens, 6)
+    for i in range(4, 10):
+        assert got[:, i].tolist() == model(got[:, :i])[:, -1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_gradients_do_not_notice_checkpointing(attention):
+    model, tokens = make(attention=attention, head="masked_lm").train(), words((2, 7))[0]
+    gradients = []
+    for checkpointing in (False, True):
+        model.gradient_checkpointing = checkpointing
+        gradients.append(torch.autograd.grad(model(tokens).square().sum(), list(model.parameters())))
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain, atol=1e-9, rtol=1e-9)
+
+
+def test_checkpointing_keeps_less():
+    model, tokens, kept = make(head="masked_lm").train(), words((2, 7))[0], {}
+    for checkpointing in (False, True):
+        model.gradient_checkpointing, sizes = checkpointing, []
+        keep = lambda x, sizes=sizes: sizes.append(x.numel()) or x
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            model(tokens)
+        kept[checkpointing] = sum(sizes)
+    assert kept[True] < kept[False] / 2
+
+
+def test_a_spec_of_ones_own_takes_the_place_of_the_name():
+    spec = rw.RopeSpec(head_dim=10, theta=500.0, layout="interleaved")
+    tokens = words((1, 7))[0]
+    named, given = make(), make(encoding=spec.with_(theta=10_000.0))
+    given.load_state_dict(named.state_dict())
+    assert_same(given(tokens), named(tokens))
+    assert (make(encoding=spec)(tokens) - named(tokens)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_another_head_stands_on_the_same_encoder(name):
+    model = make(head="masked_lm")
+    other = model.with_head(name, num_labels=4)
+    tokens = words((2, 7), name)[0]
+    assert other(tokens).shape == {
+        "none": (2, 7, 30), "masked_lm": (2, 7, VOCABULARY), "causal_lm": (2, 7, VOCABULARY), "classification": (2, 4),
+        "token_classification": (2, 7, 4), "multiple_choice": (2, 3), "question_answering": (2, 7, 2), "similarity": (2, 30),
+    }[name]  # fmt: skip
+    assert all(a is b for a, b in zip(other.layers.parameters(), model.layers.parameters(), strict=True))
+    assert other.head is not model.head
+
+
+def test_similarity_is_the_direction_of_the_pooled_first_token():
+    peer = theirs("Bert", "bare")
+    config = RoFormerConfig.from_hf(peer.config.to_dict()).with_(head="similarity")
+    model = RoFormer(config).eval()
+    load_weights(model, peer.state_dict(), "bert")
+    tokens, types = words((4, 7))
+    with torch.no_grad():
+        pooled = peer(tokens, token_type_ids=types).pooler_output
+        vectors = model(tokens, types=types)
+    torch.testing.assert_close(vectors @ vectors.T, F.cosine_similarity(pooled[:, None], pooled[None], dim=-1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"encoding": "alibi"}, {"attention": "linear", "head": "masked_lm"}, {"head": "similarity", "activation": "relu"},
+     {"encoding": rw.RopeSpec(head_dim=10, theta=500.0, layout="interleaved"), "head": "classification", "num_labels": 7},
+     {"head": "multiple_choice", "summary": "mean", "pad_token": None}, {"causal": True, "head": "causal_lm", "bias": False}],
+    ids=str,
+)  # fmt: skip
+def test_configs_go_there_and_back(changes):
+    config = RoFormerConfig(**(SIZES | changes))
+    assert RoFormerConfig.from_hf(config.to_hf()) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_heads": 4}, "num_heads"),
+        ({"encoding": "rop"}, "encoding"),
+        ({"encoding": "fire"}, "encoding"),
+        ({"encoding": "alibi", "attention": "linear"}, "encoding"),
+        ({"encoding": "learned", "rotary_value": True}, "rotary_value"),
+        ({"head": "masked"}, "head"),
+        ({"dropout": 1.5}, "dropout"),
+        ({"vocab_size": 2**40}, "vocab_size"),
+        ({"hidden_size": 30.0}, "hidden_size"),
+        ({"pad_token": 37}, "pad_token"),
+        ({"activation": "gelo"}, "activation"),
+        ({"norm": "rms_norm", "head": "masked_lm", "embedding_size": 14}, "embedding_size"),
+    ],
+)
+def test_bad_configs_are_refused_by_name(changes, field):
+    assert_refused(field, lambda: RoFormerConfig(**(SIZES | changes)))
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"model_type": "llama"}, "model_type"),
+        ({"add_cross_attention": True}, "add_cross_attention"),
+        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"architectures": "RoFormerModel"}, "architectures"),
+        ({"ropewalk": {"vocab_size": 3}}, "ropewalk"),
+        ({"hidden_size": "768"}, "hidden_size"),
+        ({"is_decoder": 1}, "causal"),
+    ],
+)
+def test_bad_hugging_face_configs_are_refused_by_name(config, field):
+    assert_refused(field, lambda: RoFormerConfig.from_hf(config))
+
+
+def test_bad_calls_are_refused_by_name():
+    model, (tokens, types) = make(head="classification"), words((2, 7))
+    bad = {
+        "tokens": lambda: model(tokens.float()),
+        "types": lambda: model(tokens, types=types[:, :3]),
+        "padding": lambda: model(tokens, padding=types[:, :3].bool()),
+        "documents": lambda: model(tokens, documents=types),
+        "caches": lambda: model(tokens, caches=[]),
+        "causal": model.caches,
+        "head": lambda: model.generate(tokens, 3),
+    }
+    for field, call in bad.items():
+        assert_refused(field, call)
+
+
+def test_wrong_weights_are_named():
+    peer = theirs("RoFormer", "bare")
+    model, weights = RoFormer(RoFormerConfig.from_hf(peer.config.to_dict())), peer.state_dict()
+    one = "encoder.layer.1.output.dense.bias"
+    with pytest.raises(RopeError, match=r"lack layers.1.down.bias"):
+        load_weights(model, {key: value for key, value in weights.items() if key != one})
+    with pytest.raises(RopeError, match=r"no place for encoder.layer.1.wing.bias"):
+        load_weights(model, weights | {"encoder.layer.1.wing.bias": weights[one]})
+    with pytest.raises(RopeError, match=r"layers.1.down.bias must be \[30\]"):
+        load_weights(model, weights | {one: weights[one][:4]})
+
+
+def test_every_field_of_the_config_is_read_somewhere():
+    """A field that changes nothing would be a promise unkept: each is a key of a config or one of our own."""
+    from ropewalk.models.roformer_config import HF_KEYS, OWN_KEYS
+
+    assert {field.name for field in fields(RoFormerConfig)} == {*HF_KEYS, *OWN_KEYS}
