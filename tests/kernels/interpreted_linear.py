@@ -82,7 +82,7 @@ def test_the_state_goes_on_where_the_other_backend_stopped(form, phi):
 
 def test_many_segments_share_one_row(monkeypatch):
     """Programs go through several chunks each, and start from what the segments before them left."""
-    monkeypatch.setattr(kernels, "CHUNK", 16)
+    monkeypatch.setattr(kernels, "NARROW", (16, 2))
     monkeypatch.setattr(kernels, "PROGRAMS", 2 * B * H)
     q, k, v = draw()
     rope = rw.Rope(rw.RopeSpec(D))

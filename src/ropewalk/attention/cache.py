@@ -42,6 +42,8 @@ class KVCache:
         if self.sinks and (kind != "sliding" or self.sinks >= (capacity or 0)):
             raise RopeError("sinks", "belong to a sliding cache and must be fewer than its capacity", sinks)
         self.rotated = rotated
+        #: whether any token may be padding; if none is, nobody needs a mask
+        self.padded = False
         self.size = 0
         self._kept: Seen | None = None
 
@@ -77,6 +79,7 @@ class KVCache:
         """
         batch, _, new, _ = k.shape
         positions = positions.expand(*positions.shape[:-2], batch, new)
+        self.padded = self.padded or valid is not None
         valid = torch.ones(batch, new, dtype=torch.bool, device=k.device) if valid is None else valid
         if self.kind == "static" and self.size + new > self.capacity:  # type: ignore[operator]  # given for static
             raise RopeError(

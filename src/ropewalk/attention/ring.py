@@ -127,9 +127,7 @@ def ring_forward(
     encoding = layer.encoding
     length = _whole_length(encoding, positions, group)
     x = encoding.embed(x, positions)
-    q = layer.q_norm(layer._heads(layer.q_proj(x), layer.num_heads))
-    k = layer.k_norm(layer._heads(layer.k_proj(x), layer.num_kv_heads))
-    v = layer._heads(layer.v_proj(x), layer.num_kv_heads)
+    q, k, v = layer.project(x)
     out = ring_attention(
         encoding.turn(q, positions, key=False, length=length), encoding.turn(k, positions, key=True, length=length), v,
         q_positions=positions, encoding=encoding, causal=layer.causal, window=layer.window, documents=documents,

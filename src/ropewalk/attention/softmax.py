@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,8 @@ class Attention(nn.Module):
     """Softmax attention whose positions come from one `encoding`: a name from ENCODINGS, a RopeSpec or an Encoding.
 
     num_kv_heads < num_heads shares keys and values between heads (GQA; 1 is MQA). `scale` defaults to
-    1/sqrt(head_dim), times what the spec puts on the softmax. `window` limits how far a query looks.
+    1/sqrt(head_dim), times what the spec puts on the softmax. `window` limits how far a query looks. `o_bias` is the
+    output projection's own `bias`, where it differs; `norm_eps` belongs to `qk_norm`.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Attention(nn.Module):
         window: int | None = None,
         dropout: float = 0.0,
         bias: bool = False,
+        o_bias: bool | None = None,
         qk_norm: bool = False,
+        norm_eps: float = 1e-6,
         scale: float | None = None,
         length: int = 2048,
         backend: str | None = None,
@@ -76,9 +79,9 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(model_dim, self.num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=bias)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=bias if o_bias is None else o_bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
         self.scale = self._default_scale() if scale is None else number("scale", scale, above=0)
 
     def forward(
@@ -103,9 +106,7 @@ class Attention(nn.Module):
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         x = self.encoding.embed(x, positions)
-        q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
-        k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
-        v = self._heads(self.v_proj(x), self.num_kv_heads)
+        q, k, v = self.project(x)
         q, k, v, k_positions, key_padding = self._placed(q, k, v, positions, padding, cache)
         visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
         call = Call(
@@ -122,6 +123,12 @@ class Attention(nn.Module):
             out = out.masked_fill(~padding[:, None, :, None], 0.0)
         out = self.o_proj(out.transpose(1, 2).flatten(-2))
         return Attended(out, weights if return_weights else None)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v [B, heads, S, head_dim] of x, normed but not turned."""
+        q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
+        k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
+        return q, k, self._heads(self.v_proj(x), self.num_kv_heads)
 
     def backend_for(
         self,
@@ -149,12 +156,12 @@ class Attention(nn.Module):
         positions: Tensor | None,
         padding: Tensor | None,
         documents: Tensor | None,
-        cache: KVCache | None,
+        cache: Any,
         batch: int,
         seq: int,
         device: torch.device,
     ) -> Tensor:
-        """The positions of x's tokens, [B, S] unless given otherwise."""
+        """The positions of x's tokens, [B, S] unless given otherwise; `cache` is whatever has `next_positions`, or None."""
         if documents is not None and cache is not None:
             raise RopeError("documents", "cannot be packed into a cache: give each its own row", list(documents.shape))
         if documents is not None and documents.shape != (batch, seq):
@@ -173,17 +180,24 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, padding: Tensor | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """q, k turned and v, with everything the cache holds: (q, k, v, key positions, key padding)."""
-        turn, length = self.encoding.turn, None
         if cache is None:
-            return turn(q, positions, key=False), turn(k, positions, key=True), v, positions, padding
+            return *self._turned(q, k, positions), v, positions, padding
         rotated = cache.keeps_rotated(self.encoding)
-        seen = cache.append(turn(k, positions, key=True) if rotated else k, v, positions, padding)
+        if rotated:
+            q, k = self._turned(q, k, positions)
+        seen = cache.append(k, v, positions, padding)
+        k = seen.k
         if not rotated:
             length = cache.next_positions
-            k = turn(seen.k, seen.positions, key=True, length=length)
-        else:
-            k = seen.k
-        return turn(q, positions, key=False, length=length), k, seen.v, seen.positions, seen.valid
+            q = self.encoding.turn(q, positions, key=False, length=length)
+            k = self.encoding.turn(k, seen.positions, key=True, length=length)
+        # a mask of ones would keep the fused kernel from its fastest form
+        return q, k, seen.v, seen.positions, seen.valid if cache.padded else None
+
+    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(self.encoding, Rotary) and type(self.encoding).turn is Rotary.turn:
+            return self.encoding.rope(q, k, positions)  # one launch for both
+        return self.encoding.turn(q, positions, key=False), self.encoding.turn(k, positions, key=True)
 
     def _default_scale(self) -> float:
         factor = self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0

@@ -17,10 +17,10 @@ from ropewalk.table import magnitude_on, tables
 
 #: a wider state does not fit in one program's registers; bfloat16 leaves room for twice as much
 MOST_DIMS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
-#: tokens that are multiplied with one another at once
-CHUNK = 64
-#: enough programs to fill a large GPU several times over
-PROGRAMS = 1024
+#: four programs for each multiprocessor of an H200
+PROGRAMS = 528
+#: (tokens that are multiplied with one another at once, stages of the pipeline) by a sweep on that GPU: narrow and wide heads
+NARROW, WIDE = (64, 2), (32, 1)
 #: features the kernels compute themselves; "cosine" is the normalised form
 FEATURES = ("elu", "relu", "cosine")
 
@@ -70,7 +70,8 @@ def run(
     batch, heads, tokens, head_dim = q.shape
     if not q.numel():
         return torch.empty_like(v), mixed, total
-    chunks = -(-tokens // CHUNK)
+    chunk, stages = NARROW if max(head_dim, v.shape[-1]) <= 64 else WIDE
+    chunks = -(-tokens // chunk)
     # a power of two, so that few kernels are compiled
     per_segment = 1 << (-(-chunks * batch * heads // PROGRAMS) - 1).bit_length()
     segments = -(-chunks // per_segment)
@@ -82,9 +83,9 @@ def run(
     out = torch.empty(batch, heads, tokens, width, dtype=v.dtype, device=v.device)
     constants: dict[str, Any] = {
         "PAIRS": pairs, "BLOCK": _block(pairs), "WIDTH": width, "WIDTH_BLOCK": _block(width), "ROWS": rows,
-        "CHUNK": CHUNK, "CHUNKS": per_segment, "INTERLEAVED": ask.spec.layout == "interleaved",
+        "CHUNK": chunk, "CHUNKS": per_segment, "INTERLEAVED": ask.spec.layout == "interleaved",
         "FORM": getattr(device, ask.feature.upper()).value, "QUICK": has_sine_unit(q),
-        **_multiplied_as(q), "num_warps": 8 if max(pairs * 2, width) > 64 else 4, "num_stages": 2,
+        **_multiplied_as(q), "num_warps": 4, "num_stages": stages,
     }  # fmt: skip
     sizes, grid = (tokens, heads, segments), (batch * heads * segments,)
     places = (*positions.stride(), 0 if real is None else real.stride(0))

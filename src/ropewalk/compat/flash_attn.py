@@ -1,0 +1,227 @@
+"""The rotary API of flash-attn on our kernels: x [batch, tokens, heads, dim] or packed [tokens, heads, dim], on any device.
+
+`RotaryEmbedding` needs no table: it turns at exact positions of any size. The functions that take tables refuse positions
+past their end, where the original leaves tokens unturned without a word.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk import positions, rotation
+from ropewalk.errors import RopeError, integer, number
+from ropewalk.frequencies import Default, XPos
+from ropewalk.kernels.reference import join_pairs, split_pairs
+from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
+
+__all__ = [
+    "RotaryEmbedding",
+    "apply_rotary_emb",
+    "apply_rotary_emb_func",
+    "apply_rotary_emb_kv_",
+    "apply_rotary_emb_qkv_",
+    "apply_rotary_emb_torch",
+    "rotate_half",
+]
+
+
+def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
+    """A quarter turn: (-x2, x1) of the halves, or of every two neighbours."""
+    first, second = split_pairs(x, _layout(interleaved))
+    return join_pairs(-second, first, _layout(interleaved))
+
+
+def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """x [B, S, H, D] turned by tables [S, P] or [B, S, P] of its own tokens."""
+    return rotation.turn_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3)
+
+
+def apply_rotary_emb(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    """The first 2P dims of x turned by rows of tables [positions, P].
+
+    x               [B, S, H, D], or packed [T, H, D] where `cu_seqlens` [B + 1] gives the boundaries
+    seqlen_offsets  how far each sequence is shifted: an int, or [B]
+    max_seqlen      accepted; positions are counted from the boundaries
+    """
+    rows = _rows(x, seqlen_offsets, cu_seqlens)
+    cos, sin = (_table_rows(name, table, rows) for name, table in (("cos", cos), ("sin", sin)))
+    return rotation.turn_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=inplace)
+
+
+#: the original's older name
+apply_rotary_emb_func = apply_rotary_emb
+
+
+def apply_rotary_emb_qkv_(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cos_k: Tensor | None = None,
+    sin_k: Tensor | None = None,
+    interleaved: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    num_heads_q: int | None = None,
+) -> Tensor:
+    """Turn the queries and keys of a fused projection in place and return it; keys by `cos_k`, `sin_k` if given.
+
+    qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`.
+    """
+    q, k = _queries_and_keys(qkv, num_heads_q)
+    for x, cos_x, sin_x in ((q, cos, sin), (k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)):
+        apply_rotary_emb(x, cos_x, sin_x, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
+    return qkv
+
+
+def apply_rotary_emb_kv_(
+    kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
+) -> Tensor:
+    """Turn the keys of kv [B, S, 2, H, D] in place and return it."""
+    apply_rotary_emb(_keys(kv), cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
+    return kv
+
+
+@lru_cache(maxsize=256)
+def _rope(head_dim: int, dim: int, base: float, interleaved: bool, scale_base: float | None, center: int) -> Rope:
+    scaling = Default() if scale_base is None else XPos(scale_base, center)
+    layout = _layout(interleaved)
+    return Rope(RopeSpec(head_dim, base, scaling, layout, rotary_dim=dim, precision="hf_frequencies"))
+
+
+class RotaryEmbedding(nn.Module):
+    """Turn queries and keys in place, at any position; `scale_base` makes it xPos.
+
+    dim          how many leading dims of a head turn
+    xpos_center  where xPos's growth is 1. None centres it on each call's own length, as a fresh module of the original
+                 does; keys kept from earlier calls would not agree with that, so calls with an offset want it given
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scale_base: float | None = None,
+        pos_idx_in_fp32: bool = True,
+        device: torch.device | str | None = None,
+        *,
+        xpos_center: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not pos_idx_in_fp32:
+            raise RopeError("pos_idx_in_fp32", "must be true: bfloat16 cannot count past 256", pos_idx_in_fp32)
+        self.dim, self.base, self.interleaved = integer("dim", dim, low=2), number("base", base, above=0), interleaved
+        self.scale_base = None if scale_base is None else number("scale_base", scale_base, above=0)
+        self.xpos_center = xpos_center
+        self._ask(dim, 0)  # refuse a bad combination now, not at the first call
+
+    def _ask(self, head_dim: int, center: int) -> Rope:
+        return _rope(head_dim, self.dim, self.base, self.interleaved, self.scale_base, center)
+
+    @property
+    def inv_freq(self) -> Tensor:
+        """Radians per step of each pair, float32; made when asked for, so nothing can round or lose them."""
+        return self._ask(self.dim, 0).spec.ladder_frequencies().radians.to(torch.float32)
+
+    def cos_sin(
+        self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32, *, key: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Tables [seqlen, P] for the functions of this module, and for flash-attn's own kernels; `key` under xPos."""
+        return self._ask(self.dim, self._center(seqlen)).cos_sin(torch.arange(seqlen, device=device), dtype, key=key)
+
+    def forward(
+        self,
+        qkv: Tensor,
+        kv: Tensor | None = None,
+        seqlen_offset: int | Tensor = 0,
+        max_seqlen: int | None = None,
+        num_heads_q: int | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Turn in place and return what came: qkv, or q [B, S, H, D] and kv [B, S, 2, H, D].
+
+        qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`; `seqlen_offset` an int or [B].
+        """
+        q, k = _queries_and_keys(qkv, num_heads_q) if kv is None else (qkv, _keys(kv))
+        center = 0
+        if self.scale_base is not None and self.xpos_center is None:
+            center = self._center(self._length(qkv.shape[1], seqlen_offset, max_seqlen))
+        elif self.xpos_center is not None:
+            center = self.xpos_center
+        rope = self._ask(q.shape[-1], center)
+        if q.shape[1] == k.shape[1]:
+            rope(q, k, offset=seqlen_offset, seq_dim=-3, inplace=True)
+        else:
+            rope.rotate(q, offset=seqlen_offset, seq_dim=-3, inplace=True)
+            rope.rotate(k, offset=seqlen_offset, seq_dim=-3, inplace=True, key=True)
+        return qkv if kv is None else (qkv, kv)
+
+    def _center(self, length: int) -> int:
+        return length // 2 if self.xpos_center is None else self.xpos_center
+
+    def _length(self, seq: int, offset: int | Tensor, max_seqlen: int | None) -> int:
+        if max_seqlen is not None:
+            return max_seqlen
+        if isinstance(offset, Tensor) or offset:
+            rule = "must be given, or max_seqlen, for xPos with an offset: a centre that moves spoils the keys kept before"
+            raise RopeError("xpos_center", rule, None)
+        return seq
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}, scale_base={self.scale_base}"
+
+
+def _layout(interleaved: bool) -> str:
+    return "interleaved" if interleaved else "half"
+
+
+def _queries_and_keys(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor]:
+    if qkv.ndim == 5 and qkv.shape[2] == 3:
+        return qkv[:, :, 0], qkv[:, :, 1]
+    if qkv.ndim != 4 or num_heads_q is None or (rest := qkv.shape[2] - num_heads_q) < 2 or rest % 2:
+        rule = "must be [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with num_heads_q"
+        raise RopeError("qkv", rule, [list(qkv.shape), num_heads_q])
+    return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + rest // 2]
+
+
+def _keys(kv: Tensor) -> Tensor:
+    if kv.ndim != 5 or kv.shape[2] != 2:
+        raise RopeError("kv", "must be [B, S, 2, H, D]", list(kv.shape))
+    return kv[:, :, 0]
+
+
+def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The table row of every token: [S], [B, S], or packed [T]."""
+    if cu_seqlens is None:
+        if x.ndim != 4:
+            raise RopeError("x", "must be [B, S, H, D] without cu_seqlens", list(x.shape))
+        return positions.consecutive(x.shape[1], offset, None if isinstance(offset, Tensor) else x.device)
+    if x.ndim != 3:
+        raise RopeError("x", "must be packed [T, H, D] with cu_seqlens", list(x.shape))
+    rows = positions.packed(cu_seqlens, x.shape[0])
+    if not isinstance(offset, Tensor):
+        return rows + offset
+    token = torch.arange(x.shape[0], device=x.device)
+    return rows + offset.to(torch.int64)[torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1]
+
+
+def _table_rows(name: str, table: Tensor, rows: Tensor) -> Tensor:
+    rule = "must have a row for every position: tokens past its end would stay unturned"
+    inside = ((rows >= 0) & (rows < len(table))).all()
+    if rows.device.type != "cpu" or torch.compiler.is_compiling():
+        # no read-back from the device
+        torch.ops.aten._assert_async.msg(inside, f"{name}: {rule}")
+    elif not bool(inside):
+        raise RopeError(name, rule, [list(table.shape), int(rows.max())])
+    return table[rows]

@@ -1,0 +1,400 @@
+"""Each engine's numbers by hand: the disagreements that users ran into, from the formulas and not from our own output."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+from transformers import Gemma3TextConfig, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ropewalk import RopeError
+from ropewalk.interop.audit import audit
+from ropewalk.interop.engines import ENGINES, REFERENCE
+
+OTHERS = [name for name in ENGINES if name != REFERENCE]
+BASE = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 1e6}
+MINIMIND = {
+    **BASE,
+    "head_dim": 96,
+    "max_position_embeddings": 32768,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 2048,
+        "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.0,
+    },
+}  # fmt: skip
+PHI = {
+    "model_type": "phi3", "hidden_size": 80, "num_attention_heads": 8, "rope_theta": 1e4,
+    "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+    "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0]},
+}  # fmt: skip
+DYNAMIC = {**BASE, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+QWEN_VL = {
+    "model_type": "qwen2_vl", "hidden_size": 512, "num_attention_heads": 4, "rope_theta": 1e6,
+    "max_position_embeddings": 131072, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}  # fmt: skip
+QWEN_VL_YARN = {
+    **QWEN_VL,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "mrope_section": [16, 24, 24],
+    },
+}  # fmt: skip
+CONFIGS = {"minimind": MINIMIND, "phi": PHI, "dynamic": DYNAMIC, "qwen_vl": QWEN_VL, "qwen_vl_yarn": QWEN_VL_YARN}
+
+
+def one(config, engine, **how):
+    (finding,) = audit(config, **how).of(engine)
+    return finding
+
+
+def m(factor, weight=1.0):
+    return 0.1 * weight * math.log(factor) + 1
+
+
+def ladder(dim, theta):
+    return theta ** -(np.arange(0, dim, 2) / dim)
+
+
+def band(dim, theta, length, fast=32, slow=1):
+    return tuple(dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow))
+
+
+def yarn(dim, theta, factor, low, high):
+    ramp = np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+    return ladder(dim, theta) * (1 - ramp + ramp / factor)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "mscale": 0.7, "mscale_all_dim": 1.0},
+        {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": 1024},
+        {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
+        {"rope_type": "dynamic", "factor": 2.0},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)  # fmt: skip
+@pytest.mark.parametrize("length", [1000, 5000])
+def test_the_reference_is_transformers_itself(rope, length):
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=4096, rope_parameters={**rope, "rope_theta": 1e4}
+    )
+    radians, magnitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=length)
+    finding = one(config, "hf", length=length)
+    np.testing.assert_allclose(finding.radians, radians.double().numpy(), rtol=1e-6)
+    assert finding.magnitude == pytest.approx(magnitude, rel=1e-12)
+
+
+def test_the_reference_does_not_read_truncate_beside_layer_types():
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 1e4, "truncate": False}
+    config = Gemma3TextConfig(
+        hidden_size=64, num_attention_heads=4, head_dim=32, max_position_embeddings=2048, num_hidden_layers=6,
+        rope_parameters={"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    )  # fmt: skip
+    radians, _ = ROPE_INIT_FUNCTIONS["yarn"](config, layer_type="full_attention")
+    found = {f.engine: f for f in audit(config).findings if f.layer_type == "full_attention"}
+    np.testing.assert_allclose(found["hf"].radians, radians.double().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found["vllm"].radians, yarn(32, 1e4, 4.0, *np.maximum(band(32, 1e4, 512), 0)), rtol=1e-9)
+    assert found["vllm"].difference.first_pair is not None
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_minimind_asks_for_1_and_gets_1_277(engine):
+    assert one(MINIMIND, "hf").magnitude == 1.0
+    finding = one(MINIMIND, engine)
+    assert finding.magnitude == pytest.approx(1.2772588722239782)
+    assert finding.difference.temperature == pytest.approx(1.2772588722239782**2)
+    assert finding.difference.first_pair is None
+    assert finding.difference.until_tenth is None
+    assert finding.difference.score_worst == pytest.approx(1.2772588722239782**2 - 1)
+    assert any(rule.about == "attention_factor" for rule in finding.rules)
+
+
+def test_the_reports_are_named():
+    named = {engine: " ".join(r.reference for r in one(MINIMIND, engine).rules) for engine in OTHERS}
+    assert "vllm#48351" in named["vllm"]
+    assert "mlx-lm#1507" in named["mlx-lm"]
+    assert "llama.cpp#17945" in named["llama.cpp"]
+    assert all(rule.read.startswith("2026-") for f in audit(MINIMIND).findings for rule in f.rules)
+
+
+@pytest.mark.parametrize(
+    ("extra", "model_type", "expected"),
+    [
+        # vllm#48351: factor 64 with 1.0 asked for runs with 1.4159
+        ({"factor": 64.0, "attention_factor": 1.0}, "llama", {"hf": 1.0, **dict.fromkeys(OTHERS, m(64))}),
+        # vllm#48621: both keys 1 cancel for those who read them
+        (
+            {"mscale": 1.0, "mscale_all_dim": 1.0},
+            "ministral3",
+            {"hf": 1.0, "vllm": m(16), "sglang": 1.0, "mlx-lm": 1.0, "llama.cpp": 1.0},
+        ),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, "llama", {"hf": 1.0, "llama.cpp": m(16)}),
+        # llama.cpp takes mscale for 1 whatever it is
+        ({"mscale": 0.5, "mscale_all_dim": 0.8}, "ministral3", {"hf": m(16, 0.5) / m(16, 0.8), "llama.cpp": m(16) / m(16, 0.8)}),
+        # one key alone counts in mlx-lm only
+        ({"mscale": 0.5}, "llama", {"hf": m(16), "vllm": m(16), "sglang": m(16), "mlx-lm": m(16, 0.5), "llama.cpp": m(16)}),
+        # vLLM's own key multiplies
+        ({"attn_factor": 0.5}, "llama", {"hf": m(16), "vllm": 0.5 * m(16), "sglang": 0.5 * m(16), "mlx-lm": m(16)}),
+        ({}, "llama", dict.fromkeys(ENGINES, m(16))),
+    ],
+)  # fmt: skip
+def test_magnitudes_of_yarn(extra, model_type, expected):
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048, **extra}
+    config = {**BASE, "model_type": model_type, "max_position_embeddings": 32768, "rope_scaling": rope}
+    for engine, magnitude in expected.items():
+        finding = one(config, engine)
+        assert finding.magnitude == pytest.approx(magnitude), engine
+        same = magnitude == pytest.approx(expected["hf"])
+        assert finding.agrees == same, engine
+        assert same or any(rule.about in ("attention_factor", "mscale") for rule in finding.rules), engine
+
+
+@pytest.mark.parametrize(("weight", "others"), [(0.707, 1.0), (1.0, 1.0)])
+def test_deepseek_agrees_everywhere(weight, others):
+    rope = {
+        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": weight, "mscale_all_dim": weight,
+    }  # fmt: skip
+    config = {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 163840}
+    for finding in audit({**config, "rope_scaling": rope}).findings:
+        assert finding.magnitude == pytest.approx(others), finding.engine
+        assert finding.agrees, finding.engine
+
+
+def test_mrope_with_yarn_gets_the_band_of_four_times_the_length_in_vllm():
+    assert band(128, 1e6, 32768) == pytest.approx((23.6, 39.7), abs=0.05)
+    assert band(128, 1e6, 4 * 32768) == pytest.approx((30.0, 46.1), abs=0.05)
+    expected = {"hf": yarn(128, 1e6, 4.0, 23, 40), "vllm": yarn(128, 1e6, 4.0, 30, 47), "llama.cpp": yarn(128, 1e6, 4.0, 23, 40)}
+    for engine, radians in expected.items():
+        np.testing.assert_allclose(one(QWEN_VL_YARN, engine).radians, radians, rtol=1e-9)
+    finding = one(QWEN_VL_YARN, "vllm")
+    # pairs 0 ... 23 keep their pace in both; from 24 on only the reference slows
+    assert finding.difference.first_pair == 24
+    assert finding.difference.pairs == 46 - 23
+    gap = np.abs(expected["hf"] - expected["vllm"]).max()
+    assert finding.difference.until_tenth == next(p for p in range(10**6) if p * gap > 0.1)
+    assert finding.difference.until_half_turn == next(p for p in range(10**6) if p * gap > math.pi)
+    # as a text model the same config is read alike
+    text = {**BASE, "max_position_embeddings": 131072}
+    text["rope_scaling"] = {k: v for k, v in QWEN_VL_YARN["rope_scaling"].items() if k != "mrope_section"}
+    assert one(text, "vllm").agrees
+
+
+def test_mlx_does_not_use_the_axes():
+    for engine in ("hf", "vllm", "sglang", "llama.cpp"):
+        assert one(QWEN_VL, engine).axis_of_pair == (0,) * 16 + (1,) * 24 + (2,) * 24
+    finding = one(QWEN_VL, "mlx-lm")
+    assert finding.axis_of_pair == (0,) * 64
+    found = finding.difference
+    assert (found.first_pair, found.pairs, found.tokens, found.temperature) == (16, 48, "image", 1.0)
+    fastest = ladder(128, 1e6)[16]
+    assert found.until_tenth == next(p for p in range(10**6) if p * fastest > 0.1)
+    worst = max(abs(np.exp(1j * w * d) - 1) for d in range(1, 33) for w in ladder(128, 1e6)[16:])
+    assert found.score_worst == pytest.approx(worst)
+
+
+SHORT, LONG = (1.0,) * 5, (1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_model_len", "expected"),
+    [
+        (4096, 131072, {"hf": SHORT, "vllm": LONG, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": LONG}),
+        (4096, 4096, {"hf": SHORT, "vllm": SHORT, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": SHORT}),
+        # transformers counts tokens, SGLang asks for a position past the length: one token later
+        (4097, 131072, {"hf": LONG, "vllm": LONG, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": LONG}),
+        (4098, 131072, dict.fromkeys(ENGINES, LONG)),
+    ],
+)
+def test_longrope_switches_by_something_else_in_every_engine(length, max_model_len, expected):
+    plain = ladder(10, 1e4)
+    for engine, factors in expected.items():
+        finding = one(PHI, engine, length=length, max_model_len=max_model_len)
+        np.testing.assert_allclose(finding.radians, plain / factors, rtol=1e-12, err_msg=engine)
+        assert finding.magnitude == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
+        assert finding.agrees == (factors == expected["hf"])
+        assert finding.agrees or finding.difference.first_pair == 1
+        assert any(rule.about == "length switching" for rule in finding.rules)
+
+
+def test_without_a_length_the_trained_and_the_served_one_are_looked_at():
+    assert [f.length for f in audit(PHI).of("vllm")] == [4096, 131072]
+    assert [f.length for f in audit(DYNAMIC).of("vllm")] == [4096, 16384]
+    assert [f.length for f in audit(DYNAMIC, max_model_len=1000).of("hf")] == [1000]
+    assert [f.length for f in audit(MINIMIND).of("vllm")] == [32768]
+
+
+def test_longrope_magnitudes_that_are_asked_for():
+    asked = {**PHI, "rope_scaling": {**PHI["rope_scaling"], "attention_factor": 1.5}}
+    by_length = math.sqrt(1 + math.log(32) / math.log(4096))
+    assert one(asked, "hf", length=9000).magnitude == 1.5
+    for engine in OTHERS:
+        finding = one(asked, engine, length=9000)
+        assert finding.magnitude == pytest.approx(by_length)
+        assert any(rule.about == "attention_factor" for rule in finding.rules)
+    by_key = {**PHI, "rope_scaling": {**PHI["rope_scaling"], "short_mscale": 1.1, "long_mscale": 1.2}}
+    for engine, magnitude in {"hf": by_length, "vllm": 1.2, "sglang": 1.2, "mlx-lm": by_length}.items():
+        assert one(by_key, engine, length=9000).magnitude == pytest.approx(magnitude), engine
+
+
+@pytest.mark.parametrize("length", [3000, 6000, 16384])
+def test_dynamic_ntk_is_frozen_in_servers(length):
+    def slowed(inner):
+        return ladder(128, 1e6 * inner ** (128 / 126))
+
+    expected = {
+        "hf": slowed(4 * max(length, 4096) / 4096 - 3),
+        "vllm": slowed(4 * 16384 / 4096 - 3),
+        "sglang": slowed(4 * 4 - 3),
+        "mlx-lm": slowed(4 * max(length, 4096) / 4096 - 3),
+        "llama.cpp": ladder(128, 1e6),
+    }
+    for engine, radians in expected.items():
+        finding = one(DYNAMIC, engine, length=length)
+        np.testing.assert_allclose(finding.radians, radians, rtol=1e-9, err_msg=engine)
+        assert finding.agrees == np.allclose(radians, expected["hf"], rtol=1e-6, atol=0)
+
+
+def test_dynamic_ntk_below_the_trained_length_has_no_table_in_vllm():
+    finding = one(DYNAMIC, "vllm", max_model_len=512)
+    assert finding.problem.startswith("no table")
+    assert "vllm#52665" in finding.rules[0].reference
+    assert finding in audit(DYNAMIC, max_model_len=512).disagreements
+    # a little below it the base shrinks instead
+    finding = one(DYNAMIC, "vllm", max_model_len=3500)
+    np.testing.assert_allclose(finding.radians, ladder(128, 1e6 * (4 * 3500 / 4096 - 3) ** (128 / 126)), rtol=1e-9)
+
+
+def test_a_band_that_is_not_rounded_is_rounded_by_two_engines():
+    rope = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+    config = {**BASE, "head_dim": 64, "rope_theta": 150000.0, "max_position_embeddings": 131072, "rope_scaling": rope}
+    low, high = band(64, 150000.0, 4096)
+    exact, rounded = yarn(64, 150000.0, 32.0, low, high), yarn(64, 150000.0, 32.0, math.floor(low), math.ceil(high))
+    for engine in ENGINES:
+        radians = rounded if engine in ("mlx-lm", "llama.cpp") else exact
+        finding = one(config, engine)
+        np.testing.assert_allclose(finding.radians, radians, rtol=1e-9, err_msg=engine)
+        assert finding.agrees == (radians is exact)
+
+
+def test_a_change_of_scores_is_the_norm_of_the_difference_of_two_rotations():
+    config = {**BASE, "head_dim": 10, "rope_theta": 100.0, "max_position_embeddings": 200}
+    config["rope_scaling"] = {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50, "attention_factor": 1.3, "truncate": False,
+    }  # fmt: skip
+    hf, mlx = (one(config, engine, length=40) for engine in ("hf", "mlx-lm"))
+
+    def rotation(radians, size, distance):
+        blocks = np.zeros((10, 10))
+        for i, w in enumerate(radians):
+            c, s = math.cos(w * distance), math.sin(w * distance)
+            blocks[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = size**2 * np.array([[c, -s], [s, c]])
+        return blocks
+
+    gaps = [rotation(mlx.radians, mlx.magnitude, d) - rotation(hf.radians, hf.magnitude, d) for d in range(1, 41)]
+    assert mlx.difference.score_worst == pytest.approx(max(np.linalg.norm(gap, 2) for gap in gaps))
+    singular = [np.linalg.svd(gap, compute_uv=False) for gap in gaps]
+    assert mlx.difference.score_mean == pytest.approx(np.mean(singular))
+    at = mlx.difference.first_pair
+    assert (mlx.difference.reference_radians, mlx.difference.engine_radians) == (hf.radians[at], mlx.radians[at])
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        None,
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
+        {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    ],
+    ids=lambda rope: "default" if rope is None else rope["rope_type"],
+)  # fmt: skip
+def test_engines_agree_on_the_rest(rope):
+    config = {**BASE, "max_position_embeddings": 32768, "rope_scaling": rope}
+    assert audit(config).disagreements == ()
+    assert [f.engine for f in audit(config).findings] == list(ENGINES)
+
+
+def test_sglang_does_not_slow_a_proportional_rope():
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 4.0}
+    config = {**BASE, "max_position_embeddings": 32768, "rope_scaling": rope}
+    turning = np.where(np.arange(64) < 32, ladder(128, 1e6), 0)
+    np.testing.assert_allclose(one(config, "sglang").radians, turning)
+    np.testing.assert_allclose(one(config, "hf").radians, turning / 4)
+
+
+ERNIE = {
+    "model_type": "ernie4_5_vl_moe_text", "hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 4096,
+}  # fmt: skip
+HUNYUAN = {
+    **BASE, "model_type": "hunyuan_v1_dense", "max_position_embeddings": 4096,
+    "rope_scaling": {"type": "dynamic", "alpha": 1000.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "unknown"), [(ERNIE, ["sglang", "llama.cpp"]), (HUNYUAN, ["mlx-lm", "llama.cpp"])], ids=["ernie", "hunyuan"]
+)
+def test_what_was_not_read_is_not_known(config, unknown):
+    result = audit(config)
+    assert [f.engine for f in result.findings if f.problem] == unknown
+    for finding in (f for f in result.findings if f.problem):
+        assert finding.problem.startswith("not known")
+        assert (finding.radians, finding.magnitude, finding.difference, finding.agrees) == ((), None, None, False)
+        assert finding not in result.disagreements
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_result_is_plain_data_and_the_config_is_left_alone(name):
+    config = copy.deepcopy(CONFIGS[name])
+    result = audit(config)
+    assert config == CONFIGS[name]
+    data = json.loads(json.dumps(result.as_dict()))
+    assert data["reference"] == REFERENCE
+    assert {finding["engine"] for finding in data["findings"]} == set(ENGINES)
+    assert all(rule["reference"] and rule["read"] for f in data["findings"] for rule in f["rules"])
+    text = str(result)
+    assert all(engine.title in text for engine in ENGINES.values())
+    assert all(rule.does in text for f in result.findings for rule in f.rules)
+
+
+def test_it_reads_a_file_and_tells_what_is_not_read(tmp_path):
+    rope = {**MINIMIND["rope_scaling"], "colour": 3}
+    (tmp_path / "config.json").write_text(json.dumps({**MINIMIND, "rope_scaling": rope}))
+    result = audit(tmp_path)
+    assert one(tmp_path / "config.json", "vllm").magnitude == pytest.approx(m(16))
+    assert any("colour" in text for text in result.warnings)
+    assert "warning: colour" in str(result)
+
+
+def test_a_config_without_a_length_is_served_to_what_its_scaling_says():
+    rope = MINIMIND["rope_scaling"]
+    assert audit({**BASE, "rope_scaling": rope}).max_model_len == 32768
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: audit(BASE), "max_model_len"),
+        (lambda: audit(MINIMIND, length=0), "length"),
+        (lambda: audit(MINIMIND, max_model_len=0), "max_model_len"),
+        (lambda: audit(MINIMIND).of("tgi"), "engine"),
+        (lambda: audit({**MINIMIND, "layer_types": ["linear_attention"]}), "rope_parameters"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(call, field):
+    with pytest.raises(RopeError) as error:
+        call()
+    assert error.value.field == field

@@ -1,0 +1,76 @@
+"""`ropewalk audit`: the table and the JSON say what the library call says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ropewalk import cli
+
+CONFIG = {
+    "model_type": "qwen3", "hidden_size": 768, "num_attention_heads": 8, "head_dim": 96, "rope_theta": 1e6,
+    "max_position_embeddings": 32768,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 2048, "attention_factor": 1.0, "truncate": False,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    """Run the command on a config: (exit code, stdout, stderr)."""
+    monkeypatch.setitem(cli.COMMANDS, "audit", "ropewalk.commands.audit:audit")
+
+    def run(config, *options):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        code = 0
+        try:
+            cli.main(["audit", str(path), *options])
+        except SystemExit as stop:
+            code = stop.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return run
+
+
+def test_the_table_names_engines_sizes_and_reasons(call):
+    code, out, err = call(CONFIG)
+    assert (code, err) == (0, "")
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
+    assert "reference" in rows["transformers"]
+    assert "x 1.631" in rows["vLLM"]
+    assert "1.2773" in rows["vLLM"]
+    assert "after" in rows["mlx-lm"]
+    assert "vllm#48351" in out
+    assert "read 2026-" in out
+    assert "\x1b[" not in out
+
+
+def test_json_is_one_object(call):
+    code, out, _ = call(CONFIG, "--json", "--length", "5000", "--max-model-len", "8192")
+    assert code == 0
+    found = json.loads(out)
+    assert found["max_model_len"] == 8192
+    assert {f["length"] for f in found["findings"]} == {5000}
+    vllm = next(f for f in found["findings"] if f["engine"] == "vllm")
+    assert vllm["difference"]["temperature"] == pytest.approx(1.2772588722239782**2)
+    assert len(vllm["radians"]) == 48
+
+
+def test_what_is_not_known_and_what_is_not_read_are_shown(call):
+    config = {**CONFIG, "model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 10.0, "colour": 1}}
+    code, out, _ = call(config)
+    assert code == 0
+    assert "not known" in out
+    assert "warning: colour" in out
+
+
+def test_a_bad_config_is_one_line(call):
+    code, out, err = call({**CONFIG, "rope_theta": -1})
+    assert code == 2
+    assert out == ""
+    assert err.startswith("ropewalk: rope_theta")
+    assert err.count("\n") == 1

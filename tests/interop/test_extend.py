@@ -1,0 +1,383 @@
+"""An extended model computes the scaled frequencies at once, saves them so that they load again, and can be put back."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from functools import cache
+
+import pytest
+import torch
+from checkpoint_samples import LATENT, SMALL, build, logits
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import frequency_oracle
+from ropewalk import RopeError
+from ropewalk.frequencies import SCALINGS, Default
+from ropewalk.interop.extend import extend
+from ropewalk.interop.extend_plan import KINDS
+from ropewalk.interop.hf import from_hf
+from ropewalk.interop.patch import patch, unpatch
+
+TRAINED, FACTOR = SMALL["max_position_embeddings"], 4.0
+LONG = [1.0, 1.5, 1.5, 2.25, 3.0, 5.0]
+#: what is given beside the factor
+GIVEN = {
+    "linear": {}, "ntk": {}, "dynamic": {}, "dynamic_yarn": {}, "llama3": {"high_freq_factor": 3.0},
+    "yarn": {"beta_fast": 3.0, "beta_slow": 0.5}, "longrope": {"long_factor": LONG},
+}  # fmt: skip
+MODELS = {
+    "llama": {}, "qwen2": {}, "qwen3": {"head_dim": 12}, "phi3": {"original_max_position_embeddings": TRAINED},
+    "gemma3_text": {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
+}  # fmt: skip
+PHI3_TAKES = ("ntk", "longrope", "dynamic_yarn")
+CASES = [(family, kind) for family in MODELS for kind in KINDS if family != "phi3" or kind in PHI3_TAKES]
+every = pytest.mark.parametrize(("family", "kind"), CASES)
+#: kinds that other engines compute otherwise, and say so
+DISPUTED = ("dynamic", "longrope", "dynamic_yarn")
+
+
+def lengthen(model, kind, **more):
+    factor = {} if kind == "dynamic_yarn" else {"factor": FACTOR}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return extend(model, kind, **{**factor, **GIVEN[kind], **more})
+
+
+@cache
+def built(family):
+    return build(family, **MODELS[family])
+
+
+def fresh(family):
+    """A model of its own for each test."""
+    return copy.deepcopy(built(family))
+
+
+def rotary(model):
+    return model.model.rotary_emb
+
+
+def frequencies(model, length):
+    """The module's own frequencies and magnitude of full attention after a forward of that many tokens."""
+    module = rotary(model)
+    prefix = "full_attention_" if hasattr(module, "full_attention_inv_freq") else ""
+    layer = ("full_attention",) if prefix else ()
+    module(torch.zeros(1), torch.arange(length)[None], *layer)
+    return getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")
+
+
+def defined(kind, theta, length):
+    """Frequencies and magnitude by the published formula, in 50 digits."""
+    fields = {"factor": FACTOR, "original_length": TRAINED, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
+              "attention_factor": None, "mscale": None, "mscale_all_dim": None, "low_freq_factor": 1.0,
+              "short_factor": [1.0] * len(LONG), **GIVEN[kind]}  # fmt: skip
+    radians, magnitude = frequency_oracle.ORACLE[kind](2 * len(LONG), theta, length, fields)
+    return torch.tensor([float(each) for each in radians]), float(magnitude)
+
+
+@every
+@pytest.mark.parametrize("length", [TRAINED // 2, 3 * TRAINED])
+def test_the_model_has_the_frequencies_of_the_definition(family, kind, length):
+    model = fresh(family)
+    theta = 1e6 if family == "gemma3_text" else 1e4
+    lengthen(model, kind)
+    wanted, size = defined(kind, theta, length)
+    found, magnitude = frequencies(model, length)
+    torch.testing.assert_close(found, wanted, rtol=3e-6, atol=0)
+    assert magnitude == pytest.approx(size, rel=1e-6)
+
+
+@every
+def test_a_saved_model_loads_with_the_same_logits(family, kind, tmp_path):
+    model = fresh(family)
+    plain = logits(model, start=150)
+    report = lengthen(model, kind)
+    extended = logits(model, start=150)
+    assert (extended - plain).abs().max() > 1e-5
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert report.saved == (kind != "dynamic_yarn")
+    assert torch.equal(logits(loaded, start=150), extended if report.saved else plain)
+    if report.saved:
+        read = from_hf(tmp_path, per_layer=True)
+        assert {name: read[name] for name in report.specs} == report.specs
+
+
+@every
+def test_undo_restores_every_bit(family, kind):
+    model = fresh(family)
+    before, config, state = logits(model, start=150), model.config.to_dict(), set(vars(rotary(model)))
+    report = lengthen(model, kind)
+    logits(model, start=150)  # some ropes remember what they computed
+    report.undo()
+    assert torch.equal(logits(model, start=150), before)
+    assert model.config.to_dict() == config
+    assert set(vars(rotary(model))) == state
+    assert not rotary(model)._forward_pre_hooks
+    assert list(rotary(model).state_dict()) == []
+    lengthen(model, kind)
+    assert extend(model, None) is None
+    assert torch.equal(logits(model, start=150), before)
+    with pytest.raises(RopeError, match="nothing to undo"):
+        extend(model, None)
+
+
+@every
+def test_a_copy_is_extended_and_undone_by_itself(family, kind):
+    model = fresh(family)
+    plain = logits(model, start=150)
+    lengthen(model, kind)
+    extended, twin = logits(model, start=150), copy.deepcopy(model)
+    assert torch.equal(logits(twin, start=150), extended)
+    extend(twin, None)
+    assert torch.equal(logits(twin, start=150), plain)
+    assert torch.equal(logits(model, start=150), extended)
+
+
+def test_extending_again_starts_from_the_trained_model():
+    model, other = fresh("llama"), fresh("llama")
+    lengthen(model, "linear")
+    lengthen(model, "yarn")
+    lengthen(other, "yarn")
+    assert torch.equal(logits(model, start=99), logits(other, start=99))
+    assert model.config.to_dict() == other.config.to_dict()
+    with pytest.raises(RopeError):
+        lengthen(model, "yarn", factor=0.5)  # a refusal leaves the extension that was there
+    assert torch.equal(logits(model, start=99), logits(other, start=99))
+    extend(model, None)
+    assert torch.equal(logits(model, start=99), logits(built("llama"), start=99))
+
+
+def test_gemma_keeps_its_local_layers():
+    model = fresh("gemma3_text")
+    local = rotary(model).sliding_attention_inv_freq.clone()
+    report = lengthen(model, "linear")
+    assert list(report.specs) == ["full_attention"]
+    assert torch.equal(rotary(model).sliding_attention_inv_freq, local)
+    assert model.config.rope_parameters["sliding_attention"] == {"rope_type": "default", "rope_theta": 10000.0}
+    lengthen(model, "linear", layer_types=["sliding_attention"])
+    torch.testing.assert_close(rotary(model).sliding_attention_inv_freq, local / FACTOR)
+    assert model.config.rope_parameters["full_attention"]["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PHI3_TAKES])
+def test_phi3_takes_longrope_alone(kind):
+    model = fresh("phi3")
+    before = model.config.to_dict()
+    with pytest.raises(RopeError, match=r"Phi3Config|phi3"):
+        lengthen(model, kind)
+    assert model.config.to_dict() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_patched_model_follows_and_goes_back(kind):
+    model, other = fresh("llama"), fresh("llama")
+    patch(model)
+    plain = logits(model, start=150)
+    if kind == "dynamic_yarn":
+        with pytest.raises(RopeError, match="unpatch it first"):
+            lengthen(model, kind)
+        assert torch.equal(logits(model, start=150), plain)
+        return
+    lengthen(model, kind)
+    lengthen(other, kind)
+    torch.testing.assert_close(logits(model, start=150), logits(other, start=150), rtol=1e-4, atol=1e-5)
+    assert (logits(model, start=150) - plain).abs().max() > 1e-4
+    extend(model, None)
+    assert torch.equal(logits(model, start=150), plain)
+    unpatch(model)
+    assert torch.equal(logits(model, start=150), logits(built("llama"), start=150))
+
+
+def test_a_patch_over_dynamic_yarn_is_noticed():
+    model = fresh("llama")
+    lengthen(model, "dynamic_yarn")
+    patch(model)
+    with pytest.raises(RopeError, match="must not be patched while dynamic_yarn"):
+        logits(model)
+    unpatch(model)
+    logits(model)
+
+
+# configs without a model
+
+V4 = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 4, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+V5 = {**{key: value for key, value in V4.items() if key != "rope_theta"},
+      "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+HF_KINDS = [kind for kind in KINDS if kind != "dynamic_yarn"]
+
+
+@pytest.mark.parametrize("kind", HF_KINDS)
+@pytest.mark.parametrize("given", [V4, V5], ids=["v4", "v5"])
+def test_a_dict_keeps_its_spelling_and_transformers_reads_it(kind, given):
+    config = copy.deepcopy(given)
+    report = lengthen(config, kind)
+    assert ("rope_parameters" in config) == ("rope_parameters" in given)
+    assert json.loads(json.dumps(config)) == config
+    spec = from_hf(config)
+    assert spec == report.specs["full_attention"]
+    read = AutoConfig.for_model(**config)
+    assert from_hf(read) == spec
+    raised = kind not in ("linear", "dynamic")
+    assert read.max_position_embeddings == (TRAINED * FACTOR if raised else TRAINED)
+    if kind in ("yarn", "longrope", "llama3"):
+        assert read.rope_parameters["original_max_position_embeddings"] == TRAINED
+    if kind == "ntk":
+        assert spec.scaling == Default()
+        assert spec.theta == pytest.approx(1e4 * FACTOR ** (12 / 10))
+    else:
+        assert isinstance(spec.scaling, SCALINGS[kind])
+    report.undo()
+    assert config == given
+
+
+def test_a_config_object_is_extended_and_undone():
+    config = AutoConfig.for_model("llama", **SMALL)
+    before = config.to_dict()
+    report = lengthen(config, "yarn")
+    other = build("llama", rope_parameters=config.rope_parameters, max_position_embeddings=config.max_position_embeddings)
+    model = fresh("llama")
+    lengthen(model, "yarn")
+    assert torch.equal(logits(model, start=99), logits(other, start=99))
+    report.undo()
+    assert config.to_dict() == before
+
+
+def test_the_text_part_of_a_larger_config_is_the_one_that_changes():
+    config = {"model_type": "gemma3", "vision_config": {"hidden_size": 7}, "text_config": {**V4, "model_type": "llama"}}
+    lengthen(config, "linear")
+    assert config["text_config"]["rope_scaling"] == {"rope_type": "linear", "factor": FACTOR}
+    assert config["vision_config"] == {"hidden_size": 7}
+    assert "rope_scaling" not in config
+
+
+def test_old_gemma_configs_scale_their_global_base():
+    config = {"model_type": "gemma3_text", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_theta": 1e6,
+              "rope_local_base_freq": 1e4}  # fmt: skip
+    lengthen(config, "ntk")
+    found = from_hf(config, per_layer=True)
+    assert found["full_attention"].theta == pytest.approx(1e6 * FACTOR ** (12 / 10))
+    assert found["sliding_attention"].theta == 1e4
+
+
+def test_other_keys_of_a_rope_are_kept():
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]}
+    config = {**V5, "model_type": "qwen2_vl_text", "rope_parameters": rope}
+    lengthen(config, "yarn")
+    assert config["rope_parameters"]["mrope_section"] == [2, 2, 2]
+    assert config["rope_parameters"]["rope_theta"] == 1e6
+
+
+def test_a_scaled_config_is_refused_unless_told_to_overwrite():
+    config = copy.deepcopy(V4)
+    lengthen(config, "llama3")
+    with pytest.raises(RopeError, match="overwrite=True"):
+        lengthen(config, "yarn")
+    report = lengthen(config, "yarn", overwrite=True)
+    # the trained length is llama3's own, not the longer one it serves
+    assert report.specs["full_attention"].scaling.original_length == TRAINED
+    assert "low_freq_factor" not in config["rope_scaling"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        ("yarn", {"attention_factor": 1.0}, "vLLM and mlx-lm ignore it"),
+        ("yarn", {"truncate": False}, "mlx-lm does not read it"),
+        ("yarn", {"mscale": 1.0, "mscale_all_dim": 0.5}, "deepseek_yarn"),
+        *((kind, GIVEN[kind], kind) for kind in DISPUTED),
+    ],
+)
+def test_a_disagreement_between_engines_is_told(kind, options, says):
+    factor = {} if kind == "dynamic_yarn" else {"factor": FACTOR}
+    with pytest.warns(UserWarning, match=says):
+        report = extend(copy.deepcopy(V4), kind, **factor, **options)
+    assert any(says in text for text in report.disagreements)
+    assert says in str(report)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HF_KINDS if kind not in DISPUTED])
+def test_where_engines_agree_nothing_is_warned(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert extend(copy.deepcopy(V4), kind, factor=FACTOR, **GIVEN[kind]).disagreements == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"kind": "xpos", "factor": 2}, "kind"),
+        ({"kind": "yarn"}, "factor"),
+        ({"kind": "linear", "factor": 0.5}, "factor"),
+        ({"kind": "dynamic_yarn", "factor": 2}, "factor"),
+        ({"kind": "linear", "factor": 2, "beta_fast": 3.0}, "beta_fast"),
+        ({"kind": "longrope", "factor": 2}, "long_factor"),
+        ({"kind": "longrope", "factor": 2, "long_factor": [1.0] * 5}, "long_factor"),
+        ({"kind": "yarn", "factor": 2, "search": lambda factors: 0.0}, "search"),
+        ({"kind": "yarn", "factor": 2, "layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"kind": "yarn", "factor": 2, "original_length": 0}, "original_length"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(arguments, field):
+    config = copy.deepcopy(V4)
+    with pytest.raises(RopeError) as error:
+        extend(config, **arguments)
+    assert error.value.field == field
+    assert config == V4
+
+
+def test_what_has_no_scalable_rope_is_refused():
+    gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=9))
+    for thing in (gpt2, torch.nn.Linear(2, 2), 3):
+        with pytest.raises(RopeError, match="model"):
+            extend(thing, "linear", factor=2)
+    with pytest.raises(RopeError, match="no max_position_embeddings"):
+        extend({key: value for key, value in V4.items() if key != "max_position_embeddings"}, "yarn", factor=2)
+
+
+def test_truncate_per_layer_type_is_refused():
+    """transformers reads it from the outer object, where layer types stand."""
+    with pytest.raises(RopeError, match="truncate"):
+        lengthen(fresh("gemma3_text"), "yarn", truncate=False)
+
+
+def test_latent_attention_takes_a_softmax_scale_only_when_it_is_built():
+    model = build("deepseek_v3", **LATENT)
+    with pytest.raises(RopeError, match="mscale_all_dim"):
+        lengthen(model, "yarn", mscale=1.0, mscale_all_dim=1.0)
+    lengthen(model, "yarn")
+
+
+def test_a_search_sees_the_model_under_the_factors_it_judges():
+    model, wanted = fresh("llama"), torch.tensor(LONG)
+    plain = logits(model, start=150)
+    seen = {}
+
+    def loss(factors):
+        found, _ = frequencies(model, 3 * TRAINED)
+        stretched = 1e4 ** (-torch.arange(6) / 6) / found
+        torch.testing.assert_close(stretched, torch.tensor(factors), rtol=1e-5, atol=0)
+        seen[factors] = (stretched - wanted).square().sum().item()
+        return seen[factors]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        report = extend(model, "longrope", factor=FACTOR, search=loss, search_options={"rounds": 3, "population": 10})
+    assert report.specs["full_attention"].scaling.long_factor == min(seen, key=seen.__getitem__)
+    assert len(seen) > 10
+    extend(model, None)
+    assert torch.equal(logits(model, start=150), plain)
+
+
+def test_an_adapted_model_and_its_base_are_one():
+    peft = pytest.importorskip("peft")
+    model = fresh("llama")
+    plain = logits(model, start=150)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).eval()
+    lengthen(adapted, "yarn")
+    assert model.config.rope_parameters["rope_type"] == "yarn"
+    assert (logits(adapted, start=150) - plain).abs().max() > 1e-5
+    extend(model, None)
+    assert torch.equal(logits(adapted, start=150), plain)

@@ -1,0 +1,92 @@
+"""The verdict on a checkpoint's layout rests on evidence that is listed, and is withheld where there is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from checkpoint_samples import LATENT, build
+from safetensors.torch import save_file
+
+from ropewalk.interop.convert import convert_checkpoint
+from ropewalk.interop.which_layout import which_layout
+
+HEADS, PAIRS = 6, 8
+
+
+def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_attn"):
+    """Two layers of projections; `pairing` plants norms that the two rows of a pair share, by the definition of the layout."""
+    torch.manual_seed(2)
+    path.mkdir()
+    tensors = {}
+    for layer in range(2):
+        for name in names:
+            rows = torch.randn(HEADS, 2 * PAIRS, 24)
+            for head in range(HEADS if pairing else 0):
+                for pair, size in enumerate(torch.randn(PAIRS).exp()):
+                    members = (pair, pair + PAIRS) if pairing == "half" else (2 * pair, 2 * pair + 1)
+                    rows[head, members, :] *= size
+            tensors[f"model.layers.{layer}.{inner}.{name}.weight"] = rows.reshape(-1, 24)
+    save_file(tensors, path / "model.safetensors")
+    sizes = {"hidden_size": 96, "num_attention_heads": HEADS, "head_dim": 2 * PAIRS, "rope_theta": 1e4}
+    (path / "config.json").write_text(json.dumps({**sizes, **config}))
+    return path
+
+
+def weights_say(found):
+    return found.evidence[-1].layout
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_planted_norms_are_seen_and_called_weak(tmp_path, pairing):
+    found = which_layout(folder(tmp_path / "a", {}, pairing))
+    assert (found.layout, found.sure) == (pairing, "weak")
+    assert "24 heads" in found.evidence[-1].seen
+    other = "half" if pairing == "interleaved" else "interleaved"
+    convert_checkpoint(tmp_path / "a", tmp_path / "b", pairing, other)
+    assert which_layout(tmp_path / "b").layout == other
+
+
+def test_random_weights_decide_nothing(tmp_path):
+    found = which_layout(folder(tmp_path / "a", {}))
+    assert (found.layout, found.sure) == (None, "undecided")
+    assert all(each.layout is None for each in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), [("llama", "half"), ("cohere", "interleaved"), ("qwen3", "half"), ("glm4", "interleaved")]
+)
+def test_the_familys_code_counts_for_files_under_its_names(tmp_path, family, layout):
+    found = which_layout(folder(tmp_path / "a", {"model_type": family, "partial_rotary_factor": 1.0}))
+    assert (found.layout, found.sure) == (layout, "likely")
+    assert family in found.evidence[0].seen
+
+
+def test_weights_against_the_code_are_a_dispute(tmp_path):
+    found = which_layout(folder(tmp_path / "a", {"model_type": "llama"}, "interleaved"))
+    assert (found.layout, found.sure) == ("half", "disputed")
+    assert weights_say(found) == "interleaved"
+
+
+def test_metas_names_outweigh_the_model_type(tmp_path):
+    path = folder(tmp_path / "a", {"model_type": "llama"}, names=("wq", "wk"), inner="attention")
+    found = which_layout(path)
+    assert (found.layout, found.sure) == ("interleaved", "likely")
+    (path / "params.json").write_text("{}")
+    assert [each.layout for each in which_layout(path).evidence[:2]] == ["interleaved"] * 2
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_flag_in_the_config_is_believed(tmp_path, flag):
+    build("deepseek_v3", **LATENT, rope_interleave=flag).save_pretrained(tmp_path)
+    found = which_layout(tmp_path)
+    assert found.layout == ("interleaved" if flag else "half")
+    assert "rope_interleave" in found.evidence[0].seen
+
+
+def test_the_verdict_prints_and_is_plain_data(tmp_path):
+    found = which_layout(folder(tmp_path / "a", {"model_type": "llama"}))
+    assert json.loads(json.dumps(found.as_dict()))["layout"] == "half"
+    assert str(found).splitlines()[0] == "half (likely)"
+    assert len(str(found).splitlines()) == 1 + len(found.evidence)
