@@ -5,9 +5,14 @@ from ropewalk.attention import Attention, KVCache, LinearAttention
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import SCALINGS
+from ropewalk.interop.audit import audit
+from ropewalk.interop.convert import convert_checkpoint
+from ropewalk.interop.extend import extend
 from ropewalk.interop.hf import explain, from_hf, to_hf
+from ropewalk.interop.patch import patch, patched, unpatch
 from ropewalk.kernels import BACKENDS
 from ropewalk.layout import convert_layout
+from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig, migrate
 from ropewalk.rope import Rope
 from ropewalk.rotation import apply_rotary_pos_emb, rotate_half
 from ropewalk.spec import RopeSpec
@@ -18,18 +23,29 @@ __all__ = [
     "ENCODINGS",
     "SCALINGS",
     "Attention",
+    "Decoder",
+    "DecoderConfig",
     "KVCache",
     "LinearAttention",
+    "RoFormer",
+    "RoFormerConfig",
     "Rope",
     "RopeError",
     "RopeSpec",
     "apply_rotary_pos_emb",
+    "audit",
     "axes",
+    "convert_checkpoint",
     "convert_layout",
     "explain",
+    "extend",
     "frequencies",
     "from_hf",
+    "migrate",
+    "patch",
+    "patched",
     "positions",
     "rotate_half",
     "to_hf",
+    "unpatch",
 ]
