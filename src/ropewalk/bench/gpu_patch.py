@@ -1,0 +1,214 @@
+"""Timings of a patched Llama against the same model unpatched and under Liger's patch: whole forwards, and the rotary part."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.bench.cpu import times_in_turn
+from ropewalk.interop.patch import patch, patched
+
+#: eight layers of Llama-3-8B's size; the vocabulary is small, it takes no part
+LLAMA_3_8B = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1024, "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+}  # fmt: skip
+#: what one thread runs in a moment
+SMALL = {**LLAMA_3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
+CACHED, STEPS, ROUNDS = 1024, 8, 15
+#: bf16 logits of two good runs differ by less than this, relative to their size
+AGREEMENT = 0.03
+
+
+def llama(sizes: dict[str, Any], device: str, dtype: torch.dtype) -> nn.Module:
+    """A Llama with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(LlamaConfig(**sizes), dtype=dtype, attn_implementation="sdpa")
+    return model.eval()
+
+
+@contextmanager
+def _liger(model: nn.Module) -> Iterator[nn.Module]:
+    """Liger's rotation alone; it replaces the function for every Llama of the process."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama  # type: ignore[import-not-found]  # a peer, not an extra
+    from transformers.models.llama import modeling_llama
+
+    before = modeling_llama.apply_rotary_pos_emb
+    apply_liger_kernel_to_llama(rope=True, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=False, swiglu=False)
+    try:
+        yield model
+    finally:
+        modeling_llama.apply_rotary_pos_emb = before
+
+
+FORMS: dict[str, Callable[[nn.Module], AbstractContextManager]] = {
+    "transformers": nullcontext,
+    "ropewalk, patch": patched,
+    "liger-kernel, patch": _liger,
+}
+
+
+def measure(seq: int = 8192, batch: int = 64) -> list[dict[str, Any]]:
+    """Prefill of one row and decode steps of many, bf16 on the GPU: median milliseconds of each form, taken in turn."""
+    model = llama(LLAMA_3_8B, "cuda", torch.bfloat16)
+    head = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"]}
+    with torch.no_grad():
+        ids = torch.randint(0, 1024, (1, seq), device="cuda")
+        done = list(_rows({**head, "shape": f"llama prefill 1x{seq}"}, model, lambda: prefill(model, ids), nullcontext, 1))
+        step, rewind = decode_step(model, batch)
+        return done + list(_rows({**head, "shape": f"llama decode {batch}x1 after {CACHED}"}, model, step, rewind, STEPS))
+
+
+def prefill(model: nn.Module, ids: Tensor) -> Tensor:
+    """A forward without a cache; only the last logits, as generation wants them."""
+    return model(ids, use_cache=False, logits_to_keep=64).logits
+
+
+def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
+    """One decode step on a static cache of CACHED tokens, and what sets the cache back to them."""
+    from transformers import StaticCache
+
+    config: Any = model.config
+    cache = StaticCache(config=config, max_cache_len=CACHED + 2 * STEPS)
+    for row in torch.randint(0, 1024, (4, CACHED // 4), device=model.device):  # type: ignore[call-overload]
+        model(row.expand(batch, -1), past_key_values=cache, logits_to_keep=1)
+    last = torch.randint(0, 1024, (batch, 1), device=model.device)  # type: ignore[call-overload]
+
+    def rewind() -> AbstractContextManager:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(CACHED)  # type: ignore[union-attr]  # a static layer's is a tensor
+        return nullcontext()
+
+    return lambda: model(last, past_key_values=cache).logits, rewind
+
+
+def _rows(
+    head: dict[str, Any], model: nn.Module, call: Callable[[], Tensor], rewind: Callable[[], Any], loops: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each form that can run here and agrees with the model as it came."""
+    forms, wanted = {}, None
+    for name, form in FORMS.items():
+        if name.startswith("liger") and importlib.util.find_spec("liger_kernel") is None:
+            yield {**head, "contender": name, "skipped": "liger-kernel is not installed"}
+            continue
+        rewind()
+        with form(model):
+            found = call().float()
+        wanted = found if wanted is None else wanted
+        difference = ((found - wanted).square().mean() / wanted.square().mean()).sqrt().item()
+        if difference > AGREEMENT:
+            yield {**head, "contender": name, "skipped": f"does not agree with the model: {difference:.3g}"}
+        else:
+            forms[name] = form, difference
+    taken: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(ROUNDS + 2):  # the first two warm up
+        for name, (form, _) in forms.items():
+            with form(model):
+                taken[name].append(_event_ms(call, rewind, loops))
+    base = statistics.median(taken["transformers"][2:])
+    for name, times in taken.items():
+        low, middle, high = statistics.quantiles(times[2:], n=4)
+        faster = {"times_faster": round(base / middle, 4), "difference": float(f"{forms[name][1]:.3g}")}
+        yield {**head, "contender": name, "pass": "forward", "ms": round(middle, 4), "quartiles_ms": [low, high], **faster}
+
+
+def _event_ms(call: Callable[[], Any], rewind: Callable[[], Any], loops: int) -> float:
+    rewind()
+    call()
+    rewind()
+    torch.cuda.synchronize()
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(loops):
+        call()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / loops
+
+
+def measure_cpu(rounds: int = 8) -> list[dict[str, Any]]:
+    """One thread, float32: the rotary part of eight layers with Llama-3-8B's heads, and whole forwards of a small Llama."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            rotary = [row for seq in (1024, 1) for row in _rotary_rows(seq, rounds)]
+            return rotary + [row for seq in (256, 1) for row in _forward_rows(seq, rounds)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layers: int) -> Callable[[], Any]:
+    """What one forward spends on its rope: the rotary module once, and the turning of q and k in each layer."""
+    from transformers.models.llama import modeling_llama
+
+    attention = model.model.layers[0].self_attn  # type: ignore[union-attr,index]
+    stand = vars(attention).get("forward")
+    turn = modeling_llama.apply_rotary_pos_emb if stand is None else stand.redirection.instead["apply_rotary_pos_emb"]
+
+    def run() -> None:
+        cos, sin = model.model.rotary_emb(q, positions)  # type: ignore[union-attr,operator]
+        for _ in range(layers):
+            turn(q, k, cos, sin)
+
+    return run
+
+
+def _rotary_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
+    model = llama({**LLAMA_3_8B, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "cpu", torch.float32)
+    q, k = (torch.randn(1, seq, heads, 128).transpose(1, 2) for heads in (32, 8))
+    positions = torch.arange(seq)[None]
+    calls = {"transformers": rotary_part(model, q, k, positions, 8)}
+    with patched(model):
+        calls["ropewalk, patch"] = rotary_part(model, q, k, positions, 8)
+        yield from _cpu_rows({"shape": f"llama rotary part 1x{seq} 32/8x128, 8 layers", "pass": "forward"}, calls, rounds)
+
+
+def _forward_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
+    model = llama(SMALL, "cpu", torch.float32)
+    models = {"transformers": model, "ropewalk, patch": patch(copy.deepcopy(model))}
+    calls = {name: _forward(each, seq) for name, each in models.items()}
+    yield from _cpu_rows({"shape": f"small llama 1x{seq} after {256 if seq == 1 else 0}", "pass": "forward"}, calls, rounds)
+
+
+def _forward(model: nn.Module, seq: int) -> Callable[[], Any]:
+    """A forward of `seq` tokens; a single one follows 256 cached."""
+    from transformers import DynamicCache
+
+    config: Any = model.config
+    ids, cache = torch.randint(0, 1024, (1, seq)), DynamicCache(config=config)
+    if seq == 1:
+        model(torch.randint(0, 1024, (1, 256)), past_key_values=cache)
+
+    def run() -> None:
+        model(ids, past_key_values=cache)
+        cache.crop(-seq)  # the next call finds the cache as this one did
+
+    return run
+
+
+def _cpu_rows(head: dict[str, Any], calls: dict[str, Callable[[], Any]], rounds: int) -> Iterator[dict[str, Any]]:
+    taken = times_in_turn(calls, rounds)
+    for name, us in taken.items():
+        faster = round(taken["transformers"] / us, 3)
+        yield {
+            **head,
+            "order": "bhsd",
+            "dtype": "float32",
+            "threads": 1,
+            "contender": name,
+            "us": round(us, 1),
+            "times_faster": faster,
+        }

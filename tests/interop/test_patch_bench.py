@@ -1,0 +1,37 @@
+"""The benchmark of the patch measures what it says, checked on tiny sizes."""
+
+from __future__ import annotations
+
+import torch
+from torch.testing import assert_close
+
+from ropewalk.bench import gpu_patch
+from ropewalk.interop.patch import patched
+
+TINY = {**gpu_patch.SMALL, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
+
+
+@torch.no_grad()
+def test_a_decode_step_repeats_and_every_form_takes_it():
+    model = gpu_patch.llama(TINY, "cpu", torch.float32)
+    step, rewind = gpu_patch.decode_step(model, 2)
+    rewind()
+    first = step()
+    rewind()
+    assert first.shape == (2, 1, 1024)
+    assert_close(step(), first)
+    rewind()
+    with patched(model):
+        ours = step()
+    assert not torch.equal(ours, first)
+    assert_close(ours, first, rtol=0, atol=1e-5)
+
+
+def test_rows_of_the_cpu_compare_the_two_forms(monkeypatch):
+    small = {"num_attention_heads": 4, "num_key_value_heads": 1}
+    monkeypatch.setattr(gpu_patch, "SMALL", TINY)
+    monkeypatch.setattr(gpu_patch, "LLAMA_3_8B", {**gpu_patch.LLAMA_3_8B, **small})
+    rows = gpu_patch.measure_cpu(rounds=2)
+    assert [row["contender"] for row in rows] == ["transformers", "ropewalk, patch"] * 4
+    assert all(row["us"] > 0 and row["times_faster"] > 0 for row in rows)
