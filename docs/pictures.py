@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ropewalk import RopeSpec, frequencies, plots, selfcheck
+from PIL import Image
+
+from ropewalk import RopeSpec, plots, selfcheck
 
 IMAGES = Path(__file__).parent / "images"
+#: figures that a page shows at full size; the contact sheet has all of them
+SHOWN = ("scalings", "decay", "coverage", "beyond", "variants")
 
 
 def main() -> None:
     """Write every picture and print its path."""
-    stretched = {
-        "linear": frequencies.Linear(4.0),
-        "ntk": frequencies.Ntk(4.0),
-        "yarn": frequencies.Yarn(factor=4.0, original_length=4096),
-        "llama3": frequencies.Llama3(factor=4.0, original_length=4096),
-    }
-    plain = RopeSpec(128).frequencies().radians
-    ratios = {name: (RopeSpec(128, scaling=s).frequencies().radians / plain).tolist() for name, s in stretched.items()}
+    # this one judges against 60 digits of the definition rather than against float64 frequencies
+    print(plots.save(plots.precision_lines(selfcheck.precision_curves()), IMAGES / "precision.png"))
     clock_hands = RopeSpec(12).frequencies().radians.tolist()
-    print(plots.clocks(clock_hands, (0, 1, 4, 64), IMAGES / "clocks.png"))
-    print(plots.precision(selfcheck.precision_curves(), IMAGES / "precision.png"))
-    print(plots.scalings(ratios, IMAGES / "scalings.png"))
+    print(plots.save(plots.clock_faces(clock_hands, (0, 1, 4, 64)), IMAGES / "clocks.png"))
+    drawn = {name: plots.draw(name) for name in plots.FIGURES}
+    for name in SHOWN:
+        print(plots.save(drawn[name], IMAGES / f"{name}.png"))
+    sheet = plots.save(plots.contact_sheet(drawn), IMAGES / "figures.png", dpi=80)
+    # a fifth of the bytes; maximum coverage keeps each line's own colour
+    few = Image.open(sheet).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(sheet, optimize=True)
+    print(sheet)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The self-check's oracle agrees with mpmath, its bounds hold here, and a broken kernel is caught by them."""
 
-import struct
 from decimal import Decimal
 
 import mpmath
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk import RopeSpec, plots, selfcheck
+from ropewalk import RopeSpec, selfcheck
 from ropewalk.kernels import BACKENDS, Backend, eager
 from ropewalk.kernels.turn import Turn
 from ropewalk.spec import PRECISIONS
@@ -132,21 +131,3 @@ def test_clock_returns_a_median_of_at_least_three_calls():
     calls = []
     assert selfcheck.clock(lambda: calls.append(1), seconds=0) >= 0
     assert len(calls) == 4  # one to warm up
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda path: plots.precision(selfcheck.precision_curves(points=3, width=2), path),
-        lambda path: plots.clocks([1.0, 0.01], (0, 7), path),
-        lambda path: plots.scalings({"linear": [0.5, 0.5, 0.5], "ntk": [1.0, 0.7, 0.5]}, path),
-    ],
-    ids=["precision", "clocks", "scalings"],
-)
-def test_pictures_are_small_png_files(draw, tmp_path):
-    data = draw(tmp_path / "new" / "picture.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(data) < 200_000
-    width, height = struct.unpack(">II", data[16:24])
-    assert 200 < width < 2000
-    assert 100 < height < 2000

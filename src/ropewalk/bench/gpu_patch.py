@@ -24,7 +24,7 @@ LLAMA_3_8B = {
 #: what one thread runs in a moment
 SMALL = {**LLAMA_3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
          "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
-CACHED, STEPS, ROUNDS = 1024, 8, 15
+CACHED, STEPS, ROUNDS = 1024, 8, 30
 #: bf16 logits of two good runs differ by less than this, relative to their size
 AGREEMENT = 0.03
 
@@ -53,11 +53,26 @@ def _liger(model: nn.Module) -> Iterator[nn.Module]:
         modeling_llama.apply_rotary_pos_emb = before
 
 
-FORMS: dict[str, Callable[[nn.Module], AbstractContextManager]] = {
-    "transformers": nullcontext,
-    "ropewalk, patch": patched,
-    "liger-kernel, patch": _liger,
-}
+class Form:
+    """One way to run the model: entered for every timing, which takes no time, so that none finds a cooler GPU than another."""
+
+    def __init__(
+        self, enter: Callable[[], AbstractContextManager], call: Callable[[], Tensor], rewind: Callable[[], Any]
+    ) -> None:
+        self.enter, self.call, self.rewind = enter, call, rewind
+
+
+Ways = Callable[[nn.Module], tuple[Callable[[], Tensor], Callable[[], Any]]]
+
+
+def forms_of(model: nn.Module, ways: Ways) -> dict[str, Form]:
+    """The model as it came, a copy patched by us, and the first under Liger's patch."""
+    ours = patch(copy.deepcopy(model))
+    return {
+        "transformers": Form(nullcontext, *ways(model)),
+        "ropewalk, patch": Form(nullcontext, *ways(ours)),
+        "liger-kernel, patch": Form(lambda: _liger(model), *ways(model)),
+    }
 
 
 def measure(seq: int = 8192, batch: int = 64) -> list[dict[str, Any]]:
@@ -66,9 +81,10 @@ def measure(seq: int = 8192, batch: int = 64) -> list[dict[str, Any]]:
     head = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"]}
     with torch.no_grad():
         ids = torch.randint(0, 1024, (1, seq), device="cuda")
-        done = list(_rows({**head, "shape": f"llama prefill 1x{seq}"}, model, lambda: prefill(model, ids), nullcontext, 1))
-        step, rewind = decode_step(model, batch)
-        return done + list(_rows({**head, "shape": f"llama decode {batch}x1 after {CACHED}"}, model, step, rewind, STEPS))
+        whole = forms_of(model, lambda model: (lambda: prefill(model, ids), lambda: None))
+        done = list(_rows({**head, "shape": f"llama prefill 1x{seq}"}, whole, 1))
+        steps = forms_of(model, lambda model: decode_step(model, batch))
+        return done + list(_rows({**head, "shape": f"llama decode {batch}x1 after {CACHED}"}, steps, STEPS))
 
 
 def prefill(model: nn.Module, ids: Tensor) -> Tensor:
@@ -86,26 +102,23 @@ def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Cal
         model(row.expand(batch, -1), past_key_values=cache, logits_to_keep=1)
     last = torch.randint(0, 1024, (batch, 1), device=model.device)  # type: ignore[call-overload]
 
-    def rewind() -> AbstractContextManager:
+    def rewind() -> None:
         for layer in cache.layers:
             layer.cumulative_length.fill_(CACHED)  # type: ignore[union-attr]  # a static layer's is a tensor
-        return nullcontext()
 
     return lambda: model(last, past_key_values=cache).logits, rewind
 
 
-def _rows(
-    head: dict[str, Any], model: nn.Module, call: Callable[[], Tensor], rewind: Callable[[], Any], loops: int
-) -> Iterator[dict[str, Any]]:
+def _rows(head: dict[str, Any], ways: dict[str, Form], loops: int) -> Iterator[dict[str, Any]]:
     """A row for each form that can run here and agrees with the model as it came."""
     forms, wanted = {}, None
-    for name, form in FORMS.items():
+    for name, form in ways.items():
         if name.startswith("liger") and importlib.util.find_spec("liger_kernel") is None:
             yield {**head, "contender": name, "skipped": "liger-kernel is not installed"}
             continue
-        rewind()
-        with form(model):
-            found = call().float()
+        form.rewind()
+        with form.enter():
+            found = form.call().float()
         wanted = found if wanted is None else wanted
         difference = ((found - wanted).square().mean() / wanted.square().mean()).sqrt().item()
         if difference > AGREEMENT:
@@ -113,13 +126,16 @@ def _rows(
         else:
             forms[name] = form, difference
     taken: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(ROUNDS + 2):  # the first two warm up
-        for name, (form, _) in forms.items():
-            with form(model):
-                taken[name].append(_event_ms(call, rewind, loops))
-    base = statistics.median(taken["transformers"][2:])
+    names = list(forms)
+    for turn in range(ROUNDS + 3):  # the first three warm up
+        # each comes after every other equally often: a hot GPU is a slow one
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            form = forms[name][0]
+            with form.enter():
+                taken[name].append(_event_ms(form.call, form.rewind, loops))
+    base = statistics.median(taken["transformers"][3:])
     for name, times in taken.items():
-        low, middle, high = statistics.quantiles(times[2:], n=4)
+        low, middle, high = statistics.quantiles(times[3:], n=4)
         faster = {"times_faster": round(base / middle, 4), "difference": float(f"{forms[name][1]:.3g}")}
         yield {**head, "contender": name, "pass": "forward", "ms": round(middle, 4), "quartiles_ms": [low, high], **faster}
 

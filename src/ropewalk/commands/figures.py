@@ -1,0 +1,48 @@
+"""`ropewalk figures DIR`: every figure as a file, and a sheet with all of them."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ropewalk.commands import console
+from ropewalk.errors import RopeError, choice
+from ropewalk.plots import FIGURES, FORMATS, Look, View, write_all
+
+
+def figures(
+    folder: Annotated[Path, typer.Argument(help="Where to write the figures.")],
+    format: Annotated[str, typer.Option(help="png, svg or pdf; the contact sheet is always PNG.")] = "png",
+    dark: Annotated[bool, typer.Option("--dark", help="Dark paper.")] = False,
+    language: Annotated[str, typer.Option(help="en or zh; zh needs a font with Chinese glyphs.")] = "en",
+    only: Annotated[list[str] | None, typer.Option(help="Name of one figure; may be repeated.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Draw the rope of this config.json or model folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
+) -> None:
+    """Write every figure of rotary encodings and a contact sheet."""
+    choice("format", format, FORMATS)
+    names = [choice("only", name, FIGURES) for name in only or FIGURES]
+    look = Look(dark, language)
+    view = View(look=look) if config is None else _view_of(config, look)
+    paths = write_all(folder, view, names, format)
+    note = "no font with Chinese glyphs was found: the labels are English" if language == "zh" and not look.face else None
+    if json:
+        print(json_format.dumps({"figures": {p.stem: str(p) for p in paths[:-1]}, "sheet": str(paths[-1]), "note": note}))
+        return
+    out = console()
+    out.print(*map(str, paths), sep="\n", soft_wrap=True)
+    if note:
+        out.print(note)
+
+
+def _view_of(config: Path, look: Look) -> View:
+    """The view of the first layer type that turns."""
+    from ropewalk.analysis import read_checkpoint
+
+    facts = next((each for each in read_checkpoint(config).layers.values() if each is not None), None)
+    if facts is None:
+        raise RopeError("config", "must rotate at least one layer type", str(config))
+    return View(facts.spec, facts.trained, facts.served, look)

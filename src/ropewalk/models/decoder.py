@@ -1,0 +1,181 @@
+"""Decoder: a Llama, Qwen, Mistral or MiniMind with any encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Integer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.attention import KVCache
+from ropewalk.attention.softmax import as_encoding
+from ropewalk.encodings import Encoding, Sizes
+from ropewalk.errors import RopeError
+from ropewalk.models import generation
+from ropewalk.models.decoder_attention import RunningState, make_attention, next_positions
+from ropewalk.models.decoder_config import DecoderConfig
+from ropewalk.models.decoder_loss import IGNORED, token_loss
+from ropewalk.models.experts import Experts, GatedNetwork, MixtureOfExperts, Routes, balance_loss
+
+Caches = list[KVCache] | list[RunningState]
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + network(norm(x))."""
+
+    def __init__(self, config: DecoderConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.self_attn = make_attention(config, config.layer_types[index])  # type: ignore[index]  # resolved by the config
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = MixtureOfExperts(config) if config.has_experts(index) else GatedNetwork(config)
+        self.dropout = config.dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        padding: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: KVCache | RunningState | None = None,
+    ) -> tuple[Tensor, Routes | None]:
+        """x [B, S, hidden], and where the experts' router sent its tokens."""
+        mixed = self.self_attn.mix(self.input_layernorm(x), positions, padding, documents, cache)  # type: ignore[arg-type]
+        x = x + self._dropped(mixed)
+        out, routes = self.mlp(self.post_attention_layernorm(x))
+        return x + self._dropped(out), routes
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model; `DecoderConfig` has its choices, `checkpoints.load` its trained weights."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        sizes = Sizes(config.num_heads, config.head_dim or 0, config.hidden_size, config.length)
+        self.encoding = as_encoding(config.input_encoding, sizes) if config.input_encoding else None
+        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.lm_head = None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights as before training: normal with `init_std`, biases 0, norms 1."""
+        std = self.config.init_std
+        # an encoding knows best how its own parameters begin
+        own = {part for module in self.modules() if isinstance(module, Encoding) for part in module.modules()}
+        for module in (module for module in self.modules() if module not in own):
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+            if isinstance(module, Experts):
+                nn.init.normal_(module.gate_up_proj, std=std)
+                nn.init.normal_(module.down_proj, std=std)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The matrix [vocab, hidden] that makes logits: the embeddings themselves where they are tied."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def forward(
+        self,
+        tokens: Integer[Tensor, "B S"],
+        positions: Integer[Tensor, "..."] | None = None,
+        padding: Bool[Tensor, "B S"] | None = None,
+        documents: Integer[Tensor, "B S"] | None = None,
+        caches: Caches | None = None,
+    ) -> Float[Tensor, "B S V"]:
+        """Logits of the next token after each of `tokens`.
+
+        positions  integer [S], [B, S] or [axes, B, S]; by default each row counts its real tokens behind the caches
+        padding    True for real tokens
+        documents  the number of the packed document of each token, which sees no other
+        caches     from `caches()`: these tokens go on from what they hold
+        """
+        return F.linear(self.features(tokens, positions, padding, documents, caches), self.head_weight)
+
+    def features(
+        self,
+        tokens: Integer[Tensor, "B S"],
+        positions: Integer[Tensor, "..."] | None = None,
+        padding: Bool[Tensor, "B S"] | None = None,
+        documents: Integer[Tensor, "B S"] | None = None,
+        caches: Caches | None = None,
+    ) -> Float[Tensor, "B S H"]:
+        """What the logits are made of: the last layer's output, normed."""
+        return self._run(tokens, positions, padding, documents, caches)[0]
+
+    def loss(
+        self,
+        tokens: Integer[Tensor, "B S"],
+        targets: Integer[Tensor, "B S"] | None = None,
+        positions: Integer[Tensor, "..."] | None = None,
+        padding: Bool[Tensor, "B S"] | None = None,
+        documents: Integer[Tensor, "B S"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """The mean cross entropy of `targets`, plus the experts' balance loss; the logits never stand in memory at once.
+
+        targets[b, s] is the token that should follow tokens[b, s], -100 where it does not count. None: the next one of
+        `tokens`, except past the end of a row, of its real tokens, or of a document.
+        """
+        x, routes = self._run(tokens, positions, padding, documents, None)
+        targets = following(tokens, padding, documents) if targets is None else targets
+        loss = token_loss(x.flatten(0, 1), self.head_weight, targets.flatten())
+        if routes and self.config.router_aux_coef:
+            loss = loss + self.config.router_aux_coef * balance_loss(routes, padding)
+        return loss
+
+    def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
+        """One empty cache a layer, of a kind that KVCache has; linear attention keeps a state of constant size instead."""
+        if self.config.attention == "linear":
+            return [RunningState() for _ in self.layers]
+        return [KVCache(kind, capacity, sinks) for _ in self.layers]
+
+    def generate(self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any) -> Integer[Tensor, "B T"]:
+        """The prompt and what follows it; `options` as in `generation.steps`, and `stream`, called with every step's tokens."""
+        return generation.generate(self, tokens, max_new_tokens, **options)
+
+    def stream(self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any) -> Iterator[Tensor]:
+        """The new tokens [B], one step after another; `options` as in `generation.steps`."""
+        return generation.steps(self, tokens, max_new_tokens, **options)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        padding: Tensor | None,
+        documents: Tensor | None,
+        caches: Sequence | None,
+    ) -> tuple[Tensor, list[Routes]]:
+        if caches is not None and len(caches) != len(self.layers):
+            raise RopeError("caches", f"must be one for each of the {len(self.layers)} layers", len(caches))
+        if positions is None:
+            positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]
+        x = self.embed_tokens(tokens)
+        if self.encoding is not None:
+            x = self.encoding.embed(x, positions)
+        found: list[Routes] = []
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+            x, routes = layer(x, positions, padding, documents, cache)
+            if routes is not None:
+                found.append(routes)
+        return self.norm(x), found
+
+
+def following(tokens: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
+    """The token after each token; -100 where none of the same row, document and real text follows."""
+    targets = torch.full_like(tokens, IGNORED, dtype=torch.int64)
+    targets[:, :-1] = tokens[:, 1:]
+    if padding is not None:
+        targets[:, :-1].masked_fill_(~(padding[:, 1:] & padding[:, :-1]), IGNORED)
+    if documents is not None:
+        targets[:, :-1].masked_fill_(documents[:, 1:] != documents[:, :-1], IGNORED)
+    return targets

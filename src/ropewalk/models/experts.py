@@ -1,0 +1,129 @@
+"""Feed-forward networks: one gated network a layer, or a mixture of experts as Qwen3-MoE and MiniMind have it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.models.activations import ACTIVATIONS
+from ropewalk.models.decoder_config import DecoderConfig
+
+
+class Routes(NamedTuple):
+    """Where a layer sent its tokens: probabilities [T, experts] in float32 and the chosen experts [T, k]."""
+
+    probabilities: Tensor
+    chosen: Tensor
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * up that keeps its packed input alone: autograd would keep silu(gate) too, and join two gradients."""
+
+    @staticmethod
+    def forward(ctx, packed: Tensor) -> Tensor:
+        ctx.save_for_backward(packed)
+        gate, up = packed.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (packed,) = ctx.saved_tensors
+        gate, up = packed.chunk(2, dim=-1)
+        out = torch.empty_like(packed)
+        gate_grad, up_grad = out.chunk(2, dim=-1)
+        torch.mul(grad, F.silu(gate), out=up_grad)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=gate_grad)
+        return out
+
+
+def gated(packed: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up of packed [..., 2 I], gate first."""
+    if activation in ("silu", "swish") and not torch.compiler.is_compiling():
+        return _Gated.apply(packed)  # type: ignore[return-value]  # a compiler does the same by itself
+    gate, up = packed.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+class GatedNetwork(nn.Module):
+    """down(activation(gate(x)) * up(x)), gate and up in one matrix."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.down_proj(gated(self.gate_up_proj(x), self.activation)), None
+
+
+class Experts(nn.Module):
+    """The matrices of all experts: gate_up [E, 2 I, hidden] and down [E, hidden, I]."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        count, size, hidden = config.num_experts, config.moe_intermediate_size or 0, config.hidden_size
+        self.activation = config.activation
+        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
+        self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
+
+    def one(self, x: Tensor, expert: int) -> Tensor:
+        """Expert number `expert` on x [T, hidden]."""
+        return F.linear(gated(F.linear(x, self.gate_up_proj[expert]), self.activation), self.down_proj[expert])
+
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts of every token; x [T, hidden], weights and chosen [T, k]."""
+        if torch.compiler.is_compiling():
+            return self._all(x, weights, chosen)
+        count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
+        order = chosen.flatten().argsort(stable=True)
+        token = order // per_token
+        sizes = chosen.flatten().bincount(minlength=count).tolist()  # waits for the device, once a layer
+        parts = [self.one(part, e) for e, part in enumerate(x[token].split(sizes)) if sizes[e]]
+        mixed = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, token, mixed.to(x.dtype))
+
+    def _all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Every expert on every token: more arithmetic, but nothing depends on the values, so a graph can hold it."""
+        count = self.gate_up_proj.shape[0]
+        share = weights.new_zeros(x.shape[0], count).scatter(1, chosen, weights)
+        return sum((self.one(x, e) * share[:, e : e + 1] for e in range(count)), torch.zeros_like(x))
+
+
+class MixtureOfExperts(nn.Module):
+    """A router picks a few experts for every token; the softmax over all of them gives the weights."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.per_token, self.norm_topk = config.experts_per_token, config.norm_topk
+        self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.experts = Experts(config)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Routes]:
+        flat = x.flatten(0, -2)
+        scores = self.gate(flat)
+        high = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        probabilities = scores.softmax(dim=-1, dtype=high)
+        weights, chosen = probabilities.topk(self.per_token, dim=-1)
+        if self.norm_topk:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = self.experts(flat, weights.to(scores.dtype), chosen)
+        return out.view_as(x), Routes(probabilities, chosen)
+
+
+def balance_loss(routes: list[Routes], padding: Tensor | None = None) -> Tensor:
+    """How unevenly the experts are used, over all layers: experts * sum(share of choices * mean probability); k if even.
+
+    `padding` [B, S] leaves out tokens that are not real.
+    """
+    probabilities = torch.cat([route.probabilities for route in routes])  # [layers T, E]
+    chosen = torch.cat([route.chosen for route in routes])
+    count = probabilities.shape[-1]
+    real = torch.ones_like(probabilities[:, :1]) if padding is None else padding.flatten().repeat(len(routes)).unsqueeze(-1)
+    real = real.to(probabilities.dtype)
+    times = probabilities.new_zeros(chosen.shape[0], count).scatter_add(1, chosen, real.expand_as(chosen))
+    return count * (times.sum(0) * (probabilities * real).sum(0)).sum() / real.sum().clamp(min=1).square()

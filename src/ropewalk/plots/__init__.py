@@ -1,0 +1,86 @@
+"""Numbers to pictures: FIGURES names every figure, each a function of a View; nothing is drawn on a screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import choice
+from ropewalk.plots import distance, ladder, turning
+from ropewalk.plots.ladder import clock_faces, ratio_lines
+from ropewalk.plots.look import FORMATS, LIGHT, Look, blank, dress, finish, format_of, legend, save
+from ropewalk.plots.turning import precision_lines
+from ropewalk.plots.view import View
+
+#: every figure by name. Add a function of a View here and `ropewalk figures`, the contact sheet and the tests pick it up.
+FIGURES: dict[str, Callable[[View], Any]] = {
+    figure.__name__: figure
+    for figure in (
+        turning.rotation, ladder.clocks, ladder.spectrum, ladder.angles, ladder.periodicity, ladder.beyond, ladder.coverage,
+        ladder.scalings, distance.decay, distance.similarity, distance.similarity_map, distance.inner_products, distance.tsne,
+        distance.base_bound, turning.variants, turning.precision,
+    )
+}  # fmt: skip
+
+
+def draw(name: str, view: View | None = None) -> Any:
+    """One figure by name, as a matplotlib Figure."""
+    return FIGURES[choice("figure", name, FIGURES)](view or View())
+
+
+def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 4) -> Any:
+    """All given figures as small pictures on one sheet, each under its name."""
+    across = min(across, len(figures))
+    sheet, _ = blank(look, 4.2 * across, 3.0 * math.ceil(len(figures) / across), across=1)
+    sheet.clear()
+    for place, (name, figure) in enumerate(figures.items(), start=1):
+        ax = sheet.add_subplot(math.ceil(len(figures) / across), across, place)
+        ax.imshow(_pixels(figure))
+        ax.set_title(name, color=look.ink, fontsize=10)
+        ax.axis("off")
+    return sheet
+
+
+def _pixels(figure: Any, dpi: int = 72) -> np.ndarray:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    before = figure.dpi
+    figure.set_dpi(dpi)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba()).copy()
+    figure.set_dpi(before)
+    return pixels
+
+
+def write_all(folder: Path, view: View | None = None, names: list[str] | None = None, suffix: str = "png") -> list[Path]:
+    """Write the named figures, or all of them, and a contact sheet; the paths, the sheet last."""
+    view = view or View()
+    drawn = {name: draw(name, view) for name in names or FIGURES}
+    paths = [save(figure, folder / f"{name}.{suffix}") for name, figure in drawn.items()]
+    return [*paths, save(contact_sheet(drawn, view.look), folder / "contact-sheet.png", dpi=100)]
+
+
+__all__ = [
+    "FIGURES",
+    "FORMATS",
+    "LIGHT",
+    "Look",
+    "View",
+    "blank",
+    "clock_faces",
+    "contact_sheet",
+    "draw",
+    "dress",
+    "finish",
+    "format_of",
+    "legend",
+    "precision_lines",
+    "ratio_lines",
+    "save",
+    "write_all",
+]

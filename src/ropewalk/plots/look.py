@@ -1,0 +1,168 @@
+"""One look for all figures: Okabe-Ito colours that every eye tells apart, light or dark paper, English or Chinese."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopeError, choice, flag
+from ropewalk.plots.words import CHINESE
+
+LANGUAGES = ("en", "zh")
+FORMATS = ("png", "svg", "pdf")
+#: Okabe and Ito's palette, without the colours that fade into the paper
+ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+ON_DARK = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
+#: sequential and diverging maps that stay ordered for colour-blind eyes and in grey
+MAP, SIGNED_MAP = "cividis", "PuOr"
+#: faces that hold Chinese, the likeliest first; any other face with the glyphs will do
+CHINESE_FACES = (
+    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Microsoft YaHei",
+    "Hiragino Sans GB", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Heiti SC", "Arial Unicode MS",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Look:
+    """Paper and language of a figure."""
+
+    dark: bool = False
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        flag("dark", self.dark)
+        choice("language", self.language, LANGUAGES)
+
+    @property
+    def paper(self) -> str:
+        return "#14181d" if self.dark else "#ffffff"
+
+    @property
+    def ink(self) -> str:
+        return "#e8ecf0" if self.dark else "#1d2733"
+
+    @property
+    def quiet(self) -> str:
+        return "#98a3af" if self.dark else "#6b7682"
+
+    @property
+    def grid(self) -> str:
+        return "#2b333c" if self.dark else "#e6eaee"
+
+    def colour(self, index: int) -> str:
+        """The colour of the index-th series; they come round after six."""
+        colours = ON_DARK if self.dark else ON_LIGHT
+        return colours[index % len(colours)]
+
+    @property
+    def face(self) -> str | None:
+        """The font family for Chinese labels, where they are asked for and a font can draw them."""
+        return chinese_face() if self.language == "zh" else None
+
+    def say(self, text: str, **values: object) -> str:
+        """A label in the figure's language, its {names} filled in; English where no font can draw Chinese."""
+        return (CHINESE[text] if self.face else text).format(**values)
+
+
+LIGHT = Look()
+
+
+@lru_cache(maxsize=1)
+def chinese_face() -> str | None:
+    """A font family with Chinese glyphs on this machine, or None."""
+    from matplotlib.font_manager import fontManager
+    from matplotlib.ft2font import FT2Font
+
+    found = sorted(fontManager.ttflist, key=lambda entry: _rank(entry.name))
+    for entry in found:
+        # the last-resort face has a glyph for everything, and all of them are empty boxes
+        if not entry.name.startswith("Last Resort") and FT2Font(entry.fname).get_char_index(ord("频")):
+            return entry.name
+    return None
+
+
+def _rank(name: str) -> int:
+    return CHINESE_FACES.index(name) if name in CHINESE_FACES else len(CHINESE_FACES)
+
+
+def blank(look: Look, width: float = 8.0, height: float = 4.2, across: int = 1) -> tuple[Any, list[Any]]:
+    """An empty figure and its axes in the look."""
+    try:
+        # the object interface: no global state, no display needed
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RopeError("figure", "needs matplotlib; run: pip install 'ropewalk[lab]'", None) from None
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=look.paper)
+    panels = list(figure.subplots(1, across, squeeze=False)[0])
+    for ax in panels:
+        ax.set_facecolor(look.paper)
+        ax.tick_params(which="both", colors=look.quiet, length=0)
+        for side in ax.spines.values():
+            side.set_visible(False)
+        ax.grid(color=look.grid, linewidth=0.8)
+        ax.set_axisbelow(True)
+    return figure, panels
+
+
+def dress(ax: Any, look: Look, *, title: str = "", x: str = "", y: str = "") -> None:
+    """Title and axis labels, in the figure's language; what is empty stays away."""
+    if title:
+        ax.set_title(look.say(title), loc="left", color=look.ink, weight="bold", fontsize=13, pad=12)
+    for text, put in ((x, ax.set_xlabel), (y, ax.set_ylabel)):
+        if text:
+            put(look.say(text), color=look.ink)
+
+
+def legend(ax: Any, look: Look, **options: Any) -> None:
+    """A legend whose words have the colours of their lines."""
+    ax.legend(frameon=False, labelcolor="linecolor", prop={"weight": "bold", "size": 9}, **options)
+
+
+def heat(figure: Any, ax: Any, look: Look, values: Any, *, signed: bool, label: str, extent: Sequence[float]) -> None:
+    """A matrix as colours with its bar; a signed one is centred on zero."""
+    limit = abs(values).max()
+    image = ax.imshow(
+        values,
+        cmap=SIGNED_MAP if signed else MAP,
+        vmin=-limit if signed else None,
+        vmax=limit if signed else None,
+        extent=extent,
+        origin="lower",
+    )
+    ax.grid(False)
+    bar = figure.colorbar(image, ax=ax)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=look.quiet, length=0)
+    bar.set_label(look.say(label), color=look.ink)
+
+
+def finish(figure: Any, look: Look) -> Any:
+    """The figure, its words in a face that can draw them."""
+    from matplotlib.text import Text
+
+    if look.face:
+        for text in figure.findobj(Text):
+            text.set_fontfamily([look.face, "DejaVu Sans"])
+    return figure
+
+
+def format_of(path: Path) -> str:
+    """The picture format a path asks for by its suffix."""
+    return choice("format", path.suffix.lower().lstrip("."), FORMATS)
+
+
+def save(figure: Any, path: Path, dpi: int = 120) -> Path:
+    """Write a figure as PNG, SVG or PDF by its suffix; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    suffix = format_of(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    # ids of an SVG are salted at random unless told otherwise; its words stay text that can be searched
+    with rc_context({"svg.hashsalt": "ropewalk", "svg.fonttype": "none"}):
+        figure.savefig(path, dpi=dpi, metadata=undated[suffix], facecolor=figure.get_facecolor())
+    return path

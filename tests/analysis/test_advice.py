@@ -1,0 +1,92 @@
+"""Advice as data: every rule has a spec it speaks of and one it does not, and rests on a figure that exists."""
+
+import string
+from pathlib import Path
+
+import pytest
+
+import ropewalk as rw
+from ropewalk import analysis, axes, plots
+from ropewalk.frequencies import Default, DynamicYarn, Linear, Llama3, XPos, Yarn
+
+#: rule -> facts it applies to, facts it does not apply to
+CASES = {
+    "in_range": [({}, 512, 512), ({}, 512, 1024)],
+    "unseen_angles": [({}, 512, 1024), ({}, 512, 512)],
+    "stretched_too_little": [
+        ({"scaling": Llama3(8.0, original_length=512)}, 512, 8192),
+        ({"scaling": Yarn(factor=2.0, original_length=512)}, 512, 1024),
+    ],
+    "trained_unknown": [({"scaling": Linear(2.0)}, 512, 512), ({"scaling": Linear(2.0)}, 256, 512)],
+    "linear_blurs": [({"scaling": Linear(2.0)}, 512, 1024), ({"scaling": Linear(1.0)}, 512, 512)],
+    "always_on": [
+        ({"scaling": Yarn(factor=2.0, original_length=512)}, 512, 1024),
+        ({"scaling": DynamicYarn(original_length=512)}, 512, 1024),
+    ],
+    "beta_too_fast": [
+        ({"scaling": Yarn(factor=2.0, original_length=128)}, 128, 256),
+        ({"scaling": Yarn(factor=2.0, original_length=128, beta_fast=20.0)}, 128, 256),
+    ],
+    "follows_the_length": [({"scaling": DynamicYarn(original_length=512)}, 512, 1024), ({"scaling": Linear(2.0)}, 512, 1024)],
+    "float32_angles": [({}, 131_072, 131_072), ({}, 4096, 4096)],
+    "large_table": [({}, 1 << 20, 1 << 20), ({}, 4096, 4096)],
+    "all_repeat": [({"theta": 10.0}, 512, 512), ({}, 512, 512)],
+    "random_keys_win": [({"theta": 4400.0}, 1024, 1024), ({"theta": 4300.0}, 1024, 1024)],
+    "axes": [({"axes": axes.chunked([16, 24, 24])}, 512, 512), ({}, 512, 512)],
+    "causal_only": [({"scaling": XPos()}, 512, 512), ({}, 512, 512)],
+}
+
+
+def named(case):
+    changes, trained, served = case
+    return {each.name: each for each in analysis.advise(analysis.Facts(rw.RopeSpec(128, **changes), trained, served))}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_speaks_where_it_should_and_only_there(name):
+    applies, does_not = CASES[name]
+    assert name in named(applies)
+    assert name not in named(does_not)
+
+
+def test_every_rule_has_its_case_and_rests_on_a_figure():
+    assert list(CASES) == [rule.name for rule in analysis.RULES]
+    assert {each.figure for each in (*analysis.RULES, *analysis.GUIDE)} <= set(plots.FIGURES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_advice_is_a_sentence_with_its_numbers_filled_in(name):
+    advice = named(CASES[name][0])[name]
+    assert advice.advice[0] in string.ascii_uppercase
+    assert advice.advice.endswith(".")
+    assert "{" not in advice.advice + advice.because
+    assert advice.because
+
+
+def test_the_numbers_of_advice_are_those_of_the_spec():
+    # of Llama 2's 64 pairs, 46 complete a turn within 4,096 tokens: 92 critical dimensions
+    advice = named(({}, 4096, 16_384))["unseen_angles"]
+    assert "Yarn(factor=4, original_length=4096)" in advice.advice
+    assert advice.because.startswith("18 of 64 pairs")
+    assert "512 MiB" in named(({}, 1 << 20, 1 << 20))["large_table"].because  # 2^20 x 64 pairs x 2 x 4 bytes
+
+
+def test_a_window_bounds_the_distances_and_not_the_positions():
+    plain, windowed = (analysis.Facts(rw.RopeSpec(128), 4096, 131_072, window) for window in (None, 1024))
+    assert plain.new_angles == 18
+    assert windowed.new_angles == 0
+    assert (windowed.seen, windowed.reach) == (1024, 1024)
+    assert windowed.errors == plain.errors
+    assert {each.name for each in analysis.advise(windowed)} == {"in_range", "float32_angles"}
+
+
+@pytest.mark.parametrize("values", [(0, 5), (5, 0), (5, 5, 0)])
+def test_lengths_must_be_positive(values):
+    with pytest.raises(rw.RopeError, match=r"trained|served|window"):
+        analysis.Facts(rw.RopeSpec(8, scaling=Default()), *values)
+
+
+def test_the_page_shows_the_guide_as_it_is():
+    page = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8").replace("`", "")
+    rows = [f"| {use.use} | {use.choose} | {use.because} |" for use in analysis.GUIDE]
+    assert [row for row in rows if row not in page] == []

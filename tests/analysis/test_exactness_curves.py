@@ -1,0 +1,89 @@
+"""Errors of cos and sin by position, against 50-digit arithmetic and each engine's own steps in NumPy."""
+
+import mpmath
+import numpy as np
+import pytest
+
+import ropewalk as rw
+from frequency_oracle import cos_sin
+from helpers import sample_spec
+from ropewalk import analysis
+
+SPEC = rw.RopeSpec(10, theta=100.0)
+FLOAT32 = (1 / np.float32(100) ** (np.arange(0, 10, 2, dtype=np.float32) / np.float32(10))).astype(np.float32)
+
+
+@pytest.mark.parametrize("position", [0, 1, -3, 131_071, 2**40 + 3, 2**61 - 1])
+def test_true_angles_are_reduced_exactly(position):
+    steps = analysis.radians(SPEC)
+    for step, angle in zip(steps, analysis.true_angles(steps, [position])[0], strict=True):
+        assert 0 <= angle < 6.2832
+        cos, sin = cos_sin(step, position)
+        assert np.cos(angle) == pytest.approx(float(cos), abs=2e-15)
+        assert np.sin(angle) == pytest.approx(float(sin), abs=2e-15)
+
+
+@pytest.mark.parametrize("position", [1_000, 131_071, 2**40])
+def test_exact_is_off_by_one_float32_rounding_at_any_position(position):
+    (error,) = analysis.error_curves(SPEC, [position], ["exact"])["exact"]
+    # half a unit of float32 below 1, and half of 2^-64 turns a step
+    assert 2e-8 < error < 2**-25 + 1e-9 + position * np.pi * 2.0**-64
+
+
+@pytest.mark.parametrize("position", [1_000, 131_071, 10_000_000])
+def test_hf_is_off_by_what_float32_angles_are_off_by(position):
+    angles = np.float32(position) * FLOAT32
+    true = [cos_sin(step, position) for step in analysis.radians(SPEC)]
+    off = max(
+        abs(float(function(np.float64(a))) - float(t[i]))
+        for a, t in zip(angles, true, strict=True)
+        for i, function in enumerate((np.cos, np.sin))
+    )
+    (error,) = analysis.error_curves(SPEC, [position], ["hf"], width=1)["hf"]
+    assert error == pytest.approx(off, rel=1e-2, abs=2e-7)
+
+
+def test_a_checkpoints_own_frequencies_are_the_reference_of_its_spec():
+    spec = SPEC.with_(precision="hf_frequencies")
+    found = analysis.error_curves(spec, [10_000_000], ["exact", "hf_frequencies", "hf"])
+    assert found["hf_frequencies"][0] < 4e-8
+    assert found["exact"][0] > 1e-3
+    assert found["hf"][0] > 1e-3
+
+
+def test_bfloat16_positions_land_on_a_neighbour():
+    # 257 has no bfloat16 of its own: it becomes 256
+    (error,) = analysis.error_curves(SPEC, [257], ["bfloat16 positions"], width=1)["bfloat16 positions"]
+    steps = [mpmath.mpf(float(s)) for s in analysis.radians(SPEC)]
+    off = max(max(abs(f(256 * s) - f(257 * s)) for f in (mpmath.cos, mpmath.sin)) for s in steps)
+    assert error == pytest.approx(float(off), abs=1e-4)
+
+
+@pytest.mark.parametrize(("way", "bits"), [("float16 table", 11), ("bfloat16 table", 8)])
+def test_a_table_in_half_precision_is_off_by_its_last_bit(way, bits):
+    (error,) = analysis.error_curves(SPEC, [100], [way], width=64)[way]
+    assert 0.7 * 2.0 ** -(bits + 1) < error <= 2.0 ** -(bits + 1) + 1e-5
+
+
+def test_the_worst_of_the_width_is_taken():
+    one_by_one = [analysis.error_curves(SPEC, [p], ["hf"], width=1)["hf"][0] for p in range(96, 101)]
+    assert analysis.error_curves(SPEC, [100], ["hf"], width=5)["hf"][0] == max(one_by_one)
+
+
+#: these list a value for each pair of one ladder, and an axial map has two
+LISTED = ("longrope", "given")
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"), [*((n, "one") for n in rw.SCALINGS), *((n, "axial") for n in rw.SCALINGS if n not in LISTED)]
+)
+def test_every_scaling_and_axis_map_has_curves_without_its_magnitude(name, axis):
+    found = analysis.error_curves(sample_spec(name, axis), [0, 500], length=600)
+    assert list(found) == list(analysis.WAYS)
+    assert found["exact"].max() < 4e-8
+
+
+def test_an_unknown_way_is_refused_and_every_way_says_who_uses_it():
+    assert list(analysis.USED_BY) == list(analysis.WAYS)
+    with pytest.raises(rw.RopeError, match="ways"):
+        analysis.error_curves(SPEC, [1], ["float8"])

@@ -1,0 +1,64 @@
+"""Order and doors: attention without positions sees a set, adding is relative only in part, turning wholly."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import ropewalk as rw
+from helpers import HEAD_DIM, ROTARY_START, sample_spec
+from ropewalk import analysis
+
+STEPS = analysis.radians(rw.RopeSpec(10, theta=100.0))
+
+
+def tokens(count=7, dim=10, seed=0):
+    return np.random.default_rng(seed).normal(size=(3, count, dim))
+
+
+def test_attention_is_that_of_torch():
+    q, k, v = tokens()
+    expected = torch.nn.functional.scaled_dot_product_attention(*(torch.from_numpy(x)[None] for x in (q, k, v)))[0]
+    assert analysis.attend(q, k, v) == pytest.approx(expected.numpy(), abs=1e-12)
+    turned = rw.Rope(rw.RopeSpec(10, theta=100.0))(*(torch.from_numpy(x)[None, None] for x in (q, k)))
+    expected = torch.nn.functional.scaled_dot_product_attention(*turned, torch.from_numpy(v)[None, None])[0, 0]
+    assert analysis.attend(q, k, v, STEPS) == pytest.approx(expected.numpy(), abs=1e-12)
+
+
+@pytest.mark.parametrize("order", [[2, 1, 0, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0]])
+def test_without_positions_the_cat_may_chase_or_be_chased(order):
+    q, k, v = tokens()
+    assert analysis.permutation_gap(q, k, v, order) < 1e-14
+    assert analysis.permutation_gap(q, k, v, order, STEPS) > 0.1
+
+
+def test_a_token_left_in_place_is_no_permutation():
+    assert analysis.permutation_gap(*tokens(), list(range(7)), STEPS) == 0
+
+
+def sinusoid(position):
+    return np.array([f(position * step) for f in (math.cos, math.sin) for step in STEPS])
+
+
+def test_turning_is_relative_and_keeps_the_norm_where_adding_does_neither():
+    q, k, _ = tokens(1)[:, 0]
+    shifts = np.arange(0, 500, 17)
+    found = analysis.doors(q, k, STEPS, 3, shifts)
+    assert np.ptp(found.turned_score) < 1e-11
+    assert found.turned_score[0] == pytest.approx(analysis.scores(q, k, STEPS, [3])[0], abs=1e-12)
+    assert found.turned_norm == pytest.approx(np.full(len(shifts), np.linalg.norm(q)), rel=1e-12)
+    assert found.added_score == pytest.approx([(q + sinusoid(s + 3)) @ (k + sinusoid(s)) for s in shifts], abs=1e-11)
+    assert found.added_norm == pytest.approx([np.linalg.norm(q + sinusoid(s + 3)) for s in shifts], rel=1e-12)
+    assert np.ptp(found.added_score) > 1
+    assert np.ptp(found.added_norm) > 0.5
+
+
+@pytest.mark.parametrize("name", rw.SCALINGS)
+def test_the_path_of_a_query_is_where_the_module_takes_it(name):
+    spec, positions = sample_spec(name), torch.tensor([0, 1, 5, 40])
+    x = torch.zeros(1, 1, 4, HEAD_DIM, dtype=torch.float64)
+    x[..., ROTARY_START : ROTARY_START + spec.pairs] = 1
+    turned = rw.Rope(spec).rotate(x, positions, length=41).detach()[0, 0].numpy()[:, ROTARY_START : ROTARY_START + 2 * spec.pairs]
+    found = analysis.query_path(spec, positions.numpy(), 41)
+    assert found == pytest.approx(turned[:, : spec.pairs] + 1j * turned[:, spec.pairs :], abs=1e-9)

@@ -1,0 +1,71 @@
+"""`ropewalk figures`: files on disk, names on the screen, refusals in one line."""
+
+import json
+
+import pytest
+
+from ropewalk import cli, plots
+from ropewalk.plots import look
+
+
+@pytest.fixture(autouse=True)
+def _listed(monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "figures", "ropewalk.commands.figures:figures")
+
+
+def call(capsys, *args):
+    code = 0
+    try:
+        cli.main(["figures", *map(str, args)])
+    except SystemExit as stop:
+        code = stop.code or 0
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_every_figure_and_a_sheet_are_written(capsys, tmp_path, monkeypatch):
+    # each figure is rendered in its own test; here three stand for all
+    for name in list(plots.FIGURES)[3:]:
+        monkeypatch.delitem(plots.FIGURES, name)
+    code, out, err = call(capsys, tmp_path / "all")
+    assert (code, err) == (0, "")
+    written = {path.name for path in (tmp_path / "all").iterdir()}
+    assert written == {f"{name}.png" for name in plots.FIGURES} | {"contact-sheet.png"}
+    assert [line.rsplit("/", 1)[-1] for line in out.split()] == [*(f"{name}.png" for name in plots.FIGURES), "contact-sheet.png"]
+
+
+def test_only_some_dark_svg_of_a_config_as_json(capsys, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"rope_theta": 100.0, "head_dim": 8, "max_position_embeddings": 64}')
+    args = (tmp_path, "--only", "spectrum", "--only", "angles", "--format", "svg", "--dark", "--config", config, "--json")
+    code, out, _ = call(capsys, *args)
+    found = json.loads(out)
+    assert code == 0
+    assert list(found["figures"]) == ["spectrum", "angles"]
+    assert found["note"] is None
+    svg = (tmp_path / "spectrum.svg").read_text(encoding="utf-8")
+    assert look.Look(dark=True).paper in svg
+    assert (tmp_path / "contact-sheet.png").exists()
+
+
+def test_a_missing_chinese_face_is_told(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(look, "chinese_face", lambda: None)
+    code, out, _ = call(capsys, tmp_path, "--only", "angles", "--language", "zh")
+    assert code == 0
+    assert "the labels are English" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--only", "pie"), "only: must be one of rotation"),
+        (("--format", "bmp"), "format: must be one of png, svg, pdf; got 'bmp'"),
+        (("--language", "fr"), "language: must be one of en, zh; got 'fr'"),
+        (("--config", "nowhere.json"), "config: must be the path of a config.json"),
+    ],
+)
+def test_a_bad_request_is_one_line(capsys, tmp_path, args, says):
+    code, out, err = call(capsys, tmp_path, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ropewalk: {says}")
+    assert err.count("\n") == 1

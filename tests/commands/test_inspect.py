@@ -1,0 +1,166 @@
+"""`ropewalk inspect`: values with their sources, reach, precision, memory and advice, as tables and as JSON."""
+
+import json
+import math
+
+import pytest
+
+from ropewalk import analysis, cli
+from ropewalk.commands import inspect as inspect_command
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131_072,
+    "rope_theta": 500_000.0,
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192},
+}  # fmt: skip
+GEMMA = {
+    "model_type": "gemma3_text", "head_dim": 16, "max_position_embeddings": 8192, "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 512,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _listed(monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "inspect", "ropewalk.commands.inspect:inspect")
+
+
+def call(capsys, *args):
+    code = 0
+    try:
+        cli.main(["inspect", *map(str, args)])
+    except SystemExit as stop:
+        code = stop.code or 0
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.fixture
+def write(tmp_path):
+    def at(config, name="config.json"):
+        (tmp_path / name).write_text(config if isinstance(config, str) else json.dumps(config))
+        return tmp_path / name
+
+    return at
+
+
+def report(capsys, *args):
+    code, out, err = call(capsys, *args, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_has_every_value_with_its_source(capsys, write):
+    values = report(capsys, write(LLAMA))["layers"]["full_attention"]["values"]
+    assert values["theta"] == {"value": 500_000.0, "source": "config.rope_theta"}
+    assert values["factor"] == {"value": 8.0, "source": "rope_scaling.factor"}
+    assert values["head_dim"] == {"value": 128, "source": "hidden_size / num_attention_heads"}
+
+
+def test_the_reach_of_llama_3(capsys, write):
+    layer = report(capsys, write(LLAMA))["layers"]["full_attention"]
+    summary = layer["summary"]
+    assert (summary["trained"], summary["served"]) == (8192, 131_072)
+    waves = [2 * math.pi * 500_000 ** (i / 64) for i in range(64)]
+    assert summary["critical_dimension"] == 2 * sum(w <= 8192 for w in waves)
+    assert summary["pairs_never_round_in_training"] == sum(w > 8192 for w in waves)
+    assert summary["bands"] == {
+        "kept": sum(w < 2048 for w in waves),
+        "blended": sum(2048 <= w <= 8192 for w in waves),
+        "interpolated": sum(w > 8192 for w in waves),
+    }
+    assert summary["longest_wavelength"] == pytest.approx(8 * waves[-1])
+    assert [pair["wavelength"] for pair in layer["pairs"]] == pytest.approx(waves)
+    assert layer["pairs"][0]["turns_in_training"] == pytest.approx(8192 / (2 * math.pi))
+    assert layer["pairs"][-1]["turns_served"] == pytest.approx(131_072 / (8 * waves[-1]))
+    # slowed by 8 but served at 16 times the trained length
+    assert layer["pairs"][-1]["new_angles"] is True
+    assert layer["pairs"][0]["new_angles"] is False
+
+
+def test_precision_memory_and_advice(capsys, write):
+    layer = report(capsys, write(LLAMA))["layers"]["full_attention"]
+    assert list(layer["precision"]) == list(analysis.WAYS)
+    assert layer["precision"]["hf_frequencies"]["error"] < 4e-8
+    assert layer["precision"]["hf"]["error"] > 2**-9
+    assert layer["memory_bytes"]["full"] == 131_072 * 64 * 2 * 4
+    assert {"stretched_too_little", "float32_angles"} <= {each["name"] for each in layer["advice"]}
+
+
+def test_lengths_may_be_given(capsys, write):
+    summary = report(capsys, write(LLAMA), "--trained", 131_072, "--served", 1000)["layers"]["full_attention"]["summary"]
+    assert (summary["trained"], summary["served"], summary["trained_from"]) == (131_072, 1000, "given")
+    assert summary["pairs_with_new_angles"] == 0
+
+
+def test_every_layer_type_is_shown(capsys, write):
+    path = write(GEMMA)
+    layers = report(capsys, path)["layers"]
+    assert layers["full_attention"]["values"]["theta"]["value"] == 1e6
+    assert layers["sliding_attention"]["values"]["theta"]["value"] == 1e4
+    assert layers["sliding_attention"]["summary"]["window"] == 512
+    code, out, _ = call(capsys, path)
+    assert code == 0
+    for word in ("full_attention", "sliding_attention", "rope_local_base_freq", "linear", "Advice"):
+        assert word in out
+
+
+def test_tables_show_what_json_has(capsys, write):
+    path = write(LLAMA)
+    code, out, err = call(capsys, path, "--guide")
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,108,864", "Which variant for which use"):
+        assert word in out
+    for way in analysis.WAYS:
+        assert way in out
+
+
+def test_still_layers_and_still_pairs_are_told(capsys, write):
+    config = {"model_type": "smollm3", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096,
+              "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}  # fmt: skip
+    path = write(config)
+    assert False in [layer["turns"] for layer in report(capsys, path)["layers"].values()]
+    assert "stands still" in call(capsys, path)[1]
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    half = write({"rope_parameters": rope, "head_dim": 8, "max_position_embeddings": 64})
+    pairs = report(capsys, half)["layers"]["full_attention"]["pairs"]
+    assert [pair["band"] for pair in pairs] == ["kept", "kept", "still", "still"]
+    assert pairs[-1]["scaled_wavelength"] is None
+    assert "still" in call(capsys, half)[1]
+
+
+def test_a_folder_and_a_plot(capsys, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect_command, "PLOTTED", ("angles",))
+    write(GEMMA)
+    code, out, _ = call(capsys, tmp_path, "--plot", tmp_path / "rope.png")
+    assert code == 0
+    assert "rope.png" in out.splitlines()[-1]
+    assert (tmp_path / "rope.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_warnings_of_the_config_are_shown(capsys, write):
+    path = write(LLAMA | {"rope_scaling": LLAMA["rope_scaling"] | {"surplus": 1}})
+    assert any("surplus" in text for text in report(capsys, path)["warnings"])
+    assert "warning: " in call(capsys, path)[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "says"),
+    [
+        ("{", (), "config: must be JSON"),
+        ({"model_type": "bert"}, (), "rope_parameters: must be given"),
+        (GEMMA | {"head_dim": 7}, (), "head_dim: must"),
+        ({"rope_theta": 1e4, "head_dim": 8}, (), "max_position_embeddings: must be in the config"),
+        (GEMMA, ("--served", 0), "served: must be an integer from 1"),
+        (GEMMA, ("--trained", -4), "trained: must be an integer from 1"),
+        (GEMMA, ("--plot", "rope.bmp"), "format: must be one of png, svg, pdf"),
+    ],
+)
+def test_a_refusal_is_one_line_and_exit_code_2(capsys, write, monkeypatch, tmp_path, config, args, says):
+    path = write(config)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, path, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"ropewalk: {says}")
+    assert err.count("\n") == 1

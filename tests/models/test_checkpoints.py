@@ -1,0 +1,246 @@
+"""Checkpoints: what is written is read back, what does not fit is named, and old entries are passed over."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from decoder_cases import SIZES, theirs
+from safetensors.torch import load_file, save_file
+from tiny_decoder import make, tokens
+
+import ropewalk as rw
+from door import assert_refused
+from ropewalk import frequencies
+from ropewalk.errors import RopeError
+from ropewalk.models import Decoder, RoFormer, RoFormerConfig, checkpoints
+from ropewalk.models.presets import PRESETS, build
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A saved Qwen3-shaped decoder and its parts, to be spoilt."""
+    model = make(qk_norm=True, tie_embeddings=False).float()
+    checkpoints.save(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def rewrite(folder, change):
+    """Change the weights of a folder, by their names."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def reconfigure(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("max_shard_bytes", [1, 20_000, 5_000_000_000])
+@pytest.mark.parametrize("options", [{}, {"num_experts": 3, "qk_norm": True, "dense_layers": (1,)}], ids=["dense", "experts"])
+def test_a_round_trip_is_exact_in_one_file_or_many(tmp_path, options, max_shard_bytes):
+    model = make(**options)
+    checkpoints.save(model, tmp_path / "model", max_shard_bytes=max_shard_bytes)
+    files = list((tmp_path / "model").glob("*.safetensors"))
+    assert (len(files) > 1) == (max_shard_bytes < 100_000)
+    again = checkpoints.load(tmp_path / "model")
+    assert not again.training
+    found, expected = again.state_dict(), model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    given = tokens()
+    assert torch.equal(again(given), model(given))  # also the precision of the angles is the same
+    half = checkpoints.load(tmp_path / "model", dtype=torch.bfloat16)
+    assert {value.dtype for value in half.state_dict().values()} == {torch.bfloat16}
+
+
+def test_transformers_reads_our_shards(tmp_path):
+    model = make(qk_norm=True).float()
+    checkpoints.save(model, tmp_path / "model", max_shard_bytes=9_000)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    given = tokens()
+    torch.testing.assert_close(model(given), read(given).logits, atol=1e-5, rtol=0)
+
+
+def test_experts_are_read_fused_and_one_by_one(tmp_path):
+    """Transformers 5 has them fused in memory, files have had both."""
+    model = theirs("qwen3 moe")
+    model.save_pretrained(tmp_path / "apart")
+    (tmp_path / "fused").mkdir()
+    (tmp_path / "fused" / "config.json").write_text((tmp_path / "apart" / "config.json").read_text())
+    save_file(
+        {k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / "fused" / "model.safetensors", {"format": "pt"}
+    )
+    keys = [set(load_file(tmp_path / name / "model.safetensors")) for name in ("apart", "fused")]
+    assert "model.layers.0.mlp.experts.3.up_proj.weight" in keys[0]
+    assert "model.layers.0.mlp.experts.gate_up_proj" in keys[1]
+    first, second = (checkpoints.load(tmp_path / name).state_dict() for name in ("apart", "fused"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+MINIMIND = {
+    "model_type": "minimind", "hidden_size": 24, "num_hidden_layers": 2, "vocab_size": 41, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "intermediate_size": 38, "rope_theta": 1e6, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "dropout": 0.1, "use_moe": False, "inference_rope_scaling": False, "rope_scaling": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_minimind_files_are_qwen3_with_other_words(tmp_path, experts):
+    """Its own config, tables of the rotation left in the file, and the tied head written out."""
+    options = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 12, "norm_topk_prob": True}
+    sizes = SIZES | {"num_hidden_layers": 2, "head_dim": 4, "tie_word_embeddings": True}
+    sizes |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    family = "Qwen3Moe" if experts else "Qwen3"
+    config = getattr(transformers, f"{family}Config")(**(sizes | (options if experts else {})))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MINIMIND | ({**options, "use_moe": True} if experts else {})))
+    tables = {"model.freqs_cos": torch.zeros(64, 4), "model.freqs_sin": torch.zeros(64, 4)}
+    rewrite(tmp_path / "model", lambda w: w.update(tables | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
+    ours, given = checkpoints.load(tmp_path / "model"), tokens() % 41
+    assert ours.config.dropout == 0.1
+    torch.testing.assert_close(ours(given), model(given).logits, atol=1e-5, rtol=0)
+    checkpoints.save(ours, tmp_path / "again")
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    torch.testing.assert_close(read(given).logits, model(given).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "key", ["model.layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", "model.freqs_cos", "embed_positions.weight"]
+)
+def test_old_tables_are_passed_over(folder, key):
+    expected = checkpoints.load(folder).state_dict()
+    rewrite(folder, lambda weights: weights.update({key: torch.zeros(3)}))
+    found = checkpoints.load(folder).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+NORM = "model.layers.1.self_attn.q_norm.weight"
+KEYS = "model.layers.0.self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda w: w.pop(KEYS), f"lacks {KEYS}"),
+        (lambda w: w.pop(NORM), f"lacks {NORM}"),
+        (lambda w: w.update({"model.layers.0.self_attn.sink": torch.zeros(2)}), "surplus model.layers.0.self_attn.sink"),
+        (lambda w: w.update({NORM: torch.zeros(9)}), f"{NORM}: must have the shape \\[10\\]"),
+        (lambda w: w.update({KEYS: torch.zeros(19, 20)}), f"{KEYS}: must have the shape \\[20, 20\\].* got \\[19, 20\\]"),
+        (lambda w: w.update({NORM: torch.zeros(10, dtype=torch.int64)}), f"{NORM}: must be float32"),
+        (lambda w: w.update({NORM: torch.zeros(10, dtype=torch.float16)}), "dtype: must be given"),
+        (lambda w: w.update({NORM.removeprefix("model."): torch.zeros(10)}), "the same weight"),
+    ],
+)  # fmt: skip
+def test_a_weight_that_does_not_fit_is_named(folder, change, told):
+    rewrite(folder, change)
+    with pytest.raises(RopeError, match=told):
+        checkpoints.load(folder)
+
+
+def test_more_layers_in_the_config_are_missing_weights(folder):
+    reconfigure(folder, num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    with pytest.raises(RopeError, match=r"lacks model\.layers\.2\."):
+        checkpoints.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model_type": "gpt2"}, "model_type"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_size": "24"}, "hidden_size"),
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+        ({"num_hidden_layers": 4000, "layer_types": None}, "num_hidden_layers"),
+        ({"hidden_act": "os.system"}, "hidden_act"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["chunked_attention"] * 2}, "layer_types"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"ropewalk": {"code": "x"}}, "ropewalk"),
+        ({"ropewalk": {"precision": "x"}}, "precision"),
+    ],
+)
+def test_a_config_that_is_no_decoder_is_refused_by_name(folder, changes, field):
+    reconfigure(folder, **changes)
+    assert_refused(field, lambda: checkpoints.load(folder))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"encoding": "alibi"}, "encoding"),
+        ({"encoding": {"full": rw.RopeSpec(head_dim=10), "sliding": None}}, "encoding"),
+        ({"attention": "linear"}, "attention"),
+        ({"encoding": rw.RopeSpec(head_dim=10, layout="interleaved")}, "layout"),
+        ({"encoding": rw.RopeSpec(head_dim=10, scaling=frequencies.XPos())}, "scaling"),
+        ({"o_bias": True}, "o_bias"),
+        ({"o_bias": True, "qkv_bias": True}, "hidden_size"),
+        ({"qk_norm": True, "mlp_bias": True}, "mlp_bias"),
+        ({"num_experts": 2}, "qk_norm"),
+        ({"layer_types": ("full", "sliding"), "window": 3}, "layer_types"),
+    ],
+)
+def test_what_transformers_cannot_be_is_not_saved(tmp_path, options, field):
+    error = assert_refused(field, lambda: checkpoints.save(make(**options), tmp_path / "model"))
+    assert not (tmp_path / "model").exists(), error
+
+
+def test_saving_refuses_what_it_does_not_know_and_what_it_says_already(tmp_path):
+    with pytest.raises(RopeError, match="DecoderConfig"):
+        checkpoints.save(torch.nn.Linear(2, 2), tmp_path / "model")
+    with pytest.raises(RopeError, match="must not say again"):
+        checkpoints.save(make(), tmp_path / "model", beside={"vocab_size": 3})
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scalings_survive_the_trip(tmp_path, dynamic):
+    scaling = frequencies.Dynamic(factor=2.0, original_length=24) if dynamic else frequencies.Yarn(factor=4.0, original_length=16)
+    model = make(encoding=rw.RopeSpec(head_dim=10, theta=500.0, scaling=scaling)).float()
+    checkpoints.save(model, tmp_path / "model")
+    given = tokens(seq=30)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    torch.testing.assert_close(model(given), read(given).logits, atol=3e-5, rtol=0)
+    again = checkpoints.load(tmp_path / "model")
+    torch.testing.assert_close(again(given), model(given), atol=3e-5, rtol=0)
+
+
+ROFORMER = {
+    "vocab_size": 41, "hidden_size": 24, "num_layers": 2, "num_heads": 3, "intermediate_size": 30, "length": 40,
+    "head": "masked_lm", "embedding_size": 10,
+}  # fmt: skip
+
+
+def test_roformer_goes_through_the_same_door(tmp_path):
+    model = RoFormer(RoFormerConfig(**ROFORMER)).eval()
+    checkpoints.save(model, tmp_path / "model")
+    again = checkpoints.load(tmp_path / "model")
+    assert again.config == model.config
+    read = transformers.RoFormerForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    given = tokens() % 41
+    expected = read(given).logits
+    for each in (model, again):
+        found = each(given)
+        torch.testing.assert_close(getattr(found, "logits", found), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_model(name):
+    with torch.device("meta"):
+        model = build(name)
+    assert model.config == PRESETS[name]
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    about = {
+        "tiny": 0.11, "tiny-moe": 0.19, "llama-100m": 100, "minimind-3": 64, "minimind-3-moe": 198, "roformer-small": 30,
+        "roformer-base": 124,
+    }  # fmt: skip
+    assert millions == pytest.approx(about[name], rel=0.05)
+
+
+def test_an_unknown_preset_names_the_known():
+    with pytest.raises(RopeError, match="tiny"):
+        build("huge")
+    assert isinstance(build("tiny"), Decoder)

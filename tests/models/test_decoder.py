@@ -1,0 +1,260 @@
+"""Laws of the Decoder that hold for every encoding and option; transformers is the oracle in test_decoder_hf.py."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_decoder import BATCH, SEQ, VOCAB, make, tokens
+from torch.nn import functional as F
+
+import ropewalk as rw
+from door import assert_refused
+from ropewalk.bench import gpu_training
+from ropewalk.encodings import ENCODINGS
+from ropewalk.errors import RopeError
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.models.decoder_loss import IGNORED, token_loss
+from ropewalk.models.experts import Routes, balance_loss, gated
+
+OPTIONS = {
+    "plain": {},
+    "all biases and norms": {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "qk_norm": True, "tie_embeddings": False},
+    "window": {"window": 3},
+    "mixed layers": {"layer_types": ("sliding", "nope"), "window": 3},
+    "experts": {"num_experts": 5, "experts_per_token": 2, "moe_intermediate_size": 11, "router_aux_coef": 0.1},
+    "linear": {"attention": "linear", "qk_norm": True},
+    "gelu": {"activation": "gelu"},
+}
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-10)
+
+
+EVERY = (
+    [pytest.param({"encoding": name}, id=name) for name in ENCODINGS]
+    + [
+        pytest.param({"encoding": name, "attention": "linear"}, id=f"{name}, linear")
+        for name in ENCODINGS
+        if ENCODINGS[name].linear
+    ]
+    + [pytest.param(options, id=name) for name, options in OPTIONS.items()]
+)
+
+
+@pytest.mark.parametrize("options", EVERY)
+def test_a_token_sees_its_past_through_a_cache_as_in_one_pass(options):
+    model, given = make(**options), tokens()
+    whole, caches = model(given), model.caches()
+    pieces = [model(given[:, :3], caches=caches), *(model(given[:, i : i + 1], caches=caches) for i in range(3, SEQ))]
+    close(torch.cat(pieces, dim=1), whole)
+    changed = given.clone()
+    changed[:, 4] = (changed[:, 4] + 1) % VOCAB
+    close(model(changed)[:, :4], whole[:, :4])
+    assert (model(changed)[:, 4:] - whole[:, 4:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("options", EVERY)
+def test_padding_and_packing_change_nothing(options):
+    model, given = make(**options), tokens()
+    whole = model(given)
+    padding = torch.tensor([[False, False] + [True] * SEQ] * BATCH)
+    padded = torch.cat((tokens(seq=2), given), dim=1)
+    close(model(padded, padding=padding)[:, 2:], whole)
+    packed, documents = given.view(1, -1), torch.tensor([[3] * SEQ + [1] * SEQ])
+    close(model(packed, documents=documents).view_as(whole), whole)
+
+
+@pytest.mark.parametrize("name", ["learned", "sinusoidal"])
+def test_an_encoding_of_the_input_acts_once_at_the_embeddings(name):
+    model, given = make(encoding=name), tokens()
+    where = torch.arange(SEQ)
+    bare = make(encoding="none")
+    bare.load_state_dict(model.state_dict(), strict=False)
+    shifted = F.embedding(given, model.embed_tokens.weight)
+    bare.embed_tokens.forward = lambda found: model.encoding.embed(shifted, where)
+    close(model(given), bare(given))
+
+
+def test_layers_without_position_do_not_know_the_order():
+    # one layer: of two, the second hears from the first who came before whom
+    model, given = make(num_layers=1, layer_types=("nope",)), tokens(batch=1)
+    mixed = given[:, [3, 0, 2, 1, *range(4, SEQ)]]
+    close(model(mixed)[:, -1], model(given)[:, -1])
+    turned = make(num_layers=1)
+    assert (turned(mixed)[:, -1] - turned(given)[:, -1]).abs().max() > 1e-3
+
+
+def test_each_layer_type_has_its_own_spec():
+    near, far = rw.RopeSpec(head_dim=10, theta=100.0), rw.RopeSpec(head_dim=10, theta=1e6)
+    kinds = {"layer_types": ("sliding", "full"), "window": 3}
+    given = tokens()
+    model = make(encoding={"sliding": near, "full": far}, **kinds)
+    specs = [layer.self_attn.encoding.rope.spec for layer in model.layers]
+    assert specs == [near, far]
+    assert [layer.self_attn.window for layer in model.layers] == [3, None]
+    swapped = make(encoding={"sliding": far, "full": near}, **kinds)
+    assert (swapped(given) - model(given)).abs().max() > 1e-3
+    still = make(encoding={"sliding": near, "full": None}, **kinds)
+    close(still(given), make(encoding=near, layer_types=("sliding", "nope"), window=3)(given))
+
+
+def test_a_sliding_cache_is_a_window():
+    model, given = make(window=4), tokens(seq=12)
+    unlimited = make()
+    caches = unlimited.caches("sliding", capacity=3)  # three kept and the new one
+    steps = [unlimited(given[:, i : i + 1], caches=caches) for i in range(12)]
+    close(torch.cat(steps, dim=1), model(given))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_loss_is_the_cross_entropy_of_the_logits(name):
+    model, given = make(**OPTIONS[name]), tokens()
+    padding = torch.ones_like(given, dtype=torch.bool)
+    padding[0, :2] = False
+    documents = torch.tensor([[0] * 4 + [1] * 3] * BATCH)
+    for options in ({}, {"padding": padding}, {"documents": documents}):
+        logits, targets = model(given, **options)[:, :-1], given[:, 1:].clone()
+        if "padding" in options:
+            targets[0, :2] = IGNORED
+        if "documents" in options:
+            targets[:, 3] = IGNORED
+        expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        if model.config.num_experts:
+            assert model.loss(given, **options) > expected + 0.1  # even use costs 0.1 * experts_per_token
+        plain = make(**(OPTIONS[name] | {"router_aux_coef": 0.0}))
+        close(plain.loss(given, **options), expected)
+
+
+@pytest.mark.parametrize("most_logits", [1 << 27, 3 * VOCAB, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_the_loss_in_chunks_has_the_gradients_of_the_whole(dtype, most_logits):
+    x, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(VOCAB, 6, dtype=torch.float64)
+    targets = torch.randint(0, VOCAB, (11,))
+    targets[[2, 7]] = IGNORED
+    x[5] = 40 * weight[targets[5]]  # a token that is certain: p - 1 is tiny
+    x, weight = x.to(dtype), weight.to(dtype)
+    exact = [t.double().requires_grad_() for t in (x, weight)]
+    expected = 3 * F.cross_entropy(exact[0] @ exact[1].T, targets, ignore_index=IGNORED)
+    wanted = torch.autograd.grad(expected, exact)
+    given = [t.requires_grad_() for t in (x, weight)]
+    found = 3 * token_loss(*given, targets, most_logits)
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.04}[dtype]
+    torch.testing.assert_close(found.double(), expected, atol=bound, rtol=bound)
+    for mine, theirs in zip(torch.autograd.grad(found, given), wanted, strict=True):
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.double(), theirs, atol=bound * theirs.abs().max().item(), rtol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(3 * token_loss(*given, targets, most_logits), found)
+
+
+def test_a_certain_token_keeps_its_small_gradient_in_bfloat16():
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
+    x = torch.tensor([[7.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    token_loss(x, weight, torch.tensor([0])).backward()
+    expected = -torch.sigmoid(torch.tensor(-7.0)).item()  # p - 1, which bfloat16 near p = 1 would round to 0
+    assert x.grad[0, 0].item() == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_many_chunks_add_up_beyond_what_bfloat16_can_count():
+    x, weight = torch.ones(600, 1, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    token_loss(x, weight, torch.zeros(600, dtype=torch.int64), most_logits=2).backward()  # every row a chunk
+    assert weight.grad.tolist() == [[-0.5], [0.5]]  # 600 halves over 600; a bfloat16 sum of halves ends at 128
+
+
+def test_the_gate_has_the_gradient_of_its_formula():
+    packed = torch.randn(3, 5, 14, dtype=torch.float64, requires_grad=True)
+    for name, by_formula in (("silu", F.silu), ("relu", F.relu)):
+        gate, up = packed[..., :7], packed[..., 7:]
+        expected, found = by_formula(gate) * up, gated(packed, name)
+        close(found, expected)
+        weight = torch.randn_like(found)
+        close(*(torch.autograd.grad((each * weight).sum(), packed)[0] for each in (found, expected)))
+
+
+def test_experts_that_are_used_evenly_have_the_least_balance_loss():
+    even = Routes(torch.full((6, 3), 1 / 3), torch.arange(6).view(6, 1) % 3)
+    assert balance_loss([even, even]).item() == pytest.approx(1.0)
+    skewed = Routes(torch.tensor([[0.8, 0.1, 0.1]] * 6), torch.zeros(6, 1, dtype=torch.int64))
+    assert balance_loss([skewed]).item() == pytest.approx(3 * 0.8)
+    padding = torch.tensor([[True, False, False], [False, False, False]])
+    by_hand = Routes(torch.tensor([[0.5, 0.3, 0.2]] + [[0.0, 0.0, 1.0]] * 5), torch.tensor([[0]] + [[2]] * 5))
+    assert balance_loss([by_hand], padding).item() == pytest.approx(3 * 0.5)
+
+
+def test_dropout_acts_in_training_only():
+    model, given = make(dropout=0.5), tokens()
+    assert torch.equal(model(given), model(given))
+    assert not torch.equal(model.train()(given), model(given))
+    attention_only = make(dropout=0.0, attention_dropout=0.5).train()
+    assert not torch.equal(attention_only(given), attention_only(given))
+
+
+def test_weights_begin_as_the_config_says():
+    model = Decoder(DecoderConfig(97, 64, 80, 2, 4, qkv_bias=True, num_experts=3, init_std=0.05, encoding="fire"))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        elif name.endswith("bias") and "encoding" not in name:
+            assert not parameter.any(), name
+        elif "encoding" not in name:
+            assert parameter.std().item() == pytest.approx(0.05, rel=0.15), name
+    assert model.layers[0].self_attn.encoding.hidden.bias.any()  # the encoding's own beginning
+
+
+def test_one_graph_holds_the_whole_training_step():
+    script = Path(__file__).parent / "compiled_decoder.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_benchmark_compares_equal_models():
+    config = DecoderConfig(VOCAB, 24, 36, 2, 6, 2)
+    rows = gpu_training.measure(
+        config, batch=1, seq=8, rounds=1, steps=1, device="cpu", dtype=torch.float32, compiled=False
+    )  # fmt: skip
+    assert [row["contender"] for row in rows] == ["ropewalk, eager", "transformers, eager"]
+    assert all(row["loss_error"] < 1e-5 and row["tokens_per_second"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"hidden_size": 1 << 30}, "hidden_size"),
+        ({"num_layers": 1 << 20}, "num_layers"),
+        ({"num_kv_heads": 4}, "num_kv_heads"),
+        ({"head_dim": None, "num_heads": 3, "num_kv_heads": 1}, "head_dim"),
+        ({"encoding": "rop"}, "encoding"),
+        ({"encoding": rw.RopeSpec(head_dim=8)}, "encoding"),
+        ({"encoding": {"full": "learned"}}, "encoding"),
+        ({"encoding": {"sliding": "rope"}}, "encoding"),
+        ({"encoding": {"local": "rope"}}, "encoding"),
+        ({"encoding": "alibi", "attention": "linear"}, "encoding"),
+        ({"attention": "quadratic"}, "attention"),
+        ({"attention": "linear", "window": 3}, "window"),
+        ({"layer_types": ("full",)}, "layer_types"),
+        ({"layer_types": ("full", "half")}, "layer_types"),
+        ({"layer_types": ("full", "sliding")}, "window"),
+        ({"window": 0}, "window"),
+        ({"activation": "sine"}, "activation"),
+        ({"norm_eps": 0.0}, "norm_eps"),
+        ({"dropout": 2.0}, "dropout"),
+        ({"tie_embeddings": 1}, "tie_embeddings"),
+        ({"num_experts": 2, "experts_per_token": 3}, "experts_per_token"),
+        ({"num_experts": 2, "dense_layers": (2,)}, "dense_layers"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, field):
+    base = {"vocab_size": 9, "hidden_size": 20, "intermediate_size": 8, "num_layers": 2, "num_heads": 6, "num_kv_heads": 2}
+    assert_refused(field, lambda: DecoderConfig(**(base | {"head_dim": 10} | options)))
+
+
+def test_caches_must_be_one_a_layer():
+    model = make()
+    with pytest.raises(RopeError, match="each of the 2 layers"):
+        model(tokens(), caches=model.caches()[:1])

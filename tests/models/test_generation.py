@@ -1,0 +1,143 @@
+"""Generation: sampling against transformers' own processors, stopping, streaming, padding and every kind of cache."""
+
+import pytest
+import torch
+from tiny_decoder import VOCAB, make, tokens
+from transformers.generation import logits_process as hf
+
+from door import assert_refused
+from ropewalk.errors import RopeError
+from ropewalk.models.generation import Sampling
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make(tie_embeddings=False)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.7])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, None), (None, 0.6), (9, 0.5), (VOCAB + 5, 1.0), (1, 1e-6)])
+def test_what_can_be_drawn_is_what_transformers_can_draw(temperature, top_k, top_p):
+    logits = torch.randn(6, VOCAB) * 2
+    kept = Sampling(temperature, top_k, top_p)._kept(logits / temperature)
+    expected = hf.TemperatureLogitsWarper(temperature)(None, logits)
+    expected = expected if top_k is None else hf.TopKLogitsWarper(top_k)(None, expected)
+    expected = expected if top_p is None else hf.TopPLogitsWarper(top_p)(None, expected)
+    torch.testing.assert_close(kept.softmax(-1), expected.softmax(-1))
+
+
+def test_repeated_tokens_are_penalised_as_in_transformers(model):
+    given = tokens(batch=2, seq=5)
+    expected = given
+    for _ in range(6):
+        logits = hf.RepetitionPenaltyLogitsProcessor(1.8)(expected, model(expected)[:, -1].float())
+        expected = torch.cat((expected, logits.argmax(-1, keepdim=True)), dim=1)
+    assert torch.equal(model.generate(given, 6, repetition_penalty=1.8), expected)
+    assert not torch.equal(model.generate(given, 6), expected)
+
+
+def test_draws_follow_the_probabilities():
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(20_000, -1)
+    drawn = Sampling(temperature=1.0).pick(logits, None, torch.Generator().manual_seed(0))
+    share = drawn.bincount(minlength=4) / len(drawn)
+    torch.testing.assert_close(share, logits[0].softmax(-1), atol=0.012, rtol=0)
+
+
+def test_a_seed_repeats_a_text_and_another_gives_another(model):
+    given = tokens(batch=1)
+    first, second, other = (model.generate(given, 12, temperature=1.5, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    "options", [{"cache": "none"}, {"cache": "static"}, {"cache": "static", "capacity": 40}, {"cache": "sliding", "capacity": 40}]
+)
+def test_every_cache_that_holds_the_text_gives_the_same_text(model, options):
+    given = tokens()
+    assert torch.equal(model.generate(given, 8, **options), model.generate(given, 8))
+
+
+def test_a_sliding_cache_with_sinks_sees_the_first_and_the_latest(model):
+    given = tokens(batch=1, seq=6)
+    caches = model.caches("sliding", capacity=5, sinks=2)
+    out = model.generate(given, 6, cache=caches)
+    assert out.shape == (1, 12)
+    for cache in caches:  # eleven tokens were fed; the last of the twelve was not
+        assert cache.seen.positions.tolist() == [[0, 1, 8, 9, 10]]
+
+
+def test_a_text_goes_on_from_its_caches(model):
+    given, caches = tokens(), model.caches()
+    first = model.generate(given, 5, cache=caches)
+    second = model.generate(first[:, -1:], 4, cache=caches)
+    assert torch.equal(torch.cat((first, second[:, 1:]), dim=1), model.generate(given, 9))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("cache", ["growing", "none"])
+def test_left_padded_rows_are_written_as_if_alone(attention, cache):
+    model = make(attention=attention, tie_embeddings=False)
+    long, short = tokens(batch=1, seq=8), tokens(batch=1, seq=5)
+    batch = torch.cat((long, torch.cat((tokens(batch=1, seq=3), short), dim=1)))
+    padding = torch.tensor([[True] * 8, [False] * 3 + [True] * 5])
+    both = model.generate(batch, 6, padding=padding, cache=cache)
+    assert torch.equal(both[:1], model.generate(long, 6))
+    assert torch.equal(both[1:, 3:], model.generate(short, 6))
+
+
+def test_rows_stop_by_themselves_and_the_text_ends_with_the_last(model):
+    given = tokens(batch=3)
+    free = model.generate(given, 10)[:, given.shape[1] :]
+    stop = [free[0, 2].item(), free[1, 4].item()]
+    found = model.generate(given, 10, stop=stop, pad=0)[:, given.shape[1] :]
+    ends = [next((i for i, token in enumerate(row.tolist()) if token in stop), 9) for row in free]
+    assert found.shape[1] == max(ends) + 1
+    for row, wanted, end in zip(found.tolist(), free.tolist(), ends, strict=True):
+        assert row == (wanted[: end + 1] + [0] * 10)[: found.shape[1]]
+    alone = model.generate(given[:1], 10, stop=stop[0])
+    assert alone[0, -1] == stop[0]
+
+
+def test_a_stream_shows_every_step_as_it_comes(model):
+    given, heard = tokens(), []
+    text = model.generate(given, 5, stream=heard.append)
+    assert torch.equal(torch.stack(heard, dim=1), text[:, given.shape[1] :])
+    steps = model.stream(given, 5)
+    assert torch.equal(next(steps), heard[0])
+    assert torch.equal(torch.stack(list(steps), dim=1), text[:, given.shape[1] + 1 :])
+
+
+def test_nothing_new_is_nothing_new(model):
+    given = tokens()
+    assert torch.equal(model.generate(given, 0), given)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"stop": []}, "stop"),
+        ({"stop": -3}, "stop"),
+        ({"seed": -1}, "seed"),
+        ({"cache": "frozen"}, "cache"),
+        ({"cache": "sliding"}, "capacity"),
+        ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "tokens"),
+        ({"padding": torch.tensor([[True, True, False]] * 2)}, "padding"),
+        ({"padding": torch.tensor([[True, False, True]] * 2)}, "padding"),
+        ({"padding": torch.ones(2, 4, dtype=torch.bool)}, "padding"),
+    ],
+)
+def test_bad_options_are_refused_before_the_first_step(model, options, field):
+    call = {"tokens": torch.zeros(2, 3, dtype=torch.int64), "max_new_tokens": 2} | options
+    assert_refused(field, lambda: model.stream(call.pop("tokens"), call.pop("max_new_tokens"), **call))
+
+
+def test_a_static_cache_that_is_too_small_says_so(model):
+    with pytest.raises(RopeError, match="holds at most 8 tokens"):
+        model.generate(tokens(), 5, cache="static", capacity=8)

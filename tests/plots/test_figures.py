@@ -1,0 +1,346 @@
+"""Every figure shows the numbers it claims to show: its lines and maps are held to formulas written out here."""
+
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ropewalk as rw
+from ropewalk import axes, plots
+from ropewalk.frequencies import Given, LongRope, Proportional, XPos, Yarn
+from ropewalk.plots import distance, look, turning, words
+
+PAIRS, THETA, TRAINED, SERVED = 8, 100.0, 32, 128
+VIEW = plots.View(rw.RopeSpec(2 * PAIRS, theta=THETA), TRAINED, SERVED)
+OMEGA = np.array([THETA ** (-i / PAIRS) for i in range(PAIRS)])
+SPECS = {
+    "one pair": rw.RopeSpec(2),
+    "still pairs": rw.RopeSpec(12, scaling=Proportional(1.0, fraction=0.5)),
+    "given": rw.RopeSpec(6, scaling=Given((0.5, -0.1, 0.0))),
+    "longrope": rw.RopeSpec(6, scaling=LongRope((1.0,) * 3, (1.0, 2.0, 3.0), original_length=32)),
+    "axes": rw.RopeSpec(10, axes=axes.chunked([2, 1, 2])),
+    "yarn": rw.RopeSpec(16, scaling=Yarn(factor=4.0, original_length=32, beta_fast=4.0)),
+}
+
+every_figure = pytest.mark.parametrize("name", plots.FIGURES)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Each figure of the small view, drawn once when first asked for."""
+    kept = {}
+
+    def of(name):
+        if name not in kept:
+            kept[name] = plots.draw(name, VIEW)
+        return kept[name]
+
+    return of
+
+
+@pytest.fixture
+def few_points(drawn, monkeypatch):
+    """The slow figures with less in them, for tests that do not look at their numbers; `drawn` keeps its own."""
+    drawn("tsne")
+    monkeypatch.setattr(distance, "TSNE_POSITIONS", 20)
+    monkeypatch.setattr(turning, "PRECISION_POINTS", 3)
+
+
+def line(figure, index, panel=0):
+    return figure.axes[panel].get_lines()[index]
+
+
+def curve(figure, index, panel=0):
+    found = line(figure, index, panel)
+    return np.asarray(found.get_xdata(), dtype=float), np.asarray(found.get_ydata(), dtype=float)
+
+
+def labels(figure, panel=0):
+    return [each.get_label() for each in figure.axes[panel].get_lines() if not each.get_label().startswith("_")]
+
+
+def cosines(distance_, theta=THETA):
+    return sum(math.cos(distance_ * theta ** (-i / PAIRS)) for i in range(PAIRS))
+
+
+def check_rotation(figure):
+    for position in range(6):
+        x, y = curve(figure, 1 + position)
+        assert (x, y) == (pytest.approx([0, math.cos(position)]), pytest.approx([0, math.sin(position)]))
+
+
+def check_clocks(figure):
+    hands = [each for each in figure.axes[0].get_lines() if len(each.get_xdata()) == 2]
+    chosen = [0, 1, 3, 4, 6, 7]
+    angles = [position * OMEGA[pair] for pair in chosen for position in (0, 1, 4, 64)]
+    assert len(hands) == len(angles)
+    for hand, angle in zip(hands, angles, strict=True):
+        (x0, x1), (y0, y1) = hand.get_data()
+        assert (x1 - x0, y1 - y0) == (pytest.approx(0.43 * math.cos(angle)), pytest.approx(0.43 * math.sin(angle)))
+    assert "a turn in 6.3" in {text.get_text() for text in figure.axes[0].texts}
+
+
+def check_spectrum(figure):
+    assert curve(figure, 0)[1] == pytest.approx(2 * np.pi / OMEGA)
+    assert curve(figure, 1)[1] == pytest.approx([TRAINED, TRAINED])
+
+
+def check_angles(figure):
+    for i, position in enumerate((0, 1, 4, 8)):
+        assert curve(figure, i)[1] == pytest.approx(position * OMEGA / (2 * np.pi))
+    assert labels(figure) == ["position 0", "position 1", "position 4", "position 8"]
+
+
+def check_periodicity(figure):
+    for pair in range(3):
+        x, y = curve(figure, 2 * pair)
+        assert y == pytest.approx(np.cos(x * OMEGA[pair]))
+        returns, tops = curve(figure, 2 * pair + 1)
+        assert np.cos(returns * OMEGA[pair]) == pytest.approx(tops)
+        assert len(returns) == int(48 * OMEGA[pair] / (2 * np.pi))
+
+
+def check_beyond(figure):
+    for index, label in enumerate(labels(figure)):
+        x, y = curve(figure, index)
+        assert y == pytest.approx(np.cos(x * OMEGA[int(label.removeprefix("pair "))]))
+        assert (x[0], x[-1]) == (0, SERVED)
+    (shade,) = figure.axes[0].patches
+    assert shade.get_x() + shade.get_width() == TRAINED
+
+
+def check_coverage(figure):
+    assert curve(figure, 0)[1] == pytest.approx(OMEGA * TRAINED / (2 * np.pi))
+    assert curve(figure, 1)[1] == pytest.approx(OMEGA * SERVED / (2 * np.pi))
+    after = curve(figure, 2)[1]
+    assert (after[0], after[-1]) == (pytest.approx(SERVED / (2 * np.pi)), pytest.approx(OMEGA[-1] * TRAINED / (2 * np.pi)))
+    assert labels(figure)[2] == "after yarn"
+
+
+def check_scalings(figure):
+    found = dict(zip(labels(figure), (curve(figure, i)[1] for i in range(4)), strict=True))
+    assert list(found) == ["linear", "ntk", "yarn", "llama3"]
+    assert found["linear"] == pytest.approx(np.full(PAIRS, 0.25))
+    assert found["ntk"] == pytest.approx([4.0 ** (-i / (PAIRS - 1)) for i in range(PAIRS)])
+    for name in ("yarn", "llama3"):
+        assert (found[name][0], found[name][-1]) == (pytest.approx(1), pytest.approx(0.25))
+
+
+def check_decay(figure):
+    x, y = curve(figure, 0)
+    assert x == pytest.approx(np.arange(257))
+    sums = lambda d: np.abs(np.cumsum(np.exp(1j * d * OMEGA)))
+    assert y == pytest.approx([sums(d).mean() for d in range(257)])
+    bound, score = curve(figure, 0, 1)[1], curve(figure, 1, 1)[1]
+    q, k = (np.random.default_rng(0).normal(size=(2, 2 * PAIRS))[i] for i in range(2))
+    h = (q[:PAIRS] + 1j * q[PAIRS:]) * (k[:PAIRS] - 1j * k[PAIRS:])
+    assert score == pytest.approx([abs((h * np.exp(1j * d * OMEGA)).sum().real) for d in range(257)], abs=1e-9)
+    assert (score <= bound + 1e-12).all()
+    assert bound[9] == pytest.approx(np.abs(np.diff(np.append(h, 0))).max() * sums(9).sum())
+
+
+def check_similarity(figure):
+    x, y = curve(figure, 0)
+    assert y == pytest.approx([cosines(d) / PAIRS for d in x])
+    assert x[-1] == 512
+
+
+def image(figure):
+    return np.asarray(figure.axes[0].images[0].get_array())
+
+
+def check_similarity_map(figure):
+    assert image(figure).shape == (128, 128)
+    assert image(figure)[5, 17] == pytest.approx(cosines(12) / PAIRS)
+    assert np.diag(image(figure)) == pytest.approx(np.ones(128))
+
+
+def check_inner_products(figure):
+    q, k = distance.random_pair(2 * PAIRS)
+    h = (q[:PAIRS] + 1j * q[PAIRS:]) * (k[:PAIRS] - 1j * k[PAIRS:])
+    # row: the query's position, column: the key's
+    assert image(figure)[17, 5] == pytest.approx((h * np.exp(12j * OMEGA)).sum().real)
+    assert image(figure)[30, 18] == pytest.approx(image(figure)[17, 5])
+
+
+def check_tsne(figure):
+    points = np.asarray(figure.axes[0].collections[0].get_offsets())
+    assert points.shape == (96, 2)
+    near = np.linalg.norm(np.diff(points, axis=0), axis=1)
+    far = np.linalg.norm(points[48:] - points[:48], axis=1)
+    assert np.median(near) < np.median(far) / 3
+    assert np.asarray(figure.axes[0].collections[0].get_array()) == pytest.approx(np.arange(96))
+
+
+def check_base_bound(figure):
+    for index, theta in enumerate((1e3, 1e4, 1e5, 1e6)):
+        x, y = curve(figure, index)
+        assert y == pytest.approx([cosines(d, theta) for d in x])
+        assert labels(figure)[index] == f"theta {theta:,.0f}"
+    assert curve(figure, 4)[1] == pytest.approx([0, 0])
+
+
+def check_variants(figure):
+    norms = dict(zip(labels(figure), (curve(figure, i) for i in range(4)), strict=True))
+    assert list(norms) == ["default", "yarn", "xpos", "added"]
+    x = norms["default"][0]
+    assert norms["default"][1] == pytest.approx(np.ones(400))
+    assert norms["yarn"][1] == pytest.approx(np.full(400, 0.1 * math.log(4) + 1))
+    zeta = (2 * np.arange(PAIRS) + 0.4 * 2 * PAIRS) / (1.4 * 2 * PAIRS)
+    assert norms["xpos"][1] == pytest.approx([math.sqrt((zeta ** (2 * p / 512)).mean()) for p in x])
+    assert norms["added"][1] == pytest.approx([math.sqrt((np.abs(1 + np.exp(1j * p * OMEGA)) ** 2).mean()) for p in x])
+    path = curve(figure, 0, 1)
+    assert path[0] == pytest.approx(np.cos(x * OMEGA[4]))
+    assert path[1] == pytest.approx(np.sin(x * OMEGA[4]))
+
+
+def check_precision(figure):
+    found = dict(zip(labels(figure), (curve(figure, i)[1] for i in range(6)), strict=True))
+    assert list(found)[:3] == ["exact", "hf_frequencies", "hf"]
+    assert found["exact"].max() < 3e-7
+    assert found["hf_frequencies"][0] < 1e-3 < found["hf_frequencies"][-1]
+    assert found["bfloat16 positions"].min() > 0.05
+    x = curve(figure, 0)[0]
+    assert (x[0], x[-1]) == (1000, 2**40)
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
+
+
+@every_figure
+def test_a_figure_shows_its_numbers(drawn, name):
+    CHECKS[name](drawn(name))
+
+
+@every_figure
+def test_a_figure_is_a_small_picture_with_a_title_and_axis_labels(drawn, name, tmp_path):
+    figure = drawn(name)
+    path = plots.save(figure, tmp_path / "new" / f"{name}.png")
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert 5_000 < len(data) < 300_000
+    width, height = struct.unpack(">II", data[16:24])
+    assert 400 < width < 2000
+    assert 300 < height < 1000
+    if name != "clocks":
+        assert figure.axes[0].get_title(loc="left")
+    if name not in ("clocks", "tsne"):
+        assert figure.axes[0].get_xlabel()
+        assert figure.axes[0].get_ylabel()
+
+
+@every_figure
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_figure_takes_any_spec(few_points, name, spec):
+    plots.draw(name, plots.View(SPECS[spec], 32, 64))
+
+
+def test_a_spec_with_a_scaling_shows_it_beside_the_plain_one():
+    view = plots.View(SPECS["yarn"], 32, 128)
+    spectrum = plots.draw("spectrum", view)
+    assert labels(spectrum)[:2] == ["default", "yarn"]
+    slowest = 2 * np.pi * 10_000 ** (7 / 8)
+    assert (curve(spectrum, 0)[1][-1], curve(spectrum, 1)[1][-1]) == (pytest.approx(slowest), pytest.approx(4 * slowest))
+    assert labels(plots.draw("scalings", view)) == ["linear", "ntk", "llama3", "yarn"]
+    assert labels(plots.draw("coverage", view))[2] == "after yarn"
+    variants = plots.draw("variants", plots.View(rw.RopeSpec(16, scaling=XPos(scale_base=64.0)), 32, 128))
+    assert labels(variants) == ["default", "yarn", "xpos", "added"]
+    x, norm = curve(variants, 2)
+    zeta = (2 * np.arange(8) + 0.4 * 16) / (1.4 * 16)
+    assert norm[-1] == pytest.approx(math.sqrt((zeta ** (2 * x[-1] / 64)).mean()))
+
+
+def test_a_hand_that_never_turns_says_so():
+    figure = plots.clock_faces([1.0, 0.0], (0, 7))
+    assert "stands still" in {text.get_text() for text in figure.axes[0].texts}
+
+
+@every_figure
+def test_dark_paper_is_dark_and_words_are_light(drawn, few_points, name):
+    figure = plots.draw(name, plots.View(VIEW.spec, TRAINED, SERVED, plots.Look(dark=True)))
+    brightness = lambda colour: sum(int(colour[i : i + 2], 16) for i in (1, 3, 5)) / 3
+    assert max(figure.get_facecolor()[:3]) < 0.2
+    assert brightness(look.Look(dark=True).ink) > 200
+    assert min(drawn(name).get_facecolor()[:3]) > 0.9
+
+
+@every_figure
+def test_chinese_labels_are_chinese(monkeypatch, few_points, name):
+    monkeypatch.setattr(look, "chinese_face", lambda: "Some Face")
+    figure = plots.draw(name, plots.View(VIEW.spec, TRAINED, SERVED, plots.Look(language="zh")))
+    from matplotlib.text import Text
+
+    chinese = [text for text in figure.findobj(Text) if any("一" <= c <= "鿿" for c in text.get_text())]
+    assert chinese
+    assert all(text.get_fontfamily()[0] == "Some Face" for text in chinese)
+    titles = [ax.get_title(loc="left") for ax in figure.axes] + [ax.get_xlabel() for ax in figure.axes]
+    assert not set(titles) & set(words.CHINESE)
+
+
+def test_without_a_face_chinese_falls_back_to_english(monkeypatch):
+    monkeypatch.setattr(look, "chinese_face", lambda: None)
+    figure = plots.draw("similarity", plots.View(look=plots.Look(language="zh")))
+    assert figure.axes[0].get_xlabel() == "distance"
+
+
+def test_the_face_is_one_with_the_glyphs_and_never_the_last_resort():
+    from matplotlib.font_manager import fontManager
+    from matplotlib.ft2font import FT2Font
+
+    look.chinese_face.cache_clear()
+    found = look.chinese_face()
+    able = {entry.name for entry in fontManager.ttflist if FT2Font(entry.fname).get_char_index(ord("频"))}
+    able = {name for name in able if not name.startswith("Last Resort")}
+    assert (found in able) if able else (found is None)
+
+
+def test_colours_are_okabe_and_itos_and_differ():
+    palette = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+    for colours in (look.ON_LIGHT, look.ON_DARK):
+        assert set(colours) <= palette
+        assert len(set(colours)) == len(colours)
+    assert plots.Look().colour(7) == look.ON_LIGHT[1]
+
+
+@pytest.mark.parametrize("suffix", ["svg", "pdf"])
+def test_the_same_figure_gives_the_same_bytes(drawn, tmp_path, suffix):
+    first, second = (plots.save(drawn("similarity"), tmp_path / f"{i}.{suffix}").read_bytes() for i in range(2))
+    assert first == second
+    assert first[:4] == {"svg": b"<?xm", "pdf": b"%PDF"}[suffix]
+
+
+def test_an_svg_keeps_its_words(drawn, tmp_path):
+    assert "Similarity against distance" in plots.save(drawn("similarity"), tmp_path / "a.svg").read_text(encoding="utf-8")
+
+
+def test_the_contact_sheet_holds_every_picture(drawn):
+    figures = {name: drawn(name) for name in ("rotation", "angles", "similarity")}
+    sheet = plots.contact_sheet(figures, across=2)
+    assert [ax.get_title() for ax in sheet.axes] == list(figures)
+    for ax, figure in zip(sheet.axes, figures.values(), strict=True):
+        pixels = np.asarray(ax.images[0].get_array())
+        assert pixels.shape[:2] == tuple(round(72 * side) for side in figure.get_size_inches()[::-1])
+        assert pixels[..., :3].std() > 5
+
+
+def test_given_data_is_drawn_as_it_is():
+    figure = plots.precision_lines({"mine": ([1000, 5000], [1e-5, 1e-4])})
+    assert curve(figure, 0) == (pytest.approx([1000, 5000]), pytest.approx([1e-5, 1e-4]))
+    figure = plots.ratio_lines({"linear": [0.5, 0.5, 0.5]})
+    assert curve(figure, 0)[1] == pytest.approx([0.5] * 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: plots.draw("pie"), "figure: must be one of rotation"),
+        (lambda: plots.Look(language="fr"), "language: must be one of en, zh"),
+        (lambda: plots.View(trained=2), "trained: must be an integer"),
+        (lambda: plots.save(None, Path("a.bmp")), "format: must be one of png, svg, pdf"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(make, says):
+    with pytest.raises(rw.RopeError, match=says):
+        make()
