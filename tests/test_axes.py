@@ -260,6 +260,7 @@ def turn_five(chosen, positions):
         (lambda: axes.AxisMap((0, 3), 3), "axis_of_pair"),
         (lambda: axes.AxisMap((), 3), "axis_of_pair"),
         (lambda: axes.AxisMap((0, 1), 0), "num_axes"),
+        (lambda: axes.AxisMap((0, 1), 65), "num_axes"),
         (lambda: axes.AxisMap((0, 1), 2, ladder="rope"), "ladder"),
         (lambda: axes.AxisMap((0, 1), 2, fractional=1), "fractional"),
         (lambda: axes.MixedAxes(num_heads=0, pairs=4), "num_heads"),

@@ -120,5 +120,5 @@ def test_a_flag_is_true_or_false_and_nothing_like_them():
 def test_a_choice_is_one_of_the_known():
     assert choice("width", "half", ("half", "whole")) == "half"
     assert choice("width", "b", iter("abc")) == "b"
-    for value in ("HALF", "hal", "", None, 0, ["half"]):
+    for value in ("HALF", "hal", "", None, 0, ["half"], np.array(["half", "whole"])):
         assert refused(choice, value, ("half", "whole")).rule == "must be one of half, whole"

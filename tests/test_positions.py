@@ -306,6 +306,11 @@ def test_compiles_whole():
         assert torch.equal(found, expected)
 
 
+def test_positions_may_lie_far_before_zero_and_are_never_complex():
+    assert rw.positions.consecutive(2, -(10**12)).tolist() == [-(10**12), 1 - 10**12]
+    assert_refused("offset", lambda: consecutive(2, torch.zeros(3, dtype=torch.complex64)))
+
+
 def test_a_merged_grid_must_divide_on_both_sides():
     for sizes in ((4, 3), (3, 4)):
         with pytest.raises(rw.RopeError, match="merge"):

@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 def periods(dim: int, theta: float | Tensor, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
     """theta^(2i/d): steps per radian of every pair."""
-    return theta ** (torch.arange(0, dim, 2, dtype=torch.int64, device=device).to(dtype) / dim)
+    return theta ** (torch.arange(0, dim, 2, device=device).to(dtype) / dim)
 
 
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -63,7 +63,7 @@ def device_of(length: Tensor | float | None) -> torch.device:
 def mscale(factor: float | Tensor, weight: float = 1.0) -> float | Tensor:
     """YaRN's magnitude for a stretch by `factor`: 0.1 * weight * ln(factor) + 1, and 1 where nothing is stretched."""
     if isinstance(factor, Tensor):
-        return torch.where(factor > 1, 0.1 * weight * factor.clamp(min=1).log() + 1.0, 1.0)
+        return 0.1 * weight * factor.clamp(min=1).log() + 1.0
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
