@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help setup demo test lint types tests bench clean
+.PHONY: help setup demo test lint types tests site bench clean
 
 help:
-	@echo "make demo   set up and run the self-check on this machine"
+	@echo "make demo   set up; self-check, kernels, small models trained and stretched here, a report with pictures"
 	@echo "make test   set up, then lint, types and all tests"
+	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
 
@@ -32,6 +33,9 @@ types: setup
 
 tests: setup
 	$(BIN)/pytest -n $(JOBS)
+
+site: setup
+	$(BIN)/sphinx-build -W -n -q docs build/site
 
 bench: setup
 	$(BIN)/ropewalk bench

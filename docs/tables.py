@@ -6,12 +6,16 @@ The encodings are measured now; benchmarks are read from `results/`, with their 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ropewalk.attention.comparison import as_markdown, compare
 from ropewalk.bench import chart, rows, tables
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
+#: tables of the page about peers, and the one shape each shows: a long prompt, forward
+PEER_TABLES = {"peers-gpu": "h200.jsonl", "peers-cpu": "cpu.jsonl"}
+PEER_CASES = {("forward", "A", "bfloat16"), ("forward", "cpu prefill", "float32")}
 START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
 
@@ -28,14 +32,43 @@ def benchmark_page(text: str) -> str:
     return text
 
 
+def peers_table(found: list[dict[str, Any]]) -> str:
+    """Who was timed: version, error against the float64 definition, and the time of a forward pass over that of a copy."""
+    taken = [row for row in found if (row.get("pass"), row["shape"], row.get("dtype")) in PEER_CASES and "variant" not in row]
+    orders = [order for order in ("bshd", "bhsd") if any(row["order"] == order for row in taken)]
+    heads = [f"time over a copy, [{','.join(order.upper())}]" for order in orders]
+    lines = [f"| contender | version | rms error | {' | '.join(heads)} |", "|---|---|---:|" + "---:|" * len(orders)]
+    for name in dict.fromkeys(row["contender"] for row in taken):
+        of_one = [row for row in taken if row["contender"] == name]
+        package = name.split(",")[0]
+        version = of_one[0]["versions"].get(package, "this one" if package == "ropewalk" else "-")
+        error = max(row["rms_error"] for row in of_one)
+        cells = (_over_copy([row for row in of_one if row["order"] == order]) for order in orders)
+        lines.append(f"| {name} | {version} | {error:.1e} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _over_copy(found: list[dict[str, Any]]) -> str:
+    """The mean over runs of time / time of a copy."""
+    return f"{sum(row['us'] / row['copy_us'] for row in found) / len(found):.2f}" if found else "-"
+
+
+def peers_page(text: str) -> str:
+    """The page about peers with its tables as the committed rows have them."""
+    for name, file in PEER_TABLES.items():
+        text = filled(text, name, peers_table(rows.read(RESULTS / file)))
+    return text
+
+
 def main() -> None:
     """Rewrite the pages and charts, and print their paths."""
-    encodings, benchmarks = DOCS / "encodings.md", DOCS / "benchmarks.md"
+    encodings, benchmarks, peers = (DOCS / f"{name}.md" for name in ("encodings", "benchmarks", "peers"))
     encodings.write_text(filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())), encoding="utf-8")
     benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
+    peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
     chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")
     chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
-    print(encodings, benchmarks, sep="\n")
+    print(encodings, benchmarks, peers, sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import typer
 
 import ropewalk
 from ropewalk import cli, selfcheck
+from ropewalk.commands import info
 from ropewalk.kernels import BACKENDS, Backend, available, eager
 
 
@@ -42,10 +46,45 @@ def test_version_is_the_package_version(capsys):
     assert call(capsys, "--version") == (0, f"ropewalk {ropewalk.__version__}\n", "")
 
 
-def test_help_lists_every_command(capsys):
+def entry(name) -> cli.Command:
+    found = cli.COMMANDS[name]
+    assert isinstance(found, cli.Command)
+    return found
+
+
+def test_help_lists_every_command_under_its_task_with_an_example(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    assert [name for name in cli.COMMANDS if not re.search(rf"\b{name}\b", out)] == []
+    panels = re.split(r"╭─ ", out)
+    for name in cli.COMMANDS:
+        (panel,) = (panel for panel in panels if panel.startswith(f"{entry(name).group} ─"))
+        line = next(line for line in panel.splitlines() if re.match(rf"│ {name} ", line))
+        assert entry(name).help in line
+        assert entry(name).example.replace('"', "") in line.replace('"', "")
+
+
+HELP = """
+import sys, time, ropewalk, typer, rich
+before, began = set(sys.modules), time.process_time()
+import ropewalk.cli as cli
+try:
+    cli.main(["--help"])
+except SystemExit:
+    pass
+print("seconds", time.process_time() - began)
+print("imported", *sorted(name for name in set(sys.modules) - before if name.startswith("ropewalk.")))
+"""
+
+
+def test_help_is_quick_and_imports_no_command():
+    """Beside the package itself, whose import has a bound of its own. Meant: 0.3 s; allowed: 0.6, for a busy machine."""
+    run = lambda: subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout.splitlines()[
+        -2:
+    ]
+    found = [run() for _ in range(2)]
+    assert min(float(seconds.split()[1]) for seconds, _ in found) < 0.6
+    assert {imported for _, imported in found} == {"imported ropewalk.cli"}
 
 
 def test_no_command_shows_the_help(capsys):
@@ -55,16 +94,95 @@ def test_no_command_shows_the_help(capsys):
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_explains_itself(capsys, name):
+def test_every_command_explains_itself_with_an_example_that_it_understands(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "300")
     code, out, _ = call(capsys, name, "--help")
     assert code == 0
     assert "Usage" in out
+    assert f"Example: {entry(name).example}" in out
+    words = shlex.split(entry(name).example)
+    assert words[:2] == ["ropewalk", name]
+    if words[2] in ("run",):
+        out = call(capsys, name, words[2], "--help")[1]
+    assert [word for word in words if word.startswith("--") and not re.search(rf"{word}\b", out)] == []
 
 
-def test_unknown_command_is_refused(capsys):
-    code, _, err = call(capsys, "rotatte")
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_refuses_an_option_it_does_not_have(capsys, name):
+    code, out, err = call(capsys, name, "--bad")
+    assert (code, out) == (2, "")
+    assert re.match(rf"ropewalk: .*--bad.*; see: ropewalk {name} --help", one_line(err))
+
+
+def options_of(name) -> dict[str, list[str]]:
+    """Each command, or subcommand, with its options."""
+    command = typer.main.get_command(cli._app(name)).commands[name]
+    parts = getattr(command, "commands", {"": command})
+    return {f"{name} {part}".strip(): [word for one in found.params for word in one.opts] for part, found in parts.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "explore"])
+def test_every_command_that_answers_can_answer_in_json(name):
+    assert [part for part, options in options_of(name).items() if "--json" not in options] == []
+
+
+def test_unknown_command_is_refused_with_the_nearest_known(capsys):
+    code, _, err = call(capsys, "inspct")
     assert code == 2
-    assert "rotatte" in err
+    assert "'inspct'" in one_line(err)
+    assert "inspect" in err.replace("inspct", "")
+
+
+def test_an_argument_that_is_missing_is_one_line(capsys):
+    code, _, err = call(capsys, "audit")
+    assert code == 2
+    assert "see: ropewalk audit --help" in one_line(err)
+
+
+def test_a_group_without_a_subcommand_shows_its_help(capsys):
+    code, out, _ = call(capsys, "lab")
+    assert code == 2
+    assert "Usage" in out
+
+
+def test_an_interrupt_is_exit_code_130(capsys, monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "wait", f"{__name__}:wait")
+    assert call(capsys, "wait")[0] == 130
+
+
+def wait() -> None:
+    """Wait for what never comes."""
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def completed(capsys, monkeypatch):
+    """What a shell is told to complete the last of the words with."""
+
+    def ask(words, shell="bash"):
+        line = " ".join(words)
+        asked = {
+            "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+            "zsh": {"_TYPER_COMPLETE_ARGS": line},
+            "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        }[shell]
+        for name, value in {"_ROPEWALK_COMPLETE": f"complete_{shell}", **asked}.items():
+            monkeypatch.setenv(name, value)
+        return call(capsys)[1]
+
+    return ask
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(completed, shell):
+    found = completed(["ropewalk", "in"], shell)
+    assert "inspect" in found
+    assert "info" in found
+    assert "audit" not in found
+
+
+def test_shells_complete_the_options_of_a_command(completed):
+    assert completed(["ropewalk", "inspect", "--se"]).split() == ["--served"]
 
 
 def test_info_json_names_every_backend_with_its_reason(capsys):
@@ -78,6 +196,29 @@ def test_info_json_names_every_backend_with_its_reason(capsys):
     assert found["cache"]["full_bytes_for_131072_tokens_of_128_dims"] == 131_072 * 64 * 2 * 4
 
 
+def test_info_tells_which_extra_lacks_what(capsys, monkeypatch):
+    monkeypatch.setattr(info.metadata, "requires", lambda name: WANTED)
+    found = json.loads(call(capsys, "info", "--json")[1])["extras"]
+    assert found == {"cli": [], "lab": ["no-such-package"], "explorer": ["another-one", "no-such-package"]} | {"plain": []}
+    out = call(capsys, "info")[1]
+    assert re.search(r"lab.*needs no-such-package; pip install 'ropewalk\[lab\]'", out)
+    assert re.search(r"cli\W+installed", out)
+
+
+WANTED = [
+    "torch>=2", 'typer>=0.12; extra == "cli"', 'ropewalk[cli]; extra == "lab"', 'no-such-package>=3; extra == "lab"',
+    'ropewalk[lab,cli]; extra == "explorer"', "another-one; platform_system == 'Linux' and extra == 'explorer'",
+    'numpy; extra == "plain"', 'not-for-users; extra == "dev"',
+]  # fmt: skip
+
+
+def test_the_extras_are_those_of_the_project():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    declared = tomllib.loads(text)["project"]["optional-dependencies"]
+    # an installation made before an extra was declared does not know it yet
+    assert set(info.extras()) <= set(declared)
+
+
 def test_info_shows_why_a_backend_is_missing(capsys, monkeypatch):
     monkeypatch.setitem(BACKENDS, "quantum", Backend(lambda x, turn: "no qubits here", eager.run))
     code, out, _ = call(capsys, "info")
@@ -87,7 +228,7 @@ def test_info_shows_why_a_backend_is_missing(capsys, monkeypatch):
 
 
 def test_demo_writes_a_report_and_pictures(capsys, tmp_path, quick):
-    code, out, _ = call(capsys, "demo", "--tokens", "5", "--device", "cpu", "--out", str(tmp_path / "demo"))
+    code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "5", "--device", "cpu", "--out", str(tmp_path / "demo"))
     assert code == 0, out
     report = (tmp_path / "demo" / "report.md").read_text(encoding="utf-8")
     for word in (*BACKENDS, "hf_frequencies", "1,099,511,627,776", "keeps the norm", "Every error is within its bound."):
@@ -99,7 +240,7 @@ def test_demo_writes_a_report_and_pictures(capsys, tmp_path, quick):
 
 
 def test_demo_json_is_one_object(capsys, tmp_path, quick):
-    code, out, _ = call(capsys, "demo", "--tokens", "3", "--json", "--out", str(tmp_path))
+    code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "3", "--json", "--out", str(tmp_path))
     found = json.loads(out)
     assert code == 0
     assert found["ok"] is True
@@ -112,7 +253,7 @@ def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick
             out.copy_(x)
 
     monkeypatch.setitem(BACKENDS, "lazy", Backend(eager.why_not, run))
-    code, out, _ = call(capsys, "demo", "--tokens", "3", "--device", "cpu", "--out", str(tmp_path))
+    code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "3", "--device", "cpu", "--out", str(tmp_path))
     assert code == 1
     assert "BEYOND ITS BOUND" in (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "Some errors are beyond their bound." in out
@@ -134,7 +275,7 @@ def test_a_bad_value_is_one_line_with_the_rule(capsys, tmp_path, monkeypatch, ar
 
 def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path, quick):
     (tmp_path / "taken").write_text("a file, not a folder")
-    code, _, err = call(capsys, "demo", "--tokens", "2", "--out", str(tmp_path / "taken"))
+    code, _, err = call(capsys, "demo", "--check-only", "--tokens", "2", "--out", str(tmp_path / "taken"))
     assert code == 2
     assert "taken" in one_line(err)
 
@@ -150,7 +291,7 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, missing):
 
 def test_demo_without_matplotlib_says_what_to_install(capsys, tmp_path, monkeypatch, quick):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, _ = call(capsys, "demo", "--tokens", "2", "--out", str(tmp_path))
+    code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "2", "--out", str(tmp_path))
     assert code == 0
     assert "ropewalk[lab]" in out
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
@@ -187,7 +328,7 @@ def twice(number: int) -> None:
 
 def test_piped_output_has_no_colour_and_asking_imports_nothing_heavy():
     environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = "import sys, ropewalk.cli as c; print({'typer', 'rich'} & set(sys.modules)); c.main(['info'])"
+    script = "import sys, ropewalk.cli as c; print({'typer', 'rich'} & set(sys.modules)); c.main(['info']); c.main(['--help'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout

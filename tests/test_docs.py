@@ -1,4 +1,4 @@
-"""The documents keep their word: every Python block runs, every link leads somewhere, every file and scaling is named."""
+"""The documents keep their word: every Python block runs, every link leads somewhere, every part and scaling is named."""
 
 import re
 import warnings
@@ -83,12 +83,16 @@ def test_readmes_open_with_a_quick_start_and_a_picture(path):
 
 
 @readme
-def test_tree_names_every_source_file_and_no_other(path):
+def test_tree_names_every_part_and_nothing_else(path):
     tree = "\n".join(body for _, body in blocks(path, "text"))
-    named = re.findall(r"[\w.]+\.(?:py|c|inc)(?= )", tree)
+    named = set(re.findall(r"\b(\w+\.(?:py|c|inc))(?=\s)", tree)) | set(re.findall(r"\b(\w+/)(?=\s)", tree))
     package = ROOT / "src" / "ropewalk"
-    sources = [file.name for kind in ("*.py", "*.c", "*.inc") for file in package.rglob(kind) if file.name != "__init__.py"]
-    assert sorted(named) == sorted(sources)
+    modules = {file.name for file in package.glob("*.py") if file.name != "__init__.py"}
+    packages = {f"{file.parent.name}/" for file in package.glob("*/__init__.py")}
+    found = [*package.rglob("*"), *ROOT.iterdir(), package]
+    files = {f"{path.name}/" if path.is_dir() else path.name for path in found}
+    assert sorted((modules | packages) - named) == [], "not in the tree"
+    assert sorted(named - files) == [], "in the tree, and not on disk"
 
 
 def test_both_readmes_run_the_same_code():

@@ -23,10 +23,7 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="write a chart of the rows here (PNG)")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="print JSON lines instead of a table")] = False,
 ) -> None:
-    """Time the rotation against the peers found here; what disagrees with the definition is not timed.
-
-    Example: ropewalk bench --shape "cpu decode" --out results/mine.jsonl
-    """
+    """Time the rotation against the peers found here; what disagrees with the definition is not timed."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     found = rows.machine(device)
     chosen = tuple(contender) if contender else tuple(cpu.CONTENDERS)

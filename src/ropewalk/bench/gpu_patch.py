@@ -97,6 +97,7 @@ def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Cal
     from transformers import StaticCache
 
     config: Any = model.config
+    torch.manual_seed(1)  # every form decodes the same
     cache = StaticCache(config=config, max_cache_len=CACHED + 2 * STEPS)
     for row in torch.randint(0, 1024, (4, CACHED // 4), device=model.device):  # type: ignore[call-overload]
         model(row.expand(batch, -1), past_key_values=cache, logits_to_keep=1)

@@ -16,6 +16,7 @@ from ropewalk.encodings.rotary import (
 )
 from ropewalk.errors import choice
 
+#: every encoding by name; the class says which of the three doors it uses
 ENCODINGS: dict[str, type[Encoding]] = {
     "none": Encoding,
     "learned": Learned,

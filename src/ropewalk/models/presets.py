@@ -16,6 +16,7 @@ _MINIMIND = DecoderConfig(
     encoding=RopeSpec(head_dim=96, theta=1e6), qk_norm=True, length=32_768,
 )  # fmt: skip
 
+#: a config for each size of model that goes by a name; `build` makes one with random weights
 PRESETS: dict[str, DecoderConfig | RoFormerConfig] = {
     "tiny": DecoderConfig(
         vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, length=128

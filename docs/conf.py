@@ -1,0 +1,151 @@
+"""The site: `sphinx-build -W -n docs build/site`. Pages stay plain Markdown; what Sphinx needs besides is made here.
+
+`index.md` is a list of tables: each becomes a part of the menu, so a new page is one line there. `api.md` names modules in
+a table: each becomes a section made from its docstrings, and the public names are read from `ropewalk.__all__`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from types import ModuleType
+from typing import Any
+
+import ropewalk as rw
+
+project = "ropewalk"
+author = "the ropewalk contributors"
+release = version = rw.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+exclude_patterns = ["_build", "build"]
+
+html_theme = "furo"
+html_title = f"ropewalk {release}"
+html_static_path = html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 110
+
+ROW_LINK = re.compile(r"^\| \[[^\]]+\]\((?P<page>[\w-]+)\.md\)", re.MULTILINE)
+ROW_MODULE = re.compile(r"^\| `(?P<module>ropewalk[\w.]*)` \| (?P<says>.+) \|$", re.MULTILINE)
+OUTSIDE = re.compile(r"\[(?P<text>[^\]]*)\]\(\.\./(?P<path>[^)#\s]+)\)")
+
+
+def setup(app: Any) -> None:
+    """What Sphinx calls."""
+    app.connect("source-read", complete)
+    app.connect("autodoc-process-docstring", as_restructured_text)
+    app.connect("missing-reference", by_public_name, priority=400)
+
+
+def complete(app: Any, page: str, source: list[str]) -> None:
+    """A page as Sphinx wants it, from the page as everybody reads it."""
+    text = OUTSIDE.sub(named_only, source[0])
+    if page == "index":
+        text = with_menu(text)
+    if page == "api":
+        text = with_reference(text)
+    source[0] = text
+
+
+def named_only(link: re.Match[str]) -> str:
+    """A file of the repository is not part of the site: its name stays, the link goes."""
+    return link["text"] if "`" in link["text"] else f"{link['text']} (`{link['path']}`)"
+
+
+def with_menu(text: str) -> str:
+    """Every section of the index whose table links pages becomes a part of the menu."""
+    title, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    menus = []
+    for section in sections:
+        if pages := [match["page"] for match in ROW_LINK.finditer(section)]:
+            caption = section.splitlines()[0]
+            menus.append("\n".join([":::{toctree}", ":hidden:", f":caption: {caption}", "", *pages, ":::", ""]))
+    return "## ".join([title, *sections]) + "\n\n" + "\n".join(menus)
+
+
+def with_reference(text: str) -> str:
+    """The table of modules, and after it what the docstrings say of each name."""
+    names = "\n\n".join(directive(name) for name in rw.__all__ if not isinstance(getattr(rw, name), ModuleType))
+    # myst leaves the dots out of the name of a heading
+    linked = ROW_MODULE.sub(lambda row: f"| [`{row['module']}`](#{row['module'].replace('.', '')}) | {row['says']} |", text)
+    parts = [linked, "\n## Public names, in full\n", in_rst(names)]
+    for match in ROW_MODULE.finditer(text):
+        parts += [f"\n## {match['module']}\n", in_rst(of_module(match["module"]))]
+    return "\n".join(parts)
+
+
+def of_module(name: str) -> str:
+    """A module's docstring, its registries with their entries, and its other members that have a docstring."""
+    module = importlib.import_module(name)
+    annotated = [key for key in getattr(module, "__annotations__", {}) if key.isupper() and not key.startswith("_")]
+    registries = [key for key in annotated if isinstance(getattr(module, key), dict)]
+    asked = [f".. automodule:: {name}", "   :members:", f"   :exclude-members: {', '.join(registries)}" if registries else ""]
+    shown = [f".. autodata:: {name}.{key}\n   :no-value:" for key in registries]
+    return "\n\n".join(["\n".join(filter(None, asked)), *shown])
+
+
+def directive(name: str) -> str:
+    """How autodoc is asked for one public name."""
+    value = getattr(rw, name)
+    if inspect.isclass(value):
+        return f".. autoclass:: ropewalk.{name}\n   :members:"
+    if callable(value):
+        return f".. autofunction:: ropewalk.{name}"
+    return f".. autodata:: ropewalk.{name}\n   :no-value:"
+
+
+def in_rst(text: str) -> str:
+    return f"```{{eval-rst}}\n{text}\n```\n"
+
+
+def as_restructured_text(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are plain text with `names`: nothing in them but names, lists and indented blocks is markup."""
+    if what == "data" and isinstance(value, dict):
+        own = [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines  # what Python says of any dict is no description
+        lines[:] = [*own, "", "Entries: " + ", ".join(f"`{key}`" for key in value if isinstance(key, str))]
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
+    lines[:] = "\n\n".join(paragraph_in_rst(paragraph) for paragraph in paragraphs).split("\n")
+
+
+def paragraph_in_rst(paragraph: str) -> str:
+    """One paragraph: a list stays a list, indented lines and columns are shown as they stand, the rest is words and names."""
+    rows = paragraph.split("\n")
+    if rows[0].startswith("- "):
+        return "\n".join(words(row) for row in rows)
+    columns = re.compile(r"\S {2,}\S")  # "q, k       [B, H, S, D]"
+    flush = next((n for n, row in enumerate(rows) if row.startswith(" ") or columns.search(row)), len(rows))
+    block = textwrap.indent(textwrap.dedent("\n".join(rows[flush:])), "   ")
+    parts = [words("\n".join(rows[:flush])), f"::\n\n{block}" if block else ""]
+    return "\n\n".join(filter(None, parts))
+
+
+def words(text: str) -> str:
+    """Escape what reStructuredText would take for markup, and set `names` as code."""
+    pieces = re.split(r"(`[^`\n]+`)", text)
+    return "".join(f"`{piece}`" if piece.startswith("`") else re.sub(r"([\\*|_`])", r"\\\1", piece) for piece in pieces)
+
+
+def by_public_name(app: Any, env: Any, node: Any, content: Any) -> Any:
+    """A type is found under its public name too; one that has no place on the page, as torch's, stays a word."""
+    target = node.get("reftarget", "")
+    module, _, name = target.rpartition(".")
+    if node.get("refdomain") != "py" or node.get("refexplicit"):
+        return None
+    if name in rw.__all__ and target.startswith("ropewalk."):
+        domain = env.get_domain("py")
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", f"ropewalk.{name}", node, content)
+    public = module in env.get_domain("py").modules and not name.startswith("_")
+    on_page = public and inspect.isclass(getattr(sys.modules[module], name, None))
+    return None if on_page else content

@@ -1,0 +1,178 @@
+"""What can be set, as data: a control per field of a spec and of every scaling, and how each is read from a link.
+
+All controls live in one flat dict, `name -> value`. Names of a spec start with its side: "a.theta", "a.yarn.factor".
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.frequencies import SCALINGS, Scaling
+from ropewalk.spec import LAYOUTS, MAGNITUDES, PRECISIONS
+
+LANGUAGES = ("en", "zh")
+VIEWS = ("clocks", "plane", "ladder", "distance", "map", "precision", "code", "report")
+SIDES = ("a", "b")
+# larger heads would make thousands of lines of every chart
+MAX_HEAD_DIM = 1024
+MAX_LENGTH = 1 << 40
+MAX_TEXT = 1 << 16
+
+
+@dataclass(frozen=True)
+class Control:
+    """One value: its kind, what it is where nothing is said, and its bounds or choices."""
+
+    #: word, integer, number, maybe (a number or nothing), flag, numbers, or scaling (the name of one)
+    kind: str
+    default: Any
+    choices: tuple[str, ...] = ()
+    low: int = 0
+    high: int = MAX_LENGTH
+    #: a list with one number for each pair: it is stretched when the number of pairs changes
+    per_pair: bool = False
+
+
+_VIEW: dict[str, Control] = {
+    "language": Control("word", "en", LANGUAGES),
+    "view": Control("word", "clocks", VIEWS),
+    "trained": Control("integer", 4096, low=8),
+    "served": Control("integer", 16_384, low=8),
+    "position": Control("integer", 64),
+    "pair": Control("integer", 0, high=MAX_HEAD_DIM),
+    "turning": Control("flag", False),
+    "compare": Control("flag", False),
+}
+_SPEC: dict[str, Control] = {
+    "head_dim": Control("integer", 128, low=2, high=MAX_HEAD_DIM),
+    "theta": Control("number", 10_000.0),
+    "rotary_dim": Control("integer", 0, high=MAX_HEAD_DIM),
+    "rotary_start": Control("integer", 0, high=MAX_HEAD_DIM),
+    "layout": Control("word", "half", LAYOUTS),
+    "layout_out": Control("word", "same", ("same", *LAYOUTS)),
+    "precision": Control("word", "exact", PRECISIONS),
+    "magnitude_on": Control("word", "qk", MAGNITUDES),
+    "extra_softmax_factor": Control("number", 1.0),
+    "axes": Control("numbers", (), per_pair=True),
+    "ladder": Control("word", "shared", ("shared", "per_axis")),
+}
+
+
+def controls() -> dict[str, Control]:
+    """Every control by name; a scaling added to SCALINGS brings its own."""
+    found = dict(_VIEW)
+    for side in SIDES:
+        found |= {f"{side}.{name}": control for name, control in _SPEC.items()}
+        found[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(SCALINGS))
+        for name, scaling in SCALINGS.items():
+            found |= {f"{side}.{name}.{field}": control for field, control in scaling_controls(scaling).items()}
+    # something to compare with from the first click
+    found["b.yarn.factor"] = Control("number", 4.0)
+    found["b.yarn.original_length"] = Control("integer", 4096)
+    return found
+
+
+@lru_cache(maxsize=256)
+def scaling_controls(scaling: type[Scaling]) -> dict[str, Control]:
+    """A control for each field of a scaling whose type can be shown; a field of another type keeps its default."""
+    hints = typing.get_type_hints(scaling)
+    made = {f.name: _control(hints[f.name], f.default) for f in fields(scaling) if f.default is not MISSING}
+    return {name: control for name, control in made.items() if control is not None}
+
+
+def _control(hint: Any, default: Any) -> Control | None:
+    plain = {float: "number", int: "integer", bool: "flag"}
+    if hint in plain:
+        return Control(plain[hint], default, low=-MAX_LENGTH)
+    if isinstance(hint, types.UnionType) and set(typing.get_args(hint)) == {float, types.NoneType}:
+        return Control("maybe", default)
+    if typing.get_origin(hint) is tuple and set(typing.get_args(hint)) <= {float, Ellipsis}:
+        return Control("numbers", default, per_pair=Ellipsis in typing.get_args(hint))
+    if hint is Scaling:
+        return Control("scaling", default.name, starting_scalings())
+    return None
+
+
+def starting_scalings() -> tuple[str, ...]:
+    """The scalings that another one can start from."""
+    return tuple(name for name, kind in SCALINGS.items() if not kind.learned and not kind.needs_length)
+
+
+def defaults() -> dict[str, Any]:
+    """The page as it opens."""
+    return {name: control.default for name, control in controls().items()}
+
+
+def read(name: str, control: Control, text: str) -> Any:
+    """The value that a text gives to a control; a RopeError names it where it gives none."""
+    if len(text) > MAX_TEXT:
+        raise RopeError(name, f"must be at most {MAX_TEXT} characters", len(text))
+    if control.kind in ("word", "scaling"):
+        return choice(name, text, control.choices)
+    if control.kind == "flag":
+        return choice(name, text, ("0", "1")) == "1"
+    if control.kind == "integer":
+        return integer(name, _parsed(name, text, int), low=control.low, high=control.high)
+    if control.kind == "maybe" and not text.strip():
+        return None
+    if control.kind == "numbers":
+        return tuple(number(name, _parsed(name, part, float)) for part in text.split(",")) if text.strip() else ()
+    return number(name, _parsed(name, text, float))
+
+
+def write(value: Any) -> str:
+    """The text that `read` reads as this value."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return ",".join(map(write, value))
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return "" if value is None else str(value)
+
+
+def _parsed(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        if len(text) <= 40:
+            return kind(text)
+    except ValueError:
+        pass
+    raise RopeError(name, "must be an integer" if kind is int else "must be a number", text)
+
+
+def from_link(query: Mapping[str, str]) -> dict[str, Any]:
+    """The whole page from the parameters of a link; what is not said is as at the start, unknown names are let be."""
+    known = controls()
+    return defaults() | {name: read(name, known[name], text) for name, text in query.items() if name in known}
+
+
+def to_link(values: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters of a link that restores the page: only what is in use and differs from the start."""
+    return {
+        name: write(values[name])
+        for name, control in controls().items()
+        if in_use(name, values) and values[name] != control.default
+    }
+
+
+def in_use(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether a control changes what is shown: not those of a scaling that is not chosen, nor of a spec that is not compared."""
+    side, _, rest = name.partition(".")
+    if side not in SIDES:
+        return True
+    if side == "b" and not values["compare"]:
+        return False
+    scaling, _, field = rest.partition(".")
+    return not field or scaling == values[f"{side}.scaling"]
+
+
+def pairs_of(values: Mapping[str, Any], side: str) -> int:
+    """How many pairs one side's values turn."""
+    turned = values[f"{side}.rotary_dim"] or values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
+    return max(turned // 2, 1)

@@ -1,0 +1,97 @@
+"""The clocks and the plane as SVG: they turn by themselves, and cost the server nothing."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+import numpy as np
+
+from ropewalk import analysis
+from ropewalk.explorer.words import Say
+from ropewalk.plots.look import ON_LIGHT
+from ropewalk.spec import RopeSpec
+
+CLOCKS = 12
+ACROSS = 6
+TRAIL = 12
+#: how fast the clocks turn when they are let go
+TOKENS_PER_SECOND = 2.0
+# readable on light and on dark paper
+_INK, _RIM = "#808890", "#80889066"
+_FONT = 'font-family="system-ui, sans-serif"'
+
+
+def clocks(spec: RopeSpec, position: int, served: int, say: Say, turning: bool = False) -> str:
+    """A clock for each of up to twelve pairs spread over the ladder; its hand stands where `position` has turned it."""
+    steps = analysis.radians(spec, served)
+    chosen = np.unique(np.linspace(0, len(steps) - 1, CLOCKS).round().astype(int))
+    angles = analysis.true_angles(steps[chosen], [position])[0]
+    faces = [
+        _face(i, int(pair), float(steps[pair]), float(angle), say, turning)
+        for i, (pair, angle) in enumerate(zip(chosen, angles, strict=True))
+    ]
+    return _svg(ACROSS * 120, math.ceil(len(chosen) / ACROSS) * 150, faces)
+
+
+def _face(place: int, pair: int, step: float, angle: float, say: Say, turning: bool) -> str:
+    x, y, colour = 60 + 120 * (place % ACROSS), 60 + 150 * (place // ACROSS), ON_LIGHT[place % len(ON_LIGHT)]
+    wave = math.inf if step == 0 else 2 * math.pi / abs(step)
+    label = say("stands still") if math.isinf(wave) else say("a turn in {turn}", turn=f"{wave:,.{int(wave < 100)}f}")
+    # the y axis of a picture points down: a positive, counter-clockwise angle is a negative one there
+    degrees = -math.degrees(angle)
+    spin = ""
+    if turning and not math.isinf(wave):
+        end = degrees - math.copysign(360, step)
+        spin = (
+            f'<animateTransform attributeName="transform" type="rotate" from="{degrees:.4f}" to="{end:.4f}" '
+            f'dur="{wave / TOKENS_PER_SECOND:.4f}s" repeatCount="indefinite"/>'
+        )
+    return (
+        f'<g transform="translate({x} {y})"><circle r="48" fill="none" stroke="{_RIM}" stroke-width="2"/>'
+        f'<g transform="rotate({degrees:.4f})">{spin}{_line(42, 0, colour)}</g><circle r="3" fill="{_INK}"/>'
+        f"{_text(66, say('pair {pair}', pair=pair), colour)}{_text(82, label, _INK)}</g>"
+    )
+
+
+def plane(spec: RopeSpec, pair: int, position: int, served: int, say: Say) -> str:
+    """The query (1, 0) of one pair before and after it is turned to `position`, and where the tokens before it stand."""
+    positions = np.arange(max(position - TRAIL, 0), position + 1)
+    path = turned(spec, pair, positions, served)
+    largest = max(1.0, float(np.abs(path).max()))
+    places, unit = 100 * path / largest, 100 / largest
+    turn = math.degrees(math.atan2(path[-1].imag, path[-1].real)) % 360
+    where = f"{say('pair {pair}', pair=pair)}, {say('position {position}', position=f'{position:,}')}"
+    parts = [
+        f'<g transform="translate(160 150)"><circle r="{unit:.3f}" fill="none" stroke="{_RIM}" stroke-width="2"/>',
+        f'<line x1="-130" x2="130" stroke="{_RIM}"/><line y1="-130" y2="130" stroke="{_RIM}"/>',
+        *(_dot(place, 0.15 + 0.5 * i / len(path)) for i, place in enumerate(places[:-1])),
+        _line(unit, 0, _INK),
+        _line(places[-1].real, -places[-1].imag, ON_LIGHT[1]),
+        f"{_text(150, f'{where}: {turn:.1f}°, |q| = {abs(path[-1]):.4g}', _INK)}</g>",
+    ]
+    return _svg(320, 310, parts)
+
+
+def turned(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
+    """Where the query pair (1, 0) stands at each position: the exact angle, with the magnitude and growth of its scaling."""
+    size = np.abs(analysis.query_path(spec, positions, served)[:, pair])
+    angles = analysis.true_angles(analysis.radians(spec, served)[[pair]], positions)[:, 0]
+    return size * np.exp(1j * angles)
+
+
+def _line(x: float, y: float, colour: str) -> str:
+    return f'<line x2="{x:.3f}" y2="{y:.3f}" stroke="{colour}" stroke-width="4" stroke-linecap="round"/>'
+
+
+def _dot(place: complex, opacity: float) -> str:
+    return f'<circle cx="{place.real:.3f}" cy="{-place.imag:.3f}" r="3" fill="{ON_LIGHT[0]}" opacity="{opacity:.2f}"/>'
+
+
+def _text(y: float, text: str, colour: str) -> str:
+    return f'<text y="{y}" text-anchor="middle" font-size="12" {_FONT} fill="{colour}">{escape(text)}</text>'
+
+
+def _svg(width: int, height: int, parts: list[str]) -> str:
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>'

@@ -1,0 +1,69 @@
+"""The code that reproduces what the page shows, to copy and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from typing import Any
+
+from ropewalk.axes import AxisMap
+from ropewalk.explorer.controls import SIDES
+from ropewalk.explorer.state import Values, spec_of
+from ropewalk.frequencies import Scaling
+from ropewalk.spec import RopeSpec
+
+#: what the program draws
+FIGURES = ("clocks", "spectrum", "coverage", "decay", "similarity_map", "precision")
+
+
+def program(values: Values) -> str:
+    """A program that makes the shown specs, cos and sin at the shown position, and the figures as files."""
+    specs = {f"spec_{side}": spec_of(values, side) for side in SIDES[: 1 + values["compare"]]}
+    lines = ["from pathlib import Path", "", "import torch", "", "import ropewalk as rw", "from ropewalk import plots"]
+    lines += sorted({line for spec in specs.values() for line in _imports(spec)})
+    lines += ["", *(f"{name} = {_call(spec, 'rw.RopeSpec')}" for name, spec in specs.items())]
+    for name, spec in specs.items():
+        shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1,)
+        lines += [
+            "",
+            f"positions = torch.full({shape}, {values['position']})",
+            f"cos, sin = rw.Rope({name}).cos_sin(positions, length={values['served']})",
+            f"view = plots.View({name}, trained={values['trained']}, served={values['served']})",
+            f"for figure in {FIGURES}:",
+            f'    plots.save(plots.draw(figure, view), Path(f"{name}-{{figure}}.png"))',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _imports(spec: RopeSpec) -> Iterator[str]:
+    for kind in map(type, _parts(spec)):
+        if kind is AxisMap or issubclass(kind, Scaling):
+            yield f"from {kind.__module__} import {kind.__name__}"
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The dataclasses inside a spec that its call names."""
+    for _, part in _given(value):
+        if isinstance(part, AxisMap | Scaling):
+            yield part
+            yield from _parts(part)
+
+
+def _given(value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields that differ from their defaults, or from what they follow."""
+    follows = {}
+    if isinstance(value, RopeSpec):
+        follows = {"layout_out": value.layout, "rotary_dim": value.head_dim - value.rotary_start}
+    for field in fields(value):
+        part = getattr(value, field.name)
+        if field.default is MISSING or part != follows.get(field.name, field.default):
+            yield field.name, part
+
+
+def _call(value: Any, name: str) -> str:
+    given = [f"{field}={_shown(part)}" for field, part in _given(value)]
+    return f"{name}({', '.join(given)})"
+
+
+def _shown(value: Any) -> str:
+    return _call(value, type(value).__name__) if isinstance(value, AxisMap | Scaling) else repr(value)

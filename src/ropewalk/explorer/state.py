@@ -1,0 +1,117 @@
+"""From the page's values to specs and back: what hangs on what, lists stretched over the pairs, configs as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ropewalk.analysis import read_checkpoint
+from ropewalk.axes import AxisMap
+from ropewalk.errors import RopeError, integer
+from ropewalk.explorer.controls import MAX_HEAD_DIM, SIDES, Control, pairs_of, read, scaling_controls
+from ropewalk.frequencies import SCALINGS, Default, Scaling, Yarn
+from ropewalk.interop import config_file
+from ropewalk.spec import RopeSpec
+
+Values = Mapping[str, Any]
+
+
+def settle(values: Values) -> dict[str, Any]:
+    """The values with what hangs on others brought into range: a smaller head turns fewer dimensions, and so on."""
+    found = dict(values)
+    for side in SIDES:
+        head = found[f"{side}.head_dim"]
+        start = found[f"{side}.rotary_start"] = min(found[f"{side}.rotary_start"], max(head - 2, 0))
+        found[f"{side}.rotary_dim"] = min(found[f"{side}.rotary_dim"], (head - start) // 2 * 2)
+    found["position"] = min(found["position"], found["served"] - 1)
+    found["pair"] = min(found["pair"], min(pairs_of(found, side) for side in SIDES[: 1 + found["compare"]]) - 1)
+    return found
+
+
+def spec_of(values: Values, side: str = "a") -> RopeSpec:
+    """The spec that one side's values describe; a RopeError says which value cannot be."""
+    own = {name.removeprefix(f"{side}."): value for name, value in values.items() if name.startswith(f"{side}.")}
+    pairs = pairs_of(values, side)
+    axes = tuple(int(axis) for axis in stretched(_numbers("axes", own["axes"]), pairs, nearest=True))
+    return RopeSpec(
+        head_dim=integer("head_dim", own["head_dim"], low=2, high=MAX_HEAD_DIM),
+        theta=own["theta"],
+        scaling=scaling_of(own["scaling"], own, pairs),
+        layout=own["layout"],
+        layout_out=None if own["layout_out"] == "same" else own["layout_out"],
+        rotary_dim=own["rotary_dim"] or None,
+        rotary_start=own["rotary_start"],
+        axes=AxisMap(axes, max(axes) + 1, own["ladder"]) if axes else None,
+        precision=own["precision"],
+        magnitude_on=own["magnitude_on"],
+        extra_softmax_factor=own["extra_softmax_factor"],
+    )
+
+
+def scaling_of(name: str, own: Values, pairs: int) -> Scaling:
+    """A scaling by name with its own values, lists stretched over the pairs; what `own` does not say is its default."""
+    fields = scaling_controls(SCALINGS[name])
+    said = {field: own.get(f"{name}.{field}", control.default) for field, control in fields.items()}
+    return SCALINGS[name](**{field: _field(field, fields[field], value, pairs) for field, value in said.items()})
+
+
+def _field(field: str, control: Control, value: Any, pairs: int) -> Any:
+    if control.kind == "scaling":
+        return scaling_of(value, {}, pairs)
+    if control.kind == "numbers":
+        return stretched(_numbers(field, value), pairs) if control.per_pair else _numbers(field, value)
+    return value
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    """Lists are typed as text."""
+    return read(name, Control("numbers", ()), value) if isinstance(value, str) else tuple(value)
+
+
+def stretched(values: tuple[float, ...], count: int, *, nearest: bool = False) -> tuple[float, ...]:
+    """A list of one length as one of another, end on end; itself where it fits."""
+    if len(values) in (0, count):
+        return values
+    places = np.linspace(0, len(values) - 1, count)
+    if nearest:
+        return tuple(values[int(place)] for place in places.round())
+    return tuple(np.interp(places, np.arange(len(values)), values).tolist())
+
+
+def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
+    """The values that describe a spec: what `spec_of` undoes."""
+    if spec.mixed or spec.fractional:
+        raise RopeError("axes", "must be whole positions on named axes to be explored", spec.axes)
+    integer("head_dim", spec.head_dim, low=2, high=MAX_HEAD_DIM)
+    axes = spec.axes if isinstance(spec.axes, AxisMap) else None
+    own = {
+        **{name: getattr(spec, name) for name in ("head_dim", "theta", "layout", "rotary_start", "precision")},
+        **{name: getattr(spec, name) for name in ("magnitude_on", "extra_softmax_factor")},
+        "layout_out": "same" if spec.layout_out == spec.layout else spec.layout_out,
+        "rotary_dim": 0 if spec.rotary_dim == spec.head_dim - spec.rotary_start else spec.rotary_dim,
+        "axes": tuple(map(float, axes.axis_of_pair)) if axes else (),
+        "ladder": axes.ladder if axes else "shared",
+        "scaling": spec.scaling.name,
+    }
+    for field, control in scaling_controls(type(spec.scaling)).items():
+        value = getattr(spec.scaling, field)
+        own[f"{spec.scaling.name}.{field}"] = value.name if control.kind == "scaling" else value
+    return {f"{side}.{name}": value for name, value in own.items()}
+
+
+def layers_of(config: Mapping[str, Any] | bytes) -> dict[str, dict[str, Any]]:
+    """What a config sets on the page, for each layer type that turns; bytes are read as a config.json, as data only."""
+    found = read_checkpoint(config_file.parse(config) if isinstance(config, bytes) else config)
+    turning = {name: facts for name, facts in found.layers.items() if facts is not None}
+    if not turning:
+        raise RopeError("config", "must rotate at least one layer type", list(found.layers))
+    return {name: _layer(facts.spec, max(facts.trained, 8), max(facts.served, 8)) for name, facts in turning.items()}
+
+
+def _layer(spec: RopeSpec, trained: int, served: int) -> dict[str, Any]:
+    """The spec on the first side and, to compare it with, itself unscaled; or stretched by 4 where it has no scaling."""
+    scaled = not isinstance(spec.scaling, Default)
+    other = spec.with_(scaling=Default() if scaled else Yarn(factor=4.0, original_length=trained))
+    return {**values_of(spec), **values_of(other, "b"), "trained": trained, "served": served}

@@ -1,0 +1,126 @@
+"""A headless Chromium, driven over its DevTools socket with what streamlit brings along."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
+         "--disable-background-networking", "--remote-debugging-port=0", "--window-size=1280,1100")  # fmt: skip
+
+
+class Browser:
+    """One tab; every `wait_*` fails with what it waited for."""
+
+    def __init__(self, folder: Path) -> None:
+        from websockets.sync.client import connect
+
+        self.folder, self.count = folder, 0
+        profile = folder / "profile"
+        self.process = subprocess.Popen(
+            [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        port = _until(lambda: (profile / "DevToolsActivePort").read_text().split()[0], "chromium to open its port")
+        pages = _until(lambda: _tabs(port), "chromium to open a tab")
+        self.opened = ExitStack()
+        self.socket = self.opened.enter_context(connect(pages[0]["webSocketDebuggerUrl"], max_size=None, compression=None))
+
+    def close(self) -> None:
+        self.opened.close()
+        self.process.terminate()
+        self.process.wait(timeout=20)
+
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """The result of one DevTools command; events in between are dropped."""
+        self.count += 1
+        self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
+        while True:
+            answer = json.loads(self.socket.recv(timeout=60))
+            if answer.get("id") == self.count:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def js(self, expression: str) -> Any:
+        """The value of a JavaScript expression on the page."""
+        result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
+        return result["result"].get("value")
+
+    def wait(self, expression: str, why: str, seconds: float = 45.0) -> Any:
+        """The value of the expression, as soon as it is true."""
+        return _until(lambda: self.js(expression), f"{why}: {expression}", seconds)
+
+    def open(self, address: str) -> None:
+        self.send("Page.navigate", url=address)
+        self.wait("document.querySelectorAll('[data-testid=stRadio]').length > 1", "the page to be drawn")
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until no run is going on."""
+        self.wait("document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'", "the run to end")
+
+    def focus(self, selector: str) -> None:
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.wait(f"{found} !== null", "an element")
+        self.js(f"{found}.scrollIntoView({{block: 'center'}}); {found}.focus()")
+
+    def key(self, name: str, code: int, text: str = "") -> None:
+        common = {"key": name, "code": name, "windowsVirtualKeyCode": code}
+        self.send("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {}))
+        self.send("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def write(self, text: str) -> None:
+        """Replace the text of the focused field, and enter it."""
+        self.js("document.activeElement.select && document.activeElement.select()")
+        self.send("Input.insertText", text=text)
+        time.sleep(0.2)  # the list of a select box follows what is typed
+        self.key("Enter", 13, "\r")
+
+    def click(self, selector: str) -> None:
+        self.focus(selector)
+        self.js(f"document.querySelector({json.dumps(selector)}).click()")
+
+    def drop(self, path: Path) -> None:
+        """Give a file to the page's file field."""
+        found = self.send("Runtime.evaluate", expression="document.querySelector('input[type=file]')")
+        self.send("DOM.setFileInputFiles", files=[str(path)], objectId=found["result"]["objectId"])
+
+    def text(self) -> str:
+        return self.js("document.body.innerText")
+
+    def link(self) -> str:
+        return self.js("location.search")
+
+    def picture(self, path: Path) -> bytes:
+        data = base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return data
+
+
+def _tabs(port: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=10) as answer:
+        return [tab for tab in json.load(answer) if tab["type"] == "page"]
+
+
+def _until(read: Any, why: str, seconds: float = 60.0) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            found = read()
+        except (OSError, IndexError):
+            found = None
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s for {why}")

@@ -1,0 +1,43 @@
+"""The page served as `ropewalk explore` serves it, once for a file of tests."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The address of a running page that has a report."""
+    pytest.importorskip("streamlit", reason="needs streamlit: pip install 'ropewalk[explorer]'")
+    folder, port = tmp_path_factory.mktemp("explore"), free_port()
+    (folder / "report.html").write_text("<h1>Studies of the lab</h1>", encoding="utf-8")
+    command = [sys.executable, "-m", "ropewalk.cli", "explore", "--port", str(port), "--no-browser", "--report", "report.html"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder)}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                with urllib.request.urlopen(f"{address}/_stcore/health", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            raise AssertionError("the page did not start: " + (folder / "log").read_text())
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=20)

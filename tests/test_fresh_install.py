@@ -1,0 +1,97 @@
+"""From a clone to a report by copying from the README: its blocks run in an environment where only the wheel is new.
+
+The environment is a fresh one that sees the libraries of this one (torch is not downloaded again), and not the sources.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "ropewalk"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def run(command: list, folder: Path, timeout: int = 240) -> str:
+    """Standard output of a command that must succeed; this checkout is out of its sight."""
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=env, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy, so that no build folder appears in the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "source"
+    left_out = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info")
+    shutil.copytree(ROOT / "src", copy / "src", ignore=left_out)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, copy], folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel) -> Path:
+    """The folder of commands of the fresh environment."""
+    folder = wheel.parent / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    inside = {"base": str(folder), "platbase": str(folder)}
+    libraries = Path(sysconfig.get_path("purelib", vars=inside))
+    # a path in a .pth file is searched, but the .pth files there are not read: an editable install stays unseen
+    (libraries / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    commands = Path(sysconfig.get_path("scripts", vars=inside))
+    run([*pip, "--python", commands / "python", "install", "--no-deps", "--no-index", wheel], folder)
+    return commands
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel):
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    files = [file for file in SOURCES.rglob("*") if file.is_file() and file.suffix not in (".pyc", ".so")]
+    assert [name for name in (f"ropewalk/{file.relative_to(SOURCES).as_posix()}" for file in files) if name not in packed] == []
+
+
+def test_the_readme_goes_all_the_way():
+    """A rotated tensor, a patched model, an extended model and a report, each to be copied."""
+    python, shell = "\n".join(blocks("python")), "\n".join(blocks("sh"))
+    steps = {"rotate": r"rope\(q, k", "patch": r"rw\.patch\(", "extend": r"rw\.extend\("}
+    assert [step for step, call in steps.items() if not re.search(call, python)] == []
+    assert re.search(r"^make demo\b|^ropewalk demo\b", shell, re.MULTILINE)
+
+
+def test_the_blocks_of_the_readme_run_there(fresh, tmp_path):
+    place = "import ropewalk\nprint(ropewalk.__file__)\n"
+    (tmp_path / "readme.py").write_text("\n".join([*blocks("python"), place]), encoding="utf-8")
+    said = run([fresh / "python", "-W", "error", "readme.py"], tmp_path)
+    assert Path(said.splitlines()[-1]).is_relative_to(fresh.parent)
+
+
+def test_its_commands_run_there(wheel, fresh, tmp_path):
+    info = json.loads(run([fresh / "ropewalk", "info", "--json"], tmp_path))
+    assert info["versions"]["ropewalk"] == wheel.name.split("-")[1]
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shown = json.loads(run([fresh / "ropewalk", "inspect", "config.json", "--json"], tmp_path))
+    assert shown["layers"]["full_attention"]["values"]["head_dim"]["value"] == 16
+
+
+def test_the_report_is_written_there(fresh, tmp_path):
+    run([fresh / "ropewalk", "demo", "--tokens", "16", "--out", "report"], tmp_path)
+    assert "# " in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")

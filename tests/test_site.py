@@ -1,0 +1,163 @@
+"""The site: it builds without a warning, and every public name, registry, page, picture and measured table is on it."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import ropewalk as rw
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+missing = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
+needs_sphinx = pytest.mark.skipif(bool(missing), reason=f"the site needs {', '.join(missing)}: pip install 'ropewalk[docs]'")
+#: a speed as people claim it: "2.5x faster", "12 us", "97 % of a copy"
+SPEED = re.compile(
+    r"\d\s*(?:x|times|%|per cent) (?:faster|slower|quicker)|\d\s*(?:us|µs|ms)\b|\d\s*(?:%|per cent) of (?:a|the) (?:flat )?copy"
+)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+class Links(HTMLParser):
+    """What a page refers to, and the names by which it can be referred to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.targets += [found[key] for key in ("href", "src") if found.get(key)]
+        self.names |= {found[key] for key in ("id", "name") if found.get(key)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built once in a process of its own: the runtime checks of the tests change signatures."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", folder / "trees", DOCS, folder / "html"]
+    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400)
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def parsed(site) -> dict[Path, Links]:
+    found = {}
+    for file in sorted(site.glob("*.html")):
+        found[file] = Links()
+        found[file].feed(file.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def documented(site) -> set[str]:
+    """Every name the reference has an entry for, from the inventory that Sphinx writes for other sites."""
+    raw = (site / "objects.inv").read_bytes()
+    text = zlib.decompress(raw.split(b"\n", 4)[4]).decode()
+    return {line.split(" py:")[0] for line in text.splitlines() if " py:" in line}
+
+
+@needs_sphinx
+def test_every_page_is_built_and_in_the_menu(site, parsed):
+    menu = parsed[site / "index.html"].targets
+    assert [page.stem for page in PAGES if not (site / f"{page.stem}.html").exists()] == []
+    assert [page.stem for page in PAGES if page.stem != "index" and f"{page.stem}.html" not in menu] == []
+
+
+@needs_sphinx
+def test_no_link_of_the_site_is_broken(site, parsed):
+    broken = []
+    for file, links in parsed.items():
+        for target in links.targets:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            linked = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            names = parsed[linked].names if linked in parsed else None
+            if not linked.exists() or (parts.fragment and names is not None and unquote(parts.fragment) not in names):
+                broken.append(f"{file.name}: {target}")
+    assert broken == []
+
+
+@needs_sphinx
+def test_every_page_loads_from_here_alone(parsed):
+    """Nothing is fetched from another host to show a page."""
+    fetched = re.compile(r"<(?:script|img|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//")
+    assert [file.name for file in parsed if fetched.search(file.read_text(encoding="utf-8"))] == []
+
+
+@needs_sphinx
+def test_every_public_name_is_in_the_reference(documented):
+    assert [name for name in rw.__all__ if f"ropewalk.{name}" not in documented] == []
+
+
+@needs_sphinx
+@pytest.mark.parametrize("name", ["Rope.rotate", "Rope.rerotate", "RopeSpec.frequencies", "KVCache.shift"])
+def test_methods_are_in_the_reference(documented, name):
+    assert f"ropewalk.{name}" in documented
+
+
+@needs_sphinx
+def test_every_registry_of_a_listed_module_is_in_the_reference(documented):
+    found = [name for module in listed_modules() for name in registries(module)]
+    assert len(found) >= 8
+    assert [name for name in found if name not in documented] == []
+
+
+def listed_modules() -> list[str]:
+    return re.findall(r"^\| `(ropewalk[\w.]*)` \|", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def registries(module: str) -> list[str]:
+    """Public dicts that a module defines: NAME: dict[str, ...] = ..."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    typed = [node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    named = [(node.target.id, ast.unparse(node.annotation)) for node in typed]
+    return [f"{module}.{name}" for name, kind in named if name.isupper() and name[0] != "_" and kind.startswith("dict[str")]
+
+
+def test_every_public_name_has_a_docstring():
+    kept_elsewhere = (dict,)  # a registry is told about in the reference
+    bare = [name for name in rw.__all__ if not isinstance(getattr(rw, name), kept_elsewhere) and not getattr(rw, name).__doc__]
+    assert bare == []
+
+
+def test_every_picture_is_shown_somewhere():
+    text = "".join(page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"])
+    assert [picture.name for picture in (DOCS / "images").glob("*.png") if picture.name not in text] == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md", ROOT / "README.zh.md"], ids=lambda path: path.name)
+def test_a_speed_stands_beside_its_rows(path):
+    """A paragraph that claims a speed is on a page whose tables come from results/, or links the rows or that page."""
+    text = path.read_text(encoding="utf-8")
+    if re.search(r"^<!-- [\w-]+: start -->$", text, re.MULTILINE):
+        return
+    paragraphs = re.split(r"\n\s*\n", FENCE.sub("", text))
+    claims = [claim for claim in paragraphs if SPEED.search(claim)]
+    assert [claim for claim in claims if "results/" not in claim and "benchmarks.md" not in claim] == []
+
+
+@pytest.mark.parametrize("claim", ["is 2.5x faster than", "3 times faster", "takes 12 us", "97 % of a flat copy", "4 ms a step"])
+def test_a_claim_of_speed_is_recognised(claim):
+    assert SPEED.search(claim)
+
+
+def test_the_page_about_peers_shows_the_committed_rows():
+    spec = importlib.util.spec_from_file_location("docs_tables", DOCS / "tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    text = (DOCS / "peers.md").read_text(encoding="utf-8")
+    assert tables.peers_page(text) == text, "run python docs/tables.py"
