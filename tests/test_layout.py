@@ -320,3 +320,12 @@ QKV = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "dim": 0}
 )
 def test_names_the_bad_field(call, field):
     assert_refused(field, call)
+
+
+def test_a_fused_conversion_names_the_layout_that_is_unknown():
+    weight = torch.zeros(3 * 4, 5)
+    for source, target, field in [("pairs", "half", "source"), ("half", "pairs", "target")]:
+        assert_refused(
+            field,
+            lambda source=source, target=target: convert_qkv(weight, source, target, head_dim=4, num_heads=1, num_kv_heads=1),
+        )

@@ -248,3 +248,7 @@ def test_rotate_qk_finds_the_tokens_without_being_told():
     q, k, spec = torch.randn(2, 7, 10), torch.randn(2, 7, 10), rw.RopeSpec(10)
     for found, x in zip(rotation.rotate_qk(q, k, spec, offset=3), (q, k), strict=True):
         torch.testing.assert_close(found, definition(x[:, None], spec, torch.arange(3, 10).expand(2, 7))[:, 0].float())
+
+
+def test_rotate_half_is_a_quarter_turn_of_every_pair():
+    assert rw.rotate_half(torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])).tolist() == [[-3, -4, 1, 2], [-7, -8, 5, 6]]

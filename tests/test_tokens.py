@@ -10,7 +10,7 @@ import torch
 import ropewalk as rw
 from door import as_users_call, assert_refused
 from helpers import HEAD_DIM, sample_spec
-from ropewalk import axes, rotation
+from ropewalk import axes, rotation, tokens
 
 B, H, S = 2, 3, 7
 
@@ -191,3 +191,17 @@ def test_one_shared_element_is_enough_to_refuse_in_place():
     with pytest.raises(rw.RopeError, match="inplace"):
         rope(q, k, inplace=True)
     rope(q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True)  # side by side they may
+
+
+def test_views_of_unlike_strides_are_found_to_share_an_element():
+    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7: they meet in one. Moved on by one they never do."""
+    memory = torch.zeros(9)
+    q = memory.as_strided((3,), (2,), 0)
+    assert tokens._share_elements(q, memory.as_strided((3,), (3,), 1))
+    assert not tokens._share_elements(memory.as_strided((2,), (2,), 0), memory.as_strided((2,), (4,), 3))
+
+
+def test_positions_on_two_axes_are_asked_for_by_their_shape():
+    spec = rw.RopeSpec(8, axes=rw.axes.axial(2, 2))
+    with pytest.raises(rw.RopeError, match=r"or \[2, 1, 3\]"):
+        rw.Rope(spec).rotate(torch.zeros(1, 2, 3, 8), torch.zeros(5, dtype=torch.int64))
