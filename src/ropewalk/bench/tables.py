@@ -80,6 +80,8 @@ def attention_table(rows: list[Row]) -> str:
             if row.get("percent_added")
             else f"{row['times_faster']} x"
             if "times_faster" in row
+            else f"{row['times_half_the_length']} x half the length"
+            if "times_half_the_length" in row
             else ""
         )
         lines.append([shape.removeprefix("attention "), name, what, f"{row['us'] / 1000:.2f} ms", note])
@@ -104,6 +106,20 @@ def cpu_table(rows: list[Row]) -> str:
     return _markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
 
 
+def models_table(rows: list[Row]) -> str:
+    """Whole models: forwards of a patched Llama, every run, and training steps of our Decoder beside transformers' Llama."""
+    lines = []
+    for row in rows:
+        if "ms" in row:
+            note = f"{row['times_faster']:.3f} x"
+            lines.append([row["shape"], row["contender"], f"run {row['run']}", f"{row['ms']:.2f} ms", note])
+        elif "us" in row:
+            memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
+            said = f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else ""
+            lines.append([row["shape"], row["contender"], row["pass"], f"{row['us'] / 1000:.1f} ms", said + memory])
+    return _markdown(["shape", "", "", "time", ""], lines)
+
+
 #: marker in the page -> (results file, table)
 TABLES = {
     "gpu": ("h200.jsonl", gpu_table),
@@ -111,7 +127,10 @@ TABLES = {
     "variants": ("h200.jsonl", variant_table),
     "fused": ("h200.jsonl", fused_table),
     "attention": ("h200.jsonl", attention_table),
+    "models": ("h200_models.jsonl", models_table),
     "cpu": ("cpu.jsonl", cpu_table),
+    "cpu_x86": ("cpu_x86.jsonl", cpu_table),
+    "cpu_linear": ("cpu_linear.jsonl", attention_table),
 }
 
 

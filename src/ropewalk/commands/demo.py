@@ -1,61 +1,108 @@
-"""`ropewalk demo`: the self-check as tables on the screen, a report and pictures on disk, and an exit code."""
+"""`ropewalk demo`: the whole story on this machine: self-check, a race, two studies, and one page that tells it."""
 
 from __future__ import annotations
 
 import json as json_format
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Table as Shown
 
 from ropewalk import RopeSpec, __version__, selfcheck
 from ropewalk.commands import console
 from ropewalk.commands.info import machine
 from ropewalk.errors import choice, integer
+from ropewalk.lab.studies.page import Table
 
-
-@dataclass(frozen=True)
-class Section:
-    """One table of the report, ready for the screen or for Markdown."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    note: str
+#: what the demo asks of each study: enough for its first table, in minutes on two cores
+STUDIES: dict[str, list[str]] = {
+    "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
+    "extend": ['methods=["none", "linear", "ntk", "yarn"]', "factors=[4]", "tuned_factors=[]"],
+}
+NEXT = """Next:
+  ropewalk explore                                     turn the knobs in a browser
+  ropewalk inspect config.json                         explain a checkpoint's rope
+  ropewalk lab list                                    more studies: fine-tuning, pass keys, linear attention, images, ...
+  ropewalk lab run extend --preset cpu --out {out}     every method, also after a little training
+  ropewalk bench                                       the whole race"""
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for report.md and the pictures.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the reports, pictures and rows.")] = Path("demo"),
     tokens: Annotated[int, typer.Option(help="Length of the sequence that is timed.")] = 1024,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    preset: Annotated[str, typer.Option(help="Size of the studies: smoke (seconds), cpu (minutes), gpu.")] = "cpu",
+    check_only: Annotated[bool, typer.Option("--check-only", help="Only the self-check: seconds, and no training.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Check this machine: errors against the definition in 60 digits, and the speed of every backend.
+    """Check this machine, race the kernels, train and extend small models, and write one page about it.
 
-    Exit code 1 if any error is beyond its bound.
+    A demo that was interrupted goes on where it stopped. Exit code 1 if any error is beyond its bound.
     """
     start = time.perf_counter()
     integer("tokens", tokens, low=1, high=1 << 20)
+    choice("preset", preset, ("smoke", "cpu", "gpu"))
     device = _device(device)
     out.mkdir(parents=True, exist_ok=True)
     report = _run(tokens, device)
     sections = [_precision(report), _laws(report), _speed(report, tokens, device)]
     pictures, missing = _pictures(out)
-    path = out / "report.md"
-    path.write_text(markdown(report, sections, pictures), encoding="utf-8")
+    paths = [out / "report.md", *pictures]
+    paths[0].write_text(markdown(report, sections, pictures), encoding="utf-8")
+    if not json:
+        _show(sections, report.ok)
+    told: dict[str, Any] = {}
+    # what a wrong kernel teaches is worth nothing
+    if report.ok and not check_only:
+        race = _race()
+        if not json:
+            _show_tables([race])
+        told, page = _study(out, preset, device, [*sections, race], json)
+        paths.append(page)
     if json:
         rows = {name: [asdict(row) | {"ok": row.ok} for row in part] for name, part in vars(report).items()}
-        print(json_format.dumps({"ok": report.ok, "machine": machine(), "report": str(path), **rows}, indent=2))
+        found = {"ok": report.ok, "machine": machine(), "report": str(paths[0]), **rows}
+        print(json_format.dumps(found | ({"page": str(paths[-1]), "studies": told} if told else {}), indent=2))
     else:
-        _show(console(), sections, report.ok, [path, *pictures], missing, time.perf_counter() - start)
+        _end(out, paths, missing, time.perf_counter() - start)
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _race() -> Table:
+    """The rotation of this package against the libraries found here, in turn, on one core."""
+    from ropewalk.bench import cpu
+
+    rows = []
+    for row in cpu.measure(("cpu mid",), rounds=3):
+        if row.get("pass") == "forward":
+            rows.append(
+                (row["contender"], row["dtype"], f"{row['us']:.0f}", f"{row['times_copy']:.2f}", f"{row['rms_error']:.1e}")
+            )
+    rows.sort(key=lambda cells: (cells[1], float(cells[3])))
+    note = "256 tokens, 32 heads of 128; CPU time of one thread, few rounds: `ropewalk bench` takes its time."
+    return Table("A short race", ("contender", "dtype", "us", "x copy", "rms error"), rows, note)
+
+
+def _study(out: Path, preset: str, device: str, sections: list[Table], quiet: bool) -> tuple[dict[str, Any], Path]:
+    """Run the studies; their claims as plain data, and the page of everything."""
+    from ropewalk.commands.lab import show
+    from ropewalk.lab import report
+    from ropewalk.lab import studies as lab
+
+    told = {}
+    for name, changes in STUDIES.items():
+        folder = lab.run_study(lab.STUDIES[name], preset, out, changes=changes, device=device, quiet=quiet)
+        found = lab.STUDIES[name].page(*lab.read_study(folder))
+        told[name] = [asdict(claim) for claim in found.claims]
+        if not quiet:
+            show(found, name)
+    return told, report.write_report(out, sections)
 
 
 def _device(name: str) -> str:
@@ -80,7 +127,7 @@ def _run(tokens: int, device: str) -> selfcheck.Report:
     return selfcheck.gather(rows)
 
 
-def _precision(report: selfcheck.Report) -> Section:
+def _precision(report: selfcheck.Report) -> Table:
     rows = [
         (
             row.policy,
@@ -92,7 +139,7 @@ def _precision(report: selfcheck.Report) -> Section:
         )
         for row in report.precision
     ]
-    return Section(
+    return Table(
         "Precision of cos and sin",
         ("precision", "near position", "error", "bound", "own error", ""),
         rows,
@@ -100,12 +147,12 @@ def _precision(report: selfcheck.Report) -> Section:
     )
 
 
-def _laws(report: selfcheck.Report) -> Section:
+def _laws(report: selfcheck.Report) -> Table:
     rows = [(law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws]
-    return Section("Laws", ("law", "error", "bound", ""), rows, "Measured on the backend that a plain call picks.")
+    return Table("Laws", ("law", "error", "bound", ""), rows, "Measured on the backend that a plain call picks.")
 
 
-def _speed(report: selfcheck.Report, tokens: int, device: str) -> Section:
+def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
     base = {(row.name, row.dtype): row.milliseconds for row in report.speed}
     rows = []
     for row in report.speed:
@@ -117,7 +164,7 @@ def _speed(report: selfcheck.Report, tokens: int, device: str) -> Section:
         error = "" if row.error is None else f"{row.error:.1e}"
         verdict = "" if row.bound is None else _verdict(row.ok)
         rows.append((row.name, row.dtype, error, f"{row.milliseconds:.2f}", copies, halves, verdict))
-    return Section(
+    return Table(
         f"One q [1, 32, {tokens}, 128] and k [1, 8, {tokens}, 128] on {device}",
         ("way", "dtype", "error", "ms", "x copy", "x rotate_half", ""),
         rows,
@@ -142,14 +189,14 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
         return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
     from ropewalk import plots
 
-    draw: list[Callable[[], Path]] = [
-        lambda: plots.precision(selfcheck.precision_curves(points=25, width=4), out / "precision.png"),
-        lambda: plots.clocks(RopeSpec(12).frequencies().radians.tolist(), (0, 1, 4, 64), out / "clocks.png"),
-    ]
-    return [one() for one in draw], None
+    figures = {
+        "precision": plots.precision_lines(selfcheck.precision_curves(points=25, width=4)),
+        "clocks": plots.clock_faces(RopeSpec(12).frequencies().radians.tolist(), (0, 1, 4, 64)),
+    }
+    return [plots.save(figure, out / f"{name}.png") for name, figure in figures.items()], None
 
 
-def markdown(report: selfcheck.Report, sections: list[Section], pictures: list[Path]) -> str:
+def markdown(report: selfcheck.Report, sections: list[Table], pictures: list[Path]) -> str:
     """The whole report as Markdown."""
     where = ", ".join(f"{name} {value}" for name, value in machine().items() if value is not None)
     outcome = "Every error is within its bound." if report.ok else "**Some errors are beyond their bound.**"
@@ -161,14 +208,25 @@ def markdown(report: selfcheck.Report, sections: list[Section], pictures: list[P
     return "\n\n".join(parts) + "\n"
 
 
-def _show(to: Console, sections: list[Section], ok: bool, paths: list[Path], missing: str | None, seconds: float) -> None:
+def _show(sections: list[Table], ok: bool) -> None:
+    _show_tables(sections)
+    told = "Every error is within its bound." if ok else "Some errors are beyond their bound."
+    console().print(told, style="green" if ok else "red")
+
+
+def _show_tables(sections: list[Table]) -> None:
+    to = console()
     for section in sections:
-        table = Table(*section.columns, title=section.title, caption=section.note, title_justify="left", caption_justify="left")
+        table = Shown(*section.columns, title=section.title, caption=section.note, title_justify="left", caption_justify="left")
         for row in section.rows:
             table.add_row(*row, style="red" if row[-1].startswith("BEYOND") else None)
         to.print(table)
         to.print()
-    to.print("Every error is within its bound." if ok else "Some errors are beyond their bound.", style="green" if ok else "red")
+
+
+def _end(out: Path, paths: list[Path], missing: str | None, seconds: float) -> None:
+    to = console()
     to.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)
     if missing:
         to.print(missing)
+    to.print(NEXT.format(out=out), soft_wrap=True)

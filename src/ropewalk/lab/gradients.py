@@ -1,0 +1,76 @@
+"""Gradients by group of parameters: how long each is, and one clip for all. Nothing waits for the device."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.encodings.base import Encoding
+from ropewalk.lab.distributed import Parallel, local
+from ropewalk.rope import Rope
+
+FREQUENCIES, ENCODING = "frequencies", "encoding"
+
+
+def group_names(model: nn.Module) -> dict[str, str]:
+    """Parameter name -> group: learned frequencies, the rest of an encoding, else the module below the numbered layer."""
+    special = {}
+    for module in model.modules():
+        kind = FREQUENCIES if isinstance(module, Rope) else ENCODING if isinstance(module, Encoding) else None
+        if kind is not None:
+            special |= {id(p): kind for _, p in module.named_parameters()}  # a Rope comes after the encoding around it
+    return {name: special.get(id(p), _part(name)) for name, p in model.named_parameters()}
+
+
+def _part(name: str) -> str:
+    """layers.3.attention.q_proj.weight -> attention; embedding.weight -> embedding."""
+    return re.sub(r"^.*\.\d+\.", "", name).split(".")[0]
+
+
+def parameter_groups(model: nn.Module, *, learning_rate: float, weight_decay: float, frequency_rate: float) -> list[dict]:
+    """AdamW's groups: matrices decay, vectors do not, and a learned position is neither shrunk nor hurried unless asked."""
+    kinds, groups = group_names(model), {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            positional = kinds[name] in (FREQUENCIES, ENCODING)
+            rate = frequency_rate if kinds[name] == FREQUENCIES else 1.0
+            decay = 0.0 if positional or parameter.ndim < 2 else weight_decay
+            groups.setdefault((rate, decay), []).append(parameter)
+    return [
+        {"params": params, "lr": learning_rate * rate, "rate": rate, "weight_decay": decay}
+        for (rate, decay), params in groups.items()
+    ]
+
+
+class GradientNorms:
+    """Norms of a model's gradients, all of them and by group."""
+
+    def __init__(self, model: nn.Module, parallel: Parallel) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        kinds = group_names(model)
+        self.names = sorted({kinds[name] for name, _ in named})
+        self.parameters = [p for _, p in named]
+        self.parallel = parallel
+        self._group = torch.tensor([self.names.index(kinds[name]) for name, _ in named])
+
+    def measure(self) -> Tensor:
+        """[1 + groups]: the norm of all gradients, then of each group; float32, on the device."""
+        grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
+        present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]
+        first = local(self.parameters[0])
+        squares = torch.zeros(len(self.names), dtype=torch.float32, device=first.device)
+        if present:
+            self._group = self._group.to(first.device)
+            norms = torch.stack([n.float() for n in torch._foreach_norm([grads[i] for i in present])])  # type: ignore[misc]
+            group = self._group if len(present) == len(grads) else self._group[present]
+            squares.index_add_(0, group, norms.square())
+        squares = self.parallel.sum_of_shards(squares)
+        return torch.cat((squares.sum().sqrt()[None], squares.sqrt()))
+
+    @torch.no_grad()
+    def clip(self, norm: Tensor, most: float) -> None:
+        """Shorten all gradients alike where `norm` is above `most`."""
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([local(p.grad) for p in self.parameters if p.grad is not None], factor)  # type: ignore[attr-defined]

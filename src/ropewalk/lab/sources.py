@@ -1,0 +1,165 @@
+"""Where text comes from without a download: the source of Python and torch, its prose, or the user's own files."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ropewalk.errors import RopeError, choice
+
+#: a document: its name in the corpus, and its bytes
+Document = tuple[str, bytes]
+#: tests, generated tables and a second copy of old Python
+SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "encodings", "__pycache__")
+#: fewer files than this are cut into pieces, or no split by document would be possible
+FEW_FILES = 20
+LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
+SHORTEST_PROSE = 200
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files by their name in the corpus, sorted, and how one of them becomes documents."""
+
+    files: tuple[tuple[str, Path], ...]
+    read: Callable[[str, Path], Iterator[Document]]
+
+    def documents(self) -> Iterator[Document]:
+        """Every document, one file at a time."""
+        for name, path in self.files:
+            yield from self.read(name, path)
+
+
+def whole(name: str, path: Path) -> Iterator[Document]:
+    """A file as one document."""
+    yield name, path.read_bytes()
+
+
+def stdlib_files() -> list[tuple[str, Path]]:
+    """Python's standard library, without its tests."""
+    return _python_files("python", Path(sysconfig.get_paths()["stdlib"]), SKIPPED)
+
+
+def torch_files() -> list[tuple[str, Path]]:
+    """torch's own Python source."""
+    return _python_files("torch", Path(torch.__file__).parent, ("__pycache__",))
+
+
+def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tuple[str, Path]]:
+    found = []
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if name not in skipped]  # what is skipped is not even looked at
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted((f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in found)
+
+
+def prose(name: str, path: Path) -> Iterator[Document]:
+    """The docstrings of a module, or the pages of Python's own help topics."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:  # the library carries files that are wrong on purpose
+        return
+    if path.name == "topics.py":
+        values = (v for node in ast.walk(tree) if isinstance(node, ast.Dict) for v in node.values)
+        pages = [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+    else:
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        pages = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    text = "\n\n".join(page for page in pages if len(page) >= SHORTEST_PROSE)
+    if text:
+        yield name, text.encode("utf-8", errors="replace")
+
+
+def _prose() -> Source:
+    topics = Path(sysconfig.get_paths()["stdlib"]) / "pydoc_data" / "topics.py"
+    extra = [("python/pydoc_data/topics.py", topics)] if topics.exists() else []
+    return Source(tuple(sorted([*stdlib_files(), *extra])), prose)
+
+
+#: name -> the text it stands for; any other name is a path
+SOURCES: dict[str, Callable[[], Source]] = {
+    "code": lambda: Source(tuple(sorted([*stdlib_files(), *torch_files()])), whole),
+    "stdlib": lambda: Source(tuple(stdlib_files()), whole),
+    "torch": lambda: Source(tuple(torch_files()), whole),
+    "prose": _prose,
+}
+
+
+def find_source(name: str | Path, field: str = "text") -> Source:
+    """A source by its name in SOURCES, or the text and JSON lines at a path; `field` names the text of a JSON line."""
+    if str(name) in SOURCES:
+        return SOURCES[str(name)]()
+    path = Path(name)
+    if not path.exists():
+        raise RopeError("source", f"must be a path that exists or one of {', '.join(SOURCES)}", str(name))
+    if (path / "dataset_dict.json").exists():
+        splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
+        raise RopeError("source", f"is a saved dataset with splits; name the folder of one of {', '.join(splits)}", str(path))
+    if (path / "dataset_info.json").exists():
+        return Source((("dataset_info.json", path / "dataset_info.json"),), lambda _, file: _rows_of(file.parent, field))
+    files = _files_of(path)
+    pieces = len(files) < FEW_FILES
+
+    def read(name: str, file: Path) -> Iterator[Document]:
+        if file.suffix in (".jsonl", ".ndjson"):
+            return _lines_of(name, file, field)
+        return _pieces_of(name, file) if pieces else whole(name, file)
+
+    return Source(tuple(files), read)
+
+
+def _files_of(path: Path) -> list[tuple[str, Path]]:
+    if path.is_file():
+        return [(path.name, path)]
+    found = (file for file in path.rglob("*") if file.is_file() and not any(p.startswith(".") for p in file.parts[-2:]))
+    files = sorted((file.relative_to(path).as_posix(), file) for file in found)
+    if not files:
+        raise RopeError("source", "must be a file or a folder with files in it", str(path))
+    return files
+
+
+def _pieces_of(name: str, path: Path) -> Iterator[Document]:
+    """A file cut at ends of lines, read piece by piece."""
+    size = max(SHORTEST_PIECE, min(LONGEST_PIECE, path.stat().st_size // FEW_FILES))
+    with path.open("rb") as file:
+        number = 0
+        while piece := file.read(size):
+            yield f"{name}#{number:06d}", piece + file.readline(size)
+            number += 1
+
+
+def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
+    """Every line of a JSON lines file is a document."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if line.strip():
+                yield f"{name}:{number:09d}", _text_in(line, field, f"{path.name}, line {number + 1}").encode()
+
+
+def _text_in(line: bytes, field: str, where: str) -> str:
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
+        raise RopeError("source", f"{where} must be JSON ({error})", line[:60]) from None
+    if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        raise RopeError("source", f"{where} must be an object with a string in {field!r}; name another with field=", row)
+    return row[field]
+
+
+def _rows_of(folder: Path, field: str) -> Iterator[Document]:
+    """The rows of a dataset that the `datasets` package saved to disk."""
+    try:
+        import datasets  # type: ignore[import-not-found]
+    except ImportError:
+        raise RopeError("source", "a saved dataset needs the datasets package: pip install datasets", str(folder)) from None
+    rows = datasets.load_from_disk(str(folder))
+    choice("field", field, rows.column_names)
+    for number, row in enumerate(rows):
+        yield f"{number:09d}", str(row[field]).encode()

@@ -1,0 +1,28 @@
+"""Studies by name; each is one file. Add an entry and the command line, the report and the tests pick it up."""
+
+from __future__ import annotations
+
+from ropewalk.lab.studies import (
+    base,
+    decay,
+    encodings,
+    extend,
+    linear,
+    matching,
+    migrate,
+    mlm_lengths,
+    multimodal,
+    passkey,
+    precision,
+    relative,
+)
+from ropewalk.lab.studies.study import Study, read_study, run_study
+
+STUDIES: dict[str, Study] = {
+    module.STUDY.name: module.STUDY
+    for module in (
+        encodings, extend, base, passkey, mlm_lengths, matching, linear, migrate, multimodal, decay, relative, precision,
+    )
+}  # fmt: skip
+
+__all__ = ["STUDIES", "Study", "read_study", "run_study"]

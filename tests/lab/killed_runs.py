@@ -1,0 +1,52 @@
+"""One run left in peace and one killed again and again, at moments drawn from a seed; prints the steps it was killed at."""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lab_tiny import tiny_batches, tiny_model, tiny_settings, tiny_trainer
+
+from ropewalk.lab.log import read_log
+from ropewalk.lab.schedule import Stage
+
+KILLS = 3
+
+
+def begin(folder: Path, run: str) -> int:
+    """A run in a process of its own, begun or continued; its id."""
+    child = os.fork()
+    if child:
+        return child
+    settings = tiny_settings(stages=(Stage(12, 4, 20), Stage(16, 4, 6)), log_every=1, save_every=3)
+    tiny_trainer(folder, run, settings=settings, model=tiny_model(dropout=0.1)).run()
+    os._exit(0)
+
+
+def kill_somewhere(folder: Path, draw: random.Random) -> int:
+    """Start the run, let it take a few steps and kill it without warning; the last step it logged."""
+    log = folder / "killed" / "log.jsonl"
+    child, before = begin(folder, "killed"), len(read_log(log))
+    wanted = before + draw.randint(2, 5)
+    while len(read_log(log)) < wanted and os.waitpid(child, os.WNOHANG)[0] == 0:
+        time.sleep(0.001)
+    time.sleep(draw.random() * 0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return read_log(log)[-1]["step"]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place, draw = Path(sys.argv[1]), random.Random(int(sys.argv[2]))
+    tiny_batches(place)
+    os.waitpid(begin(place, "whole"), 0)
+    killed_at = [kill_somewhere(place, draw) for _ in range(KILLS)]
+    os.waitpid(begin(place, "killed"), 0)
+    print(json.dumps(killed_at))

@@ -1,0 +1,112 @@
+"""Batches by sample number: every window once, masks in their shares, mixtures that know no batch."""
+
+import numpy as np
+import pytest
+import torch
+from lab_tiny import tiny_batches, tiny_corpus
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.batches import IGNORED, MaskedBatches, MixedBatches, TaskBatches, TextBatches, mask_tokens
+from ropewalk.lab.draws import uniform
+from ropewalk.lab.tokenizer import Bytes
+
+
+def test_targets_are_what_follows(tmp_path):
+    batch = tiny_batches(tmp_path).batch(np.arange(9), 7)
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert batch.count == 63
+
+
+def test_every_window_once_before_any_comes_again(tmp_path):
+    batches = tiny_batches(tmp_path)
+    windows = (len(batches.split.tokens) - 1) // 7 - 1
+    first, second = (batches.starts(np.arange(windows) + windows * n, 7) for n in (0, 1))
+    for starts in (first, second):
+        assert len(set(starts // 7)) >= windows - 1  # an offset may put the last window into the next
+        assert len(set(starts)) == windows
+        assert np.diff(np.sort(starts)).tolist() == [7] * (windows - 1)
+        assert starts.max() + 8 <= len(batches.split.tokens)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, tiny_batches(tmp_path, seed=1).starts(np.arange(windows), 7))
+
+
+def test_rows_are_the_corpus(tmp_path):
+    batches = tiny_batches(tmp_path)
+    batch = batches.batch(np.array([3, 5]), 7)
+    for row, start in zip(batch.inputs, batches.starts(np.array([3, 5]), 7), strict=True):
+        assert row.tolist() == batches.split.tokens[start : start + 7].tolist()
+
+
+def test_documents_are_told_apart(tmp_path):
+    corpus = tiny_corpus(tmp_path)
+    batches = TextBatches(corpus.train, 264, "", documents=True)
+    batch = batches.batch(np.arange(40), 50)
+    for row, numbers in zip(batch.inputs, batch.documents, strict=True):
+        # the separator 0 ends a document
+        assert torch.equal(numbers - numbers[0], torch.cat((torch.zeros(1), (row[:-1] == 0).float())).cumsum(0).long())
+    assert (batch.documents[:, 0] != batch.documents[:, -1]).any()
+
+
+def test_too_long_a_row_is_refused(tmp_path):
+    with pytest.raises(RopeError, match="half of the corpus"):
+        tiny_batches(tmp_path).batch(np.arange(2), 10**5)
+
+
+def test_masks_come_in_their_shares():
+    rows = np.full((400, 100), ord("x"), dtype=np.uint8)
+    inputs, targets = mask_tokens(rows, np.arange(400), Bytes(), share=0.2)
+    asked = targets != IGNORED
+    assert abs(asked.float().mean() - 0.2) < 0.01
+    assert (targets[asked] == ord("x")).all()
+    assert (inputs[~asked] == ord("x")).all()
+    shown = inputs[asked]
+    assert abs((shown == 256).float().mean() - 0.8) < 0.02
+    assert abs((shown == ord("x")).float().mean() - 0.1) < 0.015
+    others = shown[(shown != 256) & (shown != ord("x"))]
+    assert others.unique().numel() > 200
+    assert others.max() < 256
+
+
+def test_whole_words_are_asked_for_whole():
+    text = (b"walk along a rope " * 6)[:100]
+    rows = np.frombuffer(text, dtype=np.uint8)[None].repeat(50, 0)
+    _, targets = mask_tokens(rows, np.arange(50), Bytes(), share=0.3, whole_words=True)
+    asked = (targets != IGNORED).numpy()
+    words = np.cumsum(Bytes().starts_word(rows), axis=1)
+    for row in range(50):
+        for word in np.unique(words[row]):
+            assert len(set(asked[row][words[row] == word])) == 1
+    assert 0.2 < asked.mean() < 0.4
+
+
+def test_a_masked_sample_is_the_same_in_any_batch(tmp_path):
+    masked = MaskedBatches(tiny_batches(tmp_path), Bytes())
+    whole, part = masked.batch(np.arange(8), 11), masked.batch(np.array([5]), 11)
+    assert torch.equal(whole.inputs[5:6], part.inputs)
+    assert torch.equal(whole.targets[5:6], part.targets)
+    assert whole.count == int((whole.targets != IGNORED).sum())
+
+
+def test_a_mixture_has_its_shares_and_knows_no_batch(tmp_path):
+    text, task = tiny_batches(tmp_path), TaskBatches("copy")
+    mixed = MixedBatches((text, task), (0.75, 0.25), seed=3)
+    index = np.arange(400)
+    from_task = uniform(3, index, 5, 1)[:, 0] >= 0.75
+    assert abs(from_task.mean() - 0.25) < 0.08
+    one_by_one = [mixed.batch(np.array([i]), 12) for i in range(30)]
+    for i, batch in enumerate(one_by_one):
+        source = task if from_task[i] else text
+        assert torch.equal(batch.inputs, source.batch(np.array([i]), 12).inputs.int())
+    whole = mixed.batch(np.arange(30), 12)
+    assert whole.count == sum(batch.count for batch in one_by_one)
+    assert sorted(whole.inputs.tolist()) == sorted(batch.inputs[0].tolist() for batch in one_by_one)
+
+
+def test_shares_must_add_up(tmp_path):
+    with pytest.raises(RopeError, match="add up to 1"):
+        MixedBatches((TaskBatches("copy"), TaskBatches("sort")), (0.5, 0.4))
+
+
+def test_an_unknown_task_lists_the_known():
+    with pytest.raises(RopeError, match="copy, reverse, sort"):
+        TaskBatches("nap").batch(np.arange(2), 9)

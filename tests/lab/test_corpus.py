@@ -1,0 +1,189 @@
+"""Text on disk: nothing lost, nothing leaked between splits, and a cache that follows its sources."""
+
+import hashlib
+import json
+import os
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from lab_tiny import tiny_corpus, write_text
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.corpus import held_out, open_corpus
+from ropewalk.lab.sources import SOURCES, find_source
+from ropewalk.lab.tokenizer import Bpe, Bytes, train_bpe
+
+
+def documents(split) -> list[bytes]:
+    return [bytes(split.tokens[a : b - 1]) for a, b in zip(split.starts[:-1], split.starts[1:], strict=True)]
+
+
+def test_every_file_is_in_the_split_its_name_says(tmp_path):
+    corpus = tiny_corpus(tmp_path)
+    files = sorted((tmp_path / "text").iterdir())
+    by_hash = {p.name: int(hashlib.sha256(p.name.encode()).hexdigest()[:16], 16) / 2**64 < 0.1 for p in files}
+    assert 0 < sum(by_hash.values()) < len(files)
+    for split, out in ((corpus.train, False), (corpus.valid, True)):
+        assert documents(split) == [p.read_bytes() for p in files if by_hash[p.name] == out]
+    assert all(held_out(name) == out for name, out in by_hash.items())
+
+
+def test_tokens_are_mapped_not_read(tmp_path):
+    assert isinstance(tiny_corpus(tmp_path).train.tokens, np.memmap)
+
+
+def test_the_fingerprint_is_of_names_and_contents(tmp_path):
+    corpus = tiny_corpus(tmp_path)
+    digest = hashlib.sha256(b"bytes")
+    for path in sorted((tmp_path / "text").iterdir()):
+        text = path.read_bytes()
+        digest.update(path.name.encode() + b"\0" + str(len(text)).encode() + b"\0" + text)
+    assert corpus.fingerprint == digest.hexdigest()
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    before = tiny_corpus(tmp_path)
+    assert open_corpus(tmp_path / "text", cache=tmp_path / "cache").folder == before.folder
+    path = tmp_path / "text" / "file03.txt"
+    path.write_text(path.read_text().replace("rope", "ROPE"))
+    os.utime(path, ns=(1, 1))
+    after = open_corpus(tmp_path / "text", cache=tmp_path / "cache")
+    assert after.fingerprint != before.fingerprint
+    assert b"ROPE" in b"".join(documents(after.train) + documents(after.valid))
+
+
+def test_windows_lie_within_documents_and_repeat_none(tmp_path):
+    split = tiny_corpus(tmp_path).train
+    whole = documents(split)
+    windows = split.windows(60, 33)
+    assert all(any(bytes(row) in text for text in whole) for row in windows)
+    # as many documents as there are before any is used twice
+    assert len({bytes(row) for row in windows[: len(whole)]}) == len(whole)
+    assert not np.array_equal(windows, split.windows(60, 33, seed=1))
+
+
+def test_a_document_a_little_too_short_gives_no_window(tmp_path):
+    split = tiny_corpus(tmp_path).train
+    whole = documents(split)
+    length = sorted(map(len, whole))[len(whole) // 2] + 2
+    windows = split.windows(60, length)
+    assert all(any(bytes(row) in text for text in whole) for row in windows)
+
+
+def test_a_window_longer_than_every_document_is_refused(tmp_path):
+    with pytest.raises(RopeError, match="the longest has"):
+        tiny_corpus(tmp_path).valid.windows(1, 10**6)
+
+
+def test_one_file_is_cut_at_lines(tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text("".join(f"line {i} of a file that is all there is\n" for i in range(5000)))
+    corpus = open_corpus(path, cache=tmp_path / "cache")
+    pieces = documents(corpus.train) + documents(corpus.valid)
+    assert all(piece.endswith(b"\n") for piece in pieces)
+    assert b"".join(text for _, text in find_source(path).documents()) == path.read_bytes()
+    assert sum(map(len, pieces)) == path.stat().st_size
+
+
+def test_json_lines_are_documents(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"body": f"row {i} é"}) + "\n" for i in range(40)))
+    corpus = open_corpus(path, cache=tmp_path / "cache", field="body")
+    found = documents(corpus.train) + documents(corpus.valid)
+    assert sorted(found) == sorted(f"row {i} é".encode() for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("{", "line 1 must be JSON"), ('{"a": 1}', "a string in 'text'"), ("[1]", "must be an object")]
+)
+def test_bad_json_lines_are_named(tmp_path, content, said):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content + "\n")
+    with pytest.raises(RopeError, match=said):
+        open_corpus(path, cache=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_too_little_text_for_two_splits_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(RopeError, match="split is empty"):
+        open_corpus(tmp_path / "a.txt", cache=tmp_path / "cache")
+
+
+def test_an_unknown_source_lists_the_known():
+    with pytest.raises(RopeError, match="code, stdlib, torch, prose"):
+        open_corpus("nowhere")
+
+
+@pytest.mark.parametrize("name", ["code", "stdlib", "torch", "prose"])
+def test_the_machine_has_text_of_its_own(name):
+    assert list(SOURCES) == ["code", "stdlib", "torch", "prose"]
+    source = SOURCES[name]()
+    names = [each for each, _ in source.files]
+    assert names == sorted(set(names))
+    assert len(names) > 100
+    assert not any(each.startswith(("python/site-packages", "python/test/")) for each in names)
+
+
+def test_prose_is_docstrings_and_help_pages():
+    source = SOURCES["prose"]()
+    text = {name: b"".join(t for _, t in source.read(name, path)) for name, path in source.files if "json/__init__" in name}
+    assert b"JSON (JavaScript Object Notation)" in text["python/json/__init__.py"]
+    assert b"import" not in text["python/json/__init__.py"].split(b"\n")[0]
+
+
+def test_a_dataset_on_disk_needs_its_package_and_a_split(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "dataset_info.json").write_text("{}")
+    with pytest.raises(RopeError, match="pip install datasets"):
+        open_corpus(tmp_path, cache=tmp_path / "cache")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "dataset_info.json").write_text("{}")
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    with pytest.raises(RopeError, match="one of train"):
+        open_corpus(tmp_path, cache=tmp_path / "cache")
+
+
+def test_the_rows_of_a_saved_dataset_are_documents(tmp_path, monkeypatch):
+    """The package itself is a stranger here: what it would give is a table of rows with column names."""
+
+    class Rows(list):
+        column_names = ("body", "label")
+
+    rows = Rows({"body": f"row {i}", "label": i} for i in range(40))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: rows))
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
+    corpus = open_corpus(tmp_path / "saved", cache=tmp_path / "cache", field="body")
+    assert sorted(documents(corpus.train) + documents(corpus.valid)) == sorted(f"row {i}".encode() for i in range(40))
+    with pytest.raises(RopeError, match="body, label"):
+        open_corpus(tmp_path / "saved", cache=tmp_path / "cache", field="text")
+
+
+def test_bpe_gives_back_the_text(tmp_path):
+    folder = write_text(tmp_path / "text")
+    texts = [p.read_bytes() for p in sorted(folder.iterdir())]
+    bpe = train_bpe(texts, 300, tmp_path / "tokenizer.json")
+    assert isinstance(bpe, Bpe)
+    corpus = open_corpus(folder, bpe, cache=tmp_path / "cache")
+    first = corpus.train.tokens[: corpus.train.starts[1] - 1]
+    assert bpe.inner.decode(first.tolist()).encode() in texts
+    assert len(first) < len(texts[0])
+    assert corpus.vocab_size % 8 == 0
+    assert corpus.fingerprint != open_corpus(folder, cache=tmp_path / "cache").fingerprint
+    assert corpus.train.rows(np.array([0, 5]), 4).dtype == np.int32
+
+
+def test_a_word_starts_after_what_is_no_word():
+    rows = np.frombuffer(b"if x_1 == (ab)", dtype=np.uint8)[None]
+    starts = Bytes().starts_word(rows)[0]
+    words = "".join("^" if s else "." for s in starts)
+    assert words == "^.^^..^^^^^^.^"
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(RopeError, match=r"tokenizer\.json"):
+        Bpe(tmp_path / "t.json")

@@ -1,0 +1,129 @@
+"""Evaluation by models whose answers are known: uniform, a table of pairs, one that knows the task."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from lab_tiny import tiny_corpus, tiny_model
+from torch.nn import functional as F
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.batches import TaskBatches
+from ropewalk.lab.evaluation import accuracy_by_length, depth_grid, losses_by_length, scored, sliding_losses, task_hits
+
+
+def uniform_model(tokens):
+    return torch.zeros(*tokens.shape, 264)
+
+
+def pair_model(tokens):
+    """Logits that depend on the last token alone."""
+    return torch.sin(torch.arange(264)[None] * (1 + torch.arange(264)[:, None]) / 40.0)[tokens] * 3
+
+
+@pytest.fixture
+def windows(tmp_path):
+    return tiny_corpus(tmp_path).train.windows(9, 65)
+
+
+def test_a_model_that_knows_nothing_loses_log_v(windows):
+    for values in losses_by_length(uniform_model, windows, [16, 64], 8).values():
+        assert values == pytest.approx(np.full(9, math.log(264)))
+
+
+def test_context_does_not_help_who_sees_one_token(windows):
+    found = losses_by_length(pair_model, windows, [8, 16, 64], 8)
+    tokens = torch.from_numpy(windows.astype(np.int64))
+    expected = F.cross_entropy(pair_model(tokens[:, -9:-1]).flatten(0, 1), tokens[:, -8:].flatten(), reduction="none")
+    for length in (8, 16, 64):
+        assert found[length] == pytest.approx(expected.view(9, 8).mean(1).numpy())
+    hits = accuracy_by_length(pair_model, windows, [16], 8)[16]
+    assert hits == pytest.approx((pair_model(tokens[:, -9:-1]).argmax(-1) == tokens[:, -8:]).double().mean(1).numpy())
+
+
+def test_only_the_context_differs_between_lengths(windows):
+    """A real model: the loss at length L is that of the window's last L tokens."""
+    model = tiny_model()
+    found = losses_by_length(model, windows, [16, 48], 8)
+    tokens = torch.from_numpy(windows.astype(np.int64))
+    for length in (16, 48):
+        logits = model(tokens[:, -length - 1 : -1])[:, -8:]
+        expected = F.cross_entropy(logits.flatten(0, 1), tokens[:, -8:].flatten(), reduction="none").view(9, 8).mean(1)
+        assert found[length] == pytest.approx(expected.detach().numpy(), abs=1e-6)
+    assert not np.allclose(found[16], found[48], atol=1e-6)
+    assert model.training
+
+
+def test_a_sliding_piece_sees_no_more_than_its_width(windows):
+    model = tiny_model()
+    tokens = torch.from_numpy(windows.astype(np.int64))
+    one_by_one = []
+    for back in range(10):
+        end = 65 - back
+        logits = model(tokens[:, end - 13 : end - 1])[:, -1]
+        one_by_one.append(F.cross_entropy(logits, tokens[:, end - 1], reduction="none"))
+    expected = torch.stack(one_by_one).mean(0).detach().numpy()
+    assert sliding_losses(model, windows, 12, 10, stride=1) == pytest.approx(expected, abs=1e-6)
+
+
+def test_sliding_by_the_width_of_all_is_one_piece(windows):
+    model = tiny_model()
+    expected = losses_by_length(model, windows, [64], 10)[64]
+    assert sliding_losses(model, windows, 64, 10, stride=10) == pytest.approx(expected, abs=1e-6)
+    assert sliding_losses(pair_model, windows, 12, 10, stride=3) == pytest.approx(
+        losses_by_length(pair_model, windows, [12], 10)[12]
+    )
+
+
+class Knows:
+    """Answers the pass key where it was told in the last `reach` tokens, and 0 elsewhere."""
+
+    def __init__(self, reach):
+        self.reach = reach
+
+    def __call__(self, tokens):
+        logits = torch.zeros(*tokens.shape, 264)
+        for row, text in enumerate(bytes(r.tolist()) for r in tokens.to(torch.uint8)):
+            seen = text[-self.reach :]
+            where = seen.find(b"The pass key is ")
+            key = seen[where + 16 : where + 21]
+            for place, digit in enumerate(key):
+                logits[row, len(text) - 5 + place, digit] = 1
+        return logits
+
+
+def test_a_pass_key_is_found_where_it_can_be_seen():
+    grid = depth_grid(Knows(150), [120, 300], [0.0, 1.0], 6)
+    assert {place: values.mean() for place, values in grid.items()} == {
+        (120, 0.0): 1,
+        (120, 1.0): 1,
+        (300, 0.0): 0,
+        (300, 1.0): 1,
+    }
+
+
+def test_a_sample_is_solved_when_every_token_is_right():
+    sample = TaskBatches("copy").sample((1 << 40) + np.arange(5), 20)
+
+    def nearly(tokens):
+        logits = F.one_hot(torch.from_numpy(sample.tokens[:, 1:].astype(np.int64)), 264).float()
+        logits[2, 15] = 0  # one token of one sample
+        return logits
+
+    assert task_hits(nearly, TaskBatches("copy"), 20, 5).tolist() == [1, 1, 0, 1, 1]
+
+
+def test_evaluation_does_not_see_training_samples():
+    first = TaskBatches("copy").batch(np.arange(100), 20).inputs
+    later = TaskBatches("copy").batch((1 << 40) + np.arange(100), 20).inputs
+    assert not {bytes(r.tolist()) for r in first} & {bytes(r.tolist()) for r in later}
+
+
+def test_impossible_lengths_are_refused(windows):
+    with pytest.raises(RopeError, match="lengths"):
+        losses_by_length(uniform_model, windows, [65], 8)
+    with pytest.raises(RopeError, match="lengths"):
+        losses_by_length(uniform_model, windows, [7], 8)
+    with pytest.raises(RopeError, match="last"):
+        scored(uniform_model, windows, 65)

@@ -1,0 +1,99 @@
+"""Triplets: read, split and swapped so that neither a leak nor a constant answer wins."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.matching import Triplet, TripletBatches, read_triplets, split_triplets
+from ropewalk.lab.objectives import pairs, triplets
+
+MANY = [Triplet(f"case {i % 20}", f"like {i}", f"unlike {i}", "B") for i in range(60)]
+
+
+def test_lines_are_read_with_and_without_labels(tmp_path):
+    path = tmp_path / "input.txt"
+    lines = [{"A": "甲", "B": "b", "C": "c"}, {"A": "a", "B": "b", "C": "c", "label": "C"}]
+    path.write_text("\ufeff" + "\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
+    assert read_triplets(path) == [Triplet("甲", "b", "c", "B"), Triplet("a", "b", "c", "C")]
+    assert read_triplets(path, unlabelled="C")[0].label == "C"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 1 must be JSON"),
+        ('{"A": 1}', "strings A, B and C"),
+        ('{"A":"","B":"","C":"","label":"D"}', "B, C"),
+        ("", "at least"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, line, said):
+    (tmp_path / "x").write_text(line)
+    with pytest.raises(RopeError, match=said):
+        read_triplets(tmp_path / "x")
+
+
+def test_no_text_a_is_on_both_sides():
+    train, valid = split_triplets(MANY)
+    assert train
+    assert valid
+    assert sorted(t.b for t in train + valid) == sorted(t.b for t in MANY)
+    assert not {t.a for t in train} & {t.a for t in valid}
+
+
+def test_the_constant_answer_is_right_half_of_the_time():
+    targets = TripletBatches(MANY).batch(np.arange(600), 40).targets
+    assert 0.42 < targets.float().mean() < 0.58
+    assert TripletBatches(MANY, swap=False).batch(np.arange(60), 40).targets.sum() == 0
+
+
+@pytest.mark.parametrize("form", TripletBatches.FORMS)
+def test_the_target_says_where_the_near_text_is(form):
+    batch = TripletBatches(MANY, form).batch(np.arange(60), 40)
+    texts = [bytes(row[pad].tolist()) for row, pad in zip(batch.inputs, batch.padding, strict=True)]
+    per = 2 if form == "pairs" else 3
+    assert len(texts) == per * 60 == per * batch.count
+    for number, target in enumerate(batch.targets.tolist()):
+        near, far = (
+            texts[per * number : per * (number + 1)][-2:] if target == 0 else texts[per * number : per * (number + 1)][:-3:-1]
+        )
+        assert b"unlike" in far
+        assert b"unlike" not in near
+
+
+def test_every_triplet_once_before_any_comes_again():
+    seen = TripletBatches(MANY, "triplets").batch(np.arange(60), 40).inputs.view(60, 3, -1)
+    found = {bytes(row.tolist()).rstrip(b"\0") for three in seen for row in three[1:]}
+    assert found == {t.encode() for m in MANY for t in (m.b, m.c)}
+
+
+def test_long_texts_are_cut_to_half_each():
+    long = [Triplet("a" * 99, "b" * 99, "c" * 99, "B")]
+    batch = TripletBatches(long, swap=False).batch(np.array([0]), 20)
+    assert [bytes(row.tolist()) for row in batch.inputs] == [b"a" * 9 + b"\0" + letter * 10 for letter in (b"b", b"c")]
+
+
+class Counts(nn.Module):
+    """Scores, or vectors, by what is in a text."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def forward(self, tokens, padding):
+        says_un = (tokens == ord("u")).any(1).float()
+        return -says_un * 5 if self.form == "pairs" else torch.stack((1 - says_un, says_un), dim=1)
+
+
+@pytest.mark.parametrize(("form", "objective"), [("pairs", pairs), ("triplets", triplets)])
+def test_objectives_reward_the_right_choice(form, objective):
+    batch = TripletBatches(MANY, form).batch(np.arange(30), 40)
+    right = objective(Counts(form), batch)
+    wrong = objective(Counts(form), type(batch)(batch.inputs, 1 - batch.targets, batch.count, padding=batch.padding))
+    expected = {"pairs": 30 * np.log1p(np.exp(-5)), "triplets": 0.0}[form]
+    assert right.item() == pytest.approx(expected, abs=1e-4)
+    assert wrong.item() == pytest.approx({"pairs": 30 * np.log1p(np.exp(5)), "triplets": 30 * 1.2}[form], rel=1e-5)

@@ -1,0 +1,79 @@
+"""Two processes train as one: the same losses, norms and weights, copied, sharded, or with sequences cut in two."""
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from rank_cases import WORLD, shared_run, start
+
+from ropewalk.errors import RopeError
+from ropewalk.lab import checkpoint
+from ropewalk.lab.distributed import launched, pick_device
+from ropewalk.lab.log import read_log
+
+KINDS = ["ddp", "fsdp", "context"]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    folder = tmp_path_factory.mktemp("ranks")
+    alone = shared_run(folder, "none")
+    torch.multiprocessing.spawn(start, (str(folder), {kind: free_port() for kind in KINDS}), nprocs=WORLD)
+    return folder, alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_train_as_one(runs, kind):
+    folder, alone = runs
+    expected, found = alone.log.rows(), read_log(folder / kind / "log.jsonl")
+    assert [row["step"] for row in found] == [row["step"] for row in expected] == list(range(1, 10))
+    for own, one in zip(found, expected, strict=True):
+        assert own["loss"] == pytest.approx(one["loss"], abs=1e-5)
+        assert own["gradient"] == pytest.approx(one["gradient"], rel=1e-4)
+    for name, norm in expected[-1]["gradients"].items():
+        assert found[-1]["gradients"][name] == pytest.approx(norm, rel=1e-3, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_their_checkpoints_are_those_of_one(runs, kind):
+    folder, alone = runs
+    _, files = checkpoint.read_checkpoint(checkpoint.checkpoints(folder / kind)[0])
+    assert files["random.safetensors"]["cpu"].shape[0] == WORLD
+    for name, weight in alone.model.named_parameters():
+        torch.testing.assert_close(files["model.safetensors"][name], weight.detach(), atol=2e-5, rtol=1e-4)
+    assert (
+        files["optimizer.safetensors"].keys() == checkpoint.optimizer_tensors(alone.model, alone.optimizer, alone.parallel).keys()
+    )
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_shared_model_answers_as_one(runs, kind):
+    folder, alone = runs
+    found = torch.load(folder / f"{kind}.answer", weights_only=True)
+    torch.testing.assert_close(found, alone.answer(torch.arange(16).view(1, 16)), atol=1e-4, rtol=1e-3)
+
+
+def test_torchrun_is_asked_for(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RopeError, match="torchrun"), launched("ddp"):
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RopeError, match="ddp, fsdp or context"), launched("none"):
+        pass
+
+
+def test_a_device_that_is_not_here_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(RopeError, match="no CUDA here"):
+        pick_device("cuda")

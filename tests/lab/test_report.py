@@ -1,0 +1,197 @@
+"""The report holds every number of every study, needs nothing but itself, and advises only where the rows decide."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from study_cases import run_tiny
+
+from ropewalk import cli
+from ropewalk.errors import RopeError
+from ropewalk.lab.anchors import ANCHORS
+from ropewalk.lab.guidance import RULES, Found, guidance, lowest
+from ropewalk.lab.report import noise, write_report
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies import STUDIES, read_study
+from ropewalk.lab.studies.page import FAILS, HOLDS, Claim, Page, Table
+from ropewalk.lab.studies.rows import row
+
+RUN = ("precision", "relative", "matching", "mlm_lengths")
+
+
+class Reader(HTMLParser):
+    """Text of a page, where it points to, and whether every tag is closed."""
+
+    EMPTY = ("meta", "img", "br")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.targets: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.targets += [value for name, value in attrs if name in ("src", "href") and value]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("report")
+    for name in RUN:
+        run_tiny(name, place)
+    return place / "out"
+
+
+def test_the_report_holds_every_cell_of_every_study_and_anchor(folder):
+    page = Reader(write_report(folder).read_text(encoding="utf-8"))
+    assert page.open == []
+    text = " ".join(page.words)
+    for name in RUN:
+        found = STUDIES[name].page(*read_study(folder / name))
+        for table in found.tables:
+            assert table.title in text
+            assert all(cell in page.words for cells in table.rows for cell in cells)
+        for claim in found.claims:
+            assert claim.text in text
+            assert claim.verdict in text
+            assert claim.evidence in text
+        for anchor in STUDIES[name].anchors:
+            assert ANCHORS[anchor].source in text
+            assert all(cell in page.words for cells in ANCHORS[anchor].rows for cell in cells)
+    assert text.count("As published") == sum(len(STUDIES[name].anchors) for name in RUN)
+    assert read_study(folder / "mlm_lengths")[1]["corpus"]["fingerprint"] in text
+
+
+def test_the_report_needs_nothing_but_itself(folder):
+    html = write_report(folder).read_text(encoding="utf-8")
+    targets = Reader(html).targets
+    assert all(target.startswith(("#", "data:image/svg+xml;base64,")) for target in targets)
+    assert "<script" not in html
+    assert "@import" not in html
+    assert "url(" not in html
+    pictures = [base64.b64decode(t.split(",")[1]) for t in targets if t.startswith("data:")]
+    assert len(pictures) == sum(len(STUDIES[name].page(*read_study(folder / name)).figures) for name in RUN)
+    assert all(picture.startswith(b"<?xml") for picture in pictures)
+
+
+def test_words_of_others_stay_words(folder):
+    hostile = Table("<script>alert(1)</script>", ("a",), [("<b>&",)])
+    html = write_report(folder, [hostile]).read_text(encoding="utf-8")
+    assert "<script" not in html
+    assert "<b>&" in Reader(html).words
+
+
+def test_an_empty_folder_is_refused_with_the_command(tmp_path):
+    with pytest.raises(RopeError, match="ropewalk lab run"):
+        write_report(tmp_path)
+
+
+def scores(**means: float) -> dict[str, Score]:
+    noise = np.random.default_rng(0).normal(0, 0.02, (3, 50))
+    return {
+        name: Score(noise + np.random.default_rng(i).normal(mean, 0.01, (3, 50))) for i, (name, mean) in enumerate(means.items())
+    }
+
+
+def test_advice_names_one_or_says_that_it_cannot():
+    assert lowest(scores(rope=1.6, alibi=1.8, none=2.2), "loss")[0] == "rope."
+    assert lowest(scores(rope=1.6, alibi=1.6, none=2.2), "loss")[0].startswith("Any of")
+    assert lowest(scores(rope=1.6, alibi=1.6), "loss")[0] == "No advice: the noise covers every difference."
+    assert lowest(scores(rope=1.6), "loss")[0].startswith("No advice")
+
+
+def encodings_found(source: str, rope_far: float) -> Found:
+    rows = []
+    for seed in range(3):
+        draw = np.random.default_rng(seed).normal(0, 0.001, 30)
+        for model, near, far in (("rope", 1.6, rope_far), ("alibi", 1.8, 1.79), ("rope, sliding window", 1.6, 1.61)):
+            rows += [
+                row("loss", draw + near, model=model, seed=seed, length=128),
+                row("loss", draw + far, model=model, seed=seed, length=512),
+            ]
+    return Found(rows, {"seeds": 3, "data": {"source": source}}, Page())
+
+
+def test_guidance_follows_the_rows():
+    told = {each.use: each for each in guidance({"encodings": encodings_found("stdlib", 2.5)})}
+    assert list(told) == list(RULES)
+    assert told["Short text, within the trained length"].advice == "rope."
+    assert told["Code longer than the trained length"].advice == "rope, sliding window."
+    stream = told["Text without end"].advice
+    assert stream.index("rope, sliding window") < stream.index("alibi")
+    assert "rope (" not in stream
+    assert told["Images and other grids"].advice == "Not measured here."
+    assert "ropewalk lab run multimodal" in told["Images and other grids"].because
+    prose = {each.use: each.advice for each in guidance({"encodings": encodings_found("prose", 2.5)})}
+    assert prose["Code longer than the trained length"] == "Not measured here."
+
+
+def test_no_advice_on_retrieval_where_nothing_is_retrieved():
+    rows = [row("found", [0.0, 1.0], method="none", seed=0, length=96, depth=0.0)]
+    failed = Found(rows, {"seeds": 1}, Page(claims=[Claim("found", FAILS, "50 %")]))
+    assert guidance({"passkey": failed})[5].advice.startswith("No advice")
+    hits = {"none": [0.0] * 20 + [1.0], "yarn": [1.0] * 21}
+    rows = [row("found", values, method=name, seed=0, length=96, depth=0.0) for name, values in hits.items()]
+    held = Found(rows, {"seeds": 1}, Page(claims=[Claim("found", HOLDS, "100 %")]))
+    assert guidance({"passkey": held})[5].advice == "yarn."
+
+
+def test_the_noise_between_seeds_is_measured_or_said_to_be_published():
+    rows = [row("loss", [mean], model="a", length=8, seed=seed) for seed, mean in enumerate((1.0, 1.2, 1.4))]
+    assert "0.2000" in noise(rows, {"seeds": 3})
+    assert "as published" in noise(rows, {"seeds": 1})
+
+
+def call(capsys, *args: str) -> tuple[int, str, str]:
+    try:
+        cli.main(args)
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    return (code, *capsys.readouterr())
+
+
+def test_the_command_lists_runs_and_reports(capsys, tmp_path):
+    code, out, _ = call(capsys, "lab", "list", "--json")
+    assert code == 0
+    assert list(json.loads(out)) == list(STUDIES)
+    code, out, _ = call(
+        capsys, "lab", "run", "precision", "--preset", "smoke", "--out", str(tmp_path), "--json", "--device", "cpu"
+    )
+    found = json.loads(out)
+    assert code == 0
+    assert found["studies"]["precision"][0]["verdict"] == HOLDS
+    assert found["report"] == str(tmp_path / "report.html")
+    (tmp_path / "report.html").unlink()
+    code, out, _ = call(capsys, "lab", "report", str(tmp_path))
+    assert code == 0
+    assert (tmp_path / "report.html").exists()
+    assert "report.html" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("lab", "run", "nonsense"), "study: must be one of encodings"),
+        (("lab", "run", "precision", "--preset", "huge"), "preset: must be one of smoke, cpu"),
+        (("lab", "run", "precision", "--set", "colour=red"), "a setting of precision"),
+        (("lab", "report", "."), "ropewalk lab run"),
+    ],
+)
+def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, args, says):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, *args)
+    assert (code, out) == (2, "")
+    assert says in re.sub(r"\s+", " ", err)

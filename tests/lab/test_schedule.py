@@ -1,0 +1,64 @@
+"""Stages and rates: which samples a step sees, and how fast it learns."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.schedule import SCHEDULES, Plan, Stage, learning_rate, roformer_stages
+
+PLAN = Plan((Stage(8, 4, 3), Stage(16, 2, 2), Stage(8, 6, 2)))
+
+
+def test_samples_are_counted_through_all_stages():
+    seen = []
+    for step in range(PLAN.steps):
+        stage, first = PLAN.at(step)
+        seen += range(first, first + stage.batch)
+    assert seen == list(range(4 * 3 + 2 * 2 + 6 * 2))
+    assert [PLAN.at(step)[0].length for step in range(7)] == [8, 8, 8, 16, 16, 8, 8]
+
+
+@pytest.mark.parametrize("step", [-1, 7])
+def test_there_is_no_step_outside(step):
+    with pytest.raises(RopeError, match="step"):
+        PLAN.at(step)
+
+
+def rates(schedule, steps=101, warmup=10, final=0.1):
+    given = {"highest": 2.0, "schedule": schedule, "warmup": warmup, "final": final}
+    return [learning_rate(step, steps, **given) for step in range(steps)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_warms_up_and_ends_where_it_should(schedule):
+    found = rates(schedule)
+    assert found[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
+    assert found[10] == 2.0
+    assert found[-1] == pytest.approx(2.0 if schedule == "constant" else 0.2)
+    assert all(a >= b for a, b in pairwise(found[10:]))
+
+
+def test_half_way():
+    assert rates("linear")[55] == pytest.approx(1.1)
+    assert rates("cosine")[55] == pytest.approx(1.1)
+    quarter = 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2
+    assert rates("cosine", 91, 10)[30] == pytest.approx(2 * quarter)
+
+
+def test_no_warm_up_and_one_step():
+    assert rates("cosine", steps=1, warmup=0) == [2.0]
+
+
+def test_roformer_stages_keep_the_proportions():
+    stages = roformer_stages(500)
+    assert [s.length for s in stages] == [128, 384, 64, 32, 384, 128]
+    assert [s.steps for s in stages] == [400, 25, 240, 160, 20, 60]
+    assert [s.batch for s in stages] == [16, 16, 16, 32, 16, 32]
+
+
+@pytest.mark.parametrize("bad", [{"length": 0}, {"batch": 1.5}, {"steps": -1}])
+def test_bad_stages_are_refused(bad):
+    with pytest.raises((RopeError, Exception), match=next(iter(bad))):
+        Stage(**({"length": 8, "batch": 2, "steps": 3} | bad))

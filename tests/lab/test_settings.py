@@ -1,0 +1,131 @@
+"""Presets and flags: every preset makes a run, every wrong key is named, and the command trains."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from lab_tiny import tiny_settings, write_text
+
+from ropewalk import cli
+from ropewalk.errors import RopeError
+from ropewalk.lab.objectives import OBJECTIVES
+from ropewalk.lab.runs import make_data, make_model, make_trainer
+from ropewalk.lab.schedule import Stage, roformer_stages
+from ropewalk.lab.settings import PRECISIONS, Preset, make_settings, preset_names, read_preset
+from ropewalk.models import Decoder
+
+#: millions of parameters, as the presets say of themselves
+SIZES = {"cluster": 105, "cpu": 0.8, "gpu": 10.7, "mlm": 0.45, "passkey": 10.7, "smoke": 0.03}
+
+
+@pytest.mark.parametrize("name", ["cluster", "cpu", "gpu", "mlm", "passkey", "smoke"])
+def test_presets_read_and_have_the_size_they_say(name):
+    assert preset_names() == sorted(SIZES)
+    preset = read_preset(name)
+    assert make_data(preset.data).objective in OBJECTIVES
+    if name != "cluster":
+        model = make_model(dict(preset.model), make_data(preset.data), preset.train, 264)
+        assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(SIZES[name], rel=0.1)
+
+
+def test_the_masked_preset_is_roformers_recipe():
+    train = read_preset("mlm").train
+    assert train.stages == roformer_stages(500)
+    assert train.schedule == "constant"
+
+
+def test_flags_change_one_value():
+    changes = ["train.learning_rate=1e-4", "model.encoding=alibi", "train.stages=[{length=9,batch=2,steps=1}]"]
+    preset = read_preset("smoke", changes)
+    assert preset.train.learning_rate == 1e-4
+    assert preset.model["encoding"] == "alibi"
+    assert preset.train.stages == (Stage(9, 2, 1),)
+    assert replace(preset.train, learning_rate=3e-3, stages=read_preset("smoke").train.stages) == read_preset("smoke").train
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.speed=1", "has no setting speed"),
+        ("model.size=1", "has no key size"),
+        ("data.sauce=1", "has no key sauce"),
+        ("other.x=1", "tables model, data and train"),
+        ("learning_rate", "table.key=value"),
+        ("train.stages=7", "list of tables"),
+        ("train.schedule=steep", "constant, linear, cosine"),
+        ("train.precision=float8", "float32, bfloat16"),
+        ("train.accumulation=3", "must divide the batch"),
+        ("model.kind=oracle", "decoder, roformer"),
+        ("data.objective=masked", "must be roformer"),
+        ("data.task=nap", "copy, reverse"),
+        ("data.share=0.5", "name one in data.task"),
+    ],
+)
+def test_wrong_values_are_named(change, said):
+    with pytest.raises(RopeError, match=said):
+        make_trainer(read_preset("smoke", [change]))
+
+
+def test_an_unknown_preset_lists_the_known(tmp_path):
+    with pytest.raises(RopeError, match="cluster, cpu, gpu"):
+        read_preset("huge")
+    (tmp_path / "bad.toml").write_text("= 3")
+    with pytest.raises(RopeError, match="must be TOML"):
+        read_preset(tmp_path / "bad.toml")
+
+
+def test_a_model_is_the_same_for_a_seed_and_leaves_the_generator_alone():
+    import torch
+
+    before = torch.get_rng_state()
+    table = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
+    first, again, other = (make_model(dict(table), make_data({}), tiny_settings(seed=s), 264) for s in (0, 0, 1))
+    assert isinstance(first, Decoder)
+    assert torch.equal(first.embed_tokens.weight, again.embed_tokens.weight)
+    assert not torch.equal(first.embed_tokens.weight, other.embed_tokens.weight)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def tables(tmp_path, objective, **data):
+    train = {"stages": [{"length": 12, "batch": 4, "steps": 3}], "warmup": 1}
+    model = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
+    model |= {"kind": "roformer"} if objective != "causal" else {}
+    return Preset(make_settings(train), model, {"objective": objective, "cache": str(tmp_path / "cache")} | data)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_trains(tmp_path, objective):
+    source = write_text(tmp_path / "text")
+    if objective in ("pairs", "triplets"):
+        source = tmp_path / "triplets.jsonl"
+        rows = ({"A": f"a {i}", "B": f"near {i}", "C": f"far {i}"} for i in range(30))
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trainer = make_trainer(tables(tmp_path, objective, source=str(source)), progress=False)
+    before = [p.clone() for p in trainer.model.parameters()]
+    assert trainer.run().step == 3
+    assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_a_task_is_mixed_into_text(tmp_path):
+    preset = tables(tmp_path, "causal", source=str(write_text(tmp_path / "text")), task="copy", share=0.5)
+    trainer = make_trainer(preset, progress=False)
+    assert "task copy" in trainer.batches.fingerprint
+    assert trainer.run().step == 3
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_command_trains_and_goes_on(tmp_path, capsys, monkeypatch, precision):
+    monkeypatch.delenv("RANK", raising=False)
+    source, folder = write_text(tmp_path / "text"), tmp_path / "run"
+    given = ["train", "smoke", "--folder", str(folder), "--device", "cpu", "--json", "--threads", "1"]
+    for change in (f"data.source={source}", f"data.cache={tmp_path / 'cache'}", f"train.precision={precision}"):
+        given += ["--set", change]
+    for _ in range(2):
+        cli.main(given)
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (found["step"], found["stopped"]) == (20, False)
+    assert len((folder / "log.jsonl").read_text().splitlines()) == 20
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*given, "--set", "train.seed=3"])
+    assert ended.value.code == 2
+    assert "settings" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""What noise covers is not ranked."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.statistics import Score, compare, rank, standard_error
+
+RNG = np.random.default_rng(0)
+WINDOWS = RNG.normal(2.0, 0.5, 40)
+
+
+def test_pairs_see_what_means_do_not():
+    """A constant gap of 0.05 under windows that differ by 0.5."""
+    a, b = Score(WINDOWS), Score(WINDOWS + 0.05 + RNG.normal(0, 0.01, 40))
+    assert a.error > 0.05
+    found = compare(a, b)
+    assert found.verdict == "a"
+    assert found.difference == pytest.approx(-0.05, abs=0.01)
+    assert compare(b, a).verdict == "b"
+
+
+def test_noise_is_a_tie():
+    noisy = Score(WINDOWS + RNG.normal(0, 0.3, 40))
+    assert compare(Score(WINDOWS), noisy).verdict == "tied"
+    assert compare(noisy, noisy).verdict == "tied"
+
+
+def test_errors_are_those_of_the_formula():
+    values = RNG.normal(size=(3, 40))
+    of_windows = np.std(values.mean(0), ddof=1) / math.sqrt(40)
+    of_seeds = np.std(values.mean(1), ddof=1) / math.sqrt(3)
+    assert standard_error(values) == pytest.approx(math.sqrt(of_windows**2 + of_seeds**2))
+    assert Score(values[0]).error == pytest.approx(np.std(values[0], ddof=1) / math.sqrt(40))
+
+
+def test_seeds_that_disagree_make_a_tie_that_windows_alone_would_not():
+    gap = np.array([0.2, -0.15, 0.05])[:, None]
+    a, b = Score(np.stack([WINDOWS] * 3) + gap), Score(np.stack([WINDOWS] * 3))
+    assert compare(a, b).verdict == "tied"
+    assert compare(Score(a.values[:1]), Score(b.values[:1] + 1e-3 * RNG.normal(size=40))).verdict == "b"
+
+
+def test_a_known_floor_adds_to_the_error():
+    a, b = Score(WINDOWS), Score(WINDOWS + 0.02 + 1e-4 * RNG.normal(size=40))
+    assert compare(a, b).verdict == "a"
+    assert compare(a, b, floor=0.015).verdict == "tied"
+    assert compare(a, b, floor=0.015).error == pytest.approx(0.015, rel=1e-3)
+
+
+def test_about_one_in_twenty_equals_is_told_apart():
+    wrong = sum(compare(Score(RNG.normal(size=30)), Score(RNG.normal(size=30))).verdict != "tied" for _ in range(400))
+    assert 5 < wrong < 45
+
+
+def test_ranks_group_the_tied():
+    scores = {"c": Score(WINDOWS + 1), "a": Score(WINDOWS), "b": Score(WINDOWS + RNG.normal(0, 0.2, 40))}
+    assert [sorted(group) for group in rank(scores)] == [["a", "b"], ["c"]]
+
+
+def test_different_windows_are_not_compared():
+    with pytest.raises(RopeError, match="same seeds and windows"):
+        compare(Score(WINDOWS), Score(WINDOWS[:-1]))
+    with pytest.raises(RopeError, match="noise is unknown"):
+        compare(Score(WINDOWS[:1]), Score(WINDOWS[1:2]))
+    with pytest.raises(RopeError, match="finite"):
+        Score(WINDOWS * math.nan)

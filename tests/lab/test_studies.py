@@ -1,0 +1,167 @@
+"""Every study runs, its rows are what the definition gives for the saved models, and work that is done is not done again."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from study_cases import run_tiny, tiny
+from torch.nn import functional as F
+
+from ropewalk import RopeSpec
+from ropewalk.errors import RopeError
+from ropewalk.frequencies import Given
+from ropewalk.interop.safetensors_file import read_header, read_rows
+from ropewalk.lab.corpus import open_corpus
+from ropewalk.lab.studies import STUDIES, read_study
+from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, UNKNOWN
+from ropewalk.lab.studies.rows import chosen, known
+from ropewalk.lab.studies.study import FACTS, ROWS
+from ropewalk.models import Decoder, DecoderConfig
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("studies")
+
+
+def saved_decoder(models: Path, name: str, encoding) -> Decoder:
+    """A trained model from its checkpoint alone."""
+    (path,) = models.glob(f"{name}-*/step-*/model.safetensors")
+    header = read_header(path)
+    model = Decoder(DecoderConfig(vocab_size=264, encoding=encoding, length=32, **SIZES))
+    missing = model.load_state_dict({key: read_rows(path, header, key) for key in header.entries}, strict=False)
+    assert not missing.unexpected_keys
+    return model.eval()
+
+
+def tail_losses(model: Decoder, windows: np.ndarray, length: int, tail: int) -> list[float]:
+    """The mean loss of the last `tail` tokens of each window, token by token."""
+    found = []
+    for window in torch.from_numpy(windows.astype(np.int64)):
+        seen = window[-(length + 1) :]
+        with torch.no_grad():
+            logits = model(seen[None, :-1])[0]
+        losses = [-F.log_softmax(logits[t].double(), -1)[seen[t + 1]].item() for t in range(length - tail, length)]
+        found.append(sum(losses) / tail)
+    return found
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs_and_writes_rows_facts_and_figures(name, place):
+    folder = run_tiny(name, place)
+    rows, facts = read_study(folder)
+    assert rows == [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    assert (facts["study"], facts["preset"]) == (name, "smoke")
+    page = STUDIES[name].page(rows, facts)
+    assert all(len(cells) == len(table.columns) for table in page.tables for cells in table.rows)
+    assert page.claims
+    assert {claim.verdict for claim in page.claims} <= {HOLDS, TIED, FAILS, UNKNOWN}
+    for figure in page.figures:
+        assert (folder / f"{figure}.png").stat().st_size > 1000
+        assert (folder / f"{figure}.svg").read_text().rstrip().endswith("</svg>")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_every_preset_and_refuses_unknown_settings(name):
+    study = STUDIES[name]
+    assert list(study.presets) == ["smoke", "cpu", "gpu", "cluster"]
+    assert all(preset.keys() == study.presets["smoke"].keys() and preset["seeds"] >= 1 for preset in study.presets.values())
+    assert study.settings("cpu", ["seeds=7"])["seeds"] == 7
+    with pytest.raises(RopeError, match=f"a setting of {name}"):
+        study.settings("cpu", ["nonsense=1"])
+    with pytest.raises(RopeError, match="preset"):
+        study.settings("huge")
+
+
+@pytest.mark.parametrize("encoding", ["rope", "sinusoidal"])
+def test_losses_of_encodings_are_those_of_the_saved_models(encoding, place):
+    rows, facts = read_study(run_tiny("encodings", place))
+    windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
+    model = saved_decoder(place / "out" / "models", f"{encoding}-0", encoding)
+    for length in (32, 128):
+        (row,) = chosen(rows, "loss", model=encoding, length=length)
+        np.testing.assert_allclose(row["values"], tail_losses(model, windows, length, 32), rtol=2e-5)
+    assert facts["corpus"]["fingerprint"] == open_corpus(place / "text", cache=place / "cache").fingerprint
+
+
+def test_the_sliding_window_is_a_window(place):
+    rows, _ = read_study(run_tiny("encodings", place))
+    plain, windowed = (chosen(rows, "loss", model=m, length=32)[0]["values"] for m in ("rope", "rope, sliding window"))
+    assert plain == windowed
+    windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
+    model = saved_decoder(place / "out" / "models", "rope-0", "rope")
+    for layer in model.layers:
+        layer.self_attn.window = 32  # type: ignore[union-attr, assignment]
+    (row,) = chosen(rows, "loss", model="rope, sliding window", length=128)
+    np.testing.assert_allclose(row["values"], tail_losses(model, windows, 128, 32), rtol=2e-5)
+
+
+def test_interpolation_divides_every_frequency(place):
+    rows, _ = read_study(run_tiny("extend", place))
+    windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
+    slower = tuple(float(10_000.0 ** (-2 * pair / 16)) / 4 for pair in range(8))
+    model = saved_decoder(place / "out" / "models", "rope-0", RopeSpec(head_dim=16, scaling=Given(radians=slower)))
+    (row,) = chosen(rows, "loss", method="linear", factor=4, tuned=0)
+    np.testing.assert_allclose(row["values"], tail_losses(model, windows, 128, 32), rtol=2e-5)
+
+
+def test_studies_share_their_models(place):
+    for name in ("encodings", "extend", "decay"):
+        run_tiny(name, place)
+    assert len(list((place / "out" / "models").glob("rope-0-*"))) == 1
+
+
+def test_work_that_is_done_is_not_done_again(place, monkeypatch):
+    first = read_study(run_tiny("encodings", place))[0]
+
+    def fails(*_, **__):
+        raise AssertionError("worked again")
+
+    monkeypatch.setattr("ropewalk.lab.studies.training.Trainer.take_step", fails)
+    assert read_study(run_tiny("encodings", place))[0] == first
+    with pytest.raises(AssertionError, match="worked again"):
+        run_tiny("encodings", place, encodings=["rope", "kerple_log"])
+
+
+def test_a_study_that_was_killed_goes_on_to_the_same_rows(tmp_path):
+    script = Path(__file__).parent / "study_cases.py"
+    run = subprocess.Popen([sys.executable, str(script), str(tmp_path), "killed"], cwd=script.parent)
+    jobs = tmp_path / "killed" / "base" / "jobs"
+    deadline = time.monotonic() + 120
+    while not list(jobs.glob("base-100-*.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    done = {path: path.stat().st_mtime_ns for path in jobs.glob("base-*.jsonl")}
+    assert done
+    assert not (tmp_path / "killed" / "base" / FACTS).exists(), "too late to be killed midway"
+    settings = {"bases": [100.0, 1000.0, 10000.0], "seeds": 1}
+    found = read_study(run_tiny("base", tmp_path, "killed", **settings))[0]
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert found == read_study(run_tiny("base", tmp_path, "whole", **settings))[0]
+
+
+def test_two_workers_give_the_rows_of_one(place):
+    alone = read_study(run_tiny("base", place, "alone"))[0]
+    assert read_study(run_tiny("base", place, "together", workers=2))[0] == alone
+    assert known(alone, "loss", "seed") == [0, 1]
+
+
+def test_a_broken_file_of_rows_is_named(place):
+    folder = run_tiny("precision", place, "broken")
+    (folder / ROWS).write_text('{"metric": "error"')
+    with pytest.raises(RopeError, match="must be JSON lines"):
+        read_study(folder)
+
+
+def test_a_setting_of_a_list_is_toml(place):
+    assert tiny("extend", place).settings("smoke", ["factors=[2, 8]", "preset=cpu"])["factors"] == [2, 8]

@@ -1,0 +1,216 @@
+"""The parts of studies against their definitions: generated cases, grids, objectives, attention by distance, verdicts."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ropewalk import RopeSpec
+from ropewalk.lab.batches import IGNORED, Batch, mask_tokens
+from ropewalk.lab.matching import TripletBatches
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies import decay, extension, linear, matching, mlm_lengths, multimodal, passkey, relative
+from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, UNKNOWN, lower, not_higher, within
+from ropewalk.lab.studies.rows import chosen
+from ropewalk.lab.studies.workshop import Place
+from ropewalk.lab.tokenizer import Bytes
+from ropewalk.models import Decoder, DecoderConfig
+
+
+def noisy(mean: float, spread: float, seeds: int = 1, windows: int = 40, salt: int = 0) -> Score:
+    return Score(np.random.default_rng(salt).normal(mean, spread, (seeds, windows)))
+
+
+def test_an_order_holds_only_beyond_the_noise():
+    scores = {"a": noisy(1.0, 0.01, salt=1), "b": noisy(1.2, 0.01, salt=2), "c": noisy(1.21, 0.01, salt=3)}
+    assert lower("", scores, ["a", "b"]).verdict == HOLDS
+    assert lower("", scores, ["b", "a"]).verdict == FAILS
+    # one seed each: 0.01 is less than two trainings of one model differ
+    assert lower("", scores, ["a", "b", "c"]).verdict == TIED
+    assert lower("", scores, ["b", "c"], same_model=True).verdict == HOLDS
+    assert lower("", scores, ["a", "d"]).verdict == UNKNOWN
+    several = {name: noisy(mean, 0.001, seeds=3, salt=9) for name, mean in (("a", 1.0), ("b", 1.01))}
+    assert lower("", several, ["a", "b"]).verdict == HOLDS
+
+
+def test_a_limit_holds_only_beyond_doubt():
+    base = noisy(1.0, 0.0)
+    assert within("", noisy(1.01, 0.001), base, 0.05).verdict == HOLDS
+    assert within("", noisy(0.8, 0.001), base, 0.05).verdict == FAILS
+    assert within("", noisy(1.04, 0.1), base, 0.05).verdict == TIED
+    assert not_higher("", noisy(0.8, 0.001), base, 0.05).verdict == HOLDS
+    assert not_higher("", noisy(1.2, 0.001), base, 0.05).verdict == FAILS
+    assert not_higher("", None, base, 0.05).verdict == UNKNOWN
+
+
+def test_generated_cases_say_their_matter_where_they_should():
+    cases = matching.generated(400, 32, 80, seed=3)
+    early = 0
+    for case in cases:
+        places = {}
+        for name, text in (("a", case.a), ("b", case.b), ("c", case.c)):
+            assert len(text) == 80
+            (matter,) = [m for m in matching.MATTERS if f"[{m}]" in text]
+            begin = text.index(f"[{matter}]")
+            places[name] = (matter, begin, begin + len(matter) + 2)
+        nearer, farther = ("b", "c") if case.label == "B" else ("c", "b")
+        assert places["a"][0] == places[nearer][0] != places[farther][0]
+        inside = {end <= 32 for _, _, end in places.values()}
+        assert len(inside) == 1
+        early += inside == {True}
+        assert all(end <= 32 or begin >= 32 for _, begin, end in places.values())
+    assert abs(early / 400 - matching.EARLY) < 0.08
+    assert matching.reachable(80, {"long": 80}) == 1.0
+    assert matching.reachable(32, {"long": 80}) == matching.EARLY + (1 - matching.EARLY) / 2
+
+
+def test_a_reader_of_letters_is_as_right_as_a_perfect_one_can_be():
+    """A model that only counts bytes knows the nearer text wherever it can see the matter."""
+    cases = matching.generated(300, 32, 80, seed=4)
+
+    class Counts(torch.nn.Module):
+        def forward(self, tokens, padding=None):
+            # which matter stands between the brackets, as one of eight directions; a constant where none is seen
+            found = torch.full((*tokens.shape, len(matching.MATTERS)), 0.01)
+            for i, row in enumerate(tokens):
+                text = bytes(row.tolist()).decode()
+                for place, matter in enumerate(matching.MATTERS):
+                    found[i, :, place] += 5.0 * (f"[{matter}]" in text)
+            return found
+
+    batches = TripletBatches(cases, "triplets", swap=False)
+    seen = matching.right(Counts(), batches, 80, torch.device("cpu"))
+    assert seen.mean() == 1.0
+    cut = matching.right(Counts(), batches, 32, torch.device("cpu"))
+    assert abs(cut.mean() - matching.reachable(32, {"long": 80})) < 0.1
+
+
+def test_a_grid_asks_for_the_patch_below_the_mark():
+    batch = multimodal.GridBatches(seed=5, axes=2).batch(np.arange(7), 25)
+    assert batch.positions is not None
+    assert batch.positions.shape == (2, 7, 25)
+    for tokens, targets, rows, columns in zip(batch.inputs, batch.targets, *batch.positions, strict=True):
+        (place,) = (targets != IGNORED).nonzero().flatten().tolist()
+        assert tokens[place] == multimodal.MARK
+        (below,) = ((rows == rows[place] + 1) & (columns == columns[place])).nonzero().flatten().tolist()
+        assert targets[place] == tokens[below]
+    again = multimodal.GridBatches(seed=5).batch(np.arange(7), 25)
+    assert again.positions is None
+    assert torch.equal(again.inputs, batch.inputs)
+
+
+def test_rows_weigh_the_same_however_many_targets_they_have():
+    logits = torch.randn(3, 4, 9, dtype=torch.float64)
+    targets = torch.randint(9, (3, 4))
+    targets[1, 1:] = IGNORED
+    count = int((targets != IGNORED).sum())
+    means = [F.cross_entropy(logits[i].float(), targets[i], ignore_index=IGNORED) for i in range(3)]
+    model = torch.nn.Identity()
+    model.forward = lambda tokens: logits  # type: ignore[method-assign]
+    found = passkey.row_by_row(model, Batch(targets, targets, count))
+    torch.testing.assert_close(found / count, sum(means) / 3)
+
+
+def test_masked_tokens_are_the_same_at_every_length():
+    text = np.random.default_rng(0).integers(0, 256, (5, 24))
+    seen: dict[int, list] = {}
+
+    class Watched(torch.nn.Module):
+        def forward(self, tokens):
+            seen.setdefault(tokens.shape[1], []).append(tokens)
+            # the answer depends on the piece: its own sum
+            return F.one_hot((tokens.sum(1, keepdim=True) + tokens) % 264, 264).float()
+
+    rows = {n: mlm_lengths.masked_rows(Watched(), text, n, torch.device("cpu"), stage=1) for n in (8, 24)}
+    assert torch.equal(torch.cat(seen[8]).flatten(), torch.cat(seen[24]).flatten())
+    masked, asked = torch.cat(seen[24]), mask_tokens(text, np.arange(5), Bytes(), seed=1)[1] != IGNORED
+    for length, found in rows.items():
+        (row,) = chosen(found, "loss", length=length)
+        for value, window, tokens, wanted in zip(row["values"], text, masked, asked, strict=True):
+            losses = []
+            for at in wanted.nonzero().flatten().tolist():
+                piece = tokens[at // length * length :][:length]
+                logits = F.one_hot((piece.sum() + tokens[at]) % 264, 264).double()
+                losses.append(-F.log_softmax(logits, -1)[window[at]].item())
+            assert value == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_attention_by_distance_is_that_of_the_definition():
+    torch.manual_seed(3)
+    model = Decoder(DecoderConfig(20, 12, 16, num_layers=1, num_heads=2, head_dim=6, init_std=0.5, length=9)).eval()
+    tokens = torch.randint(20, (3, 9))
+    found = decay.weights_by_distance(model, tokens, 7)
+    layer: Any = model.layers[0]
+    with torch.no_grad():
+        x = layer.input_layernorm(model.embed_tokens(tokens))
+        q, k, _ = (t.double() for t in layer.self_attn.project(x))
+    turns = [10_000.0 ** (-2 * i / 6) for i in range(3)]
+    expected = torch.zeros(3, 8, dtype=torch.float64)
+    for row in range(3):
+        for query in (7, 8):
+            for head in range(2):
+                scores = []
+                for key in range(query + 1):
+                    a, b = (torch.complex(t[row, head, at, :3], t[row, head, at, 3:]) for t, at in ((q, query), (k, key)))
+                    angle = torch.tensor([(query - key) * turn for turn in turns], dtype=torch.float64)
+                    scores.append((a * b.conj() * torch.exp(1j * angle)).real.sum() / math.sqrt(6))
+                weights = torch.stack(scores).softmax(0)
+                expected[row] += torch.stack([weights[query - d] for d in range(8)]) / 4
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_yarn_keeps_its_ramp_inside_what_a_short_training_turned():
+    for length in (32, 128, 256, 4096):
+        scaling = extension.yarn(4.0, length)
+        assert scaling.beta_slow < scaling.beta_fast <= 32
+        assert scaling.beta_fast < length / (2 * math.pi) or length == 4096
+    plain = RopeSpec(head_dim=32)
+    found = extension.spec_for("ntk", plain, 4, 128).frequencies().radians
+    base = 10_000 * 4 ** (32 / 30)
+    torch.testing.assert_close(found, torch.tensor([base ** (-2 * i / 32) for i in range(16)], dtype=torch.float64))
+    assert extension.spec_for("none", plain, 4, 128) == plain
+
+
+def test_a_search_never_does_worse_than_what_it_starts_from():
+    torch.manual_seed(1)
+    model = Decoder(DecoderConfig(30, 16, 24, num_layers=1, num_heads=2, head_dim=8, init_std=0.5, length=8)).eval()
+    windows = np.random.default_rng(0).integers(0, 30, (3, 33))
+    found = extension.searched(model, windows, 4, 8, population=8, rounds=2, seed=0)
+    assert len(found) == 4
+    assert list(found) == sorted(found)
+
+    def loss(factors):
+        spec = extension.spec_for("longrope", RopeSpec(head_dim=8), 4, 8, factors)
+        other = Decoder(model.config.with_(encoding=spec)).eval()
+        other.load_state_dict(model.state_dict())
+        tokens = torch.from_numpy(windows)
+        with torch.no_grad():
+            return F.cross_entropy(other(tokens[:, :-1])[:, -8:].flatten(0, 1), tokens[:, -8:].flatten()).item()
+
+    assert loss(found) <= min(loss((1.0,) * 4), loss((4.0,) * 4)) + 1e-6
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "sinusoidal", "fire"])
+def test_only_relative_encodings_stand_still(name):
+    place = Place(Path("unused"), torch.device("cpu"))
+    rows = relative.measure(place, seed=0, names=[name], shifts=[1000], windows=2, length=9)
+    assert (rows[0]["mean"] < relative.STILL) == (name in ("rope", "alibi"))
+
+
+def test_a_running_state_does_not_grow_and_a_cache_does():
+    sizes = {"num_layers": 2, "num_heads": 2, "head_dim": 6}
+    held = {}
+    for attention in ("softmax", "linear"):
+        model = Decoder(DecoderConfig(20, 12, 16, attention=attention, **sizes)).eval()  # type: ignore[arg-type]
+        for length in (5, 10):
+            caches = model.caches()
+            with torch.no_grad():
+                model.features(torch.zeros(1, length, dtype=torch.int64), caches=caches)
+            held[attention, length] = sum(linear.held_bytes(cache) for cache in caches)
+    assert held["linear", 5] == held["linear", 10]
+    # keys and values of two heads of six floats, in two layers, beside small numbers for positions
+    assert held["softmax", 10] - held["softmax", 5] >= 5 * 2 * 2 * 2 * 6 * 4

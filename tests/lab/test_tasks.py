@@ -1,0 +1,114 @@
+"""Every task asks what it says it asks, at any length and depth, and a sample is the same in any batch."""
+
+import re
+
+import numpy as np
+import pytest
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.tasks import PADDING
+from ropewalk.lab.text_tasks import TASKS
+
+INDEX = np.arange(11)
+
+
+def rows(name, length=129, **options):
+    sample = TASKS[name](5, INDEX, length, **options)
+    assert sample.tokens.shape == sample.counts.shape == (len(INDEX), length)
+    assert sample.tokens.dtype == np.uint8
+    return [(bytes(t).decode(), bytes(t[c]).decode()) for t, c in zip(sample.tokens, sample.counts, strict=True)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_sample_is_the_same_in_any_batch(name):
+    length = TASKS[name].shortest + 30
+    whole = TASKS[name](5, INDEX, length)
+    part = TASKS[name](5, np.array([7, 2]), length)
+    for found, expected in zip(part, whole, strict=True):
+        assert np.array_equal(found, expected[[7, 2]])
+    assert not np.array_equal(TASKS[name](6, INDEX, length).tokens, whole.tokens)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_something_counts_in_every_sample_and_the_first_token_never(name):
+    for length in (TASKS[name].shortest, TASKS[name].shortest + 1, 300):
+        counts = TASKS[name](0, INDEX, length).counts
+        assert counts.any(1).all()
+        assert not counts[:, 0].any()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_too_short_a_length_is_refused(name):
+    with pytest.raises(RopeError, match=f"at least {TASKS[name].shortest}"):
+        TASKS[name](0, INDEX, TASKS[name].shortest - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [("copy", lambda w: w), ("reverse", lambda w: w[::-1]), ("sort", lambda w: "".join(sorted(w)))]
+)
+@pytest.mark.parametrize("least", [1.0, 0.1])
+def test_transcriptions(name, answer, least):
+    sizes = set()
+    for text, counted in rows(name, 42, least=least):
+        word, _, rest = text.rstrip(chr(PADDING)).partition("|")
+        assert rest == counted == answer(word)
+        sizes.add(len(word))
+    assert sizes == {20} if least == 1 else len(sizes) > 3
+
+
+@pytest.mark.parametrize("digits", [None, 3])
+def test_sums_are_right(digits):
+    for text, counted in rows("addition", 40, digits=digits):
+        a, b, c = re.fullmatch(r"(\d+)\+(\d+)=(\d+)", text.rstrip(chr(PADDING))).groups()
+        assert int(a) + int(b) == int(c)
+        assert counted == c
+        assert len(a) == len(b) == len(c) - 1 == (digits or 12)
+
+
+def test_induction_has_one_answer():
+    for text, counted in rows("induction"):
+        assert text[:-2].count(text[-2]) == 1
+        assert counted == text[-1] == text[text.index(text[-2]) + 1]
+
+
+def test_recall_answers_with_the_value_of_the_key():
+    for text, counted in rows("recall", pairs=6):
+        pairs = re.findall(r"([a-z])(\d)", text[:-3])
+        assert len(dict(pairs)) == len(pairs) == 6
+        assert counted == dict(pairs)[text[-2]]
+
+
+@pytest.mark.parametrize("length", [75, 129, 300])
+def test_the_pass_key_is_told_once(length):
+    for text, counted in rows("passkey", length):
+        assert re.findall(r"The pass key is (\d+)", text) == [counted, counted]
+        assert text.endswith("What is the pass key? The pass key is " + counted)
+
+
+def test_only_one_of_several_needles_is_asked_for():
+    for text, counted in rows("needle", 300, needles=4):
+        told = re.findall(r"The number of (\w+) is (\d{5})\.", text)
+        asked = re.search(r"The number of (\w+) is (\d{5})$", text).groups()
+        assert len(dict(told)) == 4
+        assert dict(told)[asked[0]] == asked[1] == counted
+
+
+@pytest.mark.parametrize("name", ["passkey", "needle", "recall", "induction"])
+def test_depth_places_what_is_asked_for(name):
+    length, found = 400, []
+    for depth in (0.0, 0.5, 1.0):
+        text, counted = rows(name, length, depth=depth)[0]
+        told = {"passkey": f"is {counted}", "needle": f"is {counted}", "recall": text[-2:], "induction": text[-2:]}[name]
+        found.append(text.index(told) / length)
+    assert found[0] < 0.1
+    assert 0.3 < found[1] < 0.6
+    assert found[2] > 0.75
+
+
+@pytest.mark.parametrize("distance", [None, 30, 90])
+def test_planted_names_come_back_at_their_distance(distance):
+    for text, counted in rows("planted", 129, distance=distance):
+        names = [(m.start(), m[1]) for m in re.finditer("<([a-z]{16})>", text)]
+        assert [name for _, name in names] == [names[0][1]] * 2
+        assert names[1][0] - names[0][0] == (distance or 64)
+        assert counted == names[0][1][3:]

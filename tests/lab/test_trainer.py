@@ -1,0 +1,366 @@
+"""The trainer against a loop written by hand, and what it says, saves and refuses."""
+
+import errno
+import io
+import json
+import logging
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from lab_tiny import losses, tiny_batches, tiny_model, tiny_settings, tiny_trainer
+from torch import nn
+from torch.nn import functional as F
+
+from ropewalk.errors import RopeError
+from ropewalk.lab import checkpoint
+from ropewalk.lab.batches import TaskBatches
+from ropewalk.lab.distributed import Parallel
+from ropewalk.lab.feed import Feed
+from ropewalk.lab.gradients import GradientNorms, group_names, parameter_groups
+from ropewalk.lab.log import Progress
+from ropewalk.lab.precision import autocast
+from ropewalk.lab.schedule import Stage
+from ropewalk.lab.settings import UNIMPORTANT
+from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
+
+
+def by_hand(model, batches, settings):
+    """The definition: cross entropy of logits, torch's own clip, AdamW over matrices and the rest, a cosine."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=settings.betas, eps=settings.eps)
+    found, first, step = [], 0, 0
+    total = sum(stage.steps for stage in settings.stages)
+    for stage in settings.stages:
+        for _ in range(stage.steps):
+            batch = batches.batch(first + np.arange(stage.batch), stage.length)
+            logits = model(batch.inputs.long())
+            loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.long().flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+            way = (step - settings.warmup) / (total - 1 - settings.warmup)
+            cosine = settings.final + (1 - settings.final) * (1 + math.cos(math.pi * way)) / 2
+            rate = settings.learning_rate * ((step + 1) / settings.warmup if step < settings.warmup else cosine)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            found.append((loss.item(), norm.item(), rate))
+            first, step = first + stage.batch, step + 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Losses, smoothed loss and weights of an uninterrupted run, by its dropout."""
+    found = {}
+    for dropout in (0.0, 0.2):
+        trainer = tiny_trainer(tmp_path_factory.mktemp("whole"), model=tiny_model(dropout=dropout))
+        trainer.run()
+        found[dropout] = losses(trainer), trainer.smoothed, list(trainer.model.parameters())
+    return found
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_run_is_the_loop_written_by_hand(tmp_path, accumulation):
+    settings = tiny_settings(accumulation=accumulation, clip=0.5)
+    expected = by_hand(tiny_model(), tiny_batches(tmp_path), settings)
+    trainer = tiny_trainer(tmp_path, None, settings=settings)
+    outcome = trainer.run()
+    rows = trainer.log.rows()
+    assert (outcome.step, outcome.stopped) == (9, False)
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    assert [row["length"] for row in rows] == [12] * 5 + [16] * 4
+    for row, (loss, norm, rate) in zip(rows, expected, strict=True):
+        assert row["loss"] == pytest.approx(loss, rel=2e-5)
+        assert row["gradient"] == pytest.approx(norm, rel=1e-4)
+        assert row["rate"] == pytest.approx(rate)
+    assert max(norm for _, norm, _ in expected) > 0.5
+
+
+def test_parts_with_unequal_counts_add_up(tmp_path):
+    """A mask leaves each part another number of targets; the mean is over all of them."""
+    model, task = tiny_model(), TaskBatches("copy", options=(("least", 0.1),))
+    settings = [tiny_settings(stages=(Stage(16, 4, 3),), accumulation=parts) for parts in (1, 4)]
+    first, second = (tiny_trainer(tmp_path, None, settings=s, model=tiny_model(), batches=task) for s in settings)
+    first.run()
+    second.run()
+    assert losses(first) == pytest.approx(losses(second), rel=1e-5)
+    batch = task.batch(np.arange(4), 16)
+    counts = (batch.targets != -100).sum(1)
+    assert len(set(counts.tolist())) > 1
+    mean = F.cross_entropy(model(batch.inputs.long()).flatten(0, 1), batch.targets.long().flatten())
+    assert losses(first)[0] == pytest.approx(mean.item(), rel=1e-5)
+
+
+def test_the_smoothed_loss_has_no_pull_of_its_start(tmp_path):
+    trainer = tiny_trainer(tmp_path, None, settings=tiny_settings(smoothing=0.5))
+    trainer.run()
+    weights = [0.5 ** (9 - i) for i in range(1, 10)]
+    expected = sum(w * loss for w, loss in zip(weights, losses(trainer), strict=True)) / sum(weights)
+    assert trainer.smoothed == pytest.approx(expected)
+
+
+def test_learned_frequencies_have_a_group_of_their_own():
+    model = tiny_model("rope_learnable")
+    names = group_names(model)
+    assert {name.rsplit(".", 1)[1] for name, group in names.items() if group == "frequencies"} == {"log_scale"}
+    assert {"self_attn", "mlp", "embed_tokens", "frequencies"} <= set(names.values())
+    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, frequency_rate=0.3)
+    slow = [g for g in groups if g["lr"] == pytest.approx(0.3)]
+    assert [g["weight_decay"] for g in slow] == [0.0]
+    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("encoding", ["rope_learnable", "alibi", "t5", "learned"])
+def test_norms_of_groups_are_those_of_their_gradients(encoding):
+    model = tiny_model(encoding)
+    model(torch.arange(12).view(2, 6)).square().mean().backward()
+    norms = GradientNorms(model, Parallel())
+    found = norms.measure()
+    expected = {}
+    for name, parameter in model.named_parameters():
+        expected.setdefault(group_names(model)[name], []).append(parameter.grad.flatten())
+    assert dict(zip(norms.names, found[1:].tolist(), strict=True)) == pytest.approx(
+        {group: torch.cat(grads).norm().item() for group, grads in expected.items()}, rel=1e-5
+    )
+    assert found[0].item() == pytest.approx(torch.cat([g for grads in expected.values() for g in grads]).norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.3, 3.0])
+def test_the_clip_is_torchs_and_lengthens_nothing(share):
+    """Directly on the gradients: AdamW hardly feels their scale, so no loss would tell."""
+    ours, theirs = tiny_model(), tiny_model()
+    for model in (ours, theirs):
+        model(torch.arange(12).view(2, 6)).square().mean().backward()
+    norms = GradientNorms(ours, Parallel())
+    norm = norms.measure()[0]
+    most = share * norm.item()
+    norms.clip(norm, most)
+    nn.utils.clip_grad_norm_(theirs.parameters(), most)
+    for own, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad)
+
+
+def test_frozen_and_unused_weights_are_left_alone(tmp_path):
+    model = tiny_model()
+    model.spare = nn.Parameter(torch.ones(3))
+    model.embed_tokens.weight.requires_grad_(False)
+    before = model.embed_tokens.weight.clone()
+    tiny_trainer(tmp_path, model=model).run()
+    assert torch.equal(model.embed_tokens.weight, before)
+    assert torch.equal(model.spare, torch.ones(3))
+
+
+@pytest.mark.parametrize(("stop", "dropout"), [(1, 0.0), (4, 0.2), (6, 0.0)])
+def test_a_run_in_two_pieces_is_the_run_in_one(tmp_path, whole, stop, dropout):
+    expected, smoothed, weights = whole[dropout]
+    assert tiny_trainer(tmp_path, "cut", model=tiny_model(dropout=dropout)).run(stop=stop).stopped
+    torch.manual_seed(12345)
+    rest = tiny_trainer(tmp_path, "cut", model=tiny_model(dropout=dropout, seed=7))
+    assert rest.run().step == 9
+    assert losses(rest) == expected
+    assert rest.smoothed == smoothed
+    assert all(torch.equal(own, weight) for own, weight in zip(rest.model.parameters(), weights, strict=True))
+
+
+def test_a_run_without_a_folder_goes_on_too(tmp_path, whole):
+    trainer = tiny_trainer(tmp_path, None, model=tiny_model(dropout=0.2))
+    for stop in (3, 4, None):
+        trainer.run(stop=stop)
+    assert losses(trainer) == whole[0.2][0]
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path):
+    tiny_trainer(tmp_path).run()
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["step-000000009", "step-000000006"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["log.jsonl", "step-000000006", "step-000000009"]
+
+
+def damage_bytes(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a flipped bit": lambda folder: damage_bytes(folder / "model.safetensors"),
+    "a flipped bit of the optimiser": lambda folder: damage_bytes(folder / "optimizer.safetensors"),
+    "a file cut short": lambda folder: os.truncate(folder / "model.safetensors", 100),
+    "a file gone": lambda folder: (folder / "random.safetensors").unlink(),
+    "a state that is no JSON": lambda folder: (folder / "state.json").write_text("{"),
+    "a state that was changed": lambda folder: (folder / "state.json").write_text(
+        (folder / "state.json").read_text().replace('"step": 6', '"step": 5')
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, whole, damage, caplog):
+    tiny_trainer(tmp_path).run(stop=6)
+    DAMAGE[damage](tmp_path / "run" / "step-000000006")
+    trainer = tiny_trainer(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        trainer.run()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "step-000000006 cannot be used" in said
+    assert "trying step-000000003" in said
+    assert losses(trainer) == whole[0.0][0]
+    assert checkpoint.read_checkpoint(tmp_path / "run" / "step-000000006")
+
+
+def test_no_whole_checkpoint_is_an_error_not_a_new_start(tmp_path):
+    tiny_trainer(tmp_path).run(stop=3)
+    damage_bytes(tmp_path / "run" / "step-000000003" / "model.safetensors")
+    with pytest.raises(RopeError, match="remove them to start anew"):
+        tiny_trainer(tmp_path).run()
+
+
+def test_a_full_disk_costs_one_checkpoint(tmp_path, monkeypatch, caplog):
+    write, calls = checkpoint.write_file, []
+
+    def full(path, header, make):
+        calls.append(path)
+        if "step-000000006" in str(path) and path.name == "optimizer.safetensors":
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, header, make)
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+    trainer = tiny_trainer(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        outcome = trainer.run()
+    assert outcome.step == 9
+    assert "step 6 could not be saved" in caplog.text
+    assert os.strerror(errno.ENOSPC) in caplog.text
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["step-000000009", "step-000000003"]
+    assert not [p for p in (tmp_path / "run").iterdir() if "partial" in p.name]
+
+
+def test_ctrl_c_saves_after_the_step_and_the_run_goes_on(tmp_path, whole):
+    interrupted = tiny_trainer(
+        tmp_path, settings=tiny_settings(evaluate_every=4), evaluate=lambda t: os.kill(os.getpid(), signal.SIGINT) or {}
+    )
+    before = signal.getsignal(signal.SIGINT)
+    outcome = interrupted.run()
+    assert (outcome.step, outcome.stopped) == (5, True)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert checkpoint.checkpoints(tmp_path / "run")[0].name == "step-000000005"
+    rest = tiny_trainer(tmp_path)
+    rest.run()
+    assert losses(rest) == whole[0.0][0]
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": 2e-2}, {"seed": 1}, {"clip": None}, {"stages": (Stage(12, 4, 9),)}])
+def test_another_run_is_not_continued(tmp_path, change):
+    tiny_trainer(tmp_path).run(stop=3)
+    with pytest.raises(RopeError, match=next(iter(change))):
+        tiny_trainer(tmp_path, settings=tiny_settings(**change)).run()
+
+
+def test_what_changes_no_number_may_change(tmp_path, whole):
+    tiny_trainer(tmp_path).run(stop=3)
+    changed = tiny_trainer(tmp_path, settings=tiny_settings(**dict.fromkeys(UNIMPORTANT, 1)))
+    changed.run()
+    assert losses(changed) == whole[0.0][0]
+
+
+def test_other_data_and_other_models_are_refused(tmp_path):
+    tiny_trainer(tmp_path).run(stop=3)
+    with pytest.raises(RopeError, match="data"):
+        tiny_trainer(tmp_path, batches=TaskBatches("copy")).run()
+    with pytest.raises(RopeError, match="tensors of this model"):
+        tiny_trainer(tmp_path, model=tiny_model("learned")).run()
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(tmp_path):
+    with pytest.raises(RopeError, match="must stay finite"):
+        tiny_trainer(tmp_path, settings=tiny_settings(learning_rate=1e30, clip=None, schedule="constant", warmup=0)).run()
+    for path in checkpoint.checkpoints(tmp_path / "run"):
+        _, files = checkpoint.read_checkpoint(path)
+        assert all(t.isfinite().all() for t in files["model.safetensors"].values())
+
+
+def test_the_log_is_json_lines_with_what_is_due(tmp_path):
+    trainer = tiny_trainer(
+        tmp_path, evaluate=lambda t: {"answer": 42}, settings=tiny_settings(evaluate_every=3), tensorboard=True
+    )
+    trainer.run()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "evaluation" in row] == [3, 6, 9]
+    full = [row for row in rows if "gradients" in row]
+    assert {row["step"] for row in full} == {3, 4, 6, 8, 9}
+    for row in full:
+        assert math.sqrt(sum(v * v for v in row["gradients"].values())) == pytest.approx(row["gradient"], rel=1e-5)
+        assert row["tokens_per_second"] > 0
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch, terminal):
+    shown = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = Progress(40, 10, wanted=True)
+    bar.show(20, 1.23456, 7890.1)
+    bar.close()
+    assert ("20/40" in shown.getvalue()) == terminal
+    assert ("loss 1.2346  7,890 tokens/s" in shown.getvalue()) == terminal
+
+
+def test_the_trainer_answers_as_its_model(tmp_path):
+    trainer = tiny_trainer(tmp_path, None)
+    tokens = torch.arange(14).view(2, 7)
+    assert torch.equal(trainer.answer(tokens), trainer.model(tokens))
+
+
+def test_a_thread_feeds_what_the_loop_would(tmp_path):
+    feed = Feed(tiny_batches(tmp_path), tiny_settings().plan, 2, Parallel())
+    for ahead, here in zip(feed._ahead(2, 8), feed.portions(2, 8), strict=True):
+        assert ahead.step == here.step
+        for a, b in zip(ahead.parts, here.parts, strict=True):
+            assert torch.equal(a.inputs, b.inputs)
+            assert a.inputs.dtype == torch.int64
+
+
+def test_a_feed_says_what_went_wrong_and_can_be_left(tmp_path):
+    feed = Feed(TaskBatches("nap"), tiny_settings().plan, 1, Parallel())
+    with pytest.raises(RopeError, match="task"):
+        next(feed._ahead(0, 5))
+    portions = Feed(tiny_batches(tmp_path), tiny_settings().plan, 1, Parallel())._ahead(0, 9)
+    next(portions)
+    portions.close()
+
+
+def test_mixed_precision_never_touches_angles():
+    rope, positions = Rope(RopeSpec(head_dim=10)), torch.tensor([3, 100_001, 2_000_003])
+    x = torch.randn(1, 3, 10)
+    expected, turned = rope.cos_sin(positions), rope(x, positions=positions)
+    with autocast("bfloat16", torch.device("cpu")):
+        assert torch.mm(x[0], x[0].T).dtype == torch.bfloat16
+        for found, exact in zip(rope.cos_sin(positions), expected, strict=True):
+            assert found.dtype == torch.float32
+            assert torch.equal(found, exact)
+        assert torch.equal(rope(x, positions=positions), turned)
+
+
+def test_a_cpu_slow_in_bfloat16_is_not_asked_for_it(tmp_path, monkeypatch, caplog):
+    from ropewalk.lab import precision
+
+    monkeypatch.setattr(precision, "bfloat16_pays", lambda: False)
+    plain, mixed = (tiny_trainer(tmp_path, None, settings=tiny_settings(precision=p)) for p in ("float32", "bfloat16"))
+    plain.run()
+    mixed.run()
+    assert losses(plain) == losses(mixed)
+    assert caplog.text.count("training in float32") == 1
