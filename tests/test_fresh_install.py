@@ -93,5 +93,6 @@ def test_its_commands_run_there(wheel, fresh, tmp_path):
 
 
 def test_the_report_is_written_there(fresh, tmp_path):
-    run([fresh / "ropewalk", "demo", "--tokens", "16", "--out", "report"], tmp_path)
+    run([fresh / "ropewalk", "demo", "--preset", "smoke", "--tokens", "16", "--out", "report"], tmp_path)
     assert "# " in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "encodings" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")

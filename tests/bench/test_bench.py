@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.bench import cases, chart, contenders, cpu, rows
+from ropewalk.bench import cases, chart, contenders, cpu, cpu_linear, rows
 from ropewalk.kernels.reference import rotate_vector
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -94,3 +94,11 @@ def test_the_benchmark_page_shows_the_committed_rows():
         sys.path.remove(str(DOCS))
     text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
     assert page_tables.benchmark_page(text) == text, "run python docs/tables.py"
+
+
+def test_linear_attention_is_timed_beside_the_softmax_and_beside_half_its_length():
+    found = list(cpu_linear.measure(lengths=(64, 128), rounds=2))
+    assert [row["contender"] for row in found] == ["torch, fused softmax", "ropewalk, linear", "ropewalk, linear"]
+    softmax, short, long = (row["us"] for row in found)
+    assert found[1]["times_faster"] == pytest.approx(softmax / short, rel=0.02)
+    assert found[2]["times_half_the_length"] == pytest.approx(long / short, rel=0.02)

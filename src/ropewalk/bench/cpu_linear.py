@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,10 +24,12 @@ def measure(lengths: tuple[int, ...] = LENGTHS, rounds: int = 8) -> Iterator[dic
     rope = Rope(RopeSpec(head_dim=64))
     try:
         with torch.no_grad():
-            drawn = {length: [torch.randn(1, 1, length, 64) for _ in range(3)] for length in lengths}
-            calls = {f"linear {n}": (lambda x=x: linear_attention(*x, rope)) for n, x in drawn.items()}
-            first = drawn[lengths[0]]
-            calls["softmax"] = lambda: F.scaled_dot_product_attention(*first, is_causal=True)
+            drawn = {length: torch.randn(3, 1, 1, length, 64) for length in lengths}
+            calls: dict[str, Callable[[], Any]] = {}
+            for length, (q, k, v) in drawn.items():
+                calls[f"linear {length}"] = partial(linear_attention, q, k, v, rope)
+            q, k, v = drawn[lengths[0]]
+            calls["softmax"] = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
             taken = times_in_turn(calls, rounds)
     finally:
         torch.set_num_threads(threads)
