@@ -100,5 +100,5 @@ def test_linear_attention_is_timed_beside_the_softmax_and_beside_half_its_length
     found = list(cpu_linear.measure(lengths=(64, 128), rounds=2))
     assert [row["contender"] for row in found] == ["torch, fused softmax", "ropewalk, linear", "ropewalk, linear"]
     softmax, short, long = (row["us"] for row in found)
-    assert found[1]["times_faster"] == pytest.approx(softmax / short, rel=0.02)
-    assert found[2]["times_half_the_length"] == pytest.approx(long / short, rel=0.02)
+    assert found[1]["times_faster"] == pytest.approx(softmax / short, abs=0.006)
+    assert found[2]["times_half_the_length"] == pytest.approx(long / short, abs=0.006)

@@ -115,7 +115,8 @@ def models_table(rows: list[Row]) -> str:
             lines.append([row["shape"], row["contender"], f"run {row['run']}", f"{row['ms']:.2f} ms", note])
         elif "us" in row:
             memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
-            said = f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else ""
+            faster = f"{row['times_faster']:.2f} x" if "times_faster" in row else ""
+            said = f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else faster
             lines.append([row["shape"], row["contender"], row["pass"], f"{row['us'] / 1000:.1f} ms", said + memory])
     return _markdown(["shape", "", "", "time", ""], lines)
 
@@ -130,6 +131,7 @@ TABLES = {
     "models": ("h200_models.jsonl", models_table),
     "cpu": ("cpu.jsonl", cpu_table),
     "cpu_x86": ("cpu_x86.jsonl", cpu_table),
+    "cpu_patch": ("cpu_patch.jsonl", models_table),
     "cpu_linear": ("cpu_linear.jsonl", attention_table),
 }
 
