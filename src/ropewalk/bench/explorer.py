@@ -1,0 +1,36 @@
+"""How long the explorer takes to answer a slider: streamlit's own test harness runs the page, without a browser."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ropewalk.explorer import controls
+
+THETAS = (2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
+
+
+def measure() -> Iterator[dict[str, Any]]:
+    """One row a view: milliseconds from a moved slider to the page drawn again, the median of several moves."""
+    from streamlit.testing.v1 import AppTest
+
+    page = Path(controls.__file__).with_name("page.py")
+    for view in controls.VIEWS:
+        if view == "report":
+            continue  # somebody else's page
+        app = AppTest.from_file(str(page), default_timeout=60)
+        app.query_params["view"] = view
+        app.query_params["a.scaling"] = "yarn"
+        app.run()
+        wall, processor = [], []
+        for theta in THETAS:
+            app.select_slider(key="a.theta").set_value(theta)
+            began, spent = time.perf_counter(), time.process_time()
+            app.run()
+            wall.append(1e3 * (time.perf_counter() - began))
+            processor.append(1e3 * (time.process_time() - spent))
+        row = {"shape": "explorer", "contender": "ropewalk", "pass": f"slider, {view}"}
+        yield {**row, "ms": round(statistics.median(wall), 1), "cpu_ms": round(statistics.median(processor), 1)}
