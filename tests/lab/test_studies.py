@@ -163,6 +163,17 @@ def test_two_workers_give_the_rows_of_one(place):
     assert known(alone, "loss", "seed") == [0, 1]
 
 
+def test_real_triplets_come_from_a_file(place):
+    lines = [{"A": f"case {n} of theft", "B": f"again theft {n}", "C": f"fraud {n}", "label": "B"} for n in range(60)]
+    path = place / "cail.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8-sig")
+    rows, facts = read_study(run_tiny("matching", place, "real", data=str(path)))
+    assert facts["triplets"]["source"] == str(path)
+    assert facts["triplets"]["train"] + facts["triplets"]["valid"] == 60
+    assert {len(row["values"]) for row in rows} == {facts["triplets"]["valid"]}
+    assert STUDIES["matching"].page(rows, facts).tables[0].rows[0][2] == "-"
+
+
 def test_a_broken_file_of_rows_is_named(place):
     folder = run_tiny("precision", place, "broken")
     (folder / ROWS).write_text('{"metric": "error"')

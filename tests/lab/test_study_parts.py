@@ -1,5 +1,6 @@
 """The parts of studies against their definitions: generated cases, grids, objectives, attention by distance, verdicts."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from ropewalk.lab.matching import TripletBatches
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import decay, extension, linear, matching, mlm_lengths, multimodal, passkey, relative
 from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, UNKNOWN, lower, not_higher, within
-from ropewalk.lab.studies.rows import chosen
+from ropewalk.lab.studies.rows import BROKEN, chosen, row
+from ropewalk.lab.studies.training import widen
 from ropewalk.lab.studies.workshop import Place
 from ropewalk.lab.tokenizer import Bytes
 from ropewalk.models import Decoder, DecoderConfig
@@ -76,8 +78,8 @@ def test_a_reader_of_letters_is_as_right_as_a_perfect_one_can_be():
         def forward(self, tokens, padding=None):
             # which matter stands between the brackets, as one of eight directions; a constant where none is seen
             found = torch.full((*tokens.shape, len(matching.MATTERS)), 0.01)
-            for i, row in enumerate(tokens):
-                text = bytes(row.tolist()).decode()
+            for i, letters in enumerate(tokens):
+                text = bytes(letters.tolist()).decode()
                 for place, matter in enumerate(matching.MATTERS):
                     found[i, :, place] += 5.0 * (f"[{matter}]" in text)
             return found
@@ -131,8 +133,8 @@ def test_masked_tokens_are_the_same_at_every_length():
     assert torch.equal(torch.cat(seen[24]), masked.long())
     asked = targets != IGNORED
     for length, found in rows.items():
-        (row,) = chosen(found, "loss", length=length)
-        for value, window, tokens, wanted in zip(row["values"], text, masked, asked, strict=True):
+        (measured,) = chosen(found, "loss", length=length)
+        for value, window, tokens, wanted in zip(measured["values"], text, masked, asked, strict=True):
             losses = []
             for at in wanted.nonzero().flatten().tolist():
                 piece = tokens[at // length * length :][:length]
@@ -152,16 +154,16 @@ def test_attention_by_distance_is_that_of_the_definition():
         q, k, _ = (t.double() for t in layer.self_attn.project(x))
     turns = [10_000.0 ** (-2 * i / 6) for i in range(3)]
     expected = torch.zeros(3, 8, dtype=torch.float64)
-    for row in range(3):
+    for text in range(3):
         for query in (7, 8):
             for head in range(2):
                 scores = []
                 for key in range(query + 1):
-                    a, b = (torch.complex(t[row, head, at, :3], t[row, head, at, 3:]) for t, at in ((q, query), (k, key)))
+                    a, b = (torch.complex(t[text, head, at, :3], t[text, head, at, 3:]) for t, at in ((q, query), (k, key)))
                     angle = torch.tensor([(query - key) * turn for turn in turns], dtype=torch.float64)
                     scores.append((a * b.conj() * torch.exp(1j * angle)).real.sum() / math.sqrt(6))
                 weights = torch.stack(scores).softmax(0)
-                expected[row] += torch.stack([weights[query - d] for d in range(8)]) / 4
+                expected[text] += torch.stack([weights[query - d] for d in range(8)]) / 4
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -201,6 +203,20 @@ def test_only_relative_encodings_stand_still(name):
     place = Place(Path("unused"), torch.device("cpu"))
     rows = relative.measure(place, seed=0, names=[name], shifts=[1000], windows=2, length=9)
     assert (rows[0]["mean"] < relative.STILL) == (name in ("rope", "alibi"))
+
+
+def test_what_is_not_a_number_is_the_worst_and_still_json():
+    found = row("loss", [1.23456789, float("nan"), float("inf")], seed=0)
+    assert found["values"] == [1.23457, BROKEN, BROKEN]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_embeddings_begin_at_one_unless_they_make_the_logits():
+    for tied in (False, True):
+        torch.manual_seed(0)
+        config = DecoderConfig(300, 40, 16, num_layers=1, num_heads=2, init_std=0.05, tie_embeddings=tied)
+        found = widen(Decoder(config)).embed_tokens.weight.std().item()  # type: ignore[union-attr]
+        assert found == pytest.approx(0.05 if tied else 1.0, rel=0.05)
 
 
 def test_a_running_state_does_not_grow_and_a_cache_does():

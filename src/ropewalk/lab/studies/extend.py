@@ -134,7 +134,7 @@ def page(rows: list[Row], facts: dict[str, Any]) -> Page:
     columns = ("method", *(f"{f}x = {f * start}" for f in factors))
     note = f"Nats per byte on the same last {start} tokens. At {start}, untouched: {number(within)}."
     tables = [Table("Zero-shot", columns, [(m, *map(number, found)) for m, found in grid.items()], note)]
-    series = {m: (factors, [s.mean if s else float("nan") for s in found]) for m, found in grid.items()}
+    series = {m: ([1, *factors], [s.mean if s else float("nan") for s in (within, *found)]) for m, found in grid.items()}
     figures = {"extend": lines(series, title="Zero-shot, beyond the trained length", x="times the trained length", y="loss")}
     tables += _tuned_tables(rows)
     return Page(tables, figures, claims(rows, factors, start))
@@ -158,8 +158,10 @@ def claims(rows: list[Row], factors: list[int], start: int) -> list[Claim]:
     """The order of published zero-shot tables, and what a little training does."""
     at = 4 if 4 in factors else factors[-1]
     zero = {m: score(rows, "loss", tuned=0, method=m, factor=at) for m in known(rows, "loss", "method", tuned=0)}
-    order = ["yarn", "ntk", "none", "linear"]
-    found = [lower(f"Zero-shot at {at}x: YaRN < NTK < none < linear interpolation in loss", zero, order, same_model=True)]
+    found = [
+        lower(f"Zero-shot at {at}x: YaRN < NTK < none in loss", zero, ["yarn", "ntk", "none"], same_model=True),
+        lower(f"Zero-shot at {at}x interpolation is worse than doing nothing", zero, ["none", "linear"], same_model=True),
+    ]
     for method in ("none", "yarn"):
         after = [r for r in rows if r["metric"] == "loss" and r["tuned"] and r["factor"] == at]
         pair = {"tuned": score(after, "loss", method=method, length=at * start), "zero-shot": zero.get(method)}

@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "gpu": {
         "preset": "mlm", "changes": [*_LARGE, "train.learning_rate=5e-4", "train.warmup=200"],
-        "short": 128, "long": 256, "batch": 64, "steps": 1500, "count": 20000, "data": "", "seeds": 2,
+        "short": 128, "long": 256, "batch": 64, "steps": 600, "count": 10000, "data": "", "seeds": 2,
     },
     "cluster": {
         "preset": "mlm", "changes": [*_LARGE, "train.learning_rate=3e-4", "train.warmup=200"],

@@ -33,7 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "methods": ALL, "multiples": [1, 2, 4], "depths": _DEPTHS, "count": 20, "seeds": 1,
     },
     "gpu": {
-        "preset": "gpu", "changes": [*GPU_CHANGES, "train.stages=[{length=256, batch=128, steps=2500}]"], "share": 0.5,
+        "preset": "gpu", "changes": [*GPU_CHANGES, "train.stages=[{length=256, batch=128, steps=1200}]"], "share": 0.5,
         "methods": ALL, "multiples": [1, 2, 4, 8], "depths": _DEPTHS, "count": 100, "seeds": 1,
     },
     "cluster": {

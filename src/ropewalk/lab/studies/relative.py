@@ -8,7 +8,7 @@ import torch
 
 from ropewalk.encodings import ENCODINGS
 from ropewalk.lab.studies.page import FAILS, HOLDS, Claim, Page, Table
-from ropewalk.lab.studies.rows import Row, chosen, known, row
+from ropewalk.lab.studies.rows import BROKEN, Row, chosen, known, row
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.workshop import Job, Place, Workshop
 from ropewalk.models import Decoder, DecoderConfig
@@ -63,7 +63,7 @@ def page(rows: list[Row], facts: dict[str, Any]) -> Page:
     for name in known(rows, "moved", "model"):
         largest = [max(max(r["values"]) for r in chosen(rows, "moved", model=name, shift=shift)) for shift in shifts]
         declared = ENCODINGS[name].relative if name in ENCODINGS else True
-        cells.append((name, "yes" if declared else "no", *(f"{value:.1e}" for value in largest)))
+        cells.append((name, "yes" if declared else "no", *(f"{v:.1e}" if v < BROKEN else "overflows" for v in largest)))
         if name in ENCODINGS and declared != (largest[-1] < STILL):
             wrong.append(name)
     note = "Largest movement of a logit, as a share of the spread of all, when every position is moved."

@@ -15,6 +15,8 @@ from ropewalk.errors import RopeError
 from ropewalk.lab.statistics import Score
 
 Row = dict[str, Any]
+#: stands for what is not a finite number: as bad as can be, and JSON can say it
+BROKEN = 1e30
 
 
 def row(metric: str, values: np.ndarray | Sequence[float] | float, **what: Any) -> Row:
@@ -25,7 +27,7 @@ def row(metric: str, values: np.ndarray | Sequence[float] | float, **what: Any) 
 
 def _short(value: float | np.floating) -> float:
     """Six digits: far below the smallest difference that is ever ranked."""
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") if abs(value) < BROKEN else BROKEN
 
 
 def chosen(rows: Iterable[Row], metric: str, **what: Any) -> list[Row]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from ropewalk.lab.batches import Batches
@@ -20,13 +21,14 @@ from ropewalk.lab.settings import Preset, read_preset
 from ropewalk.lab.studies.rows import Row, digest, row
 from ropewalk.lab.studies.workshop import Place
 from ropewalk.lab.trainer import Trainer
+from ropewalk.models import Decoder
 
-#: what studies change of the presets: weights begin near 1 / sqrt(width), with which small models learn much faster in the
-#: few steps there are; on a GPU, a dozen models in minutes, and a rate at which none of them diverges
-CPU_CHANGES = ["model.init_std=0.06"]
+#: what studies change of the presets: matrices begin near 1 / sqrt(width), with which small models learn much faster in the few
+#: steps there are, and embeddings at one (see `widen`); on a GPU, a dozen models in minutes, and a rate at which none diverges
+CPU_CHANGES = ["model.init_std=0.05", "model.tie_embeddings=false"]
 GPU_CHANGES = [
-    "model.init_std=0.04", "train.stages=[{length=256, batch=128, steps=800}]", "train.learning_rate=2e-3", "train.warmup=100",
-    "train.save_every=1000",
+    "model.init_std=0.04", "model.tie_embeddings=false", "train.stages=[{length=256, batch=128, steps=600}]",
+    "train.learning_rate=2e-3", "train.warmup=100", "train.save_every=1000",
 ]  # fmt: skip
 
 
@@ -63,12 +65,23 @@ def prepare(
     """
     data = make_data(preset.data)
     batches = make_batches(data, preset.train.seed) if batches is None else batches
-    model = make_model(dict(preset.model), data, preset.train, batches.vocab_size) if start is None else start
+    model = widen(make_model(dict(preset.model), data, preset.train, batches.vocab_size)) if start is None else start
     wanted = OBJECTIVES[data.objective] if objective is None else objective
     said = [preset.model, preset.data, preset.train.important(), origin, batches.fingerprint, wanted.__name__]
     folder = place.models / f"{name}-{digest(said)}"
     settings = replace(preset.train, keep=1)
     return Trainer(model, batches, wanted, settings, folder, parallel=Parallel(device=place.device), progress=False)
+
+
+@torch.no_grad()
+def widen(model: nn.Module) -> nn.Module:
+    """Embeddings of a new decoder at a deviation of one, unless they make the logits too.
+
+    A sinusoid of amplitude one would drown what is much smaller; Transformers multiply their embeddings for that reason.
+    """
+    if isinstance(model, Decoder) and model.lm_head is not None:
+        model.embed_tokens.weight.div_(model.config.init_std)
+    return model
 
 
 def train(trainer: Trainer) -> Trained:
