@@ -51,10 +51,17 @@ class Browser:
                 return answer["result"]
 
     def js(self, expression: str) -> Any:
-        """The value of a JavaScript expression on the page."""
-        result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
-        return result["result"].get("value")
+        """The value of a JavaScript expression on the page; what reads an element that is not drawn yet is read again."""
+        end = time.monotonic() + 45.0
+        while True:
+            result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+            failed = result.get("exceptionDetails")
+            if failed is None:
+                return result["result"].get("value")
+            undrawn = "of null" in str(failed)
+            assert undrawn, (expression, failed)
+            assert time.monotonic() < end, (expression, failed)
+            time.sleep(0.1)
 
     def wait(self, expression: str, why: str, seconds: float = 45.0) -> Any:
         """The value of the expression, as soon as it is true."""
@@ -92,6 +99,7 @@ class Browser:
 
     def drop(self, path: Path) -> None:
         """Give a file to the page's file field."""
+        self.wait("document.querySelector('input[type=file]') !== null", "the file field")
         found = self.send("Runtime.evaluate", expression="document.querySelector('input[type=file]')")
         self.send("DOM.setFileInputFiles", files=[str(path)], objectId=found["result"]["objectId"])
 

@@ -142,8 +142,8 @@ def test_a_link_is_restored(browser, server):
     browser.open(f"{server}/?" + "&".join(f"{name}={text}" for name, text in wanted.items()))
     browser.wait("document.body.innerText.includes('theta 123,457')", "the spec of the link")
     assert link(browser) == wanted
-    assert browser.js(f"document.querySelector('{of('a.theta')} input').getAttribute('aria-valuetext')") == "123,457"
-    assert browser.js(f"document.querySelector('{of('b.longrope.long_factor')} input').value") == "1,9"
+    browser.wait(f"document.querySelector('{of('a.theta')} input').getAttribute('aria-valuetext') === '123,457'", "the slider")
+    browser.wait(f"document.querySelector('{of('b.longrope.long_factor')} input').value === '1,9'", "the factors")
     healthy(browser)
 
 
