@@ -132,8 +132,7 @@ def _compiled_flex() -> Callable:
     if _FLEX is None:
         from torch.nn.attention.flex_attention import flex_attention
 
-        # sizes that change become symbols: one kernel for each would soon reach the compiler's limit
-        _FLEX = torch.compile(flex_attention)
+        _FLEX = torch.compile(flex_attention, dynamic=False)
     return _FLEX
 
 
