@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ropewalk.attention import Attention, KVCache
+from ropewalk.errors import RopeError
 
 sys.path.append(str(Path(__file__).parents[1] / "attention"))
 from definition import attention_by_definition
@@ -26,12 +27,9 @@ def rules(kind):
     return {"causal": kind == "causal"}, {}
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+@pytest.mark.parametrize(("backend", "encoding"), [("sdpa", "rope"), ("sdpa", "alibi"), ("flex", "rope")])
 @pytest.mark.parametrize("kind", ["causal", "window", "padding", "documents", "bidirectional"])
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_every_backend_equals_the_definition_with_gradients(encoding, kind, backend):
-    if backend == "flex" and encoding == "alibi":
-        pytest.skip("a bias goes through torch's fused kernel")
+def test_every_backend_equals_the_definition_with_gradients(backend, encoding, kind):
     options, call = rules(kind)
     exact = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding=encoding, **{"causal": True} | options).double()
     layer = copy.deepcopy(exact).float().cuda()
@@ -59,3 +57,9 @@ def test_decoding_token_by_token_equals_the_whole_pass(window):
     whole, cache = layer(x).out, KVCache()
     pieces = [layer(piece, cache=cache).out for piece in x.split([20, 1, 1, 15], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=3e-5, rtol=1e-3)
+
+
+def test_flex_attention_refuses_a_bias_with_the_reason():
+    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding="alibi", backend="flex").cuda()
+    with pytest.raises(RopeError, match="bias"):
+        layer(torch.zeros(1, SEQ, MODEL_DIM, device="cuda"))

@@ -147,3 +147,17 @@ def test_what_they_cannot_take_goes_to_torch_unless_insisted(spec, options, reas
     with pytest.raises(RopeError, match=reason):
         linear_attention(q, k, v, rw.Rope(spec), backend="triton", **options)
     linear_attention(q, k, v, rw.Rope(spec), **options)
+
+
+@pytest.mark.parametrize("encoding", ["none", "learned"])
+def test_models_without_a_rotation_are_not_turned_by_the_kernels(encoding):
+    """What enters with the embeddings, or not at all, must not enter a second time here."""
+    sizes = {"vocab_size": 30, "hidden_size": 24, "intermediate_size": 16, "num_layers": 1, "num_heads": 2, "length": 40}
+    choices = {"encoding": encoding, "attention": "linear"}
+    decoder = rw.Decoder(rw.DecoderConfig(**sizes, **choices))
+    encoder = rw.RoFormer(rw.RoFormerConfig(**sizes, **choices, causal=True))
+    x = torch.randn(1, 7, 24, device=DEVICE)
+    near, far = (torch.arange(7, device=DEVICE)[None] * step for step in (1, 5))
+    own, other = decoder.layers[0].self_attn.to(DEVICE), encoder.layers[0].attention.to(DEVICE)
+    assert_close(own.mix(x, near, None, None, None), own.mix(x, far, None, None, None), rtol=0, atol=0)
+    assert_close(other(x, near)[0], other(x, far)[0], rtol=0, atol=0)

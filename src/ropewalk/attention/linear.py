@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.linear_sums import CHUNK, FEATURES, FORMS, State, attend, empty_state, features
 from ropewalk.errors import RopeError, choice, integer
+from ropewalk.frequencies import Linear
 from ropewalk.kernels import linear as kernels
 from ropewalk.kernels.linear import Ask
 from ropewalk.rope import Rope
@@ -128,6 +129,12 @@ class _InKernels(torch.autograd.Function):
         trained = [t for t in inputs if t is not None and t.requires_grad]
         got = iter(torch.autograd.grad((out.to(v.dtype), *state), trained, grads, allow_unused=True))
         return *(next(got) if need else None for need in wanted), None
+
+
+def still_rope(head_dim: int) -> Rope:
+    """A rope that turns nothing, by its spec alone: for linear attention whose positions come in elsewhere, or not at all."""
+    # a frequency below 2^-64 turns is zero at every position
+    return Rope(RopeSpec(head_dim=head_dim, rotary_dim=2, scaling=Linear(factor=1e30)))
 
 
 class LinearAttention(nn.Module):

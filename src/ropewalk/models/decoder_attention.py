@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import Attention, KVCache, linear_attention
-from ropewalk.attention.linear import State
+from ropewalk.attention.linear import still_rope
+from ropewalk.attention.linear_sums import State
 from ropewalk.encodings.rotary import Rotary
-from ropewalk.frequencies import Linear
 from ropewalk.models.decoder_config import DecoderConfig
 from ropewalk.rope import Rope
-from ropewalk.spec import RopeSpec
 
 
 class RunningState:
@@ -67,7 +66,7 @@ class PackedLinearAttention(PackedAttention):
     @property
     def rope(self) -> Rope:
         """The encoding's rotation; one that never moves where the position does not enter here."""
-        return self.encoding.rope if isinstance(self.encoding, Rotary) else _still(self.head_dim)
+        return self.encoding.rope if isinstance(self.encoding, Rotary) else still_rope(self.head_dim)
 
     def mix(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: RunningState | None
@@ -81,11 +80,6 @@ class PackedLinearAttention(PackedAttention):
         if cache is not None:
             cache.state = state
         return self.o_proj(self.norm(out).transpose(1, 2).flatten(-2))
-
-
-def _still(head_dim: int) -> Rope:
-    # a frequency below 2^-64 turns is zero at every position
-    return Rope(RopeSpec(head_dim=head_dim, rotary_dim=2, scaling=Linear(factor=1e30)))
 
 
 def make_attention(config: DecoderConfig, kind: str) -> PackedAttention:

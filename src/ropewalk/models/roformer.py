@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention import Attention, KVCache, LinearAttention
+from ropewalk.attention.linear import still_rope
 from ropewalk.attention.softmax import as_encoding
 from ropewalk.encodings import Encoding
 from ropewalk.encodings.rotary import Rotary
@@ -20,8 +21,6 @@ from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.decoder_attention import RunningState
 from ropewalk.models.roformer_config import RoFormerConfig
 from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm, refuse_packed
-from ropewalk.rope import Rope
-from ropewalk.spec import RopeSpec
 from ropewalk.tokens import INTEGERS
 
 
@@ -48,23 +47,14 @@ class SelfAttention(Attention):
         return super()._placed(q, k, v, positions, padding, cache)
 
 
-class _Still(Rope):
-    """Turns nothing: linear attention whose positions come in with the embeddings, or not at all."""
-
-    def rotate(self, x, positions=None, **where):
-        return x
-
-
 class LinearSelfAttention(LinearAttention):
     """Linear attention under the encoding of a config."""
 
     token_positions = Attention.token_positions
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
-        spec = encoding.rope.spec if isinstance(encoding, Rotary) else RopeSpec(head_dim=2 * ((config.head_dim + 1) // 2))
-        super().__init__(config.hidden_size, config.num_heads, spec=spec, causal=config.causal, bias=config.bias)
-        if not isinstance(encoding, Rotary):
-            self.rope = _Still(spec)
+        rope = encoding.rope if isinstance(encoding, Rotary) else still_rope(config.head_dim)
+        super().__init__(config.hidden_size, config.num_heads, spec=rope.spec, causal=config.causal, bias=config.bias)
 
 
 class Embeddings(nn.Module):
