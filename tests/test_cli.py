@@ -13,20 +13,10 @@ import pytest
 import typer
 
 import ropewalk
+from command_line import call
 from ropewalk import cli, selfcheck
 from ropewalk.commands import info
 from ropewalk.kernels import BACKENDS, Backend, available, eager
-
-
-def call(capsys, *args):
-    """(exit code, stdout, stderr) of one command in this process."""
-    code = 0
-    try:
-        cli.main(args)
-    except SystemExit as stop:
-        code = stop.code or 0
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def one_line(text):

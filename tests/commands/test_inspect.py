@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from ropewalk import analysis, cli
+import command_line
+from ropewalk import analysis
 from ropewalk.commands import inspect as inspect_command
 
 LLAMA = {
@@ -20,19 +21,8 @@ GEMMA = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _listed(monkeypatch):
-    monkeypatch.setitem(cli.COMMANDS, "inspect", "ropewalk.commands.inspect:inspect")
-
-
 def call(capsys, *args):
-    code = 0
-    try:
-        cli.main(["inspect", *map(str, args)])
-    except SystemExit as stop:
-        code = stop.code or 0
-    out = capsys.readouterr()
-    return code, out.out, out.err
+    return command_line.call(capsys, "inspect", *args)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ropewalk import cli
+import command_line
 
 CONFIG = {
     "model_type": "qwen3", "hidden_size": 768, "num_attention_heads": 8, "head_dim": 96, "rope_theta": 1e6,
@@ -18,20 +18,13 @@ CONFIG = {
 
 
 @pytest.fixture
-def call(capsys, monkeypatch, tmp_path):
+def call(capsys, tmp_path):
     """Run the command on a config: (exit code, stdout, stderr)."""
-    monkeypatch.setitem(cli.COMMANDS, "audit", "ropewalk.commands.audit:audit")
 
     def run(config, *options):
         path = tmp_path / "config.json"
         path.write_text(json.dumps(config))
-        code = 0
-        try:
-            cli.main(["audit", str(path), *options])
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
+        return command_line.call(capsys, "audit", path, *options)
 
     return run
 

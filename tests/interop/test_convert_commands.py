@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from checkpoint_samples import SMALL, build
 from transformers import AutoConfig
 
-from ropewalk import cli
+import command_line
 from ropewalk.interop.convert import convert_checkpoint
 from ropewalk.interop.hf import from_hf
 from ropewalk.interop.shards import open_folder
 
 
 @pytest.fixture
-def call(capsys, monkeypatch):
-    monkeypatch.setitem(cli.COMMANDS, "convert", "ropewalk.commands.convert:convert")
-    monkeypatch.setitem(cli.COMMANDS, "extend", "ropewalk.commands.extend:extend")
-
-    def run(*args):
-        code = 0
-        capsys.readouterr()
-        try:
-            cli.main([str(each) for each in args])
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
+def call(capsys):
+    return partial(command_line.call, capsys)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from study_cases import run_tiny
 
-from ropewalk import cli
+from command_line import call
 from ropewalk.errors import RopeError
 from ropewalk.lab.anchors import ANCHORS
 from ropewalk.lab.guidance import RULES, Found, guidance, lowest
@@ -152,15 +152,6 @@ def test_the_noise_between_seeds_is_measured_or_said_to_be_published():
     rows = [row("loss", [mean], model="a", length=8, seed=seed) for seed, mean in enumerate((1.0, 1.2, 1.4))]
     assert "0.2000" in noise(rows, {"seeds": 3})
     assert "as published" in noise(rows, {"seeds": 1})
-
-
-def call(capsys, *args: str) -> tuple[int, str, str]:
-    try:
-        cli.main(args)
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    return (code, *capsys.readouterr())
 
 
 def test_the_command_lists_runs_and_reports(capsys, tmp_path):

@@ -240,6 +240,7 @@ def test_the_benchmark_compares_equal_models():
         ({"layer_types": ("full",)}, "layer_types"),
         ({"layer_types": ("full", "half")}, "layer_types"),
         ({"layer_types": ("full", "sliding")}, "window"),
+        ({"layer_types": ("full", "nope"), "window": 3}, "window"),
         ({"window": 0}, "window"),
         ({"activation": "sine"}, "activation"),
         ({"norm_eps": 0.0}, "norm_eps"),

@@ -102,6 +102,8 @@ class DecoderConfig:
             )
         if "sliding" in kinds and self.window is None:
             raise RopeError("window", "must be given where a layer is sliding", None)
+        if self.window is not None and "sliding" not in kinds:
+            raise RopeError("window", "would limit no layer; give layer_types with 'sliding' ones, or None for all", self.window)
         if self.attention == "linear" and "sliding" in kinds:
             raise RopeError("window", "must be None with linear attention, whose sums cannot forget", self.window)
         put("layer_types", kinds)
