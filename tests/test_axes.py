@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import ropewalk as rw
-from door import assert_refused
+from door import as_users_call, assert_refused
 from ropewalk import axes
 from ropewalk.positions import Image, Text, Video, grid, multimodal
 
@@ -40,6 +41,8 @@ SHARED = [
     (axes.interleaved([3, 2, 2]), by_third([3, 2, 2])),
     (axes.interleaved([5, 1, 2]), by_third([5, 1, 2])),
     (axes.interleaved([11, 11, 10]), by_third([11, 11, 10])),
+    (axes.interleaved([9, 3, 4]), by_third([9, 3, 4])),
+    (axes.interleaved([9, 4, 3]), by_third([9, 4, 3])),
     (axes.ernie([2, 2, 3]), by_ernie([2, 2, 3])),
     (axes.round_robin([3, 1, 2]), by_turns([3, 1, 2])),
     (axes.round_robin([1, 4]), by_turns([1, 4])),
@@ -290,3 +293,34 @@ def test_sections_are_bounded():
     with pytest.raises(rw.RopeError) as caught:
         axes.chunked([32769, 1])
     assert caught.value.field == "sections[0]"
+
+
+def test_numpy_integers_make_the_same_map():
+    """A spec is known by its key, so equal maps must give equal keys."""
+    order, three = np.array([0, 1, 2, 1]), np.int32(3)
+    with as_users_call():
+        ours, mixed = axes.AxisMap(order, three), axes.MixedAxes(np.int64(2), np.int16(4), np.float64(10.0), np.uint8(7))
+    plain = axes.AxisMap((0, 1, 2, 1), 3)
+    assert ours == plain
+    assert {type(number) for number in (*ours.axis_of_pair, ours.num_axes)} == {int}
+    assert rw.RopeSpec(8, axes=ours).key == rw.RopeSpec(8, axes=plain).key
+    assert rw.RopeSpec(8, axes=mixed).key == rw.RopeSpec(8, axes=axes.MixedAxes(2, 4, seed=7)).key
+    assert_refused("axis_of_pair", lambda: axes.AxisMap(np.array([0.0, 1.0]), 2))
+
+
+@pytest.mark.parametrize(
+    ("field", "make", "allowed", "refused"),
+    [
+        ("num_axes", lambda n: axes.AxisMap((0, 0), n), (1, 64), (0, 65)),
+        ("axis_of_pair", lambda n: axes.AxisMap((0, n), 3), (0, 2), (-1, 3)),
+        ("num_heads", lambda n: axes.MixedAxes(n, 4), (1, 65536), (0, 65537)),
+        ("pairs", lambda n: axes.MixedAxes(1, n), (2, 32768), (0, 1, 3, 32770)),
+        ("seed", lambda n: axes.MixedAxes(1, 4, seed=n), (0, 2**62), (-1, 2**62 + 1)),
+    ],
+)
+def test_the_ends_of_every_count(field, make, allowed, refused):
+    for count in allowed:
+        made = getattr(make(count), field)
+        assert count == (made[-1] if field == "axis_of_pair" else made)
+    for count in refused:
+        assert_refused(field, lambda: make(count))  # noqa: B023 - called at once

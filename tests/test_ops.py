@@ -13,10 +13,11 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
 from helpers import DTYPES, HEAD_DIM, sample_positions, sample_spec
-from ropewalk import axes, rotation
+from ropewalk import axes, ops, rotation
 
 B, H, S = 2, 2, 3
 # torch scripts its own decompositions for forward mode
@@ -190,6 +191,19 @@ def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
         assert_close(torch.vmap(call)(xs), torch.stack([call(x) for x in xs]))
 
 
+def test_a_mapped_axis_that_shares_its_angles_costs_one_call(monkeypatch):
+    """One more axis for the kernel, not a loop over it; only mapped angles are taken one by one."""
+    rope, calls, execute = rw.Rope(sample_spec()), [], ops.execute
+    monkeypatch.setattr(ops, "execute", lambda *args: (calls.append(len(args[0])), execute(*args))[1])
+    xs, positions = torch.randn(4, B, H, S, HEAD_DIM), torch.randint(0, 50, (4, S))
+    torch.vmap(rope)(xs)
+    assert calls == [1]
+    torch.vmap(lambda x: rope(x, x, positions=positions[0], seq_dim=-3))(xs.transpose(2, 3))
+    assert calls == [1] * 3
+    torch.vmap(lambda x, p: rope(x, positions=p))(xs, positions)
+    assert calls == [1] * 7
+
+
 def test_vmap_of_rerotate_and_apply():
     rope, xs = rw.Rope(sample_spec()), torch.randn(4, H, S, HEAD_DIM)
     shifts = torch.tensor([1, 5, 20, 3])
@@ -235,6 +249,29 @@ def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
     length = None if rows is None else torch.tensor(30) if rows == 0 else torch.full((rows,), 30)
     args = (torch.zeros(shape, dtype=torch.int64), length, spec.key, torch.float32, 1, False)
     torch.library.opcheck(torch.ops.ropewalk.cos_sin.default, args, test_utils="test_faketensor")
+
+
+class Watching(TorchDispatchMode):
+    """A mode that changes nothing; whatever it watches must be one op."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")])
+def test_a_watched_table_turn_and_its_gradient_read_one_layout_and_write_the_other(layout, layout_out):
+    x, weights = torch.randn(2, B, H, S, 12, dtype=torch.float64)
+    angle = torch.randn(S, 4, dtype=torch.float64)
+    table = {"layout": layout, "layout_out": layout_out, "start": 2}
+    with Watching():
+        found = rotation.turn_by(x.requires_grad_(), angle.cos(), angle.sin(), **table)
+        (grad,) = torch.autograd.grad(found, x, weights)
+    pairs = {"half": lambda y: y[..., 2:10].unflatten(-1, (2, 4)).mT, "interleaved": lambda y: y[..., 2:10].unflatten(-1, (4, 2))}
+    for before, after, by, one, other in ((x, found, angle, layout, layout_out), (weights, grad, -angle, layout_out, layout)):
+        z = torch.view_as_complex(pairs[one](before).contiguous()) * torch.polar(torch.ones_like(by), by)
+        assert_close(pairs[other](after), torch.view_as_real(z))
+        assert torch.equal(after[..., :2], before[..., :2])
+        assert torch.equal(after[..., 10:], before[..., 10:])
 
 
 def test_meta_tensors_give_shapes():

@@ -294,6 +294,24 @@ def test_refuses_what_is_no_count(call, field):
     assert_refused(field, call)
 
 
+@pytest.mark.parametrize(
+    ("field", "make", "least"),
+    [
+        ("tokens", Text, 0),
+        ("height", lambda n: Image(n, 2), 1),
+        ("width", lambda n: Image(2, n), 1),
+        ("frames", lambda n: Video(n, 2, 2), 1),
+        ("height", lambda n: Video(2, n, 2), 1),
+        ("width", lambda n: Video(2, 2, n), 1),
+    ],
+)
+def test_the_ends_of_every_size(field, make, least):
+    for size in (least, 2**31):
+        assert getattr(make(size), field) == size
+    for size in (least - 1, 2**31 + 1, 2.0, True):
+        assert_refused(field, lambda: make(size))  # noqa: B023 - called at once
+
+
 def test_compiles_whole():
     def build(boundaries, mask):
         return packed(boundaries, total=5), left_padded(mask)

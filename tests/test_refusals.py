@@ -12,6 +12,7 @@ from ropewalk import axes
 from ropewalk import frequencies as fq
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import SCALINGS
+from ropewalk.rotation import rotate, unrotate
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin
 
@@ -20,12 +21,14 @@ NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = (NAN, INF, -INF, "4", "", None, True, False, [4.0], {}, 4j, 10**400)
 NOT_INTEGERS = (*NOT_NUMBERS, 4.0, 2**63)
 POSITIVE = (*NOT_NUMBERS, 0, -0.0, -1)
-AT_LEAST_ONE = (*POSITIVE, 0.999)
+AT_LEAST_ONE = (*POSITIVE, 0.999, 1.001e30, 1e300)
+#: its square must fit in a float32, upside down too
+MAGNITUDE = (*POSITIVE, 0.999e-18, 1.001e18, 1e-300, 1e300)
 LENGTH = (*NOT_INTEGERS, 0, -1)
 SHARE = (*NOT_NUMBERS, -0.001, 1.001)
 #: None means "not given" here
-OPTIONAL_POSITIVE = tuple(x for x in POSITIVE if x is not None)
-OPTIONAL = (*(x for x in NOT_NUMBERS if x is not None), -0.001)
+OPTIONAL_MAGNITUDE = tuple(x for x in MAGNITUDE if x is not None)
+OPTIONAL_WEIGHT = (*(x for x in NOT_NUMBERS if x is not None), -0.001, 1.001e17)
 PAIR = (None, 4.0, "ab", (), (1.0,), (2.0, 1.0, 0.5), (1.0, 2.0), (NAN, 1.0), (2.0, 0), (2.0, "1"), (-1.0, -2.0), {})
 NUMBERS = (None, 4.0, "ab", (), [], (NAN,), (1.0, INF), (1.0, "x"), (True,), (None,), {1.0}, {})
 POSITIVES = (*NUMBERS, (0.0,), (1.0, -1.0))
@@ -36,9 +39,9 @@ BANDED = {
     "beta_fast": POSITIVE,
     "beta_slow": POSITIVE,
     "truncate": (None, 0, 1, "true", 1.0),
-    "attention_factor": OPTIONAL_POSITIVE,
-    "mscale": OPTIONAL,
-    "mscale_all_dim": OPTIONAL,
+    "attention_factor": OPTIONAL_MAGNITUDE,
+    "mscale": OPTIONAL_WEIGHT,
+    "mscale_all_dim": OPTIONAL_WEIGHT,
 }
 BAD_FIELDS = {
     "default": {},
@@ -46,7 +49,7 @@ BAD_FIELDS = {
     "ntk": FACTOR,
     "ntk_by_parts": FACTOR
     | {"original_length": LENGTH, "ntk_turns": PAIR, "keep_turns": PAIR, "ntk_weight": SHARE, "keep_weight": SHARE},
-    "dynamic": FACTOR | {"original_length": LENGTH},
+    "dynamic": {"factor": (*AT_LEAST_ONE, 2**20 + 1), "original_length": LENGTH},
     "yarn": FACTOR | BANDED,
     "dynamic_yarn": BANDED,
     "longrope": {
@@ -54,13 +57,13 @@ BAD_FIELDS = {
         "long_factor": POSITIVES,
         "original_length": (*LENGTH, 1),
         "factor": POSITIVE,
-        "attention_factor": OPTIONAL_POSITIVE,
+        "attention_factor": OPTIONAL_MAGNITUDE,
     },
     "llama3": FACTOR | {"low_freq_factor": POSITIVE, "high_freq_factor": POSITIVE, "original_length": LENGTH},
     "proportional": FACTOR | {"fraction": SHARE},
     "linear_frequencies": {},
     "xpos": {"scale_base": POSITIVE, "center": NOT_INTEGERS},
-    "given": {"radians": NUMBERS, "magnitude": POSITIVE},
+    "given": {"radians": NUMBERS, "magnitude": MAGNITUDE},
     "learnable": {"start": (None, "default", 1.0, fq.Default, fq.Dynamic(), fq.LongRope(), fq.DynamicYarn(), fq.Learnable())},
 }
 
@@ -80,10 +83,10 @@ def test_a_bad_field_is_refused_by_name(name, field):
 @pytest.mark.parametrize("name", SCALINGS)
 def test_the_smallest_allowed_values_are_allowed(name):
     smallest = {
-        "factor": 1, "original_length": 1, "beta_fast": 1, "beta_slow": 1e-300, "truncate": False, "attention_factor": 1e-300,
+        "factor": 1, "original_length": 1, "beta_fast": 1, "beta_slow": 1e-300, "truncate": False, "attention_factor": 1e-18,
         "mscale": 0, "mscale_all_dim": 0, "ntk_turns": (2, 2), "keep_turns": [3, 3], "ntk_weight": 0, "keep_weight": 1,
         "low_freq_factor": 1e-300, "high_freq_factor": 1e-300, "fraction": 0, "scale_base": 1e-300, "center": -(2**62),
-        "magnitude": 1e-300, "short_factor": (1e-300,), "long_factor": [1e-300], "radians": (-1,), "start": fq.XPos(),
+        "magnitude": 1e-18, "short_factor": (1e-300,), "long_factor": [1e-300], "radians": (-1,), "start": fq.XPos(),
     }  # fmt: skip
     if name == "longrope":
         smallest |= {"original_length": 2, "factor": 1e-300}
@@ -136,7 +139,7 @@ BAD_SPECS = {
     "axes": ("chunked", 1, (0, 1), axes.axial, axes.chunked([1, 2]), axes.MixedAxes(2, 6)),
     "precision": (None, "fp32", "HF", 64, True),
     "magnitude_on": (None, "k", "both", 1),
-    "extra_softmax_factor": POSITIVE,
+    "extra_softmax_factor": MAGNITUDE,
 }
 
 
@@ -197,3 +200,34 @@ def test_what_is_accepted_gives_finite_tables(name):
             assert math.isfinite(float(found.magnitude))
             assert all(bool(torch.isfinite(x).all()) for x in cos_sin(spec, torch.tensor([0, 1, 5000]), length=5000))
     assert kept >= 8 or name == "learnable"
+
+
+@pytest.mark.parametrize("magnitude_on", ["qk", "q", "scale"])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(
+    ("make", "factor"),
+    [
+        (lambda size, s: fq.Ntk(factor=s), 1e30),
+        (lambda size, s: fq.NtkByParts(factor=s), 1e30),
+        (lambda size, s: fq.Dynamic(factor=s, original_length=3000), 2.0**20),
+        (lambda size, s: fq.Yarn(factor=s, attention_factor=size), 1e30),
+        (lambda size, s: fq.Yarn(factor=s, mscale=1e17 if size > 1 else 0.1, mscale_all_dim=0.1 if size > 1 else 1e17), 1e30),
+        (lambda size, s: fq.DynamicYarn(attention_factor=size), 1.0),
+        (lambda size, s: fq.LongRope((1.0, 1.0), (1.0, 1.0), attention_factor=size), 1.0),
+        (lambda size, s: fq.Given((1.0, 0.5), size), 1.0),
+    ],
+)
+@pytest.mark.parametrize("precision", ["exact", "hf"])
+def test_the_ends_of_what_is_allowed_turn_there_and_back(make, factor, largest, magnitude_on, precision):
+    """Four dimensions: there NTK raises its factor to the largest power, the second."""
+    scaling = make(1e18 if largest else 1e-18, factor)
+    spec = RopeSpec(4, 10.0, scaling, precision=precision, magnitude_on=magnitude_on)
+    x = torch.randn(1, 1, 5, 4)
+    for length in (3000, 3001, 10**6):
+        radians = spec.frequencies(length).radians
+        assert bool((torch.isfinite(radians) & (radians >= 0) & (radians <= 1)).all())
+        turned = rotate(x, spec, length=length)
+        assert bool(torch.isfinite(turned).all())
+        torch.testing.assert_close(unrotate(turned, spec, length=length), x)
+    if magnitude_on != "scale" or not isinstance(spec.frequencies(1).magnitude, torch.Tensor):
+        assert 0 < spec.softmax_factor < math.inf

@@ -189,6 +189,9 @@ def test_learned_frequencies_turn_by_their_exponent():
     for found, x in zip(rope(q, k, offset=3), (q, k), strict=True):
         assert_close(found, definition(x, fixed, torch.arange(S) + 3), rtol=0, atol=1e-12)
     assert_close(rope.unrotate(rope.rotate(q, key=True), key=True), q)
+    kept = q.clone()
+    for heads in (slice(None), 0):  # [B, H, S, D] and [B, S, D], counted from 0
+        assert_close(rope.rotate(q[:, heads]), definition(kept, fixed, torch.arange(S))[:, heads], rtol=0, atol=1e-12)
     own = q.clone().requires_grad_(False)
     with torch.no_grad():
         assert rope(own, inplace=True) is own
@@ -214,6 +217,23 @@ def test_gradient_of_learned_frequencies(start, axis):
                 sums.append((moved(x, positions=positions) * weights).sum())
         slope = (sums[0] - sums[1]) / (2 * step)
         assert_close(rope.log_scale.grad[pair], slope, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("key", [False, True], ids=["query", "key"])
+@pytest.mark.parametrize("magnitude_on", ["qk", "q"])
+@pytest.mark.parametrize("start", ["yarn", "xpos"])
+@pytest.mark.parametrize("axis", ["one", "chunked"])
+def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_on, key):
+    """Before training they turn, turn back and write tables as the scaling they start from."""
+    plain = sample_spec(start, axis, magnitude_on=magnitude_on, layout="interleaved", layout_out="half")
+    rope = rw.Rope(plain.with_(scaling=frequencies.Learnable(start=plain.scaling))).requires_grad_(False)
+    x, positions = torch.randn(B, H, S, plain.head_dim, dtype=torch.float64), sample_positions(plain, B, S, high=50)
+    turned = definition(x, plain, positions, key=key)
+    assert_close(rope.rotate(x, positions, key=key), turned, rtol=0, atol=1e-12)
+    assert_close(rope.unrotate(turned, positions, key=key), x, rtol=0, atol=1e-12)
+    z = factors(plain, positions, key=key)
+    for table, exact in zip(rope.cos_sin(positions, torch.float64, key=key), (z.real, z.imag), strict=True):
+        assert_close(table, torch.from_numpy(exact), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("axis_map", [None, axes.MixedAxes(num_heads=H, pairs=4)], ids=["learnable", "mixed"])

@@ -9,8 +9,10 @@ import torch
 from torch.testing import assert_close
 
 import ropewalk as rw
+from door import assert_refused
 from helpers import AXES, DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec
 from ropewalk import rotation
+from ropewalk.kernels import turn
 
 B, H, S = 2, 3, 7
 every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
@@ -53,6 +55,15 @@ def test_fewer_and_more_axes(shape, seq_dim, backend):
     found = rotation.rotate(x, spec, offset=5, seq_dim=seq_dim, backend=run_by)
     expected = definition(tokens_last, spec, torch.arange(S) + 5).float()
     assert_close(found.movedim(seq_dim, -2).reshape(-1, 1, S, HEAD_DIM), expected, rtol=0, atol=2e-6)
+
+
+def test_packed_tokens_have_heads_and_no_rows():
+    spec, x = sample_spec(), torch.randn(S, H, HEAD_DIM)
+    assert_refused("positions", lambda: rotation.rotate(x, spec, torch.zeros(H, S, dtype=torch.int64), seq_dim=-3))
+    angle = torch.randn(1, H, S, HEAD_DIM // 2)  # one table a head
+    turned = rotation.turn_by(x, angle.cos(), angle.sin(), layout="half", seq_dim=-3)
+    z = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)[0].transpose(0, 1)
+    assert_close(turned, torch.cat((z.real, z.imag), -1))
 
 
 def test_five_axes_take_rows_from_the_first():
@@ -142,6 +153,21 @@ def test_in_place_on_slices_of_a_fused_projection():
     expected = definition(x[:, : H + 1], spec, torch.arange(S)).float()
     assert_close(heads[:, :, : H + 1].transpose(1, 2), expected, rtol=0, atol=2e-6)
     assert torch.equal(v, before.view(B, S, H + 2, HEAD_DIM)[:, :, H + 1 :])
+
+
+@pytest.mark.parametrize("about", [{"name": "xpos"}, {"name": "yarn", "magnitude_on": "q"}], ids=["xpos", "magnitude on q"])
+def test_in_place_with_gradients_keys_keep_their_side_of_the_magnitude(about):
+    spec, positions = sample_spec(**about), torch.randint(0, 60, (B, S))
+    q, k = (x.requires_grad_() for x in torch.randn(2, B, H, S, HEAD_DIM, dtype=torch.float64))
+    turned = (
+        *rotation.rotate_qk(q * 1, k * 1, spec, positions, inplace=True),
+        rotation.rotate(k * 1, spec, positions, key=True, inplace=True),
+    )
+    for found, x, key in zip(turned, (q, k, k), (False, True, True), strict=True):
+        assert_close(found.detach(), definition(x, spec, positions, key=key), rtol=0, atol=1e-12)
+        weights = torch.randn_like(x)
+        (grad,) = torch.autograd.grad(found, x, weights)
+        assert_close((grad * x).sum(), (weights * found).sum())  # a turn is linear
 
 
 @pytest.mark.parametrize("backend", [None, "eager", "reference"])
@@ -252,3 +278,50 @@ def test_rotate_qk_finds_the_tokens_without_being_told():
 
 def test_rotate_half_is_a_quarter_turn_of_every_pair():
     assert rw.rotate_half(torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])).tolist() == [[-3, -4, 1, 2], [-7, -8, 5, 6]]
+
+
+def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
+    """A second call makes no cos and no sin."""
+    spec, x = sample_spec(theta=77.0), torch.randn(B, H, S, HEAD_DIM)
+    rotation.rotate(x, spec, offset=40, backend="eager")
+    monkeypatch.setattr(turn, "cos_sin", lambda *_, **__: pytest.fail("rows were made again"))
+    for offset in (0, 3):
+        expected = definition(x, spec, torch.arange(S) + offset).float()
+        assert_close(rotation.rotate(x, spec, offset=offset, backend="eager"), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("trained", ["neither", "cos", "sin", "both, but nobody asks"])
+def test_tables_are_turned_by_the_kernel_unless_they_are_trained(trained):
+    x, cos, sin = torch.randn(B, H, S, 10), torch.randn(S, 5), torch.randn(S, 5)
+    cos.requires_grad_(trained[:3] in ("cos", "bot"))
+    sin.requires_grad_(trained[:3] in ("sin", "bot"))
+    with torch.set_grad_enabled(trained in ("neither", "cos", "sin")):
+        if trained in ("cos", "sin"):
+            rotation.turn_by(x, cos, sin, layout="half").sum().backward()
+            a, b = x[..., :5], x[..., 5:]
+            # d/dcos of (a cos - b sin) + (a sin + b cos) is a + b, d/dsin is a - b
+            found, expected = (cos.grad, a + b) if trained == "cos" else (sin.grad, a - b)
+            assert_close(found, expected.sum((0, 1)))
+        else:
+            with pytest.raises(rw.RopeError, match="triton"):
+                rotation.turn_by(x, cos, sin, layout="half", backend="triton")
+
+
+@pytest.mark.parametrize(("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")])
+def test_the_gradient_of_a_table_turn_goes_back_through_the_layouts(layout, layout_out):
+    """The pairs of the gradient, read as the result has them, times the conjugate, written as x has them."""
+    x, weights = torch.randn(2, B, H, S, 10, dtype=torch.float64)
+    angle, size = torch.randn(S, 5, dtype=torch.float64), 1.7
+    x.requires_grad_()
+    turned = rotation.turn_by(x, size * angle.cos(), size * angle.sin(), layout=layout, layout_out=layout_out)
+    (turned * weights).sum().backward()
+    read = {"half": lambda y: y.unflatten(-1, (2, 5)).mT, "interleaved": lambda y: y.unflatten(-1, (5, 2))}
+    z = torch.view_as_complex(read[layout_out](weights).contiguous()) * torch.polar(torch.full_like(angle, size), -angle)
+    assert_close(read[layout](x.grad), torch.view_as_real(z))
+
+
+@pytest.mark.parametrize("start", [-1, 5, 1.0, True])
+def test_a_table_turn_starts_within_the_head(start):
+    x, table = torch.randn(B, H, S, 14), torch.ones(S, 5)
+    assert_refused("x" if start == 5 else "start", lambda: rotation.turn_by(x, table, table, layout="half", start=start))
+    assert_close(rotation.turn_by(x, table, 0 * table, layout="half", start=4), x)

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
-from helpers import definition
-from ropewalk import tokens
+from door import as_users_call
+from helpers import definition, sample_spec
+from ropewalk import shortcut, tokens
 from ropewalk.kernels import available
 
 pytestmark = pytest.mark.skipif(available("cpu")["cpu"] is not None, reason="the native kernel was not built here")
@@ -35,12 +38,103 @@ def test_a_repeated_call_goes_straight_to_the_kernel_and_is_right(monkeypatch, g
         torch.testing.assert_close(found, definition(x, SPEC, positions).float())
 
 
-def test_what_the_kernel_cannot_reach_takes_the_long_way_and_is_right():
+def assert_turned(turned, xs, spec, positions):
+    for found, x in zip(turned, xs, strict=True):
+        torch.testing.assert_close(found, definition(x, spec, positions.expand(2, 7)).float())
+
+
+def test_without_gradients_a_parameter_goes_straight_too(monkeypatch):
+    rope, q, k = rw.Rope(SPEC), draw(3).requires_grad_(), draw(1).requires_grad_()
+    with torch.no_grad():
+        rope(q, k, offset=5)
+        monkeypatch.setattr(tokens, "make_turn", long_way)
+        assert_turned(rope(q, k, offset=9), (q, k), SPEC, torch.arange(9, 16))
+
+
+def test_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
+    rope, fused = rw.Rope(SPEC), [torch.randn(2, 7, 4, 10).transpose(1, 2) for _ in range(2)]
+    rope(fused[0][:, :3], fused[0][:, 3:], offset=5)
+    monkeypatch.setattr(tokens, "make_turn", long_way)
+    xs = fused[1][:, :3], fused[1][:, 3:]
+    assert_turned(rope(*xs, offset=9), xs, SPEC, torch.arange(9, 16))
+
+
+def test_in_place_memory_that_is_shared_is_looked_at_again(monkeypatch):
+    """Two calls may have the same shapes, strides and even starts in all; only one of them writes over itself."""
+    rope, size = rw.Rope(SPEC), 2 * 7 * 10
+    memory = torch.randn(4 * size)
+    at = lambda start: memory[start : start + size].view(2, 1, 7, 10)
+    rope(at(size), at(3 * size), offset=5, inplace=True)
+    with pytest.raises(rw.RopeError, match="memory"):
+        rope(at(2 * size - 5), at(2 * size + 5), offset=5, inplace=True)
+    with pytest.raises(rw.RopeError, match="memory"):
+        rope(at(size), at(size + 5), offset=5, inplace=True)
+    monkeypatch.setattr(tokens, "make_turn", long_way)
+    xs = at(size).clone(), at(3 * size).clone()
+    assert_turned(rope(at(size), at(3 * size), offset=9, inplace=True), xs, SPEC, torch.arange(9, 16))
+
+
+@pytest.mark.parametrize("strided", ["q", "k", "qk"])
+def test_dimensions_that_do_not_lie_side_by_side_are_turned_right_again_and_again(strided):
+    rope = rw.Rope(SPEC)
+    for start in (5, 9):
+        q, k = (torch.randn(2, 1, 10, 7).mT if name in strided else draw(1) for name in "qk")
+        assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+
+
+def test_a_backend_that_prepares_nothing_may_be_called_twice():
+    rope, q, k = rw.Rope(SPEC, backend="eager"), draw(3), draw(1)
+    for start in (5, 9):
+        assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+
+
+def test_frequencies_that_follow_the_length_are_never_remembered():
+    rope = rw.Rope(sample_spec("dynamic"))
+    q, k = torch.randn(2, 3, 7, 14), torch.randn(2, 1, 7, 14)
+    for start in (0, 30, 90):
+        expected = definition(q, rope.spec, torch.arange(start, start + 7).expand(2, 7), length=start + 7)
+        torch.testing.assert_close(rope(q, k, offset=start)[0], expected.float())
+
+
+def test_frequencies_that_are_trained_are_never_remembered():
+    rope, q, k = rw.Rope(rw.RopeSpec(10, scaling=rw.frequencies.Learnable())), draw(3), draw(1)
+    for scale in (0.0, 0.3, -0.2):
+        torch.nn.init.constant_(rope.log_scale, scale)
+        omega = 10_000.0 ** (-torch.arange(5, dtype=torch.float64) / 5) * torch.tensor(scale).double().exp()
+        fixed = rw.RopeSpec(10, scaling=rw.frequencies.Given(tuple(omega.tolist())))
+        with torch.no_grad():
+            assert_turned(rope(q, k, offset=5), (q, k), fixed, torch.arange(5, 12))
+
+
+def test_no_more_kinds_are_kept_than_allowed(monkeypatch):
+    monkeypatch.setattr(shortcut, "_KNOWN", {})
+    monkeypatch.setattr(shortcut, "MOST_KNOWN", 3)
+    rope, kept = rw.Rope(SPEC), []
+    for heads in range(1, 9):
+        rope(draw(heads), draw(1))
+        kept.append(len(shortcut._KNOWN))
+    assert kept == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_what_the_kernel_cannot_reach_takes_the_long_way_and_is_right(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
+    monkeypatch.setattr(shortcut, "pick", long_way)  # its plan is made once
     for start in (-50, 2**20 - 3, 10**7):
         found = rope(q, k, offset=start)[0]
         torch.testing.assert_close(found, definition(q, SPEC, torch.arange(start, start + 7).expand(2, 7)).float())
+
+
+@pytest.mark.parametrize("form", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, "axes"])
+def test_positions_of_any_form_may_change_from_call_to_call(form):
+    """A kernel prepared for int64 must not read narrower ones; here several of them, read as one, would still be near."""
+    rope, q, k = rw.Rope(rw.RopeSpec(10, theta=99.0)), draw(3), draw(1)
+    memory = torch.zeros(8 * 14, dtype=torch.int64 if form == "axes" else form)
+    given = memory[:14].view((1, 2, 7) if form == "axes" else (2, 7))
+    for rows in ([[0, 3, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]], [[5, 1, 0, 0, 0, 0, 0], [0, 9, 2, 0, 0, 0, 0]]):
+        positions = torch.tensor(rows)
+        given.copy_(positions)
+        assert_turned(rope(q, k, positions=given), (q, k), rope.spec, positions)
 
 
 @pytest.mark.parametrize("offset", [2**62, -(2**62), 2**70, -(2**70)])
@@ -51,18 +145,56 @@ def test_an_offset_no_integer_can_hold_is_refused(offset):
         rope(q, k, offset=offset)
 
 
-@pytest.mark.parametrize("change", ["gradient", "strides", "dtype", "length of positions", "subclass"])
+#: how a call may differ from the known one: what is done to q and to k, and what else is said
+CHANGES = {
+    "gradient of q": (lambda q: q.requires_grad_(), None, {}),
+    "gradient of k": (None, lambda k: k.requires_grad_(), {}),
+    "strides of q": (lambda q: q.transpose(1, 2).contiguous().transpose(1, 2), None, {}),
+    "strides of k": (None, lambda k: k.repeat(2, 1, 1, 1)[::2], {}),
+    "dtype": (lambda q: q.bfloat16(), None, {}),
+    "subclass as q": (lambda q: torch.nn.Parameter(q, requires_grad=False), None, {}),
+    "subclass as k": (None, lambda k: torch.nn.Parameter(k, requires_grad=False), {}),
+    "negative q": (torch._neg_view, None, {}),
+    "negative k": (None, torch._neg_view, {}),
+    "length of positions": (None, None, {"positions": torch.arange(6)}),
+    "subclass as positions": (None, None, {"positions": torch.nn.Parameter(torch.arange(7), requires_grad=False)}),
+    "positions and an offset": (None, None, {"positions": torch.arange(7), "offset": 3}),
+    "a list as positions": (None, None, {"positions": [0, 1, 2, 3, 4, 5, 6]}),
+    "a truth as offset": (None, None, {"offset": True}),
+    "another axis": (None, None, {"seq_dim": -3}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_call_of_another_kind_is_checked_again(monkeypatch, change):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
+    rope(q, k, positions=torch.arange(7))
     monkeypatch.setattr(tokens, "make_turn", long_way)
-    q = {
-        "gradient": lambda: q.clone().requires_grad_(),
-        "strides": lambda: q.transpose(1, 2).contiguous().transpose(1, 2),
-        "dtype": lambda: q.bfloat16(),
-        "length of positions": lambda: q,
-        "subclass": lambda: torch.nn.Parameter(q, requires_grad=False),
-    }[change]()
-    positions = {"positions": torch.arange(6)} if change == "length of positions" else {"offset": 5}
+    to_q, to_k, where = CHANGES[change]
+    q, k = to_q(q) if to_q else q, to_k(k) if to_k else k
+    with as_users_call(), pytest.raises(AssertionError, match="long way"):
+        rope(q, k, **where)
+
+
+def under_vmap(rope, q, k):
+    torch.vmap(rope)(q.expand(4, *q.shape), k.expand(4, *k.shape))
+
+
+def under_a_mode(rope, q, k):
+    with TorchDispatchMode():
+        rope(q, k)
+
+
+def under_forward_derivatives(rope, q, k):
+    with forward_ad.dual_level():
+        rope(q, k)
+
+
+@pytest.mark.parametrize("watched", [under_vmap, under_a_mode, under_forward_derivatives])
+def test_whoever_watches_sees_the_call(monkeypatch, watched):
+    rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
+    rope(q, k, offset=5)
+    monkeypatch.setattr(tokens, "make_turn", long_way)
     with pytest.raises(AssertionError, match="long way"):
-        rope(q, k, **positions)
+        watched(rope, q, k)

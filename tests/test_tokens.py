@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import random
 
 import pytest
 import torch
 
 import ropewalk as rw
 from door import as_users_call, assert_refused
-from helpers import HEAD_DIM, sample_spec
+from helpers import HEAD_DIM, definition, sample_spec
 from ropewalk import axes, rotation, tokens
 
 B, H, S = 2, 3, 7
@@ -205,3 +206,35 @@ def test_positions_on_two_axes_are_asked_for_by_their_shape():
     spec = rw.RopeSpec(8, axes=rw.axes.axial(2, 2))
     with pytest.raises(rw.RopeError, match=r"or \[2, 1, 3\]"):
         rw.Rope(spec).rotate(torch.zeros(1, 2, 3, 8), torch.zeros(5, dtype=torch.int64))
+
+
+def test_shared_elements_are_those_that_have_one_address():
+    """Random views, axes of one element with any stride among them, against the addresses written out."""
+    dice, memory = random.Random(0), torch.arange(400)
+    seen = {True: 0, False: 0}
+    while min(seen.values()) < 150:
+        q, k = (
+            memory.as_strided(
+                [dice.randint(1, 4) for _ in range(3)], [dice.choice([0, 1, 2, 3, 7, 20]) for _ in range(3)], dice.randint(0, 40)
+            )
+            for _ in "qk"
+        )
+        if any(x.unique().numel() < x.numel() for x in (q, k)):
+            continue  # these lie on themselves and are refused before
+        shared = bool(set(q.flatten().tolist()) & set(k.flatten().tolist()))
+        assert tokens._share_elements(q, k) == shared
+        seen[shared] += 1
+
+
+def test_one_axis_is_not_offered_a_shape_with_axes():
+    one, many = (str(assert_refused("positions", call(axis=axis, positions=zeros(9)))) for axis in ("one", "chunked"))
+    assert "must be [7], [2, 7] for these tokens" in one
+    assert "must be [7], [2, 7] or [3, 2, 7] for these tokens" in many
+
+
+def test_a_row_is_as_long_as_its_farthest_position_on_any_axis():
+    rope, x = rope_of("dynamic", "chunked"), x_of(dtype=torch.float64)
+    positions = torch.zeros(3, B, S, dtype=torch.int64)
+    positions[1, 0, 2], positions[2, 1, 5] = 40, 90
+    expected = definition(x, rope.spec, positions, length=torch.tensor([41, 91]))
+    torch.testing.assert_close(rope(x, positions=positions), expected, rtol=0, atol=1e-12)

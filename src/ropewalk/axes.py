@@ -26,15 +26,15 @@ class AxisMap:
     fractional: bool = False
 
     def __post_init__(self) -> None:
-        axes = tuple(self.axis_of_pair)
-        integer("num_axes", self.num_axes, low=1, high=64)
+        num_axes = integer("num_axes", self.num_axes, low=1, high=64)
+        # NumPy's integers become plain ones: equal maps must give specs with equal keys
+        axes = tuple(integer("axis_of_pair", axis, low=0, high=num_axes - 1) for axis in self.axis_of_pair)
         if not axes:
             raise RopeError("axis_of_pair", "must name an axis for at least one pair", axes)
-        for axis in axes:
-            integer("axis_of_pair", axis, low=0, high=self.num_axes - 1)
         choice("ladder", self.ladder, ("shared", "per_axis"))
         flag("fractional", self.fractional)
         object.__setattr__(self, "axis_of_pair", axes)
+        object.__setattr__(self, "num_axes", num_axes)
 
     @property
     def pairs(self) -> int:
@@ -63,14 +63,15 @@ class MixedAxes:
     fractional: bool = True
 
     def __post_init__(self) -> None:
-        integer("num_heads", self.num_heads, low=1, high=65536)
-        integer("pairs", self.pairs, low=2, high=32768)
-        integer("seed", self.seed, low=0)
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
+        put("num_heads", integer("num_heads", self.num_heads, low=1, high=65536))
+        put("pairs", integer("pairs", self.pairs, low=2, high=32768))
+        put("seed", integer("seed", self.seed, low=0))
+        put("theta", number("theta", self.theta, above=0))
         if self.pairs % 2:
             raise RopeError("pairs", "must be even: half the pairs start along a direction, half across it", self.pairs)
         if self.num_axes != 2:
             raise RopeError("num_axes", "must be 2: the mixed form is defined in the plane", self.num_axes)
-        object.__setattr__(self, "theta", number("theta", self.theta, above=0))
 
     def start(self) -> Tensor:
         """The frequencies before training, float32 [heads, pairs, 2]."""

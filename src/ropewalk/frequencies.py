@@ -22,9 +22,12 @@ from ropewalk.scaling import (
     check_log_theta,
     constant,
     device_of,
+    magnitude_number,
     mscale,
     ntk_theta,
     number_tuple,
+    optional_magnitude,
+    optional_weight,
     periods,
     positive_tuple,
     ramp,
@@ -47,9 +50,11 @@ class _Stretched(Scaling):
     """A scaling by a constant `factor` >= 1."""
 
     factor: float = 1.0
+    #: a pair slowed by more stands still, and NTK's power of it would leave a float
+    most: ClassVar[float] = 1e30
 
     def __post_init__(self) -> None:
-        self._set(factor=number("factor", self.factor, low=1))
+        self._set(factor=number("factor", self.factor, low=1, high=self.most))
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,7 @@ class Dynamic(_Stretched):
     original_length: int = 2048
     name: ClassVar[str] = "dynamic"
     needs_length: ClassVar[bool] = True
+    most: ClassVar[float] = 2.0**20  # beyond it, float32 loses the 1 in factor - (factor - 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,15 +149,14 @@ class _Banded(Scaling):
     mscale_all_dim: float | None = None
 
     def __post_init__(self) -> None:
-        factor = self.attention_factor
         self._set(
             original_length=integer("original_length", self.original_length, low=1),
             beta_fast=number("beta_fast", self.beta_fast, above=0),
             beta_slow=number("beta_slow", self.beta_slow, above=0),
             truncate=flag("truncate", self.truncate),
-            attention_factor=None if factor is None else number("attention_factor", factor, above=0),
-            mscale=None if self.mscale is None else number("mscale", self.mscale, low=0),
-            mscale_all_dim=None if self.mscale_all_dim is None else number("mscale_all_dim", self.mscale_all_dim, low=0),
+            attention_factor=optional_magnitude("attention_factor", self.attention_factor),
+            mscale=optional_weight("mscale", self.mscale),
+            mscale_all_dim=optional_weight("mscale_all_dim", self.mscale_all_dim),
         )
         if self.beta_fast < self.beta_slow:
             raise RopeError("beta_fast", f"must be at least beta_slow = {self.beta_slow:g}", self.beta_fast)
@@ -183,7 +188,7 @@ class Yarn(_Banded):
     name: ClassVar[str] = "yarn"
 
     def __post_init__(self) -> None:
-        self._set(factor=number("factor", self.factor, low=1))
+        self._set(factor=number("factor", self.factor, low=1, high=_Stretched.most))
         super().__post_init__()
 
     def _radians(self, dim, theta, length, dtype):
@@ -226,14 +231,13 @@ class LongRope(Scaling):
     needs_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        factor = self.attention_factor
         self._set(
             short_factor=positive_tuple("short_factor", self.short_factor),
             long_factor=positive_tuple("long_factor", self.long_factor),
             original_length=integer("original_length", self.original_length, low=2),
             # a served context shorter than the trained one gives a ratio below 1; it only means "no magnitude"
             factor=number("factor", self.factor, above=0),
-            attention_factor=None if factor is None else number("attention_factor", factor, above=0),
+            attention_factor=optional_magnitude("attention_factor", self.attention_factor),
         )
 
     def check(self, dim, theta):
@@ -347,7 +351,7 @@ class Given(Scaling):
     name: ClassVar[str] = "given"
 
     def __post_init__(self) -> None:
-        self._set(radians=number_tuple("radians", self.radians), magnitude=number("magnitude", self.magnitude, above=0))
+        self._set(radians=number_tuple("radians", self.radians), magnitude=magnitude_number("magnitude", self.magnitude))
 
     def check(self, dim, theta):
         if len(self.radians) != dim // 2:

@@ -203,7 +203,7 @@ def multimodal(
     longest = max(lengths)
     filled: list[_Run] = []
     for plan, length in zip(plans, lengths, strict=True):
-        filler = [_Run(longest - length, 0, (1, 1, 1), (1, 1, 1))] if length < longest else []
+        filler = [_Run(longest - length, 0, (1, 1, 1), (1, 1, 1))]
         filled += filler + plan if padding == "left" else plan + filler
     delta = [max((run.last for run in plan), default=-1) + 1 - length for plan, length in zip(plans, lengths, strict=True)]
     flat = _positions_of_runs(filled, len(plans) * longest, device)  # [3, B * S]

@@ -141,6 +141,21 @@ class Scaling:
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
 
+def magnitude_number(field: str, value: object) -> float:
+    """A magnitude: its square and the inverse of its square still fit in a float32."""
+    return number(field, value, low=1e-18, high=1e18)
+
+
+def optional_magnitude(field: str, value: object) -> float | None:
+    """A magnitude, or None where the formula decides."""
+    return None if value is None else magnitude_number(field, value)
+
+
+def optional_weight(field: str, value: object) -> float | None:
+    """A weight of YaRN's magnitude, or None; at most what still makes a magnitude."""
+    return None if value is None else number(field, value, low=0, high=1e17)
+
+
 def turns_pair(field: str, value: object) -> tuple[float, float]:
     """(fast, slow) turns with fast >= slow."""
     fast, slow = (number(field, x, above=0) for x in _pair(field, value))

@@ -63,7 +63,7 @@ def rotate_vector(x: np.ndarray, position: int, theta: float = 10_000.0, layout:
     angle = position * theta ** (-np.arange(pairs) / pairs)
     first = np.arange(pairs) if layout == "half" else 2 * np.arange(pairs)
     second = first + (pairs if layout == "half" else 1)
-    y = np.empty(x.shape, dtype=np.result_type(x, np.float64))
+    y = np.empty(x.shape)
     y[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
     y[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
     return y
