@@ -2,12 +2,15 @@
 
 import ast
 import importlib
+import json
+import math
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 import ropewalk
 
@@ -120,6 +123,34 @@ def test_importing_the_package_needs_torch_numpy_and_jaxtyping_alone():
     assert roots.isdisjoint(OPTIONAL)
     outside = {r for r in roots if r not in sys.stdlib_module_names and not r.startswith("_")}
     assert outside <= {"ropewalk", "torch", "numpy", "jaxtyping"}
+
+
+RUN_SAVED = """
+import json, sys, torch, ropewalk
+program = torch.export.load(sys.argv[1])
+print(json.dumps(program.module()(torch.tensor([1.0, 0.0]).expand(1, 3, 7, 2)).tolist()))
+"""
+
+
+class Turned(torch.nn.Module):
+    """A model that is nothing but the rotation of one pair, one radian a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.rope = ropewalk.Rope(ropewalk.RopeSpec(2))
+
+    def forward(self, x):
+        return self.rope.rotate(x)
+
+
+def test_importing_the_package_is_enough_to_load_and_run_an_exported_program(tmp_path):
+    saved = tmp_path / "turned.pt2"
+    torch.export.save(torch.export.export(Turned(), (torch.ones(1, 3, 7, 2),)), saved)
+    done = subprocess.run([sys.executable, "-c", RUN_SAVED, saved], capture_output=True, text=True, check=True, timeout=120)
+    heads = json.loads(done.stdout)[0]
+    assert len(heads) == 3
+    for head in heads:
+        assert head == [pytest.approx([math.cos(m), math.sin(m)], abs=1e-6) for m in range(7)]
 
 
 COST = """

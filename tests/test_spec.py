@@ -11,7 +11,7 @@ import torch
 
 from door import as_users_call
 from frequency_oracle import omega
-from ropewalk import axes
+from ropewalk import RopeError, axes
 from ropewalk import frequencies as fq
 from ropewalk.frequencies import SCALINGS, Scaling
 from ropewalk.spec import RopeSpec, spec_of
@@ -107,6 +107,37 @@ def test_a_graph_finds_its_spec_by_the_key():
         assert spec_of(spec.key) == spec
         # nothing of this process in it: a graph kept on disk finds its spec in the next one
         assert f"{id(type(spec)):x}" not in spec.key
+
+
+@pytest.mark.parametrize("scaling", [make() for make in SCALINGS.values()], ids=list(SCALINGS))
+def test_a_key_is_enough_to_make_the_spec_where_it_was_never_seen(scaling, monkeypatch):
+    """A graph that another process exported brings keys alone."""
+    for spec in (RopeSpec(2, scaling=scaling), *SPECS):
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr("ropewalk.spec._LIVE", {})
+            made = spec_of(spec.key)
+            assert made == spec
+            assert made is not spec
+            assert all(type(getattr(made, f.name)) is type(getattr(spec, f.name)) for f in dataclasses.fields(spec))
+
+
+NO_KEYS = {
+    "nothing": "",
+    "a word": "RopeSpec",
+    "cut short": "('RopeSpec',",
+    "in part": "('RopeSpec', ('head_dim', 12))",
+    "no spec": "('Yarn', ('factor', 4.0))",
+    "code": "__import__('os')",
+    "deep": "(" * 10_000,
+    "an unknown scaling": BASE.key.replace("'Default'", "'Mine'"),
+    "an unknown field": BASE.key.replace("'head_dim'", "'heads'"),
+}
+
+
+@pytest.mark.parametrize("key", NO_KEYS.values(), ids=list(NO_KEYS))
+def test_what_is_no_key_is_refused(key):
+    with pytest.raises(RopeError, match=r"key.*RopeSpec before"):
+        spec_of(key)
 
 
 def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():

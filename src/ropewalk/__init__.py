@@ -1,5 +1,6 @@
 """ropewalk: rotary position embedding, exact at any position."""
 
+# at once, not when first asked for: this registers the operators, without which torch cannot load an exported program
 from ropewalk import axes, frequencies, positions
 from ropewalk.attention import Attention, KVCache, LinearAttention
 from ropewalk.encodings import ENCODINGS

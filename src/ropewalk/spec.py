@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from ropewalk.axes import AxisMap, MixedAxes
 from ropewalk.errors import RopeError, choice, integer, number
-from ropewalk.frequencies import Default, Frequencies, Length, Scaling
+from ropewalk.frequencies import SCALINGS, Default, Frequencies, Length, Scaling
+from ropewalk.scaling import magnitude_number
 
 LAYOUTS = ("half", "interleaved")
 PRECISIONS = ("exact", "hf_frequencies", "hf")
@@ -53,7 +55,7 @@ class RopeSpec:
         put("layout_out", choice("layout_out", self.layout if self.layout_out is None else self.layout_out, LAYOUTS))
         put("precision", choice("precision", self.precision, PRECISIONS))
         put("magnitude_on", choice("magnitude_on", self.magnitude_on, MAGNITUDES))
-        put("extra_softmax_factor", number("extra_softmax_factor", self.extra_softmax_factor, above=0))
+        put("extra_softmax_factor", magnitude_number("extra_softmax_factor", self.extra_softmax_factor))
         put("rotary_start", integer("rotary_start", self.rotary_start, low=0, high=self.head_dim - 2))
         width = self.head_dim - self.rotary_start
         if self.rotary_dim is None and width % 2:
@@ -163,8 +165,27 @@ class RopeSpec:
 
 
 def spec_of(key: str) -> RopeSpec:
-    """The spec a compiled graph knows by its key; the module that built the graph keeps it alive."""
-    return _LIVE[key]
+    """The spec a graph knows by its key, which says all it takes to make it again where another process saved the graph."""
+    found = _LIVE.get(key)
+    return _spec_from(key) if found is None else found
+
+
+def _spec_from(key: str) -> RopeSpec:
+    try:
+        spec = _made(ast.literal_eval(key))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        spec = None
+    if not isinstance(spec, RopeSpec) or spec.key != key:
+        rule = "must be a spec's own, of ropewalk's scalings; with a scaling of your own, make its RopeSpec before the graph runs"
+        raise RopeError("key", rule, key)
+    return spec
+
+
+def _made(value: Any) -> Any:
+    """The inverse of `_plain`."""
+    if isinstance(value, tuple) and value and isinstance(value[0], str) and value[0] in _KINDS:
+        return _KINDS[value[0]](**{name: _made(part) for name, part in value[1:]})
+    return value
 
 
 def _in_pair_order(parts: list[tuple[list[int], Any]]) -> Tensor:
@@ -185,5 +206,7 @@ def _name(kind: type) -> str:
     return kind.__name__ if kind.__module__.startswith("ropewalk.") else f"{kind.__module__}.{kind.__qualname__}@{id(kind):x}"
 
 
+#: what a key may name
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (RopeSpec, AxisMap, MixedAxes, *SCALINGS.values())}
 # Ops take a spec by its key because a graph can hold strings but not objects. Specs are small and few.
 _LIVE: dict[str, RopeSpec] = {}
