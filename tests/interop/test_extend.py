@@ -4,59 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import warnings
-from functools import cache
 
 import pytest
 import torch
 from checkpoint_samples import LATENT, SMALL, build, logits
+from extend_models import FACTOR, GIVEN, LONG, PHI3_TAKES, TRAINED, built, every, fresh, lengthen, rotary
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import frequency_oracle
 from ropewalk import RopeError
 from ropewalk.frequencies import SCALINGS, Default
+from ropewalk.interop import extend_plan
+from ropewalk.interop.audit import audit
 from ropewalk.interop.extend import extend
 from ropewalk.interop.extend_plan import KINDS
 from ropewalk.interop.hf import from_hf
-from ropewalk.interop.patch import patch, unpatch
 
-TRAINED, FACTOR = SMALL["max_position_embeddings"], 4.0
-LONG = [1.0, 1.5, 1.5, 2.25, 3.0, 5.0]
-#: what is given beside the factor
-GIVEN = {
-    "linear": {}, "ntk": {}, "dynamic": {}, "dynamic_yarn": {}, "llama3": {"high_freq_factor": 3.0},
-    "yarn": {"beta_fast": 3.0, "beta_slow": 0.5}, "longrope": {"long_factor": LONG},
-}  # fmt: skip
-MODELS = {
-    "llama": {}, "qwen2": {}, "qwen3": {"head_dim": 12}, "phi3": {"original_max_position_embeddings": TRAINED},
-    "gemma3_text": {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
-}  # fmt: skip
-PHI3_TAKES = ("ntk", "longrope", "dynamic_yarn")
-CASES = [(family, kind) for family in MODELS for kind in KINDS if family != "phi3" or kind in PHI3_TAKES]
-every = pytest.mark.parametrize(("family", "kind"), CASES)
-#: kinds that other engines compute otherwise, and say so
+#: kinds that other engines compute otherwise, and that is told
 DISPUTED = ("dynamic", "longrope", "dynamic_yarn")
-
-
-def lengthen(model, kind, **more):
-    factor = {} if kind == "dynamic_yarn" else {"factor": FACTOR}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return extend(model, kind, **{**factor, **GIVEN[kind], **more})
-
-
-@cache
-def built(family):
-    return build(family, **MODELS[family])
-
-
-def fresh(family):
-    """A model of its own for each test."""
-    return copy.deepcopy(built(family))
-
-
-def rotary(model):
-    return model.model.rotary_emb
+EVERYONE = {"vLLM", "SGLang", "mlx-lm", "llama.cpp"}
 
 
 def frequencies(model, length):
@@ -171,36 +139,6 @@ def test_phi3_takes_longrope_alone(kind):
     assert model.config.to_dict() == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_patched_model_follows_and_goes_back(kind):
-    model, other = fresh("llama"), fresh("llama")
-    patch(model)
-    plain = logits(model, start=150)
-    if kind == "dynamic_yarn":
-        with pytest.raises(RopeError, match="unpatch it first"):
-            lengthen(model, kind)
-        assert torch.equal(logits(model, start=150), plain)
-        return
-    lengthen(model, kind)
-    lengthen(other, kind)
-    torch.testing.assert_close(logits(model, start=150), logits(other, start=150), rtol=1e-4, atol=1e-5)
-    assert (logits(model, start=150) - plain).abs().max() > 1e-4
-    extend(model, None)
-    assert torch.equal(logits(model, start=150), plain)
-    unpatch(model)
-    assert torch.equal(logits(model, start=150), logits(built("llama"), start=150))
-
-
-def test_a_patch_over_dynamic_yarn_is_noticed():
-    model = fresh("llama")
-    lengthen(model, "dynamic_yarn")
-    patch(model)
-    with pytest.raises(RopeError, match="must not be patched while dynamic_yarn"):
-        logits(model)
-    unpatch(model)
-    logits(model)
-
-
 # configs without a model
 
 V4 = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 4, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
@@ -282,20 +220,52 @@ def test_a_scaled_config_is_refused_unless_told_to_overwrite():
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "says"),
+    ("kind", "options", "engines", "says"),
     [
-        ("yarn", {"attention_factor": 1.0}, "vLLM and mlx-lm ignore it"),
-        ("yarn", {"truncate": False}, "mlx-lm does not read it"),
-        ("yarn", {"mscale": 1.0, "mscale_all_dim": 0.5}, "deepseek_yarn"),
-        *((kind, GIVEN[kind], kind) for kind in DISPUTED),
+        ("yarn", {"attention_factor": 1.0}, EVERYONE, "attention_factor"),
+        ("yarn", {"attention_factor": 1.0}, EVERYONE, f"logits x {(0.1 * math.log(FACTOR) + 1) ** 2:.4g}"),
+        ("yarn", {"truncate": False}, {"mlx-lm", "llama.cpp"}, "truncate: not"),
+        ("yarn", {"mscale": 1.0, "mscale_all_dim": 0.5}, {"vLLM", "llama.cpp"}, "mscale"),
+        ("dynamic", {}, {"vLLM", "SGLang", "llama.cpp"}, "dynamic NTK"),
+        ("longrope", {"long_factor": LONG}, {"vLLM", "mlx-lm", "llama.cpp"}, "long factors for every sequence"),
     ],
 )
-def test_a_disagreement_between_engines_is_told(kind, options, says):
-    factor = {} if kind == "dynamic_yarn" else {"factor": FACTOR}
-    with pytest.warns(UserWarning, match=says):
-        report = extend(copy.deepcopy(V4), kind, **factor, **options)
-    assert any(says in text for text in report.disagreements)
-    assert says in str(report)
+def test_a_disagreement_between_engines_is_told(kind, options, engines, says):
+    with pytest.warns(UserWarning, match="read 2026") as told:
+        report = extend(copy.deepcopy(V4), kind, factor=FACTOR, **options)
+    assert {text.split(" at ")[0] for text in report.disagreements} == engines
+    assert all(says in text and text in str(report) for text in report.disagreements)
+    assert [str(each.message) for each in told] == list(report.disagreements)
+
+
+def test_axes_and_a_band_are_told_together():
+    config = {**V4, "model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
+    told = lengthen(config, "yarn").disagreements
+    assert [text.split(" at ")[0] for text in told] == ["vLLM", "mlx-lm"]
+    assert "the band is that of four times the trained length" in told[0]
+
+
+def test_what_no_config_can_say_is_told():
+    with pytest.warns(UserWarning, match="no config can say it"):
+        report = extend(copy.deepcopy(V4), "dynamic_yarn")
+    assert "not saved" in str(report)
+
+
+def test_a_layer_type_that_stays_is_not_told_of():
+    """What engines make of local layers was so before."""
+    config = built("gemma3_text").config.to_dict()
+    config["rope_parameters"]["sliding_attention"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert extend(config, "linear", factor=FACTOR).disagreements == ()
+
+
+def test_a_search_asks_the_engines_once(monkeypatch):
+    asked, longest = [], lambda factors: -sum(factors)
+    monkeypatch.setattr(extend_plan, "audit", lambda *args, **kwargs: asked.append(args) or audit(*args, **kwargs))
+    with pytest.warns(UserWarning, match="length switching"):
+        extend(copy.deepcopy(V4), "longrope", factor=FACTOR, search=longest, search_options={"rounds": 2, "population": 8})
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HF_KINDS if kind not in DISPUTED])

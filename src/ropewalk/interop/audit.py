@@ -108,8 +108,18 @@ class Audit:
         lines = [f"model_type {self.model_type or 'not given'}, served up to {self.max_model_len} tokens"]
         for finding in self.findings:
             lines.append(f"{finding.layer_type} at {finding.length}: {ENGINES[finding.engine].title}: {in_words(finding)}")
-            lines += [f"    {rule.about}: {rule.does} ({rule.reference}, read {rule.read})" for rule in finding.rules]
+            lines += [f"    {_line(rule)}" for rule in finding.rules]
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+
+def in_one_line(finding: Finding) -> str:
+    """Who parts from the reference, by how much, and why."""
+    why = "; ".join(_line(rule) for rule in finding.rules)
+    return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {in_words(finding)}; {why}"
+
+
+def _line(rule: Rule) -> str:
+    return f"{rule.about}: {rule.does} ({rule.reference}, read {rule.read})"
 
 
 def in_words(finding: Finding) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +13,13 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.interop import config_file
+from ropewalk.interop.extend_follow import MARK, FollowLength
 from ropewalk.interop.extend_plan import Plan, make_plan
 from ropewalk.interop.longrope_search import search_factors
 from ropewalk.interop.patch import patch
 from ropewalk.interop.patch_methods import Stand
 from ropewalk.interop.patch_rotary import StandingRotary
 from ropewalk.spec import RopeSpec
-
-#: where a rotary module keeps the extension it is under
-MARK = "_ropewalk_extension"
 
 
 class _ABSENT:
@@ -112,7 +109,8 @@ def extend(
             options = _with_factors(target, where, options, search, dict(search_options or {}))
         elif search is not None:
             raise RopeError("search", "must be given for longrope alone", kind)
-        done = target.place(kind, factor, make_plan(target.config, kind, **where, options=options))
+        plan = make_plan(target.config, kind, **where, options=options)
+        done = target.place(kind, factor, plan, plan.disagreements())
     except BaseException:
         if previous is not None:
             previous._swap(back=False)
@@ -177,7 +175,7 @@ class _Target:
         """The extension that the model is under."""
         return next((vars(module)[MARK] for module in self.rotary if MARK in vars(module)), None)
 
-    def place(self, kind: str, factor: float | None, plan: Plan) -> Extension:
+    def place(self, kind: str, factor: float | None, plan: Plan, disagreements: tuple[str, ...] = ()) -> Extension:
         """Carry a plan out, all of it or none."""
         keys, config = copy.deepcopy(plan.keys), self.config
         swaps: list[_ConfigSwap | _ModuleSwap] = []
@@ -187,12 +185,12 @@ class _Target:
         if self.model is not None:
             _refuse_late_scale(config, plan)
         changes = {key: (config.get(key), keys[key]) for key in keys}
-        done = Extension(kind, factor, plan.specs, changes, plan.disagreements, plan.notes, bool(keys), swaps, self.model)
+        done = Extension(kind, factor, plan.specs, changes, disagreements, plan.notes, bool(keys), swaps, self.model)
         try:
             for swap in swaps:
                 swap.place()
             for module in self.rotary:
-                swaps.append(_rebuilt(module, self.owner) if keys else _following(module, plan.specs))
+                swaps.append(_rebuilt(module, self.owner) if keys else _ModuleSwap(module, None, FollowLength(plan.specs)))
             done._swap(back=False)
         except BaseException:
             done.undo()
@@ -229,7 +227,7 @@ class _ConfigSwap:
 class _ModuleSwap:
     """The plain attributes and buffers of a rotary module, before and after, and a hook that may come with them."""
 
-    def __init__(self, module: nn.Module, made: nn.Module | None, hook: _FollowLength | None = None) -> None:
+    def __init__(self, module: nn.Module, made: nn.Module | None, hook: FollowLength | None = None) -> None:
         self.module, self.hook, self.handle = module, hook, None
         self.before = _state(module)
         self.after = self.before if made is None else _moved(_state(made), self.before)
@@ -284,35 +282,6 @@ def _rebuilt(module: nn.Module, config: Any) -> _ModuleSwap:
         except TypeError as error:
             raise RopeError("model", f"has a {type(module).__name__} that a config alone does not build", str(error)) from None
     return _ModuleSwap(module, made)
-
-
-class _FollowLength:
-    """Before each forward: the frequencies and magnitude of the longest sequence in the batch."""
-
-    def __init__(self, specs: dict[str, RopeSpec]) -> None:
-        self.specs = specs
-
-    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if isinstance(vars(module).get("forward"), Stand):
-            raise RopeError(
-                "model", "must not be patched while dynamic_yarn is on it: unpatch it, or undo the extension", "patched"
-            )
-        given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
-        layer = given.get("layer_type")
-        spec = self.specs.get(layer) if layer is not None else next(iter(self.specs.values()))
-        if spec is None:
-            return
-        found = spec.ladder_frequencies(int(given["position_ids"].max()) + 1)
-        prefix = "" if layer is None else f"{layer}_"
-        device = module._buffers[f"{prefix}inv_freq"].device  # type: ignore[union-attr]  # a rotary module has it
-        module._buffers[f"{prefix}inv_freq"] = found.radians.reshape(-1).to(device, torch.float32)
-        setattr(module, f"{prefix}attention_scaling", float(found.magnitude))
-
-
-def _following(module: nn.Module, specs: dict[str, RopeSpec]) -> _ModuleSwap:
-    if isinstance(vars(module).get("forward"), Stand):
-        raise RopeError("model", "must not be patched where dynamic_yarn is wanted: unpatch it first", "patched")
-    return _ModuleSwap(module, None, _FollowLength(specs))
 
 
 def _text_owner(config: Any) -> Any:

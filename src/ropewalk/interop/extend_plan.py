@@ -9,6 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Default, Dynamic, DynamicYarn, Linear, Llama3, LongRope, Ntk, Scaling, Yarn
+from ropewalk.interop.audit import Finding, audit, in_one_line
 from ropewalk.interop.export import WRITERS
 from ropewalk.interop.families import FAMILIES, Family
 from ropewalk.interop.hf import from_hf
@@ -28,12 +29,27 @@ ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class Plan:
-    """The keys to set in a text config, the specs they mean per layer type that changes, and what to know of them."""
+    """The keys to set in a text config, the specs they mean per layer type that changes, and what to know of them.
+
+    config   the text config with the keys set
+    served   the length it is made for; None if it follows each sequence
+    """
 
     keys: dict[str, Any]
     specs: dict[str, RopeSpec]
-    disagreements: tuple[str, ...]
     notes: tuple[str, ...]
+    config: Mapping[str, Any]
+    served: int | None
+
+    def disagreements(self) -> tuple[str, ...]:
+        """Who computes something else from the same keys, each engine at the shortest length where it does."""
+        if not self.keys:
+            return ("dynamic_yarn: no config can say it, so it is not saved and no other engine has it",)
+        first: dict[str, Finding] = {}
+        for finding in audit(self.config, max_model_len=self.served).disagreements:
+            if finding.layer_type in self.specs:
+                first.setdefault(finding.engine, finding)
+        return tuple(in_one_line(finding) for finding in first.values())
 
 
 def make_plan(
@@ -54,16 +70,16 @@ def make_plan(
     length = _trained_length(config, chosen, original_length)
     scaling = _scaling(KINDS[kind], factor, length, dict(options or {}))
     after = {name: _scaled(spec, scaling) for name, spec in chosen.items()}
-    told = _disagreements(scaling, config), _notes(scaling)
     if isinstance(scaling, DynamicYarn):
-        return Plan({}, after, *told)
+        return Plan({}, after, (), config, None)
     if getattr(scaling, "truncate", True) is False and _is_nested(config):
         raise RopeError(
             "truncate", "must be true where layer types have ropes of their own: transformers does not read it there", False
         )
     keys = _keys(config, scaling, after, length)
-    read = _read_back({**config, **keys}, {**before, **after})
-    return Plan(keys, {name: read[name] for name in after}, *told)
+    changed = {**config, **keys}
+    read = _read_back(changed, {**before, **after})
+    return Plan(keys, {name: read[name] for name in after}, _notes(scaling), changed, _served_length(length, scaling))
 
 
 def _is_nested(config: Mapping[str, Any]) -> bool:
@@ -125,6 +141,10 @@ def _scaling(kind: type[Scaling], factor: float | None, length: int, options: di
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
+def _served_length(trained: int, scaling: Any) -> int:
+    return max(1, round(trained * scaling.factor))
+
+
 def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
     if isinstance(scaling, Ntk):
         # no config spells it, and it is nothing but another base
@@ -137,7 +157,7 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeS
     keys: dict[str, Any] = {}
     if isinstance(scaling, RAISES_LENGTH):
         served = find(config, *LENGTH_KEYS)
-        keys[served.key if served else LENGTH_KEYS[0]] = max(1, round(length * scaling.factor))
+        keys[served.key if served else LENGTH_KEYS[0]] = _served_length(length, scaling)
     if isinstance(scaling, Yarn | LongRope | Llama3) and config.get(ORIGINAL) is not None:
         keys[ORIGINAL] = length  # Phi-3 keeps it here, and reads it here first
     rope = config.get("rope_parameters")
@@ -201,29 +221,6 @@ def _specs(config: Mapping[str, Any]) -> dict[str, RopeSpec | None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what a config says in vain is told by `explain`
         return from_hf(config, per_layer=True)  # type: ignore[return-value]  # per_layer gives a dict
-
-
-def _disagreements(scaling: Scaling, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where engines compute something else from the same keys (their sources, August and September 2026)."""
-    found = []
-    if isinstance(scaling, Yarn):
-        if scaling.attention_factor is not None:
-            found.append("attention_factor: vLLM and mlx-lm ignore it and use 0.1 ln(factor) + 1 (vllm#48351, mlx-lm#1507)")
-        if scaling.mscale or scaling.mscale_all_dim:
-            found.append("mscale, mscale_all_dim: vLLM reads them under rope_type deepseek_yarn alone (vllm#48621)")
-        if not scaling.truncate:
-            found.append("truncate: mlx-lm does not read it and rounds the ends of the band")
-        if AXIS_KEYS & (config.get("rope_parameters") or config.get("rope_scaling") or {}).keys():
-            found.append("yarn with mrope_section: vLLM takes the band from 4 times the trained length")
-    elif isinstance(scaling, Dynamic):
-        found.append("dynamic: vLLM and SGLang freeze the base at the longest length they serve; llama.cpp has no such type")
-    elif isinstance(scaling, LongRope):
-        found.append(
-            "longrope: vLLM chooses by its longest served length, SGLang by any request in the batch, mlx-lm always long"
-        )
-    elif isinstance(scaling, DynamicYarn):
-        found.append("dynamic_yarn: no config can say it, so it is not saved and no other engine has it")
-    return tuple(found)
 
 
 def _notes(scaling: Scaling) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.patch_apply import Turner, convention_of
+from ropewalk.interop.patch_in_place import rebinds
 from ropewalk.interop.patch_methods import (
     ROTATION_NAME,
     Redirection,
@@ -18,6 +19,7 @@ from ropewalk.interop.patch_methods import (
     StandingFunction,
     StandingMethod,
     called_rotations,
+    layers,
     methods,
 )
 from ropewalk.interop.patch_rotary import StandingRotary, is_rotary, plans_of
@@ -80,7 +82,7 @@ class _Search:
 
     def __init__(self, model: nn.Module, backend: str | None) -> None:
         self.model, self.backend = model, backend
-        self.turners: dict[Callable, Turner] = {}
+        self.turners: dict[tuple[Callable, bool], Turner] = {}
         self.redirections: dict[tuple[type, str], Redirection] = {}
 
     def stands(self) -> list[Stand]:
@@ -104,26 +106,29 @@ class _Search:
         for name, function in methods(kind):
             if isinstance(function, staticmethod):
                 if ROTATION_NAME.match(name):
-                    yield StandingFunction(module, name, self._turner(function.__func__, kind))
+                    yield StandingFunction(module, name, self._turner(function.__func__, kind, rebound=False))
                 continue
             called = called_rotations(function)
             if called:
                 if (kind, name) not in self.redirections:
-                    instead = {each: self._turner(target, kind) for each, target in called.items()}
+                    instead = {}
+                    for each, target in called.items():
+                        codes = [layer.__code__ for layer in layers(function) if each in layer.__code__.co_names]
+                        instead[each] = self._turner(target, kind, rebound=all(rebinds(code, each) for code in codes))
                     self.redirections[kind, name] = Redirection(kind, name, instead)
                 yield StandingMethod(module, self.redirections[kind, name])
             elif ROTATION_NAME.match(name):
                 raise RopeError(kind.__name__, f"turns by a method of its own, {name}, which is not one this library knows", name)
 
-    def _turner(self, function: Callable, kind: type) -> Turner:
-        if function not in self.turners:
+    def _turner(self, function: Callable, kind: type, *, rebound: bool) -> Turner:
+        if (function, rebound) not in self.turners:
             convention = convention_of(function)
             if convention is None:
                 name = getattr(function, "__name__", repr(function))
                 rule = "turns by a function that is no rotation this library has, so the model is left as it is"
                 raise RopeError(kind.__name__, rule, name)
-            self.turners[function] = Turner(function, convention, self.backend)
-        return self.turners[function]
+            self.turners[function, rebound] = Turner(function, convention, self.backend, rebound=rebound)
+        return self.turners[function, rebound]
 
     def _making(self, module: nn.Module) -> Iterator[StandingRotary]:
         if isinstance(type(module).forward, FunctionType) and is_rotary(module):

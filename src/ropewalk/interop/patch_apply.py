@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ropewalk import rotation
 from ropewalk.interop.patch_angles import FORMS, AngleTable
+from ropewalk.interop.patch_in_place import unseen
 from ropewalk.kernels.reference import split_pairs
 from ropewalk.kernels.turn import TableTurn
 from ropewalk.rope import Rope
@@ -61,15 +62,18 @@ class Convention:
 
 
 class Turner:
-    """Stands in for one function: same arguments, same results, turned by our kernels."""
+    """Stands in for one function: same arguments, same results, turned by our kernels.
 
-    def __init__(self, function: Callable, convention: Convention, backend: str | None = None) -> None:
+    `rebound`: its callers keep only the results, so q and k are overwritten where nobody else could see it.
+    """
+
+    def __init__(self, function: Callable, convention: Convention, backend: str | None = None, *, rebound: bool = False) -> None:
         parameters = inspect.signature(function).parameters
         self.names = tuple(parameters)
         self.table_names = _table_names(self.names)
         self.turned_names = tuple(name for name in self.names if name not in (*self.table_names, *BESIDE))
         self.unsqueeze = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
-        self.convention, self.backend = convention, backend
+        self.convention, self.backend, self.rebound = convention, backend, rebound
         self.usual = self.names[:4] == ("q", "k", "cos", "sin")
         self.ropes: dict[tuple[str, int], Rope] = {}
 
@@ -86,7 +90,8 @@ class Turner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.usual and len(args) == 4 and not kwargs and args[1] is not None:
             # what most models call in every layer of every step
-            turned = self._by_positions(args[:2], args[2:], {})
+            inplace = self.rebound and unseen(args)  # before anything here holds q and k
+            turned = self._by_positions(args[:2], args[2:], {}, inplace)
             if turned is not None:
                 return turned
         given = dict(zip(self.names, args, strict=False), **kwargs)
@@ -103,7 +108,9 @@ class Turner:
         rest = iter(turned)
         return tuple(None if x is None else next(rest) for x in wanted)
 
-    def _by_positions(self, xs: tuple[Tensor, ...], tables: Sequence, given: dict[str, Any]) -> tuple[Tensor, ...] | None:
+    def _by_positions(
+        self, xs: tuple[Tensor, ...], tables: Sequence, given: dict[str, Any], inplace: bool = False
+    ) -> tuple[Tensor, ...] | None:
         """Turned by exact angles, if the tables are still positions and their rope is known."""
         for index, table in enumerate(tables):
             if type(table) is not AngleTable or table.index != index:
@@ -118,7 +125,7 @@ class Turner:
         seq_dim = self._seq_dim(given, 3)
         # forward itself: a rope of ours has no hooks, and a decode step has many layers
         if len(xs) == 2:
-            return rope.forward(x, xs[1], positions, 0, seq_dim)  # type: ignore[return-value]  # two in, two out
+            return rope.forward(x, xs[1], positions, 0, seq_dim, inplace=inplace)  # type: ignore[return-value]  # two in, two out
         return tuple(rope.rotate(each, positions, seq_dim=seq_dim) for each in xs)
 
     def _by_tables(self, xs: tuple[Tensor, ...], tables: list, given: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -36,7 +36,7 @@ def methods(kind: type) -> Iterator[tuple[str, FunctionType | staticmethod]]:
 def called_rotations(function: FunctionType) -> dict[str, Callable]:
     """The rotations that a function, or one it wraps, calls by a global name."""
     found = {}
-    for part in (function, *_wrapped(function)):
+    for part in layers(function):
         for name in part.__code__.co_names:
             target = part.__globals__.get(name)
             if ROTATION_NAME.match(name) and callable(target):
@@ -60,12 +60,12 @@ def redirected(function: FunctionType, instead: Mapping[str, Callable]) -> Funct
     return copy
 
 
-def _wrapped(function: FunctionType) -> Iterator[FunctionType]:
-    """Functions a decorated function holds in its closure, at any depth."""
+def layers(function: FunctionType) -> Iterator[FunctionType]:
+    """A function and, if it is decorated, those it holds in its closure, at any depth."""
+    yield function
     for cell in function.__closure__ or ():
         if isinstance(inner := _content(cell), FunctionType) and inner is not function:
-            yield inner
-            yield from _wrapped(inner)
+            yield from layers(inner)
 
 
 def _redirected_cell(cell: CellType, instead: Mapping[str, Callable]) -> CellType:

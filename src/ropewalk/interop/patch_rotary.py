@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
+from ropewalk.interop.extend_follow import MARK, FollowLength, followed
 from ropewalk.interop.hf import from_hf
 from ropewalk.interop.patch_angles import FORMS, Angles
 from ropewalk.interop.patch_methods import Stand
@@ -40,8 +41,7 @@ class StandingRotary(Stand):
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         plan = self.plans.get(layer_type)
         if plan is None or position_ids.is_floating_point():
-            named = () if layer_type is None else (layer_type,)
-            return type(self.module).forward(self.module, x, position_ids, *named)
+            return _own_forward(self.module, x, position_ids, layer_type, followed(self.module))
         return Angles(plan.rope, position_ids, plan.form, x.dtype).handles()
 
 
@@ -54,8 +54,9 @@ def is_rotary(module: nn.Module) -> bool:
 
 def plans_of(module: nn.Module, backend: str | None) -> dict[str | None, Plan]:
     """A plan for each layer type whose tables some spec of the module's config reproduces; {} if none."""
-    specs = _specs(getattr(module, "config", None))
-    twin = _twin(module)
+    specs, twin, hook = _specs(getattr(module, "config", None)), _twin(module), followed(module)
+    if hook is not None:
+        specs |= hook.specs
     if "layer_type" not in inspect.signature(type(module).forward).parameters:
         types: dict[str | None, list[RopeSpec]] = {None: list(dict.fromkeys(specs.values()))}
     else:
@@ -63,7 +64,7 @@ def plans_of(module: nn.Module, backend: str | None) -> dict[str | None, Plan]:
     plans = {}
     for name, candidates in types.items():
         for spec in candidates:
-            if (form := _form(twin, name, spec)) is not None:
+            if (form := _form(twin, name, spec, hook)) is not None:
                 plans[name] = Plan(Rope(spec, backend=backend), form)
                 break
     return plans
@@ -87,13 +88,14 @@ def _twin(module: nn.Module) -> nn.Module:
     rounded = any(buffer.dtype in (torch.float16, torch.bfloat16) for buffer in module.buffers())
     if rounded and hasattr(module, "config"):
         return type(module)(module.config)
-    twin = copy.deepcopy(module)
+    # an extension knows the whole model, which is no part of the copy
+    twin = copy.deepcopy(module, {id(found): found for name, found in vars(module).items() if name == MARK})
     for slot in ("forward", "_old_forward"):
         vars(twin).pop(slot, None)
     return twin
 
 
-def _form(twin: nn.Module, layer_type: str | None, spec: RopeSpec) -> str | None:
+def _form(twin: nn.Module, layer_type: str | None, spec: RopeSpec, hook: FollowLength | None) -> str | None:
     """The form in which the module gives this spec's tables; None if it gives others."""
     buffer = next(iter(twin.buffers()))
     if buffer.is_meta:
@@ -103,7 +105,7 @@ def _form(twin: nn.Module, layer_type: str | None, spec: RopeSpec) -> str | None
         positions = torch.tensor([probe], device=buffer.device)
         if spec.num_axes > 1:
             positions = torch.stack([positions + axis for axis in range(spec.num_axes)])
-        theirs = _tables(twin, positions, layer_type)
+        theirs = _tables(twin, positions, layer_type, hook)
         ours = Rope(spec).cos_sin(positions)
         # a float32 angle is off by up to its own size times the last bit, and its frequency by a few
         slack = (1e-5 + positions.reshape(-1, positions.shape[-1])[0] * 2.0**-21)[:, None]
@@ -111,13 +113,20 @@ def _form(twin: nn.Module, layer_type: str | None, spec: RopeSpec) -> str | None
     return min(forms) if forms else None
 
 
-def _tables(twin: nn.Module, positions: Tensor, layer_type: str | None) -> tuple[Tensor, ...]:
-    named = () if layer_type is None else (layer_type,)
+def _tables(twin: nn.Module, positions: Tensor, layer_type: str | None, hook: FollowLength | None) -> tuple[Tensor, ...]:
     try:
-        found = type(twin).forward(twin, torch.zeros(1, device=positions.device), positions, *named)
+        found = _own_forward(twin, torch.zeros(1, device=positions.device), positions, layer_type, hook)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return ()  # positions of this shape are not for this module
     return tuple(found) if isinstance(found, tuple) else (found,)
+
+
+def _own_forward(module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: FollowLength | None) -> Any:
+    """What the module's class computes, with the frequencies of this length if they follow it."""
+    if hook is not None:
+        hook.follow(module, positions, layer_type)
+    named = () if layer_type is None else (layer_type,)
+    return type(module).forward(module, x, positions, *named)
 
 
 def _all_near(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], slack: Tensor) -> bool:
