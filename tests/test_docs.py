@@ -95,8 +95,9 @@ def test_tree_names_every_part_and_nothing_else(path):
     assert sorted(named - files) == [], "in the tree, and not on disk"
 
 
-def test_both_readmes_run_the_same_code():
-    english, chinese = ([re.sub(r"\s*#.*", "", body) for _, body in blocks(path, "python")] for path in READMES)
+@pytest.mark.parametrize("language", ["python", "sh"])
+def test_both_readmes_run_the_same_code(language):
+    english, chinese = ([re.sub(r"\s*#.*", "", body) for _, body in blocks(path, language)] for path in READMES)
     assert english == chinese
 
 

@@ -6,6 +6,7 @@ The environment is a fresh one that sees the libraries of this one (torch is not
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "ropewalk"
@@ -24,6 +27,13 @@ pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """What follows `ropewalk` in each line of the shell blocks; the page that waits for a browser is opened by its own tests."""
+    lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
+    assert {words[0] for words in lines} == {"make", "ropewalk"}
+    return [words[1:] for words in lines if words[0] == "ropewalk" and words[1] != "explore"]
 
 
 def run(command: list, folder: Path, timeout: int = 240) -> str:
@@ -83,16 +93,38 @@ def test_the_blocks_of_the_readme_run_there(fresh, tmp_path):
     assert Path(said.splitlines()[-1]).is_relative_to(fresh.parent)
 
 
-def test_its_commands_run_there(wheel, fresh, tmp_path):
+def test_the_command_line_there_is_that_of_the_wheel(wheel, fresh, tmp_path):
     info = json.loads(run([fresh / "ropewalk", "info", "--json"], tmp_path))
     assert info["versions"]["ropewalk"] == wheel.name.split("-")[1]
-    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    shown = json.loads(run([fresh / "ropewalk", "inspect", "config.json", "--json"], tmp_path))
-    assert shown["layers"]["full_attention"]["values"]["head_dim"]["value"] == 16
+
+
+def interleaved_checkpoint(folder: Path) -> torch.Tensor:
+    """A tiny model as transformers saves it; the query rows of its one layer."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2))
+    model.save_pretrained(folder)
+    return model.model.layers[0].self_attn.q_proj.weight.detach()
+
+
+def test_the_commands_of_the_readme_run_there(fresh, tmp_path):
+    """In their order and in one folder, with something small where the README says `path/to` and FOLDER."""
+    rows = interleaved_checkpoint(tmp_path / "META_FOLDER")
+    shutil.copytree(tmp_path / "META_FOLDER", tmp_path / "path" / "to")
+    said = {" ".join(words[:2]): run([fresh / "ropewalk", *words], tmp_path) for words in commands()}
+    assert re.search(r"head_dim\W+6\b", said["inspect path/to/config.json"])
+    converted = load_file(tmp_path / "HF_FOLDER" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    # 4 heads of 3 pairs: neighbours become halves
+    assert torch.equal(converted, rows.view(4, 3, 2, 24).transpose(1, 2).reshape(24, 24))
+    assert "rope" in said["lab run"]
+    (report,) = (tmp_path / "runs" / "first").glob("*.html")
+    assert "encodings" in report.read_text(encoding="utf-8")
+    assert str(report.relative_to(tmp_path)) in said["lab report"]
 
 
 def test_the_report_is_written_there(fresh, tmp_path):
+    """`make demo` in its smallest form."""
+    assert re.search(r"^demo:.*\n\t\S*ropewalk demo$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     run([fresh / "ropewalk", "demo", "--preset", "smoke", "--tokens", "16", "--out", "report"], tmp_path)
     assert "# " in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert "encodings" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")

@@ -4,23 +4,13 @@ import json
 
 import pytest
 
-from ropewalk import cli, plots
+import command_line
+from ropewalk import plots
 from ropewalk.plots import look
 
 
-@pytest.fixture(autouse=True)
-def _listed(monkeypatch):
-    monkeypatch.setitem(cli.COMMANDS, "figures", "ropewalk.commands.figures:figures")
-
-
 def call(capsys, *args):
-    code = 0
-    try:
-        cli.main(["figures", *map(str, args)])
-    except SystemExit as stop:
-        code = stop.code or 0
-    out = capsys.readouterr()
-    return code, out.out, out.err
+    return command_line.call(capsys, "figures", *args)
 
 
 def test_every_figure_and_a_sheet_are_written(capsys, tmp_path, monkeypatch):

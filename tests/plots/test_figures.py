@@ -279,6 +279,36 @@ def test_chinese_labels_are_chinese(monkeypatch, few_points, name):
     assert not set(titles) & set(words.CHINESE)
 
 
+@every_figure
+@pytest.mark.parametrize("language", look.LANGUAGES)
+def test_every_glyph_is_there_and_the_rim_of_the_paper_is_blank(few_points, name, language):
+    """A glyph that a face lacks is a warning of matplotlib's, and so an error here."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if language == "zh" and look.chinese_face() is None:
+        pytest.skip("no font with Chinese glyphs")
+    canvas = FigureCanvasAgg(plots.draw(name, plots.View(look=plots.Look(language=language))))
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())
+    rim = np.ones(pixels.shape[:2], dtype=bool)
+    rim[6:-6, 6:-6] = False
+    assert (pixels[rim] == 255).all()
+    assert not (pixels[~rim] == 255).all()
+
+
+def test_a_face_installed_since_matplotlib_looked_is_found_and_one_removed_is_not(monkeypatch):
+    from matplotlib import font_manager
+
+    file = font_manager.findfont("DejaVu Sans")
+    gone = font_manager.FontEntry(fname="/nowhere/gone.ttf", name="Noto Sans CJK SC")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [gone])
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [__file__, file])
+    monkeypatch.setattr(look, "SAMPLE", "A")
+    assert look.chinese_face.__wrapped__() == "DejaVu Sans"
+    monkeypatch.setattr(look, "SAMPLE", "频")
+    assert look.chinese_face.__wrapped__() is None
+
+
 def test_without_a_face_chinese_falls_back_to_english(monkeypatch):
     monkeypatch.setattr(look, "chinese_face", lambda: None)
     figure = plots.draw("similarity", plots.View(look=plots.Look(language="zh")))
@@ -291,7 +321,8 @@ def test_the_face_is_one_with_the_glyphs_and_never_the_last_resort():
 
     look.chinese_face.cache_clear()
     found = look.chinese_face()
-    able = {entry.name for entry in fontManager.ttflist if FT2Font(entry.fname).get_char_index(ord("频"))}
+    here = [entry for entry in fontManager.ttflist if Path(entry.fname).is_file()]
+    able = {entry.name for entry in here if FT2Font(entry.fname).get_char_index(ord("频"))}
     able = {name for name in able if not name.startswith("Last Resort")}
     assert (found in able) if able else (found is None)
 

@@ -12,6 +12,8 @@ from ropewalk.commands import console
 from ropewalk.errors import RopeError, choice
 from ropewalk.plots import FIGURES, FORMATS, Look, View, write_all
 
+NO_FACE = "no font with Chinese glyphs was found: the labels are English; install one, such as Noto Sans CJK"
+
 
 def figures(
     folder: Annotated[Path, typer.Argument(help="Where to write the figures.")],
@@ -28,7 +30,7 @@ def figures(
     look = Look(dark, language)
     view = View(look=look) if config is None else _view_of(config, look)
     paths = write_all(folder, view, names, format)
-    note = "no font with Chinese glyphs was found: the labels are English" if language == "zh" and not look.face else None
+    note = NO_FACE if language == "zh" and not look.face else None
     if json:
         print(json_format.dumps({"figures": {p.stem: str(p) for p in paths[:-1]}, "sheet": str(paths[-1]), "note": note}))
         return

@@ -64,18 +64,23 @@ _SPEC: dict[str, Control] = {
 }
 
 
-def controls() -> dict[str, Control]:
+def controls() -> Mapping[str, Control]:
     """Every control by name; a scaling added to SCALINGS brings its own."""
+    return _controls(tuple(SCALINGS.items()))
+
+
+@lru_cache(maxsize=4)
+def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, Control]:
     found = dict(_VIEW)
     for side in SIDES:
         found |= {f"{side}.{name}": control for name, control in _SPEC.items()}
-        found[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(SCALINGS))
-        for name, scaling in SCALINGS.items():
+        found[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
+        for name, scaling in scalings:
             found |= {f"{side}.{name}.{field}": control for field, control in scaling_controls(scaling).items()}
     # something to compare with from the first click
     found["b.yarn.factor"] = Control("number", 4.0)
     found["b.yarn.original_length"] = Control("integer", 4096)
-    return found
+    return types.MappingProxyType(found)
 
 
 @lru_cache(maxsize=256)

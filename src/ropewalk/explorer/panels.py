@@ -47,7 +47,9 @@ def _show(values: dict[str, Any], spec: RopeSpec, charts: list[dict[str, Any]], 
         st.vega_lite_chart(spec=chart, width=chart.get("width", "stretch"))
     if view == "precision":
         st.markdown(f"**{say('Memory of cos and sin')}**")
-        st.table({say("form"): list(facts.memory), say("bytes"): [f"{size:,}" for size in facts.memory.values()]})
+        rows = [f"| {form} | {size:,} |" for form, size in facts.memory.items()]
+        # text, not st.table: a slider would wait for pandas and arrow
+        st.markdown("\n".join([f"| {say('form')} | {say('bytes')} |", "|:---|---:|", *rows]))
     st.caption(say(CAPTIONS[view]))
 
 

@@ -41,6 +41,8 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
         ax = sheet.add_subplot(math.ceil(len(figures) / across), across, place)
         ax.imshow(_pixels(figure))
         ax.set_title(name, color=look.ink, fontsize=10)
+        # the names of a row on one line, however tall its pictures are
+        ax.set_anchor("N")
         ax.axis("off")
     return sheet
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +23,13 @@ MAP, SIGNED_MAP = "cividis", "PuOr"
 CHINESE_FACES = (
     "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Microsoft YaHei",
     "Hiragino Sans GB", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Heiti SC", "Arial Unicode MS",
+    # all that an older matplotlib sees of Noto's collection
+    "Noto Sans CJK JP",
 )  # fmt: skip
+#: a face that has it is taken for one that holds Chinese
+SAMPLE = "频"
+#: inches between the words and the edge of the paper
+MARGIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -73,13 +80,27 @@ LIGHT = Look()
 @lru_cache(maxsize=1)
 def chinese_face() -> str | None:
     """A font family with Chinese glyphs on this machine, or None."""
-    from matplotlib.font_manager import fontManager
+    from matplotlib import font_manager
+
+    listed = font_manager.fontManager.ttflist
+    found = _face_among(listed)
+    if found is None:
+        # matplotlib keeps its list of fonts on disk, and one that was installed since is not in it
+        for path in sorted(set(font_manager.findSystemFonts()) - {entry.fname for entry in listed}):
+            with suppress(OSError, RuntimeError):  # a file that is no font after all
+                font_manager.fontManager.addfont(path)
+        found = _face_among(listed)
+    return found
+
+
+def _face_among(entries: Sequence[Any]) -> str | None:
+    """The likeliest face that has the glyphs."""
     from matplotlib.ft2font import FT2Font
 
-    found = sorted(fontManager.ttflist, key=lambda entry: _rank(entry.name))
-    for entry in found:
-        # the last-resort face has a glyph for everything, and all of them are empty boxes
-        if not entry.name.startswith("Last Resort") and FT2Font(entry.fname).get_char_index(ord("频")):
+    # the last-resort face has a glyph for everything, and all of them are empty boxes; a listed file may be gone
+    real = (entry for entry in entries if not entry.name.startswith("Last Resort") and Path(entry.fname).is_file())
+    for entry in sorted(real, key=lambda entry: _rank(entry.name)):
+        if FT2Font(entry.fname).get_char_index(ord(SAMPLE)):
             return entry.name
     return None
 
@@ -93,10 +114,12 @@ def blank(look: Look, width: float = 8.0, height: float = 4.2, across: int = 1) 
     try:
         # the object interface: no global state, no display needed
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise RopeError("figure", "needs matplotlib; run: pip install 'ropewalk[lab]'", None) from None
 
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=look.paper)
+    layout = ConstrainedLayoutEngine(w_pad=MARGIN, h_pad=MARGIN)
+    figure = Figure(figsize=(width, height), layout=layout, facecolor=look.paper)
     panels = list(figure.subplots(1, across, squeeze=False)[0])
     for ax in panels:
         ax.set_facecolor(look.paper)

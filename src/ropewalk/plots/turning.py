@@ -77,7 +77,7 @@ def precision_lines(
     place = {"textcoords": "offset points", "color": look.quiet, "fontsize": 9, "ha": "right", "va": "top"}
     ax.annotate(look.say("rounding to bfloat16"), (FARTHEST, analysis.BFLOAT16_ROUNDING), (0, -4), **place)
     ax.set(xscale="log", yscale="log")
-    ax.set_xticks([1e3, 1e4, 131_072, 1e6, 1e7, 1e9, 2**40], ["1k", "10k", "128k", "1M", "10M", "1G", "2⁴⁰"])
+    ax.set_xticks([1e3, 1e4, 131_072, 1e6, 1e7, 1e9, 2**40], ["1k", "10k", "128k", "1M", "10M", "1G", "$2^{40}$"])
     ax.minorticks_off()
     ax.set(xlim=(900, FARTHEST * 1.1), ylim=(8e-9, 5))
     dress(ax, look, title="How far the angle can be trusted", x="position", y="largest error of cos and sin")
