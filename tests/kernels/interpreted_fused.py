@@ -101,7 +101,7 @@ def near(found: Tensor, exact: Tensor, rounding: float | None = None) -> None:
 
 
 def check(case: Case, make_cache=None, config: Config | None = None) -> None:
-    config = Config(tokens=8, groups=2, warps=2) if config is None else config
+    config = Config(tokens=8, heads=2, warps=2) if config is None else config
     for found, exact in zip(case.run(make_cache or contiguous(case.dtype), config), case.exact(), strict=True):
         near(found, exact)
 
@@ -201,7 +201,7 @@ def test_several_axes():
 
 def test_separate_and_strided_inputs_and_an_output_in_place():
     """q, k, v apart, each head first in memory; q is overwritten by its own result."""
-    case, config = Case(PARTIAL), Config(tokens=4, groups=2)
+    case, config = Case(PARTIAL), Config(tokens=4, heads=2)
     parts = case.qkv.to(DEVICE).unflatten(-1, (-1, 14)).split([Q, K, K], dim=1)
     q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in parts)
     cache = contiguous()(14)

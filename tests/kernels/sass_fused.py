@@ -71,7 +71,7 @@ def assembled(kernel, values: dict, warps: int, loose: tuple[str, ...], pdl: boo
 
 
 def forward(call: Call, config: Config | None = None) -> dict:
-    config = config or pick_config(call.q.shape[0], (call.q.shape[1] + 2 * call.k.shape[1]) * call.q.shape[2])
+    config = config or pick_config(call.q.shape[0], call.q.shape[1], call.q.shape[2])
     names = fused_kernel.forward.arg_names
     values = fused_launch.forward_values(call, config) | {"tokens": call.q.shape[0], "PDL": config.pdl, "QUICK": True}
     values |= dict(zip(names, fused_launch._tensors(call), strict=False))

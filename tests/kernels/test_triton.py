@@ -80,6 +80,18 @@ def test_few_heads_take_more_tokens_and_dims_that_pass_take_their_room():
     assert partly.tokens * partly.heads < turned.tokens * turned.heads
 
 
+@pytest.mark.parametrize("order", ["token", "head"])
+def test_several_axes_and_dims_that_pass_have_lines_of_their_own(order):
+    plain, axes, part = (
+        choose(order, "phase", p, c, (1, 4096), (32, 8), 2, a) for p, c, a in ((64, 0, 1), (64, 0, 3), (16, 96, 1))
+    )
+    assert axes == triton_tuning.SPECIAL[order, "axes", 64] != plain
+    assert part == triton_tuning.SPECIAL[order, "part", 64] != plain
+    # measured for heads of 128; a decode step and other widths keep to the table
+    assert choose(order, "phase", 32, 0, (1, 4096), (32, 8), 2, 3) == choose(order, "phase", 32, 0, (1, 4096), (32, 8), 2)
+    assert choose("token", "phase", 64, 0, (64, 1), (32, 8), 2, 3) == choose("token", "phase", 64, 0, (64, 1), (32, 8), 2)
+
+
 def test_a_thin_key_does_not_ride_with_the_query():
     """Its threads would load 2 bytes at a time."""
     assert choose("token", "phase", 64, 0, (1, 4096), (32, 8), 2).together

@@ -142,19 +142,19 @@ def _rows(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dic
             if not good:
                 yield {**row, "skipped": "does not agree with the definition"}
                 return
-            measured = _against(forward_calls(call, sets), sets)
+            measured = against(forward_calls(call, sets), lambda: ceiling_us(sets))
             yield {**row, "pass": "forward", **measured, "peak_bytes": peak_bytes(lambda: call(case.q, case.k))}
             if row["shape"] in DECODE:
                 yield {**row, "pass": "eager loop", "us": round(host_us(lambda: call(case.q, case.k)), 2)}
         if row["shape"] not in DECODE and contender not in FORWARD_ONLY:
-            yield {**row, "pass": "forward+backward", **_against(backward_calls(call, sets[:2]), sets, passes=2)}
+            yield {**row, "pass": "forward+backward", **against(backward_calls(call, sets[:2]), lambda: ceiling_us(sets, 2))}
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         yield {**row, "skipped": "does not fit in memory"}
 
 
-def _against(calls: list[Callable[[], Any]], sets: list[Case], passes: int = 1) -> dict[str, float]:
-    """The time of a call beside the copies', which are timed before and after it: clocks drift."""
-    before, us, after = ceiling_us(sets, passes), replay_us(calls), ceiling_us(sets, passes)
+def against(calls: list[Callable[[], Any]], ceiling: Callable[[], float]) -> dict[str, float]:
+    """The time of a call beside the copies', which are timed before and after it: clocks and memory drift."""
+    before, us, after = ceiling(), replay_us(calls), ceiling()
     copy = (before + after) / 2
     return {"us": round(us, 3), "copy_us": round(copy, 3), "percent_of_copy": round(100 * copy / us, 1)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ropewalk.bench.gpu import COLD_BYTES, replay_us
+from ropewalk.bench.gpu import COLD_BYTES, against, replay_us
 from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope
 from ropewalk.spec import RopeSpec
 
@@ -88,25 +89,26 @@ def measure() -> Iterator[dict[str, Any]]:
             if not agrees(sets[0]):
                 yield {**row, "contender": "ropewalk, fused", "skipped": "does not agree with the definition"}
                 continue
-            copy = ceiling_us(sets)
             ways: dict[str, Callable[[FusedCase], Any]] = {
                 "ropewalk, fused": lambda case: case.run(),
                 "ropewalk, fused without norm": lambda case: case.run(norm=False),
                 "ropewalk, plain torch": lambda case: case.run(backend="definition"),
             }
             for contender, way in ways.items():
-                us = replay_us([lambda case=case, way=way: way(case) for case in sets])
-                measured = {"us": round(us, 3), "copy_us": round(copy, 3), "percent_of_copy": round(100 * copy / us, 1)}
-                yield {**row, "contender": contender, **measured}
+                calls = [lambda case=case, way=way: way(case) for case in sets]
+                yield {**row, "contender": contender, **against(calls, partial(ceiling_us, sets))}
 
 
 def sweep(name: str) -> list[dict[str, Any]]:
     """Every configuration worth a try for one case, fastest first: what `kernels/fused_config.py` is filled from."""
     sets, found = make(name), []
     copy = ceiling_us(sets)
-    hints = (("", ""), ("evict_first", ".cs"))
-    for groups, warps, (load, store) in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), hints):
-        config = Config(groups=groups, warps=warps, pdl=True, load=load, store=store)
+    # a thread holds 16 to 64 numbers; several tokens want more threads than pairs
+    divisions = [(1, heads, warps) for warps in (1, 2, 4, 8) for heads in (4, 8, 16, 32) if 4 <= heads / warps <= 16]
+    divisions += [(2, 16, 4), (4, 8, 4)]
+    hints = itertools.product(("", "evict_first"), ("", ".cs"))
+    for (tokens, heads, warps), (load, store) in itertools.product(divisions, hints):
+        config = Config(tokens=tokens, heads=heads, warps=warps, pdl=True, load=load, store=store)
         try:
             with torch.no_grad():
                 us = replay_us([lambda case=case, config=config: case.run(config) for case in sets], replays=7)

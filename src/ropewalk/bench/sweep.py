@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ropewalk.bench.cases import make_case
-from ropewalk.bench.contenders import ropewalk, ropewalk_inplace
+from ropewalk.bench.contenders import ropewalk, ropewalk_inplace, ropewalk_positions
 from ropewalk.bench.gpu import DECODE, ceiling_us, copies, forward_calls, replay_us
 from ropewalk.kernels.triton_tuning import Config, forced
 
@@ -23,21 +23,23 @@ def candidates(order: str, pairs: int, q_heads: int, decode: bool) -> Iterator[C
         if heads > q_heads or not 2 <= held <= 16 or (order == "bshd") != (tokens == 1) or (order == "bhsd" and heads > 4):
             continue
         for together, hints in itertools.product((False, True), (False, True)):
-            if (decode and hints) or (order == "bhsd" and (together or not hints)):
+            if (decode and hints) or (order == "bhsd" and together):
                 continue
             yield Config(tokens, heads, warps, together=together, hints=hints)
 
 
-def sweep(name: str, order: str, inplace: bool = False) -> list[dict[str, Any]]:
+def sweep(name: str, order: str, inplace: bool = False, variant: str = "plain") -> list[dict[str, Any]]:
     """Every candidate's time for one shape, fastest first; one that fails to compile or run is left out."""
-    sets = copies(make_case(name, order, "cuda"))
+    sets = copies(make_case(name, order, "cuda", variant=variant))
     case, copy = sets[0], ceiling_us(sets)
     found = []
-    for config in candidates(order, case.spec.pairs, case.q.shape[2 if order == "bshd" else 1], name in DECODE):
+    way = ropewalk_inplace if inplace else ropewalk if variant == "plain" else ropewalk_positions
+    # a head that turns in part moves whole
+    held = case.spec.head_dim // 2
+    for config in candidates(order, held, case.q.shape[2 if order == "bshd" else 1], name in DECODE):
         try:
             with forced(config), torch.no_grad():
-                call = (ropewalk_inplace if inplace else ropewalk)(case)
-                us = replay_us(forward_calls(call, sets), replays=7)
+                us = replay_us(forward_calls(way(case), sets), replays=7)
         except RuntimeError as error:
             found.append({"config": str(config), "us": float("inf"), "error": str(error)[:200]})
             continue

@@ -34,20 +34,20 @@ def gpu_table(rows: list[Row]) -> str:
         return " / ".join("-" if percent is None else f"{percent:.0f}" for percent in passes)
 
     heads = [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
-    return _markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
+    return markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
 
 
 def decode_table(rows: list[Row]) -> str:
-    """Microseconds of a decode step in a graph, and in an eager loop (every run, since that is the host's time)."""
+    """Microseconds of a decode step in a graph, and in an eager loop: from the fastest to the slowest run."""
     names = ("ropewalk", "ropewalk, in place", "liger-kernel", "transformers, compiled", "transformers, eager")
 
     def cell(name: str, shape: str, what: str) -> str:
         taken = [r["us"] for r in rows if (r["contender"], r["shape"], r.get("pass")) == (name, shape, what)]
-        return " and ".join(f"{us:.2f}" if what == "forward" else f"{us:.0f}" for us in taken) or "-"
+        return _span(taken, 2 if what == "forward" else 0)
 
     columns = [(shape, what) for shape in "BC" for what in ("forward", "eager loop")]
     heads = [f"{shape}, {'graph' if what == 'forward' else what}" for shape, what in columns]
-    return _markdown(["us", *heads], [[name, *(cell(name, *column) for column in columns)] for name in names])
+    return markdown(["us", *heads], [[name, *(cell(name, *column) for column in columns)] for name in names])
 
 
 def variant_table(rows: list[Row]) -> str:
@@ -56,18 +56,19 @@ def variant_table(rows: list[Row]) -> str:
     cases = [(shape, order) for shape in "AD" for order in ("bshd", "bhsd")]
     variants = list(dict.fromkeys(variant for variant, _, _ in found))
     heads = [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
-    return _markdown(["", *heads], [[v, *(f"{found[v, *case]:.1f}" for case in cases)] for v in variants])
+    return markdown(["", *heads], [[v, *(f"{found[v, *case]:.1f}" for case in cases)] for v in variants])
 
 
 def fused_table(rows: list[Row]) -> str:
-    """The fused kernel against a copy of the packed qkv, every run."""
+    """The fused kernel against a copy of the packed qkv, the latest two runs."""
+    last = max(r.get("run", 0) for r in rows)
     names = ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch")
 
     def cell(name: str, shape: str) -> str:
-        taken = [r for r in rows if (r["contender"], r["shape"]) == (name, shape)]
-        return " and ".join(f"{r['us']:.2f} us, {r['percent_of_copy']:.0f} %" for r in taken) or "-"
+        taken = [r for r in rows if (r["contender"], r["shape"]) == (name, shape) and r["run"] > last - 2]
+        return f"{_span([r['us'] for r in taken], 2)} us, {_span([r['percent_of_copy'] for r in taken], 0)} %"
 
-    return _markdown(["", *(shapes := ("T64", "T256", "T8192"))], [[name, *(cell(name, s) for s in shapes)] for name in names])
+    return markdown(["", *(shapes := ("T64", "T256", "T8192"))], [[name, *(cell(name, s) for s in shapes)] for name in names])
 
 
 def attention_table(rows: list[Row]) -> str:
@@ -85,7 +86,7 @@ def attention_table(rows: list[Row]) -> str:
             else ""
         )
         lines.append([shape.removeprefix("attention "), name, what, f"{row['us'] / 1000:.2f} ms", note])
-    return _markdown(["shape", "", "pass", "time", ""], lines)
+    return markdown(["shape", "", "pass", "time", ""], lines)
 
 
 def cpu_table(rows: list[Row]) -> str:
@@ -103,22 +104,23 @@ def cpu_table(rows: list[Row]) -> str:
         row = found.get((name, *case))
         return "-" if row is None else f"{row['us']:.0f} us" if case[0] == "cpu decode" else f"{row['times_copy']:.2f}"
 
-    return _markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
+    return markdown(["", *heads], [[name, *(cell(name, case) for case in cases)] for name in names])
 
 
 def models_table(rows: list[Row]) -> str:
-    """Whole models: forwards of a patched Llama, every run, and training steps of our Decoder beside transformers' Llama."""
-    lines = []
+    """Whole models: forwards of a patched Llama, the latest run, and training steps of our Decoder beside transformers' Llama."""
+    lines, last = [], max((r.get("run", 0) for r in rows), default=0)
     for row in rows:
-        if "ms" in row:
-            note = f"{row['times_faster']:.3f} x"
-            lines.append([row["shape"], row["contender"], f"run {row['run']}", f"{row['ms']:.2f} ms", note])
+        if "ms" in row and row["run"] == last:
+            low, high = row["quartiles_ms"]
+            note = f"{row['times_faster']:.3f} x; half of them {low:.2f} to {high:.2f}"
+            lines.append([row["shape"], row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
         elif "us" in row:
             memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
             faster = f"{row['times_faster']:.2f} x" if "times_faster" in row else ""
             said = f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else faster
             lines.append([row["shape"], row["contender"], row["pass"], f"{row['us'] / 1000:.1f} ms", said + memory])
-    return _markdown(["shape", "", "", "time", ""], lines)
+    return markdown(["shape", "", "", "time", ""], lines)
 
 
 #: marker in the page -> (results file, table)
@@ -136,6 +138,13 @@ TABLES = {
 }
 
 
-def _markdown(heads: list[str], lines: list[list[str]]) -> str:
+def _span(values: list[float], digits: int) -> str:
+    """The smallest and the largest, or the one number they both are."""
+    said = dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values))) if values else ["-"]
+    return " to ".join(said)
+
+
+def markdown(heads: list[str], lines: list[list[str]]) -> str:
+    """A table whose first column is words."""
     rule = ["---"] + ["---:"] * (len(heads) - 1)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *lines))

@@ -19,21 +19,21 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Config:
-    """One program takes `tokens` tokens of one of `groups` groups of heads, with `warps` warps.
+    """One program takes `heads` heads of q, of k or of v, of `tokens` tokens, with `warps` warps.
 
     pdl     start while the kernel before is still running, where the GPU can
     load, store  hints for data that is not needed again soon: "evict_first" and ".cs"
     """
 
     tokens: int = 1
-    groups: int = 1
-    warps: int = 4
+    heads: int = 8
+    warps: int = 1
     pdl: bool = False
     load: str = ""
     store: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "groups", "warps"):
+        for name in ("tokens", "heads", "warps"):
             value = integer(name, getattr(self, name), low=1, high=1024)
             if value & (value - 1):
                 raise RopeError(name, "must be a power of two", value)
@@ -41,29 +41,33 @@ class Config:
         choice("store", self.store, ("", ".cs", ".cg", ".wb", ".wt"))
 
 
-#: (most tokens, configuration); the first that fits. At decode a warp owns whole heads and latency rules; at prefill bytes do
+#: (most tokens, configuration for heads of 128); the first that fits. At decode latency rules, at prefill bytes do
 CONFIGS: tuple[tuple[float, Config], ...] = (
-    (128, Config(groups=4, warps=4, pdl=True, load="evict_first", store=".cs")),
-    (float("inf"), Config(groups=4, warps=1, pdl=True, load="evict_first", store=".cs")),
+    (128, Config(heads=16, warps=4, pdl=True, load="evict_first", store=".cs")),
+    (2048, Config(heads=16, warps=2, pdl=True, load="evict_first", store=".cs")),
+    (float("inf"), Config(tokens=2, heads=16, warps=4, pdl=True, load="evict_first", store=".cs")),
 )
 
 
-#: dims of q, k and v that one warp holds: fewer make narrow loads, more would spill
-FEW_DIMS, MOST_DIMS = 384, 2560
+#: the head_dim that CONFIGS are for, and the dims a warp should hold at least: fewer make narrow loads
+HEAD_DIM, FEW_DIMS = 128, 256
 
 
 @lru_cache(maxsize=256)
-def pick_config(tokens: int, dims: int) -> Config:
-    """The configuration for `tokens` tokens of `dims` = (Hq + 2 Hk) D numbers each, fitted to models of other sizes."""
+def pick_config(tokens: int, heads: int, head_dim: int) -> Config:
+    """The configuration for `tokens` tokens of at most `heads` heads, fitted to heads of other widths."""
     config = next(config for most, config in CONFIGS if tokens <= most)
-    groups, warps = config.groups, config.warps
-    while groups > 1 and dims < FEW_DIMS * groups * warps:
-        groups //= 2
-    while warps > 1 and dims < FEW_DIMS * groups * warps:
+    width = power(head_dim)
+    held = min(power(heads), max(1, config.heads * HEAD_DIM // width))
+    warps = config.warps
+    while warps > 1 and held * width < FEW_DIMS * warps:
         warps //= 2
-    while dims > MOST_DIMS * groups * warps:
-        groups, warps = (groups, 2 * warps) if warps < 8 else (2 * groups, warps)
-    return replace(config, groups=groups, warps=warps)
+    return replace(config, heads=held, warps=warps)
+
+
+def power(count: int) -> int:
+    """The power of two that holds `count`."""
+    return 1 << (count - 1).bit_length()
 
 
 @lru_cache(maxsize=64)

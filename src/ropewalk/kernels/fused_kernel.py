@@ -31,6 +31,27 @@ def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZ
     return rows
 
 
+@triton.jit
+@no_type_check
+def _side(
+    rows, live, weight, magnitude, eps, steps, axis_of_pair, positions, token, token_live, axis_stride,
+    MASKED: tl.constexpr, MASK_TOKENS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
+    SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The heads that `rows` [TOKENS, HEADS, 1] point to, normed and turned: (first, second, rest)."""
+    first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, TOKENS, HEADS, EVICT)
+    w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
+    ANGLES: tl.constexpr = HEADS if SPREAD else 1
+    phase = phases(steps, axis_of_pair, positions, token, token_live, axis_stride, AXES, HEAD, MASK_TOKENS, ANGLES)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    cos, sin = phase_cos_sin(phase, QUICK)
+    if MAGNITUDE:
+        cos, sin = cos * magnitude, sin * magnitude
+    return norm_and_turn(first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM, WEIGHT, HEAD)
+
+
 @triton.jit(do_not_specialize=["tokens", "num_slots"])
 @no_type_check
 def forward(
@@ -42,77 +63,78 @@ def forward(
     INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
     SPREAD: tl.constexpr, QUICK: tl.constexpr,
     CACHE: tl.constexpr, QUANTISED: tl.constexpr, KEEP_K: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_DIM: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVICT: tl.constexpr, STORE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs are blocks of TOKENS x GROUPS of heads; the groups of a token run side by side, as they lie in memory.
+    """Programs are blocks of TOKENS x groups of heads of q, or of k, or of v; those of a token run side by side.
 
-    Every load comes before the first store: outputs may be the inputs, so the compiler cannot move loads over stores.
+    A program has heads of one kind: every warp then reads and writes whole rows of one tensor, a scattered cache too.
+    Outputs may be the inputs, so every load comes before the first store: no compiler moves a load over a store.
     """
+    Q_GROUPS: tl.constexpr = (Q_HEADS + BLOCK_Q - 1) // BLOCK_Q
+    K_GROUPS: tl.constexpr = (K_HEADS + BLOCK_K - 1) // BLOCK_K
+    GROUPS: tl.constexpr = Q_GROUPS + (2 if CACHE else 1) * K_GROUPS
+    MASK_Q: tl.constexpr = MASK_TOKENS or BLOCK_Q * Q_GROUPS != Q_HEADS
+    MASK_K: tl.constexpr = MASK_TOKENS or BLOCK_K * K_GROUPS != K_HEADS
     block, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS
     token = block * TOKENS + tl.arange(0, TOKENS)
     row = token.to(tl.int64)[:, None, None]
-    q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
-    k_index = (group * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
-    live = token < tokens
-    q_live = live[:, None, None] & (q_index < Q_HEADS)
-    k_live = live[:, None, None] & (k_index < K_HEADS)
-    MASK_Q: tl.constexpr = MASK_TOKENS or BLOCK_Q * GROUPS != Q_HEADS
-    MASK_K: tl.constexpr = MASK_TOKENS or BLOCK_K * GROUPS != K_HEADS
-    dim = tl.arange(0, BLOCK_DIM)[None, None, :]
-    q_rows, k_rows = q + row * q_token + q_index * q_head, k + row * k_token + k_index * k_head
+    token_live = token < tokens
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if CACHE:
-        slot = load(slots + token, live, MASK_TOKENS, "").to(tl.int64)
-        written = k_live & ((slot >= 0) & (slot < num_slots))[:, None, None]
-    q_first, q_second, q_rest = load_head(q_rows, q_live, MASK_Q, INTERLEAVED, HEAD, TOKENS, BLOCK_Q, EVICT)
-    k_first, k_second, k_rest = load_head(k_rows, k_live, MASK_K, INTERLEAVED, HEAD, TOKENS, BLOCK_K, EVICT)
-    if CACHE:
-        v_rows = v + row * v_token + k_index * v_head
-        values = load(v_rows + dim, k_live & (dim < HEAD[0]), MASK_K or HEAD[0] != BLOCK_DIM, EVICT)
-    qw_first, qw_second, qw_rest = load_factors(q_weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, BLOCK_Q)
-    kw_first, kw_second, kw_rest = load_factors(k_weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    Q_ANGLES: tl.constexpr = BLOCK_Q if SPREAD else 1
-    phase = phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, Q_ANGLES)
-    q_cos, q_sin = phase_cos_sin(phase, QUICK)
-    k_cos, k_sin = q_cos, q_sin
-    if SPREAD and BLOCK_K != BLOCK_Q:
-        phase = phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, BLOCK_K)
-        k_cos, k_sin = phase_cos_sin(phase, QUICK)
-    if MAGNITUDE:
-        q_cos, q_sin, k_cos, k_sin = q_cos * q_magnitude, q_sin * q_magnitude, k_cos * k_magnitude, k_sin * k_magnitude
-    q_first, q_second, q_rest = norm_and_turn(
-        q_first, q_second, q_rest, qw_first, qw_second, qw_rest, q_cos, q_sin, eps, NORM, WEIGHT, HEAD
-    )
-    k_first, k_second, k_rest = norm_and_turn(
-        k_first, k_second, k_rest, kw_first, kw_second, kw_rest, k_cos, k_sin, eps, NORM, WEIGHT, HEAD
-    )
-    if CACHE:
-        k_inverse, v_inverse = 1.0, 1.0
-        if QUANTISED:
-            k_inverse, v_inverse = 1.0 / tl.load(k_scale), 1.0 / tl.load(v_scale)
-        tl.store(
-            _slot_rows(v_cache, slot, k_index, v_page, v_row, v_slot_head, PAGE_SIZE) + dim,
-            as_stored(values, v_inverse, v_cache.dtype.element_ty, QUANTISED),
-            mask=written & (dim < HEAD[0]),
-            cache_modifier=STORE,
-        )
-        store_head(
-            _slot_rows(k_cache, slot, k_index, k_page, k_row, k_slot_head, PAGE_SIZE),
-            k_first, k_second, k_rest, k_inverse, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+    if group < Q_GROUPS:
+        q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
+        q_live = token_live[:, None, None] & (q_index < Q_HEADS)
+        q_first, q_second, q_rest = _side(
+            q + row * q_token + q_index * q_head, q_live, q_weight, q_magnitude, eps,
+            steps, axis_of_pair, positions, token, token_live, axis_stride,
+            MASK_Q, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_Q, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
         )  # fmt: skip
-    if KEEP_K:
         store_head(
-            k_out + row * k_out_token + k_index * k_out_head,
-            k_first, k_second, k_rest, 1.0, k_live, False, MASK_K, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+            q_out + row * q_out_token + q_index * q_out_head,
+            q_first, q_second, q_rest, 1.0, q_live, False, MASK_Q, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_Q, STORE,
         )  # fmt: skip
-    store_head(
-        q_out + row * q_out_token + q_index * q_out_head,
-        q_first, q_second, q_rest, 1.0, q_live, False, MASK_Q, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_Q, STORE,
-    )  # fmt: skip
+    else:
+        is_key = group < Q_GROUPS + K_GROUPS
+        k_index = ((group - Q_GROUPS) % K_GROUPS * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
+        k_live = token_live[:, None, None] & (k_index < K_HEADS)
+        if CACHE:
+            slot = load(slots + token, token_live, MASK_TOKENS, "").to(tl.int64)
+            written = k_live & ((slot >= 0) & (slot < num_slots))[:, None, None]
+        if is_key:
+            k_first, k_second, k_rest = _side(
+                k + row * k_token + k_index * k_head, k_live, k_weight, k_magnitude, eps,
+                steps, axis_of_pair, positions, token, token_live, axis_stride,
+                MASK_K, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_K, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
+            )  # fmt: skip
+            if CACHE:
+                inverse = 1.0
+                if QUANTISED:
+                    inverse = 1.0 / tl.load(k_scale)
+                store_head(
+                    _slot_rows(k_cache, slot, k_index, k_page, k_row, k_slot_head, PAGE_SIZE),
+                    k_first, k_second, k_rest, inverse, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+                )  # fmt: skip
+            if KEEP_K:
+                store_head(
+                    k_out + row * k_out_token + k_index * k_out_head,
+                    k_first, k_second, k_rest, 1.0, k_live, False, MASK_K, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+                )  # fmt: skip
+        elif CACHE:
+            dim = tl.arange(0, BLOCK_DIM)[None, None, :]
+            inside = dim < HEAD[0]
+            values = load(v + row * v_token + k_index * v_head + dim, k_live & inside, MASK_K or HEAD[0] != BLOCK_DIM, EVICT)
+            if PDL:
+                tl.extra.cuda.gdc_launch_dependents()
+            inverse = 1.0
+            if QUANTISED:
+                inverse = 1.0 / tl.load(v_scale)
+            tl.store(
+                _slot_rows(v_cache, slot, k_index, v_page, v_row, v_slot_head, PAGE_SIZE) + dim,
+                as_stored(values, inverse, v_cache.dtype.element_ty, QUANTISED),
+                mask=written & inside,
+                cache_modifier=STORE,
+            )
 
 
 @triton.jit

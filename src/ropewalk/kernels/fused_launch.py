@@ -11,7 +11,7 @@ from torch import Tensor
 from triton import knobs
 
 from ropewalk.kernels import fused_kernel
-from ropewalk.kernels.fused_config import Config, has_pdl, pick_config
+from ropewalk.kernels.fused_config import Config, has_pdl, pick_config, power
 from ropewalk.kernels.fused_definition import Call, KVSlots
 from ropewalk.kernels.triton import has_sine_unit
 from ropewalk.table import magnitude_on, tables
@@ -36,7 +36,7 @@ def run(call: Call, config: Config | None = None) -> None:
     if not tokens:
         return
     if config is None:
-        config = pick_config(tokens, (call.q.shape[1] + 2 * call.k.shape[1]) * call.spec.head_dim)
+        config = pick_config(tokens, max(call.q.shape[1], call.k.shape[1]), call.spec.head_dim)
     tensors = _tensors(call)
     key = (call.spec.key, call.q.device, call.q.shape[1:], call.k.shape[1], tokens % config.tokens, config, _norm(call))
     key += tuple(None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in tensors)
@@ -68,7 +68,9 @@ class Plan:
         tokens_at = _FORWARD.arg_names.index("tokens")
         self.rest = tuple(values[name] for name in _FORWARD.arg_names[tokens_at + 1 :])
         self.options = {"num_warps": config.warps, **({"launch_pdl": True} if values["PDL"] else {})}
-        self.tokens, self.groups = config.tokens, config.groups
+        kinds = (("Q", 1), ("K", 1 if call.cache is None else 2))
+        self.groups = sum(times * -(-values[f"{kind}_HEADS"] // values[f"BLOCK_{kind}"]) for kind, times in kinds)
+        self.tokens = config.tokens
         self.device_index = call.q.device.index
         self.kernel: Any = None
 
@@ -98,20 +100,20 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
     """Every argument of `fused_kernel.forward` after `tokens`, by name."""
     cache = call.cache
     k_slots, v_slots, page_size = cache_strides(cache)
-    values = _angle_values(call) | _head_values(call, config.groups)
+    values = _angle_values(call) | _head_values(call, *(min(config.heads, power(x.shape[1])) for x in (call.q, call.k)))
     values |= {
         "num_slots": 0 if cache is None else cache.num_slots,
         **_strides(q=call.q, k=call.k, v=call.v, q_out=call.q_out, k_out=call.k_out),
         **dict(zip(("k_page", "k_row", "k_slot_head", "v_page", "v_row", "v_slot_head"), k_slots + v_slots, strict=True)),
         "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0),
-        "SPREAD": 32 * config.warps <= _power(call.spec.pairs),
+        "SPREAD": 32 * config.warps <= power(call.spec.pairs),
         "QUICK": has_sine_unit(call.q),
         "CACHE": cache is not None,
         "QUANTISED": cache is not None and cache.quantised,
         "KEEP_K": call.k_out is not None,
         "PAGE_SIZE": page_size,
         "TOKENS": config.tokens,
-        "BLOCK_DIM": _power(call.spec.head_dim),
+        "BLOCK_DIM": power(call.spec.head_dim),
         "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
         "EVICT": config.load,
         "STORE": config.store,
@@ -133,22 +135,20 @@ def _angle_values(call: Call) -> dict[str, Any]:
     }
 
 
-def _head_values(call: Call, groups: int) -> dict[str, Any]:
+def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
     spec, norm = call.spec, call.norm
     rest = spec.head_dim - 2 * spec.pairs
-    q_heads, k_heads = call.q.shape[1], call.k.shape[1]
     return {
         "eps": 0.0 if norm is None else norm.eps,
-        "Q_HEADS": q_heads,
-        "K_HEADS": k_heads,
-        "HEAD": (spec.head_dim, spec.rotary_start, spec.pairs, _power(spec.pairs), _power(rest) if rest else 0),
+        "Q_HEADS": call.q.shape[1],
+        "K_HEADS": call.k.shape[1],
+        "HEAD": (spec.head_dim, spec.rotary_start, spec.pairs, power(spec.pairs), power(rest) if rest else 0),
         "INTERLEAVED": spec.layout == "interleaved",
         "INTERLEAVED_OUT": spec.layout_out == "interleaved",
         "NORM": norm is not None,
         "WEIGHT": "" if norm is None or norm.q_weight is None else "1+w" if norm.plus_one else "w",
-        "GROUPS": groups,
-        "BLOCK_Q": _power(-(-q_heads // groups)),
-        "BLOCK_K": _power(-(-k_heads // groups)),
+        "BLOCK_Q": q_block,
+        "BLOCK_K": k_block,
     }
 
 
@@ -192,23 +192,19 @@ def backward_division(call: Call) -> tuple[int, int]:
     """Groups of heads, and warps of a program."""
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs
-    width = 2 * _power(spec.pairs) + (_power(rest) if rest else 0)
+    width = 2 * power(spec.pairs) + (power(rest) if rest else 0)
     room = max(1, BACKWARD_DIMS // width)
-    heads = min(_power(q_heads), 1 << (room.bit_length() - 1))
-    return _power(-(-q_heads // heads)), min(8, _power(max(1, heads * width // BACKWARD_DIMS_A_WARP)))
+    heads = min(power(q_heads), 1 << (room.bit_length() - 1))
+    return power(-(-q_heads // heads)), min(8, power(max(1, heads * width // BACKWARD_DIMS_A_WARP)))
 
 
 def backward_values(call: Call, q_grad: Tensor, k_grad: Tensor, dq: Tensor, dk: Tensor, groups: int) -> dict[str, Any]:
     """Every argument of `fused_kernel.backward` after `tokens` but WEIGHT_GRAD, by name; one token at a time."""
     strides = _strides(q=call.q, k=call.k, q_grad=q_grad, k_grad=k_grad, dq=dq, dk=dk)
-    return _angle_values(call) | _head_values(call, groups) | strides | {"TOKENS": 1, "MASK_TOKENS": False}
+    blocks = (power(-(-x.shape[1] // groups)) for x in (call.q, call.k))
+    return _angle_values(call) | _head_values(call, *blocks) | strides | {"GROUPS": groups, "TOKENS": 1, "MASK_TOKENS": False}
 
 
 @lru_cache(maxsize=64)
 def _processors(where: torch.device) -> int:
     return torch.cuda.get_device_properties(where).multi_processor_count if where.type == "cuda" else 1
-
-
-def _power(n: int) -> int:
-    """The power of two that holds n."""
-    return 1 << (n - 1).bit_length()

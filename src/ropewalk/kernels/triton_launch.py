@@ -168,7 +168,8 @@ class Plan:
         order = "head" if tokens > 1 and q_heads > 1 and q.strides[2] > q.strides[1] else "token"
         head_dim, pairs, start = x.shape[-1], turn.pairs, turn.start
         copied = 0 if all(out is each for each, out in zip(xs, outs, strict=True)) else head_dim - 2 * pairs
-        config = tuning.choose(order, source.mode, pairs, copied, (batch, tokens), (q_heads, k_heads), x.element_size())
+        heads, itemsize = (q_heads, k_heads), x.element_size()
+        config = tuning.choose(order, source.mode, pairs, copied, (batch, tokens), heads, itemsize, source.num_axes)
         values = self._blocks(config, order, batch, tokens, q_heads, k_heads)
         for name, tensor in (("q", q), ("k", k), ("q_out", q_out), ("k_out", k_out)):
             values.update(zip((f"{name}_batch", f"{name}_token", f"{name}_head"), tensor.strides, strict=True))

@@ -57,6 +57,15 @@ TABLE: tuple[Line, ...] = (
     ("head", "rows", 256, Config(8, 1, 8, hints=True)),
 )
 
+#: (order, what makes a call special, pairs that its whole head would have): where TABLE is too far off. Angles of several
+#: axes cost more, so that fewer threads find them, for more heads each; dimensions that only go along want wide loads
+SPECIAL: dict[tuple[str, str, int], Config] = {
+    ("token", "axes", 64): Config(1, 16, 2),
+    ("head", "axes", 64): Config(8, 2, 2),
+    ("token", "part", 64): Config(1, 16, 2),
+    ("head", "part", 64): Config(16, 1, 4),
+}
+
 _forced: Config | None = None
 
 
@@ -77,11 +86,11 @@ def forced(config: Config | None) -> Iterator[None]:
 
 
 def choose(
-    order: str, angles: str, pairs: int, copied: int, sizes: tuple[int, int], heads: tuple[int, int], itemsize: int
+    order: str, angles: str, pairs: int, copied: int, sizes: tuple[int, int], heads: tuple[int, int], itemsize: int, axes: int = 1
 ) -> Config:
     """The configuration for `sizes` = (rows, tokens a row) and (query, key) `heads`, fitted so that few lanes idle.
 
-    `copied` dimensions of a head do not turn but go along.
+    `copied` dimensions of a head do not turn but go along; positions lie on `axes` axes.
     """
     if _forced is not None:
         return _forced
@@ -90,6 +99,8 @@ def choose(
     lines = [line for line in TABLE if line[:2] == (order, angles)]
     width = power(pairs + copied // 2)
     _, _, widest, config = next((line for line in lines if width <= line[2]), lines[-1])
+    special = SPECIAL.get((order, "axes" if axes > 1 else "part" if copied else "", width)) if angles == "phase" else None
+    config = special or config
     # a float32 takes twice the room, a narrow head leaves some
     room = max(1, config.tokens * config.heads * widest // (width * itemsize // 2))
     config = _fitted(config, room, power(tokens), power(max(heads)))
