@@ -10,12 +10,18 @@ from typing import Any
 
 from ropewalk.attention.comparison import as_markdown, compare
 from ropewalk.bench import chart, rows, tables
+from ropewalk.lab.studies import STUDIES, read_study
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
 #: tables of the page about peers, and the one shape each shows: a long prompt, forward
 PEER_TABLES = {"peers-gpu": "h200.jsonl", "peers-cpu": "cpu.jsonl"}
 PEER_CASES = {("forward", "A", "bfloat16"), ("forward", "cpu prefill", "float32")}
+#: folders of studies in results/lab, and how many of their tables the page shows
+LAB = {
+    "cpu_three_seeds_encodings": 1, "cpu_three_seeds_extend": 1, "h200_encodings": 1, "h200_extend": 5, "h200_base": 1,
+    "h200_passkey": 1, "h200_mlm_lengths": 1, "h200_matching": 1,
+}  # fmt: skip
 START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
 
@@ -60,15 +66,34 @@ def peers_page(text: str) -> str:
     return text
 
 
+def study_block(folder: Path, count: int) -> str:
+    """The first tables of a study's committed rows, and what became of each of its claims."""
+    found, facts = read_study(folder)
+    page = STUDIES[facts["study"]].page(found, facts)
+    parts = [tables.markdown(list(table.columns), [list(row) for row in table.rows]) for table in page.tables[:count]]
+    claims = [f"- {claim.text}: **{claim.verdict}** ({claim.evidence})." for claim in page.claims]
+    made = facts["machine"]
+    where = f"{facts['seeds']} seed{'s' * (facts['seeds'] > 1)}, {made['device']}, torch {made['torch']}, {made['date']}."
+    return "\n".join([*parts, *claims, "", where]) + "\n"
+
+
+def lab_page(text: str) -> str:
+    """The page of measured studies as the committed rows have it."""
+    for name, count in LAB.items():
+        text = filled(text, name, study_block(RESULTS / "lab" / name, count))
+    return text
+
+
 def main() -> None:
     """Rewrite the pages and charts, and print their paths."""
-    encodings, benchmarks, peers = (DOCS / f"{name}.md" for name in ("encodings", "benchmarks", "peers"))
+    encodings, benchmarks, peers, lab = (DOCS / f"{name}.md" for name in ("encodings", "benchmarks", "peers", "lab-results"))
+    lab.write_text(lab_page(lab.read_text(encoding="utf-8")), encoding="utf-8")
     encodings.write_text(filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())), encoding="utf-8")
     benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
     peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
     chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")
     chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
-    print(encodings, benchmarks, peers, sep="\n")
+    print(encodings, benchmarks, peers, lab, sep="\n")
 
 
 if __name__ == "__main__":

@@ -86,14 +86,15 @@ def test_charts_show_what_the_rows_say(tmp_path):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_benchmark_page_shows_the_committed_rows():
+@pytest.mark.parametrize(("page", "made"), [("benchmarks", "benchmark_page"), ("lab-results", "lab_page")])
+def test_pages_show_the_committed_rows(page, made):
     sys.path.insert(0, str(DOCS))
     try:
         import tables as page_tables
     finally:
         sys.path.remove(str(DOCS))
-    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    assert page_tables.benchmark_page(text) == text, "run python docs/tables.py"
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert getattr(page_tables, made)(text) == text, "run python docs/tables.py"
 
 
 def test_linear_attention_is_timed_beside_the_softmax_and_beside_half_its_length():

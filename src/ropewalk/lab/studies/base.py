@@ -54,7 +54,7 @@ def measure(
 ) -> list[Row]:
     """Train with one base, read at every length."""
     plain = preset_of(preset, changes, seed)
-    head_dim = plain.model["hidden_size"] // plain.model["num_heads"]
+    head_dim = plain.model.get("head_dim", plain.model["hidden_size"] // plain.model["num_heads"])
     wanted = preset_of(preset, changes, seed, encoding=RopeSpec(head_dim=head_dim, theta=base))
     done = trained(place, f"base-{base:g}-{seed}", wanted)
     length = length_of(wanted)

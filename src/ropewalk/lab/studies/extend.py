@@ -159,8 +159,12 @@ def claims(rows: list[Row], factors: list[int], start: int) -> list[Claim]:
     at = 4 if 4 in factors else factors[-1]
     zero = {m: score(rows, "loss", tuned=0, method=m, factor=at) for m in known(rows, "loss", "method", tuned=0)}
     found = [
-        lower(f"Zero-shot at {at}x: YaRN < NTK < none in loss", zero, ["yarn", "ntk", "none"], same_model=True),
-        lower(f"Zero-shot at {at}x interpolation is worse than doing nothing", zero, ["none", "linear"], same_model=True),
+        lower(
+            f"Zero-shot at {at}x: YaRN < NTK < none < interpolation in loss",
+            zero,
+            ["yarn", "ntk", "none", "linear"],
+            same_model=True,
+        ),
     ]
     for method in ("none", "yarn"):
         after = [r for r in rows if r["metric"] == "loss" and r["tuned"] and r["factor"] == at]

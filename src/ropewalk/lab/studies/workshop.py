@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,9 @@ class Workshop:
         workers = min(self.workers, len(jobs))
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, initializer=_settle, initargs=(os.getpid(),))
-        waiting: dict[Future, Job] = {pool.submit(_perform, self.place, job): job for job in jobs}
+        with _one_thread_each():
+            # a worker is started by what is submitted, and takes the environment as it is then
+            waiting: dict[Future, Job] = {pool.submit(_perform, self.place, job): job for job in jobs}
         try:
             while waiting:
                 ended, _ = wait(waiting, timeout=GLANCE, return_when=FIRST_COMPLETED)
@@ -98,6 +101,20 @@ class Workshop:
 def _perform(place: Place, job: Job) -> tuple[list[Row], float]:
     began = time.perf_counter()
     return job.work(place, **job.settings), time.perf_counter() - began
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes started inside have one OpenMP thread from the first: batched products do not heed a later wish."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 def _settle(parent: int) -> None:
