@@ -19,8 +19,8 @@ PEER_TABLES = {"peers-gpu": "h200.jsonl", "peers-cpu": "cpu.jsonl"}
 PEER_CASES = {("forward", "A", "bfloat16"), ("forward", "cpu prefill", "float32")}
 #: folders of studies in results/lab, and how many of their tables the page shows
 LAB = {
-    "cpu_demo_encodings": 1, "cpu_demo_extend": 1, "cpu_three_seeds_encodings": 1, "cpu_three_seeds_extend": 1, "h200_encodings": 1, "h200_extend": 5, "h200_base": 1,
-    "h200_passkey": 1, "h200_mlm_lengths": 1, "h200_matching": 1,
+    "cpu_demo_encodings": 1, "cpu_demo_extend": 1, "cpu_three_seeds_encodings": 1, "cpu_three_seeds_extend": 1,
+    "h200_encodings": 1, "h200_extend": 5, "h200_base": 1, "h200_passkey": 1, "h200_mlm_lengths": 1, "h200_matching": 1,
 }  # fmt: skip
 START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
