@@ -10,6 +10,12 @@ import urllib.request
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def main_kept(monkeypatch):
+    """streamlit's harness leaves its script in the place of the main module, and processes spawned later would run it."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
