@@ -31,8 +31,9 @@ lint: setup
 types: setup
 	$(BIN)/pyright
 
+# one thread a process: JOBS processes share the cores already
 tests: setup
-	$(BIN)/pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site
