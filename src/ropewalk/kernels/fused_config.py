@@ -11,6 +11,7 @@ import torch
 
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.fused_definition import Call
+from ropewalk.kernels.triton_tuning import power
 from ropewalk.spec import spec_of
 from ropewalk.table import tables
 
@@ -63,11 +64,6 @@ def pick_config(tokens: int, heads: int, head_dim: int) -> Config:
     while warps > 1 and held * width < FEW_DIMS * warps:
         warps //= 2
     return replace(config, heads=held, warps=warps)
-
-
-def power(count: int) -> int:
-    """The power of two that holds `count`."""
-    return 1 << (count - 1).bit_length()
 
 
 @lru_cache(maxsize=64)

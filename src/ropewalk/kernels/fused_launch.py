@@ -11,9 +11,10 @@ from torch import Tensor
 from triton import knobs
 
 from ropewalk.kernels import fused_kernel
-from ropewalk.kernels.fused_config import Config, has_pdl, pick_config, power
+from ropewalk.kernels.fused_config import Config, has_pdl, pick_config
 from ropewalk.kernels.fused_definition import Call, KVSlots
 from ropewalk.kernels.triton import has_sine_unit
+from ropewalk.kernels.triton_tuning import power
 from ropewalk.table import magnitude_on, tables
 
 #: kinds of calls that are remembered
