@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
@@ -191,10 +192,130 @@ def under_forward_derivatives(rope, q, k):
         rope(q, k)
 
 
-@pytest.mark.parametrize("watched", [under_vmap, under_a_mode, under_forward_derivatives])
+def traced(rope, q, k):
+    with as_users_call():
+        torch.jit.trace(lambda q, k: rope(q, k), (q, k), check_trace=False)
+
+
+def after_a_hook(register):
+    """Called while a hook is registered."""
+
+    def call(rope, q, k):
+        handle = register(rope)(lambda *_: None)
+        try:
+            rope(q, k, offset=5)
+        finally:
+            handle.remove()
+
+    return call
+
+
+HOOKS = {
+    "forward hook": lambda rope: rope.register_forward_hook,
+    "forward pre-hook": lambda rope: rope.register_forward_pre_hook,
+    "backward hook": lambda rope: rope.register_full_backward_hook,
+    "backward pre-hook": lambda rope: rope.register_full_backward_pre_hook,
+    "forward hook of every module": lambda _: modules.register_module_forward_hook,
+    "forward pre-hook of every module": lambda _: modules.register_module_forward_pre_hook,
+    "backward hook of every module": lambda _: modules.register_module_full_backward_hook,
+    "backward pre-hook of every module": lambda _: modules.register_module_full_backward_pre_hook,
+}
+WATCHED = {
+    "vmap": under_vmap,
+    "mode": under_a_mode,
+    "forward derivatives": under_forward_derivatives,
+    "tracer": traced,
+    **{name: after_a_hook(register) for name, register in HOOKS.items()},
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("watched", WATCHED.values(), ids=WATCHED)
 def test_whoever_watches_sees_the_call(monkeypatch, watched):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
     monkeypatch.setattr(tokens, "make_turn", long_way)
     with pytest.raises(AssertionError, match="long way"):
         watched(rope, q, k)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("known", [False, True])
+def test_a_traced_call_turns_other_tensors_of_other_lengths(known):
+    """The tracer must see the rotation and not what the kernel writes behind its back."""
+    rope = rw.Rope(SPEC)
+    if known:
+        rope(draw(3), draw(1), offset=5)
+    with as_users_call():
+        traced = torch.jit.trace(lambda q, k: rope(q, k, offset=5), (draw(3), draw(1)), check_trace=False)
+        for seq in (7, 4):
+            q, k = torch.randn(2, 3, seq, 10), torch.randn(2, 1, seq, 10)
+            for found, x in zip(traced(q, k), (q, k), strict=True):
+                positions = torch.arange(5, 5 + seq).expand(2, seq)
+                torch.testing.assert_close(found, definition(x, SPEC, positions).float())
+
+
+def test_a_forward_put_in_its_place_is_called():
+    """As dispatchers of layers over devices do, and subclasses."""
+    rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
+    rope(q, k, offset=5)
+
+    class Mine(rw.Rope):
+        def forward(self, q, k=None, *_, **__):
+            return "mine"
+
+    assert Mine(SPEC)(q, k, offset=5) == "mine"
+    rope.forward = lambda *_, **__: "wrapped"
+    assert rope(q, k, offset=5) == "wrapped"
+
+
+def test_a_compiled_call_is_called():
+    rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
+    rope(q, k, offset=5)
+    rope._compiled_call_impl = lambda *_, **__: "compiled"  # what rope.compile() sets
+    assert rope(q, k, offset=5) == "compiled"
+
+
+def test_a_kind_known_without_gradients_is_not_taken_for_one_with_them():
+    rope, q, k = rw.Rope(SPEC), draw(3).requires_grad_(), draw(1).requires_grad_()
+    with torch.no_grad():
+        for _ in range(2):
+            rope(q, k, offset=5)
+    weights = torch.randn_like(q), torch.randn_like(k)
+    for gradient, weight in zip(torch.autograd.grad(rope(q, k, offset=5), (q, k), weights), weights, strict=True):
+        # the transpose of a rotation is the rotation back
+        torch.testing.assert_close(gradient, definition(weight, SPEC, -torch.arange(5, 12).expand(2, 7)).float())
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_autograd_notices_that_a_tensor_it_kept_was_turned_in_place(known):
+    rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
+    if known:
+        rope(q.clone(), k.clone(), offset=5, inplace=True)
+    for kept in (0, 1):
+        weight = torch.ones((), requires_grad=True)
+        product = ((q, k)[kept] * weight).sum()
+        with torch.no_grad():
+            rope(q, k, offset=5, inplace=True)
+        with pytest.raises(RuntimeError, match="inplace"):
+            product.backward()
+
+
+def test_many_kinds_of_one_shape_are_all_turned_right():
+    rope, xs = rw.Rope(SPEC), []
+    for step in range(1, shortcut.MOST_OF_A_NAME + 4):
+        xs.append((draw(3), torch.randn(2, 1, 7 * step, 10)[:, :, ::step]))
+    for start in (5, 9):
+        for q, k in xs:
+            assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+    assert all(len(kinds) <= shortcut.MOST_OF_A_NAME for kinds in shortcut._KNOWN.values())
+
+
+def test_specs_that_take_turns_keep_their_own_angles():
+    """Rows of counted positions are kept for the next layer; here three specs and two offsets want the place of two."""
+    ropes = [rw.Rope(rw.RopeSpec(10, theta=theta)) for theta in (10_000.0, 99.0, 7.0)]
+    q, k = draw(3), draw(1)
+    for _ in range(2):
+        for rope in ropes:
+            for start in (5, 9):
+                assert_turned(rope(q, k, offset=start), (q, k), rope.spec, torch.arange(start, start + 7))

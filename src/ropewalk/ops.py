@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Length
@@ -24,6 +25,8 @@ def execute(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str |
         _on_copies(xs, outs, turn, backend)
     else:
         pick(xs, turn, backend).run(xs, outs, turn)
+    if inplace:
+        increment_version(xs)  # autograd must notice that what it kept has changed
     return outs
 
 

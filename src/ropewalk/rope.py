@@ -55,6 +55,14 @@ class Rope(nn.Module):
         elif self.spec.learned:
             nn.init.zeros_(self.log_scale)
 
+    def __call__(self, q, k=None, positions=None, offset=0, seq_dim=-2, length=None, *, inplace=False):
+        """`forward`; a kind of call that is known goes straight to its kernel if nobody watches this module."""
+        if k is not None and length is None and type(self).forward is Rope.forward and not shortcut.watched(self):
+            known = shortcut.turn_known(self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
+            if known is not None:
+                return known
+        return super().__call__(q, k, positions, offset, seq_dim, length, inplace=inplace)
+
     def forward(
         self,
         q: Inexact[Tensor, "... D"],
@@ -72,17 +80,11 @@ class Rope(nn.Module):
         positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or [B]
         length     int or [B], read only by length-dependent scalings; None = each row's own last position + 1
         """
-        xs, kind = (q,) if k is None else (q, k), None
-        if k is not None and length is None and not torch.compiler.is_compiling():
-            kind = shortcut.kind_of(self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
-            if kind is not None:
-                known = shortcut.turn_known(kind, q, k, positions, offset, inplace)  # type: ignore[arg-type]  # an int
-                if known is not None:
-                    return known
+        xs = (q,) if k is None else (q, k)
         turn = tokens.make_turn(xs, self.spec, positions, offset, seq_dim, length)
         turned = rotation.run(xs, turn, inplace, self.backend) if not self.spec.learned else self._trained(xs, turn, inplace)
-        if kind is not None and turn.positions is positions:
-            shortcut.remember(kind, turn, self.backend, xs, turned)
+        if length is None:
+            shortcut.remember(turn, self.backend, xs, turned, positions, seq_dim)
         return turned[0] if k is None else turned
 
     def rotate(

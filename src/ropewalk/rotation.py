@@ -226,8 +226,8 @@ def _needs_formula(turn: AnyTurn, transforms: list) -> bool:
 
 
 def _traced(xs: tuple[Tensor, ...]) -> bool:
-    """Whether someone must see the rotation as one op: a compiler, a functorch transform, a tensor subclass or a mode."""
-    if torch.compiler.is_compiling():
+    """Whether someone must see the rotation as one op: a compiler, a tracer, a functorch transform, a tensor subclass, a mode."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return True
     if not all(type(x) in (Tensor, torch.nn.Parameter) for x in xs):
         return True

@@ -1,16 +1,21 @@
 """Known kinds of calls: a decode step repeats one kind of call, so its checks and its plan are made once and remembered.
 
 The first call of a kind takes the long way, through every check. If a kernel then has a `prepare`, later calls of the
-same kind (same shapes, strides and types, nobody watching) go straight to it.
+same kind go straight to it. Whether a call is of a kind is asked of torch's own guard, the one behind torch.compile: in
+one step it compares type, dtype, device, sizes, strides, requires_grad and every dispatch key, so also whether a mode, a
+transform or a tracer watches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+from torch.nn.modules import module as torch_module
 
 from ropewalk.kernels import pick
 from ropewalk.kernels.turn import Turn
@@ -18,60 +23,125 @@ from ropewalk.spec import RopeSpec
 
 #: a prepared kernel: (q, k, q_out, k_out, positions, offset) -> whether it could; False sends the call the long way
 Prepared = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, int], bool]
-#: kinds that are remembered; None for one that no kernel prepares
-_KNOWN: dict[tuple, Prepared | None] = {}
+
+
+class Known(NamedTuple):
+    """One kind of call."""
+
+    fits: Callable[..., bool]  # asked of (q, k) or (q, k, positions)
+    run: Prepared | None  # None where no kernel prepares it: only the long way leads there
+    graded: bool  # q or k requires a gradient, so it is this kind only while none is taken
+    apart: int  # bytes from the start of k to that of q in the call that was checked
+    q_span: int  # bytes from end to end
+    k_span: int
+
+
+#: by what tells most of them apart and is quickly asked for
+_KNOWN: dict[tuple, list[Known]] = {}
 MOST_KNOWN = 1024
+#: kinds that share a name: other strides, types or devices
+MOST_OF_A_NAME = 8
 
 _functorch_depth = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
-_modes = torch._C._len_torch_dispatch_stack
+#: a torch that has moved it knows no shortcut
+_Guard = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+#: hooks of every module, in dicts that torch keeps as long as the process lives
+_before_any, _after_any = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
+_before_any_backward, _after_any_backward = torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks
 
 
-def kind_of(
+def watched(module: nn.Module) -> bool:
+    """Whether a call of the module must be seen: by a compiler, by hooks, or by whoever put a forward in its place."""
+    own = module.__dict__
+    if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
+        return True
+    if _before_any or _after_any or _before_any_backward or _after_any_backward:
+        return True
+    return "forward" in own or own.get("_compiled_call_impl") is not None or torch.compiler.is_compiling()
+
+
+def _name(spec: RopeSpec, backend: str | None, q: Tensor, given: bool, seq_dim: int, inplace: bool) -> tuple:
+    return (spec.key, backend, q.shape, given, seq_dim, inplace)
+
+
+def turn_known(
     spec: RopeSpec,
     backend: str | None,
     q: Tensor,
     k: Tensor,
     positions: Tensor | None,
-    offset: object,
+    offset: int | Tensor,
     seq_dim: int,
     inplace: bool,
-) -> tuple | None:
-    """Everything a checked call depends on; None for a call that must take the long way."""
-    if type(q) is not Tensor or type(k) is not Tensor or type(offset) is not int or not -(2**62) < offset < 2**62:
-        return None
-    if (q.requires_grad or k.requires_grad) and torch.is_grad_enabled():
-        return None
-    if _functorch_depth() is not None or _modes() or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg():
-        return None
-    where = None
-    if positions is not None:
-        if type(positions) is not Tensor:
-            return None
-        where = (positions.dtype, positions.shape, positions.stride(), positions.is_cpu, positions.get_device(), offset)
-    # whether q and k overlap depends on where they lie in a memory they share
-    apart = None
-    if inplace and (memory := q.untyped_storage().data_ptr()) == k.untyped_storage().data_ptr():
-        apart = (memory, q.storage_offset() - k.storage_offset())
-    tensors = (q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride(), q.is_cpu, k.is_cpu, q.get_device(), k.get_device())
-    return (spec.key, backend, where, tensors, seq_dim, inplace, apart)
-
-
-def turn_known(
-    kind: tuple, q: Tensor, k: Tensor, positions: Tensor | None, offset: int, inplace: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """The turned q and k if the kind is known and its kernel takes this call, else None."""
-    prepared = _KNOWN.get(kind)
-    if prepared is None:
+    """The turned q and k if this kind of call is known and its kernel takes it, else None."""
+    given = positions is not None
+    # derivatives taken forwards are the one thing the guard does not see
+    if type(q) is not Tensor or type(offset) is not int or type(seq_dim) is not int or forward_ad._current_level >= 0:
         return None
-    q_out, k_out = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
-    return (q_out, k_out) if prepared(q, k, q_out, k_out, positions, offset) else None
+    for known in _KNOWN.get(_name(spec, backend, q, given, seq_dim, inplace), ()):
+        if known.fits(q, k, positions) if given else known.fits(q, k):
+            break
+    else:
+        return None
+    if known.run is None or (known.graded and torch.is_grad_enabled()) or not -(2**62) < offset < 2**62 or (given and offset):
+        return None
+    if not inplace:
+        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+        return (q_out, k_out) if known.run(q, k, q_out, k_out, positions, offset) else None
+    # shapes and strides are those of the checked call, so q and k can only overlap if they now lie closer together
+    apart = q.data_ptr() - k.data_ptr()
+    if (apart != known.apart and -known.q_span < apart < known.k_span) or not known.run(q, k, q, k, positions, offset):
+        return None
+    increment_version((q, k))
+    return q, k
 
 
-def remember(kind: tuple, turn: Turn, backend: str | None, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> None:
-    """Keep what the kernel prepares for this kind; called after the long way succeeded."""
-    if kind in _KNOWN or turn.spec.needs_length or turn.spec.learned or any(out.stride(-1) != 1 for out in outs):
+def remember(
+    turn: Turn,
+    backend: str | None,
+    xs: tuple[Tensor, ...],
+    outs: tuple[Tensor, ...],
+    positions: Tensor | None,
+    seq_dim: int,
+) -> None:
+    """Keep what the kernel prepares for this kind of call, which has just gone the long way."""
+    tensors = xs if positions is None else (*xs, positions)
+    if _Guard is None or len(xs) != 2 or turn.positions is not positions or torch.compiler.is_compiling() or not _plain(tensors):
+        return
+    graded = any(x.requires_grad for x in xs)
+    if graded and torch.is_grad_enabled():
+        return
+    inplace = outs[0] is xs[0]
+    kinds = _KNOWN.get(name := _name(turn.spec, backend, xs[0], positions is not None, seq_dim, inplace), [])
+    if any(kind.fits(*tensors) for kind in kinds):
         return
     if len(_KNOWN) >= MOST_KNOWN:
         _KNOWN.clear()
-    prepare = pick(xs, turn, backend).prepare
-    _KNOWN[kind] = None if prepare is None else prepare(xs, outs, turn)
+    prepare = None
+    if not turn.spec.needs_length and not turn.spec.learned and all(out.stride(-1) == 1 for out in outs):
+        prepare = pick(xs, turn, backend).prepare
+    sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    guard = _Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    q, k = xs
+    known = Known(
+        guard.check,
+        None if prepare is None else prepare(xs, outs, turn),
+        graded,
+        q.data_ptr() - k.data_ptr(),
+        _span(q),
+        _span(k),
+    )
+    _KNOWN[name] = [known, *kinds[: MOST_OF_A_NAME - 1]]
+
+
+def _plain(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether these are tensors and nothing more, and nobody watches what is done to them."""
+    if any(type(tensor) is not Tensor or tensor.is_neg() for tensor in tensors) or forward_ad._current_level >= 0:
+        return False
+    return _functorch_depth() is None and not torch._C._len_torch_dispatch_stack() and torch._C._get_tracing_state() is None
+
+
+def _span(x: Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    return (1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))) * x.element_size()

@@ -10,7 +10,7 @@
 
 #define API __attribute__((visibility("default")))
 /* raised whenever `struct call` changes; the Python side refuses a library of another number */
-#define ABI 1
+#define ABI 2
 
 enum { F32, BF16, F16 };
 enum { HALF, INTERLEAVED };
@@ -176,20 +176,22 @@ static void deal(int64_t shares, share_function run, void *work) {
 
 /* As the Python side packs it. `plan` depends on shapes alone and is kept there from call to call; it is followed by
  * sizes[ndim], strides of x[ndim] and strides of y[ndim], in elements, for each tensor. */
+struct levels {
+    const double *low_cos, *low_sin, *high_cos, *high_sin; /* [1 << bits, pairs] */
+    int64_t bits;
+    double magnitude;
+};
 struct call {
     const char *x[2];
     char *y[2];
+    /* rows to be made: `batches` x `seq` positions, or offset ... offset + seq - 1 where positions is NULL */
+    const int64_t *positions;
+    int64_t offset;
     /* rows of cos and sin with their strides in floats; NULL if they are to be made */
     const float *cos, *sin;
     int64_t seq_step, batch_step, head_step;
-    /* rows to be made: `batches` x `seq` positions, or offset ... offset + seq - 1 where positions is NULL */
-    const int64_t *positions;
-    int64_t position_seq_step, position_batch_step, offset, batches;
-    struct {
-        const double *low_cos, *low_sin, *high_cos, *high_sin; /* [1 << bits, pairs] */
-        int64_t bits;
-        double magnitude;
-    } levels;
+    int64_t position_seq_step, position_batch_step, batches;
+    struct levels levels;
     struct {
         int64_t tensors, ndim, dtype, layout_in, layout_out, back, start, pairs;
         int64_t seq_axis, batch_axis, head_axis; /* -1 where there is none */
@@ -390,13 +392,27 @@ static void make_rows(int64_t first, int64_t last, void *data) {
     }
 }
 
+static void make_all(const struct call *call, int64_t seq, float *table) {
+    const int64_t rows = call->batches * seq;
+    struct making making = {call, table, seq, rows, shares_of(2 * rows * call->plan.pairs)};
+    deal(making.shares, make_rows, &making);
+}
+
+/* The rows of offset ... offset + seq - 1, for a caller who keeps them: 0, or 1 if the levels do not reach that far. */
+API int ropewalk_rows(const void *levels, int64_t pairs, int64_t offset, int64_t seq, float *table) {
+    struct call call = {.offset = offset, .batches = 1, .plan.pairs = pairs};
+    memcpy(&call.levels, levels, sizeof call.levels);
+    if (!all_near(&call, seq)) return FAR;
+    make_all(&call, seq, table);
+    return DONE;
+}
+
 static int make_table(struct call *call, int64_t seq, float **table) {
     if (!all_near(call, seq)) return FAR;
     const int64_t rows = call->batches * seq;
     *table = malloc((size_t)(rows * call->plan.pairs) * 2 * sizeof(float));
     if (!*table && rows) return NO_MEMORY;
-    struct making making = {call, *table, seq, rows, shares_of(2 * rows * call->plan.pairs)};
-    deal(making.shares, make_rows, &making);
+    make_all(call, seq, *table);
     call->cos = *table, call->sin = *table + call->plan.pairs;
     call->seq_step = 2 * call->plan.pairs, call->head_step = 0;
     call->batch_step = call->batches > 1 ? seq * call->seq_step : 0;

@@ -1,7 +1,8 @@
 """The native CPU kernel: cpu.c, a plain shared library called through ctypes.
 
-A call is one bytes object of three parts: where the tensors and positions are, the two-level table of the spec, and the
-plan that follows from shapes alone. The last two are kept between calls; nothing mutable is shared between threads.
+A call is one bytes object: where the tensors and positions are, how the angles are read, the two-level table of the spec,
+and the plan that follows from shapes alone. All but the first are kept between calls; nothing mutable is shared between
+threads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ropewalk.spec import RopeSpec, spec_of
 from ropewalk.table import LEVEL_BITS, Tables, magnitude_on, tables
 
 #: of `struct call` in cpu.c
-ABI = 1
+ABI = 2
 MAX_DIMS = 8
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 LAYOUTS = {"half": 0, "interleaved": 1}
@@ -48,6 +49,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the native library does not load ({error}); {_REBUILD}"
     library.ropewalk_isa.restype = ctypes.c_char_p
     library.ropewalk_turn.argtypes = [ctypes.c_char_p]
+    library.ropewalk_rows.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     return library, ""
 
 
@@ -161,20 +163,20 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
     """
     source, alive = _source(turn.spec, turn.gain, turn.key)
     plan, mixed = _plan_of(xs, outs, turn)
-    positions = turn.positions
+    positions, seq = turn.positions, xs[0].shape[turn.seq_dim]
     if len(xs) != 2 or xs[0].dtype is not xs[1].dtype or not source.serves_both or not source.levels:
         return None
     if (mixed and outs[0] is xs[0]) or (positions is not None and positions.dtype is not torch.int64) or turn.key:
         return None
-    tail, pack = source.levels + plan, _HEAD.pack
-    steps = (0, 0) if positions is None else (positions.stride(-1), positions.stride(0))
-    batches = positions.shape[0] if positions is not None and positions.ndim == 2 else 1
+    counted, spec_key, gain, pack = positions is None and _worth_keeping(seq, turn.pairs), turn.spec.key, turn.gain, _MOVING.pack
+    tail = _reading(positions) + source.levels + plan
 
     def run(q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int) -> bool:
-        head = pack(
-            q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), 0, 0, 0, 0, 0,
-            0 if positions is None else positions.data_ptr(), *steps, offset, batches,
-        )  # fmt: skip
+        where = 0 if positions is None else positions.data_ptr()
+        head = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), where, offset)
+        if counted:
+            kept = _counted(spec_key, gain, False, offset, seq)
+            return kept is not None and _turn(head + kept.angles + _NO_LEVELS + plan) == 0
         # naming the tables keeps them: the call points at their memory
         return alive is not None and _turn(head + tail) == 0
 
@@ -182,15 +184,14 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
 
 
 def _run_near(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn, levels: bytes, plan: bytes) -> bool:
-    """Let the library make the rows from the levels; False where these do not reach."""
-    positions = turn.positions
-    if positions is None:
-        return _send(xs, outs, (0, 0, 0, 0, 0, 0, 0, 0, turn.offset, 1), levels, plan) != _FAR
-    if positions.dtype is not torch.int64:
+    """Turn by what the levels give; False where these do not reach."""
+    positions, seq = turn.positions, xs[0].shape[turn.seq_dim]
+    if positions is None and _worth_keeping(seq, turn.pairs):
+        kept = _counted(turn.spec.key, turn.gain, turn.key, turn.offset, seq)
+        return kept is not None and _send(xs, outs, None, 0, kept.angles + _NO_LEVELS + plan) != _FAR
+    if positions is not None and positions.dtype is not torch.int64:
         positions = positions.to(torch.int64)
-    steps = positions.stride()
-    batches = positions.shape[0] if len(steps) == 2 else 1
-    return _send(xs, outs, (0, 0, 0, 0, 0, positions.data_ptr(), steps[-1], steps[0], 0, batches), levels, plan) != _FAR
+    return _send(xs, outs, positions, turn.offset, _reading(positions) + levels + plan) != _FAR
 
 
 def _run_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, plan: bytes) -> None:
@@ -207,24 +208,63 @@ def _run_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, p
     steps = [0 if size == 1 else step for size, step in zip(cos.shape, cos.stride(), strict=True)]
     batch_step = steps[0] if len(steps) > 2 else 0
     head_step = steps[1] if len(steps) > 3 else 0
-    angles = (cos.data_ptr(), sin.data_ptr(), steps[-2], batch_step, head_step, 0, 0, 0, 0, 0)
-    _send(xs, outs, angles, _NO_LEVELS, plan)
+    angles = _ANGLES.pack(cos.data_ptr(), sin.data_ptr(), steps[-2], batch_step, head_step, 0, 0, 0)
+    _send(xs, outs, None, 0, angles + _NO_LEVELS + plan)
 
 
-# x, y of up to two tensors; cos, sin and their steps (seq, batch, head); positions, their steps (seq, batch), offset, batches
-_HEAD = struct.Struct("=4q5q5q")
+# x, y of up to two tensors, positions, offset
+_MOVING = struct.Struct("=6q")
+# cos, sin and their steps (seq, batch, head), in floats; the steps of positions (seq, batch), their batches
+_ANGLES = struct.Struct("=8q")
 # low cos, low sin, high cos, high sin; the bits of a level; the magnitude
 _LEVELS = struct.Struct("=4qqd")
 _NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
 
 
-def _send(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], angles: tuple[int, ...], levels: bytes, plan: bytes) -> int:
-    """Make the call. What `angles` and `levels` point at is alive in the caller."""
-    head = _HEAD.pack(xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr(), *angles)
-    status = _turn(head + levels + plan)
+def _reading(positions: Tensor | None) -> bytes:
+    """Angles that are to be made from levels, for these positions or a count."""
+    if positions is None:
+        return _ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
+    batches = positions.shape[0] if positions.ndim == 2 else 1
+    return _ANGLES.pack(0, 0, 0, 0, 0, positions.stride(-1), positions.stride(0), batches)
+
+
+def _send(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | None, offset: int, tail: bytes) -> int:
+    """Make the call. What `tail` points at is alive in the caller."""
+    where = 0 if positions is None else positions.data_ptr()
+    head = _MOVING.pack(xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr(), where, offset)
+    status = _turn(head + tail)
     if status == _NO_MEMORY:
         raise MemoryError("no memory for the cos and sin of these positions")
     return status
+
+
+#: bytes of a table of counted positions that are kept for the next layer's call
+MOST_KEPT = 4 << 20
+
+
+def _worth_keeping(seq: int, pairs: int) -> bool:
+    """Whether rows are: those of one token are made sooner than found."""
+    return seq > 1 and seq * pairs * 8 <= MOST_KEPT
+
+
+class _Kept(NamedTuple):
+    """Rows [seq, 2, pairs] of counted positions, and how the library reads them."""
+
+    rows: Tensor
+    angles: bytes
+
+
+@functools.lru_cache(maxsize=2)
+def _counted(spec_key: str, gain: int, key: bool, offset: int, seq: int) -> _Kept | None:
+    """The rows of offset ... offset + seq - 1, every layer of a prefill asks for the same; None beyond the levels' reach."""
+    spec = spec_of(spec_key)
+    source, _alive = _source(spec, gain, key)
+    rows = torch.empty(seq, 2, spec.pairs, dtype=torch.float32, device="cpu")
+    start = rows.data_ptr()
+    if _library.ropewalk_rows(source.levels, spec.pairs, offset, seq, start) == _FAR:  # type: ignore[union-attr]  # it has levels
+        return None
+    return _Kept(rows, _ANGLES.pack(start, start + 4 * spec.pairs, 2 * spec.pairs, 0, 0, 0, 0, 0))
 
 
 class _Source(NamedTuple):
