@@ -9,6 +9,7 @@ transform or a tracer watches.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,8 @@ class Known(NamedTuple):
     apart: int  # bytes from the start of k to that of q in the call that was checked
     q_span: int  # bytes from end to end
     k_span: int
+    new_q: Callable[[], Tensor]  # memory for the outs
+    new_k: Callable[[], Tensor]
 
 
 #: by what tells most of them apart and is quickly asked for
@@ -43,8 +46,9 @@ MOST_KNOWN = 1024
 MOST_OF_A_NAME = 8
 
 _functorch_depth = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
-#: a torch that has moved it knows no shortcut
-_Guard = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+#: what torch.compile's own calls are made of; a torch that has moved the guard knows no shortcut
+_compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_Guard = getattr(_compiled, "TensorGuards", None)
 #: hooks of every module, in dicts that torch keeps as long as the process lives
 _before_any, _after_any = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
 _before_any_backward, _after_any_backward = torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks
@@ -87,7 +91,7 @@ def turn_known(
     if known.run is None or (known.graded and torch.is_grad_enabled()) or not -(2**62) < offset < 2**62 or (given and offset):
         return None
     if not inplace:
-        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+        q_out, k_out = known.new_q(), known.new_k()
         return (q_out, k_out) if known.run(q, k, q_out, k_out, positions, offset) else None
     # shapes and strides are those of the checked call, so q and k can only overlap if they now lie closer together
     apart = q.data_ptr() - k.data_ptr()
@@ -123,16 +127,18 @@ def remember(
         prepare = pick(xs, turn, backend).prepare
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     guard = _Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    q, k = xs
-    known = Known(
-        guard.check,
-        None if prepare is None else prepare(xs, outs, turn),
-        graded,
-        q.data_ptr() - k.data_ptr(),
-        _span(q),
-        _span(k),
-    )
+    run, (q, k) = None if prepare is None else prepare(xs, outs, turn), xs
+    makers = (_maker(out) for out in outs)
+    known = Known(guard.check, run, graded, q.data_ptr() - k.data_ptr(), _span(q), _span(k), *makers)
     _KNOWN[name] = [known, *kinds[: MOST_OF_A_NAME - 1]]
+
+
+def _maker(out: Tensor) -> Callable[[], Tensor]:
+    """What makes a tensor like this one; torch.compile's allocator takes half the time of empty_like."""
+    quick = getattr(_compiled, f"_empty_strided_{out.device.type}", None)
+    if quick is None:
+        return partial(torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device)
+    return partial(quick, tuple(out.shape), out.stride(), out.dtype)
 
 
 def _plain(tensors: tuple[Tensor, ...]) -> bool:

@@ -79,7 +79,16 @@ def test_charts_show_what_the_rows_say(tmp_path):
     ]
     chart.gpu_chart(timed, tmp_path / "gpu.png")
     chart.cpu_chart(
-        [{"shape": "cpu mid", "dtype": "float32", "contender": "ropewalk", "pass": "forward", "times_copy": 1.2}],
+        [
+            {
+                "shape": "cpu mid",
+                "order": "bhsd",
+                "dtype": "float32",
+                "contender": "ropewalk",
+                "pass": "forward",
+                "times_copy": 1.2,
+            }
+        ],
         tmp_path / "cpu.png",
     )
     for name in ("gpu.png", "cpu.png"):

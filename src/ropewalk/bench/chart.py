@@ -37,10 +37,10 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     timed = [r for r in rows if r.get("pass") == "forward"]
-    cases = list(dict.fromkeys((r["shape"], r["dtype"]) for r in timed))
+    cases = list(dict.fromkeys((r["shape"], r["order"], r["dtype"]) for r in timed))
     contenders = ("ropewalk", "ropewalk, eager", "transformers, eager", "transformers, compiled", "rotary-embedding-torch")
     colours = ("#0072B2", "#56B4E9", "#999999", "#E69F00", "#009E73")
-    found = {(r["shape"], r["dtype"], r["contender"]): r["times_copy"] for r in timed}
+    found = {(r["shape"], r["order"], r["dtype"], r["contender"]): r["times_copy"] for r in timed}
     figure = Figure(figsize=(10, 4), layout="constrained")
     axis = figure.subplots()
     for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
@@ -49,7 +49,8 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     axis.set_yscale("log")
     axis.axhline(1, color="#444444", linewidth=0.8, linestyle="--")
     axis.set_ylabel("time / time of a copy")
-    axis.set_xticks(range(len(cases)), [f"{shape.removeprefix('cpu ')}\n{dtype}" for shape, dtype in cases])
+    labels = [f"{shape.removeprefix('cpu ')}\n[{','.join(order.upper())}]\n{dtype}" for shape, order, dtype in cases]
+    axis.set_xticks(range(len(cases)), labels, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(ncols=5, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
     figure.savefig(path, dpi=120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ CPU_SHAPES = {
     "cpu decode": (1, 1, 32, 8, 128, torch.float32),
 }
 SHAPES.update(CPU_SHAPES)
+#: the memory in which transformers' models hand over their heads is [B, S, H, D]
+ORDERS = {"cpu prefill": ("bhsd", "bshd")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = 12
 
@@ -61,8 +64,8 @@ def measure(
     torch.set_num_threads(1)
     try:
         for name in names:
-            for dtype in DTYPES:
-                yield from _case_rows(make_case(name, "bhsd", dtype=dtype), contenders, rounds)
+            for order, dtype in itertools.product(ORDERS.get(name, ("bhsd",)), DTYPES):
+                yield from _case_rows(make_case(name, order, dtype=dtype), contenders, rounds)
     finally:
         torch.set_num_threads(threads)
 

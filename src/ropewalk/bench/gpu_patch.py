@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import statistics
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -24,7 +25,7 @@ LLAMA_3_8B = {
 #: what one thread runs in a moment
 SMALL = {**LLAMA_3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
          "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
-CACHED, STEPS, ROUNDS = 1024, 8, 60
+CACHED, STEPS, ROUNDS = 1024, 8, 300
 #: a form may be this many times farther from the float32 run of the model than the model as it came is
 AGREEMENT = 1.1
 
@@ -78,16 +79,30 @@ def forms_of(model: nn.Module, ways: Ways) -> tuple[dict[str, Form], Tensor]:
     }, call()
 
 
-def measure(seq: int = 8192, batch: int = 64) -> list[dict[str, Any]]:
+@contextmanager
+def clock_held_at(mhz: int | None) -> Iterator[None]:
+    """The GPU's clock where power cannot push it about, which it does by more than a rotation takes; None leaves it free."""
+    if mhz is None:
+        yield
+        return
+    control = ["nvidia-smi", f"--id={torch.cuda.current_device()}"]
+    subprocess.run([*control, f"--lock-gpu-clocks={mhz},{mhz}"], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*control, "--reset-gpu-clocks"], check=True, capture_output=True)
+
+
+def measure(seq: int = 8192, batch: int = 64, rounds: int = ROUNDS, mhz: int | None = None) -> list[dict[str, Any]]:
     """Prefill of one row and decode steps of many, bf16 on the GPU: median milliseconds of each form, taken in turn."""
     model = llama(LLAMA_3_8B, "cuda", torch.bfloat16)
-    head = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"]}
-    with torch.no_grad():
+    head = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"], "sm_mhz": mhz or "free"}
+    with torch.no_grad(), clock_held_at(mhz):
         ids = torch.randint(0, 1024, (1, seq), device="cuda")
         whole = forms_of(model, lambda model: (lambda: prefill(model, ids), lambda: None))
-        done = list(_rows({**head, "shape": f"llama prefill 1x{seq}"}, *whole, 1))
+        done = list(_rows({**head, "shape": f"llama prefill 1x{seq}"}, *whole, 1, rounds))
         steps = forms_of(model, lambda model: decode_step(model, batch))
-        return done + list(_rows({**head, "shape": f"llama decode {batch}x1 after {CACHED}"}, *steps, STEPS))
+        return done + list(_rows({**head, "shape": f"llama decode {batch}x1 after {CACHED}"}, *steps, STEPS, rounds // 3))
 
 
 def prefill(model: nn.Module, ids: Tensor) -> Tensor:
@@ -113,7 +128,7 @@ def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Cal
     return lambda: model(last, past_key_values=cache).logits, rewind
 
 
-def _rows(head: dict[str, Any], ways: dict[str, Form], wanted: Tensor, loops: int) -> Iterator[dict[str, Any]]:
+def _rows(head: dict[str, Any], ways: dict[str, Form], wanted: Tensor, loops: int, rounds: int) -> Iterator[dict[str, Any]]:
     """A row for each form that can run here and is as near to the float32 run as the model that came."""
     forms: dict[str, tuple[Form, float]] = {}
     for name, form in ways.items():
@@ -130,17 +145,28 @@ def _rows(head: dict[str, Any], ways: dict[str, Form], wanted: Tensor, loops: in
             forms[name] = form, error
     taken: dict[str, list[float]] = {name: [] for name in forms}
     names = list(forms)
-    for turn in range(ROUNDS + 3):  # the first three warm up
+    for turn in range(rounds + 3):  # the first three warm up
         # each comes after every other equally often: a hot GPU is a slow one
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             form = forms[name][0]
             with form.enter():
                 taken[name].append(_event_ms(form.call, form.rewind, loops))
-    base = statistics.median(taken["transformers"][3:])
+    taken = {name: times[3:] for name, times in taken.items()}
+    base = statistics.median(taken["transformers"])
     for name, times in taken.items():
-        low, middle, high = statistics.quantiles(times[3:], n=4)
-        faster = {"times_faster": round(base / middle, 4), "rms_error": float(f"{forms[name][1]:.3g}")}
-        yield {**head, "contender": name, "pass": "forward", "ms": round(middle, 4), "quartiles_ms": [low, high], **faster}
+        low, middle, high = statistics.quantiles(times, n=4)
+        row = {"ms": round(middle, 4), "quartiles_ms": [low, high], "times_faster": round(base / middle, 4)}
+        ahead = {"ahead_ms": {other: lead(times, taken[other]) for other in taken if other != name}}
+        yield {**head, "contender": name, "pass": "forward", **row, **ahead, "rms_error": float(f"{forms[name][1]:.3g}")}
+
+
+def lead(ours: list[float], theirs: list[float]) -> list[float]:
+    """The median of theirs - ours over rounds, between the ends of its 95 % interval: pairs share what a GPU's clock does."""
+    differences = sorted(their - our for our, their in zip(ours, theirs, strict=True))
+    count = len(differences)
+    reach = round(0.98 * count**0.5)  # ranks that half of all coin tosses leave with 95 %
+    low, high = max(0, count // 2 - reach), min(count - 1, count // 2 + reach)
+    return [round(value, 4) for value in (differences[low], statistics.median(differences), differences[high])]
 
 
 def _event_ms(call: Callable[[], Any], rewind: Callable[[], Any], loops: int) -> float:

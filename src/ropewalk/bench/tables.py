@@ -92,15 +92,16 @@ def attention_table(rows: list[Row]) -> str:
 def cpu_table(rows: list[Row]) -> str:
     """Time over the time of a copy (lower is better) and microseconds, by contender, shape and dtype."""
     timed = [r for r in rows if "us" in r]
-    cases = list(dict.fromkeys((r["shape"], r["dtype"], r["pass"]) for r in timed))
+    cases = list(dict.fromkeys((r["shape"], r["order"], r["dtype"], r["pass"]) for r in timed))
     names = list(dict.fromkeys(r["contender"] for r in timed))
-    found = {(r["contender"], r["shape"], r["dtype"], r["pass"]): r for r in timed}
+    found = {(r["contender"], r["shape"], r["order"], r["dtype"], r["pass"]): r for r in timed}
     heads = [
-        f"{shape.removeprefix('cpu ')} {dtype.replace('float', 'f')}{'' if what == 'forward' else ' f+b'}"
-        for shape, dtype, what in cases
+        f"{shape.removeprefix('cpu ')}{' [B,S,H,D]' if order == 'bshd' else ''} {dtype.replace('float', 'f')}"
+        f"{'' if what == 'forward' else ' f+b'}"
+        for shape, order, dtype, what in cases
     ]
 
-    def cell(name: str, case: tuple[str, str, str]) -> str:
+    def cell(name: str, case: tuple[str, str, str, str]) -> str:
         row = found.get((name, *case))
         return "-" if row is None else f"{row['us']:.0f} us" if case[0] == "cpu decode" else f"{row['times_copy']:.2f}"
 
@@ -114,7 +115,11 @@ def models_table(rows: list[Row]) -> str:
         if "ms" in row and row["run"] == last:
             low, high = row["quartiles_ms"]
             note = f"{row['times_faster']:.3f} x; half of them {low:.2f} to {high:.2f}"
-            lines.append([row["shape"], row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
+            if row["contender"].startswith("ropewalk"):
+                least, middle, most = row["ahead_ms"]["liger-kernel, patch"]
+                note += f"; ahead of Liger's patch by {middle:.2f} ms (95 %: {least:.2f} to {most:.2f})"
+            clock = "" if row["sm_mhz"] == "free" else f", {row['sm_mhz']} MHz"
+            lines.append([row["shape"] + clock, row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
         elif "us" in row:
             memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
             faster = f"{row['times_faster']:.2f} x" if "times_faster" in row else ""

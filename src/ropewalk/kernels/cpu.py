@@ -171,14 +171,16 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
     counted, spec_key, gain, pack = positions is None and _worth_keeping(seq, turn.pairs), turn.spec.key, turn.gain, _MOVING.pack
     tail = _reading(positions) + source.levels + plan
 
-    def run(q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int) -> bool:
+    # `_alive` holds the tables whose memory the levels point at
+    def run(
+        q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive: Tables = alive
+    ) -> bool:
         where = 0 if positions is None else positions.data_ptr()
         head = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), where, offset)
         if counted:
             kept = _counted(spec_key, gain, False, offset, seq)
             return kept is not None and _turn(head + kept.angles + _NO_LEVELS + plan) == 0
-        # naming the tables keeps them: the call points at their memory
-        return alive is not None and _turn(head + tail) == 0
+        return _turn(head + tail) == 0
 
     return run
 

@@ -49,18 +49,25 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
     plan = _PLANS.get(_kind(xs, outs, turn, [t.data_ptr() for t in (*xs, *outs)]))
     if len(xs) != 2 or not isinstance(plan, Plan) or plan.source is None or plan.kernel is None:
         return None
-    source, hooks, index = plan.source, knobs.runtime.launch_enter_hook, plan.device_index
-    current_device = torch._C._cuda_getDevice
+    # everything that does not change is fetched here: a decode step waits for every name that is looked up
+    grid_x, grid_y, grid_z = plan.grid
+    start, fixed, angles, rest, index = plan.start, plan.fixed, tuple(plan.source.pointers), plan.rest, plan.device_index
+    hooks, forced = knobs.runtime.launch_enter_hook, tuning.forced_config
+    current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+    lowest, highest = INT32
 
-    def run(q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int) -> bool:
-        pointers = [q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr()]
+    # `_alive` holds the memory that `angles` point at
+    def run(
+        q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive: Source = plan.source
+    ) -> bool:
+        at_q, at_k, to_q, to_k = q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
         # compiled for pointers that are multiples of 16 bytes and an offset of 32 bits
-        if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15 or not INT32[0] <= offset <= INT32[1]:
+        if (at_q | at_k | to_q | to_k) & 15 or not lowest <= offset <= highest:
             return False
-        if hooks.calls or current_device() != index or tuning.forced_config() is not None:
+        if hooks.calls or current_device() != index or forced() is not None:
             return False
-        pointers.append(0 if positions is None else positions.data_ptr())
-        plan._start(pointers, source, offset)
+        where, stream = 0 if positions is None else positions.data_ptr(), current_stream(index)
+        start(grid_x, grid_y, grid_z, stream, *fixed, at_q, at_k, to_q, to_k, where, *angles, offset, *rest)
         return True
 
     return run
