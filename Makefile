@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+TRANSFORMERS ?= 4.57.6
+OTHER := build/transformers-$(TRANSFORMERS)
 
-.PHONY: help setup demo test lint types tests site bench clean
+.PHONY: help setup demo test lint types tests test-transformers site bench clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and stretched here, a report with pictures"
 	@echo "make test   set up, then lint, types and all tests"
+	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
 	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
@@ -34,6 +37,17 @@ types: setup
 # one thread a process: JOBS processes share the cores already
 tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+# an environment of its own; what an older release meets in a newer torch is deprecated there, not here
+test-transformers: setup
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	grep -v -e ^transformers -e ^tokenizers constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt torch
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt \
+		transformers==$(TRANSFORMERS) accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist rich \
+		rotary-embedding-torch safetensors typer
+	PYTHONPATH=src OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -p no:cacheprovider" \
+		$(OTHER)/bin/python -m pytest -n $(JOBS) tests/interop
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site

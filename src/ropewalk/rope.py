@@ -57,8 +57,8 @@ class Rope(nn.Module):
 
     def __call__(self, q, k=None, positions=None, offset=0, seq_dim=-2, length=None, *, inplace=False):
         """`forward`; a kind of call that is known goes straight to its kernel if nobody watches this module."""
-        if k is not None and length is None and type(self).forward is Rope.forward and not shortcut.watched(self):
-            known = shortcut.turn_known(self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
+        if k is not None and length is None and type(self) is Rope:
+            known = shortcut.turn_known(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
             if known is not None:
                 return known
         return super().__call__(q, k, positions, offset, seq_dim, length, inplace=inplace)

@@ -54,21 +54,8 @@ _before_any, _after_any = torch_module._global_forward_pre_hooks, torch_module._
 _before_any_backward, _after_any_backward = torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks
 
 
-def watched(module: nn.Module) -> bool:
-    """Whether a call of the module must be seen: by a compiler, by hooks, or by whoever put a forward in its place."""
-    own = module.__dict__
-    if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
-        return True
-    if _before_any or _after_any or _before_any_backward or _after_any_backward:
-        return True
-    return "forward" in own or own.get("_compiled_call_impl") is not None or torch.compiler.is_compiling()
-
-
-def _name(spec: RopeSpec, backend: str | None, q: Tensor, given: bool, seq_dim: int, inplace: bool) -> tuple:
-    return (spec.key, backend, q.shape, given, seq_dim, inplace)
-
-
 def turn_known(
+    module: nn.Module,
     spec: RopeSpec,
     backend: str | None,
     q: Tensor,
@@ -78,12 +65,19 @@ def turn_known(
     seq_dim: int,
     inplace: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """The turned q and k if this kind of call is known and its kernel takes it, else None."""
-    given = positions is not None
+    """The turned q and k if this kind of call is known, its kernel takes it and nobody watches the module, else None."""
+    own, given = module.__dict__, positions is not None
+    if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
+        return None
+    if _before_any or _after_any or _before_any_backward or _after_any_backward or torch.compiler.is_compiling():
+        return None
+    # somebody put a forward in its place, or compiled it
+    if "forward" in own or "_compiled_call_impl" in own:
+        return None
     # derivatives taken forwards are the one thing the guard does not see
     if type(q) is not Tensor or type(offset) is not int or type(seq_dim) is not int or forward_ad._current_level >= 0:
         return None
-    for known in _KNOWN.get(_name(spec, backend, q, given, seq_dim, inplace), ()):
+    for known in _KNOWN.get((spec.key, backend, q.shape, given, seq_dim, inplace), ()):
         if known.fits(q, k, positions) if given else known.fits(q, k):
             break
     else:
@@ -116,8 +110,8 @@ def remember(
     graded = any(x.requires_grad for x in xs)
     if graded and torch.is_grad_enabled():
         return
-    inplace = outs[0] is xs[0]
-    kinds = _KNOWN.get(name := _name(turn.spec, backend, xs[0], positions is not None, seq_dim, inplace), [])
+    name = (turn.spec.key, backend, xs[0].shape, positions is not None, seq_dim, outs[0] is xs[0])
+    kinds = _KNOWN.get(name, [])
     if any(kind.fits(*tensors) for kind in kinds):
         return
     if len(_KNOWN) >= MOST_KNOWN:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from installed import V5, config_of
+from transformers import AutoModelForCausalLM
 
 SMALL = {
     "vocab_size": 31, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -22,7 +23,8 @@ MODELS = {
     "olmo2-wide-norm": ("olmo2", {}, 12),
     "gpt-neox-grouped-partial": ("gpt_neox", {"rotary_pct": 0.5}, 6),
     "phi3-concatenated": ("phi3", {}, 12),
-    "stablelm-partial": ("stablelm", {"partial_rotary_factor": 0.5, "qk_layernorm": True, "use_qkv_bias": True}, 6),
+    # older releases cannot begin a StableLM with norms
+    "stablelm-partial": ("stablelm", {"partial_rotary_factor": 0.5, "qk_layernorm": V5, "use_qkv_bias": True}, 6),
     "falcon-grouped": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}, 12),
     "falcon-one-kv": ("falcon", {"new_decoder_architecture": False, "multi_query": True}, 12),
 }
@@ -31,7 +33,7 @@ MODELS = {
 def build(model_type: str, **changed):
     """A seeded tiny model whose norms are not all ones, in evaluation mode."""
     torch.manual_seed(1)
-    config = AutoConfig.for_model(model_type, **{**SMALL, **changed})
+    config = config_of(model_type, **{**SMALL, **changed})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pytest
 import torch
-from transformers import AutoConfig
+from installed import HERE, code_of, config_of, rope_of
 
 # Below 125 radians and in whole vectors torch's cos of a number is one value. Past them its last bit depends on the numbers
 # beside it in memory: a family's own table then differs between its two halves.
@@ -41,12 +42,11 @@ class Case:
 
     @cached_property
     def config(self):
-        return AutoConfig.for_model(self.model_type, **{**HEADS, **self.keys})
+        return config_of(self.model_type, **{**HEADS, **self.keys})
 
     @cached_property
     def code(self):
-        name = self.module or self.model_type.removesuffix("_text")
-        return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        return code_of(self.module or self.model_type.removesuffix("_text"))
 
     @property
     def rotary_class(self):
@@ -58,10 +58,27 @@ class Case:
         return torch.stack([positions, positions * 2 + 1, positions // 2 + 3]) if self.axes == 3 else positions
 
     def rotary_module(self):
-        return self.rotary_class(self.config)
+        config, kind = self.config, self.rotary_class
+        takes = inspect.signature(kind.forward).parameters
+        if "position_ids" not in takes:
+            pytest.skip(f"{HERE} makes the tables of {self.model_type} from a length, not from positions")
+        if self.layer_type is not None and "layer_type" not in takes:
+            pytest.skip(f"{HERE} has a rotary module for each layer type of {self.model_type}; they are compared in a model")
+        if "config" not in inspect.signature(kind).parameters:
+            pytest.skip(f"{HERE} builds the rotary module of {self.model_type} from numbers, not from its config")
+        return kind(config)
 
     def table(self, positions: torch.Tensor = POSITIONS) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin as the family's own code makes them."""
+        """cos and sin as the family's own code makes them, each pair from its axis."""
+        made = self.made(positions)
+        if made[0].ndim == 3:
+            return made
+        # before v5 the layers put the axes together
+        sections = rope_of(self.config)["mrope_section"] * 2
+        return tuple(torch.cat([part[i % 3] for i, part in enumerate(each.split(sections, -1))], -1) for each in made)
+
+    def made(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin as the rotary module returns them."""
         kind = {} if self.layer_type is None else {"layer_type": self.layer_type}
         made = self.rotary_module()(torch.zeros(1), self.placed(positions), **kind)
         return (made.real, made.imag) if isinstance(made, torch.Tensor) else made
@@ -70,6 +87,8 @@ class Case:
         """q and k [B, H, S, D] after the family's own apply function."""
         code = self.code
         cos, sin = self.table()
+        if not hasattr(code, "apply_rotary_pos_emb") and hasattr(code, "apply_multimodal_rotary_pos_emb"):  # transformers 4
+            return code.apply_multimodal_rotary_pos_emb(q, k, *self.made(POSITIONS), rope_of(self.config)["mrope_section"])
         if self.style == "single":
             return tuple(code.apply_rotary_pos_emb(x, cos, sin) for x in (q, k))
         if self.style == "complex":
@@ -194,13 +213,24 @@ CASES = {
     "gpt-oss": Case("gpt_oss", {"head_dim": 16, **scaled({**YARN, "factor": 32.0, "truncate": False})}),
     "minimax": Case("minimax", {}),
     "minimax-m2": Case("minimax_m2", {"head_dim": 16, "rotary_dim": 8}),
-    "modernbert full": Case("modernbert", {"global_rope_theta": 2e5}, layer_type="full_attention"),
-    "modernbert sliding": Case("modernbert", {"local_rope_theta": 2e4}, layer_type="sliding_attention"),
+    "modernbert full": Case(
+        "modernbert", {"global_rope_theta": 2e5}, rotary="ModernBertRotaryEmbedding", layer_type="full_attention"
+    ),
+    "modernbert sliding": Case(
+        "modernbert", {"local_rope_theta": 2e4}, rotary="ModernBertRotaryEmbedding", layer_type="sliding_attention"
+    ),
     "smollm3": Case("smollm3", {"pad_token_id": 0}),
     "granite": Case("granite", {}),
     "starcoder2": Case("starcoder2", {}),
     "persimmon": Case("persimmon", {}, "slice"),
-    "hunyuan": Case("hunyuan_v1_dense", {"head_dim": 16, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}),
+    "hunyuan": Case(
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 16,
+            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+            "max_position_embeddings": 8192,  # past it, older releases turn at another base
+        },
+    ),
     "hunyuan-vl": Case(
         "hunyuan_vl_text",
         {

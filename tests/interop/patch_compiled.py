@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from installed import skip_old_cache
 from patch_models import model_of, outputs, tokens
 from torch.testing import assert_close
 
@@ -30,6 +31,7 @@ def _fresh():
 
 @pytest.mark.parametrize(("family", "lengths"), [("llama", (11, 23)), ("gemma-3", (11,))])
 def test_one_graph_of_the_whole_model(family, lengths):
+    skip_old_cache(family)
     model, counted = patch(copy.deepcopy(model_of(family))), Counted()
     compiled = torch.compile(model, fullgraph=True, backend=counted)
     with torch.no_grad():

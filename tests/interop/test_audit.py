@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 import pytest
-from transformers import Gemma3TextConfig, LlamaConfig
+from installed import config_of, needs_v5
+from transformers import Gemma3TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError
@@ -84,15 +85,15 @@ def yarn(dim, theta, factor, low, high):
 )  # fmt: skip
 @pytest.mark.parametrize("length", [1000, 5000])
 def test_the_reference_is_transformers_itself(rope, length):
-    config = LlamaConfig(
-        hidden_size=64, num_attention_heads=4, max_position_embeddings=4096, rope_parameters={**rope, "rope_theta": 1e4}
-    )
-    radians, magnitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=length)
+    keys = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096}
+    config = config_of("llama", **keys, rope_parameters={**rope, "rope_theta": 1e4})
+    radians, magnitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device=None, seq_len=length)
     finding = one(config, "hf", length=length)
     np.testing.assert_allclose(finding.radians, radians.double().numpy(), rtol=1e-6)
     assert finding.magnitude == pytest.approx(magnitude, rel=1e-12)
 
 
+@needs_v5("has no rope_parameters by layer type")
 def test_the_reference_does_not_read_truncate_beside_layer_types():
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 1e4, "truncate": False}
     config = Gemma3TextConfig(

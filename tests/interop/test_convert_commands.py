@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from checkpoint_samples import SMALL, build
+from installed import V5
 from transformers import AutoConfig
 
 import command_line
@@ -78,16 +79,20 @@ def test_a_refusal_of_convert_is_one_line(call, folder, tmp_path, arguments, say
     assert says in err
 
 
+#: where this release of transformers keeps a scaling
+SCALED = "rope_parameters" if V5 else "rope_scaling"
+
+
 def test_extend_writes_a_config_that_transformers_reads(call, folder, tmp_path):
     code, out, _ = call("extend", folder, "yarn", "--factor", "4", "--set", "beta_fast=16", "--out", tmp_path / "new.json")
     assert code == 0
-    assert "rope_parameters" in out
+    assert SCALED in out
     config = json.loads((tmp_path / "new.json").read_text())
     spec = from_hf(AutoConfig.for_model(**config))
     assert (spec.scaling.name, spec.scaling.factor, spec.scaling.beta_fast) == ("yarn", 4.0, 16.0)
     assert spec.scaling.original_length == SMALL["max_position_embeddings"]
     untouched = json.loads((folder / "config.json").read_text())
-    assert {key for key in config if config[key] != untouched[key]} == {"rope_parameters", "max_position_embeddings"}
+    assert {key for key in config if config[key] != untouched[key]} == {SCALED, "max_position_embeddings"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["half", "new.json"]
 
 
@@ -95,7 +100,7 @@ def test_extend_prints_json(call, folder):
     code, out, err = call("extend", folder / "config.json", "dynamic", "--factor", "2", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")
-    assert found["changes"]["rope_parameters"]["after"]["rope_type"] == "dynamic"
+    assert found["changes"][SCALED]["after"]["rope_type"] == "dynamic"
     assert "vLLM" in found["disagreements"][0]
 
 

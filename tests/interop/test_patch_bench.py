@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from installed import needs_v5
 from torch.testing import assert_close
 
 from ropewalk.bench import gpu_patch
@@ -12,6 +13,7 @@ TINY = {**gpu_patch.SMALL, "hidden_size": 48, "intermediate_size": 40, "num_hidd
         "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
 
 
+@needs_v5("has no static cache that can be rewound")
 @torch.no_grad()
 def test_a_decode_step_repeats_and_every_form_takes_it():
     model = gpu_patch.llama(TINY, "cpu", torch.float32)
@@ -28,6 +30,7 @@ def test_a_decode_step_repeats_and_every_form_takes_it():
     assert_close(ours, first, rtol=0, atol=1e-5)
 
 
+@needs_v5("may name the dtype of a new model otherwise")
 def test_rows_of_the_cpu_compare_the_two_forms(monkeypatch):
     small = {"num_attention_heads": 4, "num_key_value_heads": 1}
     monkeypatch.setattr(gpu_patch, "SMALL", TINY)
@@ -35,3 +38,11 @@ def test_rows_of_the_cpu_compare_the_two_forms(monkeypatch):
     rows = gpu_patch.measure_cpu(rounds=2)
     assert [row["contender"] for row in rows] == ["transformers", "ropewalk, patch"] * 4
     assert all(row["us"] > 0 and row["times_faster"] > 0 for row in rows)
+
+
+def test_a_lead_is_the_median_over_rounds_with_its_95_percent_interval():
+    """By hand: nine rounds, the fifth difference in the middle, and the ranks 0.98 * 3, so three, to either side of it."""
+    ours = [10.0, 20.0, 30.0, 10.0, 20.0, 30.0, 10.0, 20.0, 30.0]
+    ahead = [0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.6, 0.4, 0.8]
+    found = gpu_patch.lead(ours, [our + by for our, by in zip(ours, ahead, strict=True)])
+    assert_close(torch.tensor(found), torch.tensor([0.2, 0.5, 0.8]))

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from installed import skip_old_yarn
 from patch_models import CAUSAL, FAMILIES, InFloat64, model_of, outputs, tokens
 from torch.testing import assert_close
 from transformers import PreTrainedModel
@@ -14,7 +15,7 @@ from ropewalk.interop.patch import patch, patched, unpatch
 
 #: their tables stand in a buffer as long as the trained length; no position past it exists
 TABLED = {"gpt-j", "codegen", "roformer", "roformer value"}
-FAR = 100_000
+FAR = 1_000_000
 
 
 @pytest.fixture(params=FAMILIES)
@@ -52,6 +53,8 @@ def test_a_patched_model_answers_within_the_rounding_of_the_unpatched(model):
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in TABLED])
 def test_far_out_a_patched_model_is_nearer_to_float64(family):
+    if family == "deepseek-v3":
+        skip_old_yarn()  # the model's own tables are used
     where = {"position_ids": torch.arange(11)[None].expand(2, -1) + FAR}
     plain, ours, wide = three_ways(model_of(family), **where)
     assert rms(ours - wide) <= 0.1 * rms(plain - wide)

@@ -7,10 +7,11 @@ from functools import cache
 
 import pytest
 import torch
+from installed import config_of
 from patch_models import SIZES, outputs, tokens
 from torch import Tensor, nn
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from ropewalk.interop.patch import patch
 from ropewalk.interop.patch_angles import AngleTable
@@ -45,7 +46,7 @@ NEAR = {"rtol": 0, "atol": 1e-5}
 
 
 def built(model_type: str, keys: dict, rope: dict, longest: int) -> nn.Module:
-    config = AutoConfig.for_model(
+    config = config_of(
         model_type, **{**SIZES, "max_position_embeddings": longest, **keys, "rope_parameters": {"rope_theta": 1e4, **rope}}
     )
     torch.manual_seed(3)  # the same weights, whatever the rope

@@ -38,11 +38,13 @@ def gpu_table(rows: list[Row]) -> str:
 
 
 def decode_table(rows: list[Row]) -> str:
-    """Microseconds of a decode step in a graph, and in an eager loop: from the fastest to the slowest run."""
+    """Microseconds of a decode step in a graph, and in an eager loop; the latest two runs."""
+    last = max(r["run"] for r in rows if r.get("pass") == "eager loop")
     names = ("ropewalk", "ropewalk, in place", "liger-kernel", "transformers, compiled", "transformers, eager")
 
     def cell(name: str, shape: str, what: str) -> str:
-        taken = [r["us"] for r in rows if (r["contender"], r["shape"], r.get("pass")) == (name, shape, what)]
+        kind = (name, shape, what)
+        taken = [r["us"] for r in rows if (r["contender"], r["shape"], r.get("pass")) == kind and r["run"] > last - 2]
         return _span(taken, 2 if what == "forward" else 0)
 
     columns = [(shape, what) for shape in "BC" for what in ("forward", "eager loop")]
@@ -61,7 +63,7 @@ def variant_table(rows: list[Row]) -> str:
 
 def fused_table(rows: list[Row]) -> str:
     """The fused kernel against a copy of the packed qkv, the latest two runs."""
-    last = max(r.get("run", 0) for r in rows)
+    last = max(r["run"] for r in rows if r["contender"].startswith("ropewalk, fused"))
     names = ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch")
 
     def cell(name: str, shape: str) -> str:

@@ -13,6 +13,8 @@ from ropewalk.frequencies import Default, Dynamic, Linear, Llama3, LongRope, Ntk
 from ropewalk.interop.families import FAMILIES, Family
 from ropewalk.spec import RopeSpec
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[str, Any]:
     """The keys that describe `spec`, unchecked: `to_hf` reads them back before it gives them away."""
@@ -24,8 +26,18 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
     if version == 5:
         return {**written, "rope_parameters": {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope, **partial}}
     outer = {key: rope.pop(key) for key in ("partial_rotary_factor",) if key in rope}
-    scaling = rope if rope != {"rope_type": "default"} else None
-    return {**written, "rope_theta": spec.theta, "rope_scaling": scaling, **partial, **outer}
+    scaling = old_keys(rope, family) if rope != {"rope_type": "default"} else {"rope_scaling": None}
+    return {**written, "rope_theta": spec.theta, **scaling, **partial, **outer}
+
+
+def old_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
+    """`rope_scaling` as transformers 4 reads it, and what it looks for beside it."""
+    if rope["rope_type"] != "longrope":
+        return {"rope_scaling": rope}
+    beside = {ORIGINAL: rope[ORIGINAL]}
+    if family.yarn_is_longrope:  # the config class of Phi-3 takes these three keys and no other
+        rope = {"type": "longrope", "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]}
+    return {"rope_scaling": rope, **beside}
 
 
 def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
@@ -69,7 +81,7 @@ def _scaling_keys(spec: RopeSpec, family: Family) -> tuple[dict[str, Any], dict[
 def _banded(scaling: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     keys = {f.name: getattr(scaling, f.name) for f in fields(scaling)}
     keys = {name: list(value) if isinstance(value, tuple) else value for name, value in keys.items()}
-    length = keys["original_max_position_embeddings"] = keys.pop("original_length")
+    length = keys[ORIGINAL] = keys.pop("original_length")
     return keys, {"max_position_embeddings": max(1, round(length * scaling.factor))}
 
 

@@ -15,10 +15,11 @@ from ropewalk.errors import RopeError
 from ropewalk.interop import config_file
 from ropewalk.interop.extend_follow import MARK, FollowLength
 from ropewalk.interop.extend_plan import Plan, make_plan
+from ropewalk.interop.layers import layer_types
 from ropewalk.interop.longrope_search import search_factors
 from ropewalk.interop.patch import patch
 from ropewalk.interop.patch_methods import Stand
-from ropewalk.interop.patch_rotary import StandingRotary
+from ropewalk.interop.patch_rotary import StandingRotary, is_rotary, plans_of
 from ropewalk.spec import RopeSpec
 
 
@@ -156,7 +157,8 @@ class _Target:
             rule = "must be a transformers model, a transformers config or a config as a dict"
             raise RopeError("model", rule, type(model).__name__)
         self.root, self.owner = root, _text_owner(root)
-        self.rotary = [] if self.model is None else [each for each in self.model.modules() if self._is_rotary(each)]
+        named = () if self.model is None else self.model.named_modules()
+        self.rotary = {name: module for name, module in named if self._is_rotary(module)}
         if self.model is not None and not self.rotary:
             rule = "must have a rotary module that is built from its config; what this one has cannot be scaled"
             raise RopeError("model", rule, type(model).__name__)
@@ -173,25 +175,35 @@ class _Target:
 
     def extension(self) -> Extension | None:
         """The extension that the model is under."""
-        return next((vars(module)[MARK] for module in self.rotary if MARK in vars(module)), None)
+        return next((vars(module)[MARK] for module in self.rotary.values() if MARK in vars(module)), None)
+
+    def reached(self, plan: Plan) -> list[nn.Module]:
+        """The rotary modules that a plan changes: OLMo 3 has one for each layer type in transformers 4, and names it so."""
+        others = set(layer_types(self.config)) - plan.specs.keys()
+        return [module for name, module in self.rotary.items() if name.rpartition(".")[2] not in others]
 
     def place(self, kind: str, factor: float | None, plan: Plan, disagreements: tuple[str, ...] = ()) -> Extension:
         """Carry a plan out, all of it or none."""
         keys, config = copy.deepcopy(plan.keys), self.config
         swaps: list[_ConfigSwap | _ModuleSwap] = []
         if keys:
-            _refuse_by_class(self.owner, config, keys)
+            keys = _as_its_class_takes(self.owner, config, keys)
             swaps.append(_ConfigSwap(self.owner, keys))
         if self.model is not None:
             _refuse_late_scale(config, plan)
         changes = {key: (config.get(key), keys[key]) for key in keys}
+        modules = self.reached(plan)
+        understood = [module for module in modules if keys and _is_understood(module)]
         done = Extension(kind, factor, plan.specs, changes, disagreements, plan.notes, bool(keys), swaps, self.model)
         try:
             for swap in swaps:
                 swap.place()
-            for module in self.rotary:
+            for module in modules:
                 swaps.append(_rebuilt(module, self.owner) if keys else _ModuleSwap(module, None, FollowLength(plan.specs)))
             done._swap(back=False)
+            for swap in swaps:
+                if isinstance(swap, _ModuleSwap) and keys:
+                    _refuse_other_frequencies(swap, plan, swap.module in understood)
         except BaseException:
             done.undo()
             raise
@@ -293,19 +305,55 @@ def _text_owner(config: Any) -> Any:
     return config
 
 
-def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
-    """Ask the config's own class first: Phi-3's takes longrope alone."""
+def _as_its_class_takes(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Ask the config's own class first: Phi-3's takes longrope alone, and OLMo's in transformers 4 knows `type` alone."""
     if isinstance(owner, Mapping):
-        return
+        return keys
+    scaling = keys.get("rope_scaling")
+    if scaling and "rope_type" in scaling:
+        older = {"type" if key == "rope_type" else key: value for key, value in scaling.items()}
+        try:
+            _refuse_by_class(owner, config, keys)
+        except RopeError:
+            keys = {**keys, "rope_scaling": older}
+    _refuse_by_class(owner, config, keys)
+    return keys
+
+
+def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
     try:
         read = type(owner).from_dict(copy.deepcopy({**config, **keys}))
     except Exception as error:  # a config class may raise anything, and does
-        reason = " ".join(str(error).split())
-        raise RopeError("kind", f"is refused by {type(owner).__name__} ({reason})", keys.get("rope_parameters")) from None
+        reason, given = " ".join(str(error).split()), keys.get("rope_parameters") or keys.get("rope_scaling")
+        raise RopeError("kind", f"is refused by {type(owner).__name__} ({reason})", given) from None
     theirs = config_file.load(read)
     changed = [key for key, value in keys.items() if value is not None and theirs.get(key) != value]
     if changed:
         raise RopeError("kind", f"is read otherwise by {type(owner).__name__}: {', '.join(changed)}", theirs.get(changed[0]))
+
+
+def _is_understood(module: nn.Module) -> bool:
+    """Whether a module computes what its config says, so that it can be asked again after a change."""
+    on_device = not any(buffer.is_meta for buffer in module.buffers())
+    return on_device and is_rotary(module) and bool(plans_of(module, None))
+
+
+def _refuse_other_frequencies(swap: _ModuleSwap, plan: Plan, understood: bool) -> None:
+    """Ask the module last: releases of transformers differ in the keys they read."""
+    if understood:
+        found = {each.rope.spec for each in plans_of(swap.module, None).values()}
+        follows = bool(found & set(plan.specs.values()))
+    else:
+        follows = _rope_state(swap.after) != _rope_state(swap.before)
+    if not follows:
+        rule = f"must be what the installed transformers computes from such keys; its {type(swap.module).__name__} does not"
+        raise RopeError("kind", f"{rule}. Leave out options or upgrade transformers", plan.keys)
+
+
+def _rope_state(state: State) -> dict[str, Any]:
+    """What decides which angles a module gives."""
+    said = {name: value for name, value in state[0].items() if name.endswith(("rope_type", "attention_scaling"))}
+    return {**said, **{name: None if each is None or each.is_meta else each.tolist() for name, each in state[1].items()}}
 
 
 def _refuse_late_scale(config: Mapping[str, Any], plan: Plan) -> None:

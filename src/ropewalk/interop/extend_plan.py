@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Default, Dynamic, DynamicYarn, Linear, Llama3, LongRope, Ntk, Scaling, Yarn
 from ropewalk.interop.audit import Finding, audit, in_one_line
-from ropewalk.interop.export import WRITERS
+from ropewalk.interop.export import ORIGINAL, WRITERS, old_keys
 from ropewalk.interop.families import FAMILIES, Family
 from ropewalk.interop.hf import from_hf
 from ropewalk.interop.layers import stray_keys
@@ -24,7 +24,6 @@ KINDS: dict[str, type[Scaling]] = {kind.name: kind for kind in (Linear, Ntk, Dyn
 RAISES_LENGTH = (Ntk, Yarn, LongRope, Llama3)
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
 KEPT_KEYS = {"rope_theta", "partial_rotary_factor", *AXIS_KEYS}
-ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,11 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeS
 
 def _old_keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeSpec]) -> dict[str, Any]:
     """`rope_scaling`, and the base beside it, as configs before v5 have them."""
-    old = config.get("rope_scaling") or {}
+    old, family = config.get("rope_scaling") or {}, FAMILIES.get(str(config.get("model_type")), Family())
     if not isinstance(scaling, Ntk):
-        return {"rope_scaling": _rope(old, scaling, next(iter(after.values())))}
+        return old_keys(_rope(old, scaling, next(iter(after.values()))), family)
     kept = {key: value for key, value in old.items() if key in AXIS_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
-    family = FAMILIES.get(str(config.get("model_type")), Family())
     names = {base.layer_type: base.theta_key for base in family.bases}
     plain = find(config, "rope_theta", "rotary_emb_base")
     for layer, spec in after.items():

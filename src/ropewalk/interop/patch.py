@@ -103,6 +103,8 @@ class _Search:
 
     def _turning(self, module: nn.Module) -> Iterator[Stand]:
         kind = type(module)
+        if self._makes_tables(module):
+            return  # what it applies to its angles, such as Qwen3-VL's apply_interleaved_mrope, turns no q and no k
         for name, function in methods(kind):
             if isinstance(function, staticmethod):
                 if ROTATION_NAME.match(name):
@@ -130,8 +132,12 @@ class _Search:
             self.turners[function, rebound] = Turner(function, convention, self.backend, rebound=rebound)
         return self.turners[function, rebound]
 
+    @staticmethod
+    def _makes_tables(module: nn.Module) -> bool:
+        return isinstance(type(module).forward, FunctionType) and is_rotary(module)
+
     def _making(self, module: nn.Module) -> Iterator[StandingRotary]:
-        if isinstance(type(module).forward, FunctionType) and is_rotary(module):
+        if self._makes_tables(module):
             plans = plans_of(module, self.backend)
             if plans:
                 yield StandingRotary(module, plans)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
 from ropewalk.kernels.reference import join_pairs
@@ -23,6 +24,17 @@ FORMS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
     "pairs": lambda cos, sin: (cos, sin),
     "complex": lambda cos, sin: (torch.complex(cos, sin),),
 }
+#: halves again, one table for each axis of the positions: transformers 4 leaves it to the layers to pick an axis for each pair
+BY_AXIS = "by axis"
+
+
+def tables_of(rope: Rope, positions: Tensor, form: str) -> tuple[Tensor, ...]:
+    """The tables of these positions in one form."""
+    if form != BY_AXIS:
+        return FORMS[form](*rope.cos_sin(positions))
+    alone = Rope(rope.spec.with_(axes=None), backend=rope.backend)
+    made = FORMS["half"](*alone.cos_sin(positions.flatten(0, -2)))
+    return tuple(table.unflatten(0, positions.shape[:-1]) for table in made)
 
 
 class Angles:
@@ -36,7 +48,7 @@ class Angles:
     def tables(self) -> tuple[Tensor, ...]:
         """The tables as the family's own module returns them."""
         if self.made is None:
-            made = FORMS[self.form](*self.rope.cos_sin(self.positions))
+            made = tables_of(self.rope, self.positions, self.form)
             self.made = made if self.form == "complex" else tuple(table.to(self.dtype) for table in made)
         return self.made
 
@@ -54,6 +66,14 @@ class AngleTable:
 
     def __init__(self, angles: Angles, index: int) -> None:
         self.angles, self.index = angles, index
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]  # the way of every proxy
+        """What isinstance hears: a tensor. A compiler must see the object, to find the positions in it."""
+        return AngleTable if TracingContext.try_get() is not None else Tensor
+
+    def __reduce__(self):
+        return AngleTable, (self.angles, self.index)  # or a copy would ask __class__ what to make
 
     def tensor(self) -> Tensor:
         """The table itself."""
@@ -87,5 +107,10 @@ def _as_on_the_tensor(name: str) -> Callable:
 
 
 # python looks operators up on the class, past __getattr__
-for _name in ("neg", "getitem", "mul", "rmul", "add", "radd", "sub", "rsub", "truediv", "len"):
+_OPERATORS = (
+    "neg pos abs invert add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul"
+    " eq ne lt le gt ge getitem len iter bool float array repr"
+)
+for _name in _OPERATORS.split():
     setattr(AngleTable, f"__{_name}__", _as_on_the_tensor(f"__{_name}__"))
+AngleTable.__hash__ = object.__hash__  # compared entry by entry, found in a set as itself: like any tensor

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk import rotation
+from ropewalk.axes import AxisMap, chunked
 from ropewalk.interop.patch_angles import FORMS, AngleTable
 from ropewalk.interop.patch_in_place import unseen
 from ropewalk.kernels.reference import split_pairs
@@ -23,11 +24,15 @@ from ropewalk.tokens import check_tables
 #: parameters that hold tables; one of the second kind holds both
 PARTS = ("cos", "sin")
 WHOLE = ("freqs_cis", "freqs_ci", "sinusoidal_pos")
+#: how many pairs listen to each axis; the tables then hold one axis after the other
+SECTIONS = "mrope_section"
 #: parameters that neither hold tables nor are turned
-BESIDE = ("unsqueeze_dim", "position_ids")
+BESIDE = ("unsqueeze_dim", "position_ids", SECTIONS)
 ROWS, HEADS, TOKENS, PAIRS = 2, 5, 3, 4
 #: axes of the tensors that turn: heads before tokens, after them, and packed tokens without rows
 ORDERS = {-2: (ROWS, HEADS, TOKENS), -3: (ROWS, TOKENS, HEADS), 0: (TOKENS, HEADS)}
+#: a function that takes sections is tried with these
+TRIED_SECTIONS = [2, 1, 1]
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,11 @@ class Convention:
     tokens: int
     at_end: bool = False
 
-    def tables(self, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def tables(self, given: list[Tensor], sections: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """cos and sin with one entry a pair."""
+        if sections is not None:
+            cos, sin = self.tables(given)
+            return _of_sections(cos, sections), _of_sections(sin, sections)
         if self.form == "complex":
             return given[0].real, given[0].imag
         if self.form == "sin then cos":
@@ -76,6 +84,7 @@ class Turner:
         self.convention, self.backend, self.rebound = convention, backend, rebound
         self.usual = self.names[:4] == ("q", "k", "cos", "sin")
         self.ropes: dict[tuple[str, int], Rope] = {}
+        self.sections: dict[str, list[int]] = {}
 
     def learn(self, spec: RopeSpec) -> None:
         """Make the ropes this function may be asked for: of a whole head and of its turned slice alone."""
@@ -86,6 +95,10 @@ class Turner:
                 layout=form.layout, layout_out=form.layout_out,
             )  # fmt: skip
             self.ropes[spec.key, width] = Rope(own, backend=self.backend)
+        if SECTIONS in self.names and isinstance(spec.axes, AxisMap):
+            counts = [spec.axes.axis_of_pair.count(axis) for axis in range(spec.num_axes)]
+            if chunked(counts) == spec.axes:
+                self.sections[spec.key] = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.usual and len(args) == 4 and not kwargs and args[1] is not None:
@@ -117,7 +130,7 @@ class Turner:
                 return None
         angles, x = tables[0].angles, xs[0]
         rope = self.ropes.get((angles.key, x.shape[-1]))
-        if rope is None:
+        if rope is None or given.get(SECTIONS) != self.sections.get(angles.key):
             return None
         positions = angles.positions
         if positions.device != x.device:
@@ -130,7 +143,7 @@ class Turner:
 
     def _by_tables(self, xs: tuple[Tensor, ...], tables: list, given: dict[str, Any]) -> tuple[Tensor, ...]:
         found = [table.tensor() if isinstance(table, AngleTable) else table for table in tables]
-        cos, sin = (table.to(xs[0].device) for table in self.convention.tables(found))
+        cos, sin = (table.to(xs[0].device) for table in self.convention.tables(found, given.get(SECTIONS)))
         seq_dim, form = self._seq_dim(given, cos.ndim), self.convention
         start = form.start(xs[0].shape[-1], 2 * cos.shape[-1])
         for x in xs:
@@ -180,13 +193,17 @@ def _does(function: Callable, tried: Convention, extra: int) -> bool | None:
     shape = ORDERS[tried.tokens]
     generator = torch.Generator().manual_seed(0)
     rows = shape[:-2]  # packed tokens have none
-    cos, sin = (torch.rand(*rows, TOKENS, PAIRS, generator=generator, device="cpu") for _ in PARTS)
+    names = inspect.signature(function).parameters
+    by_axis = (len(TRIED_SECTIONS),) if SECTIONS in names else ()
+    cos, sin = (torch.rand(*by_axis, *rows, TOKENS, PAIRS, generator=generator, device="cpu") for _ in PARTS)
     tables = _given(tried, cos, sin)
     x = torch.randn(*shape, 2 * PAIRS + extra, generator=generator, device="cpu")
-    names = inspect.signature(function).parameters
     table_names = _table_names(tuple(names))
-    given = dict(zip(table_names, tables, strict=True))
+    given: dict[str, Any] = dict(zip(table_names, tables, strict=True))
     given |= {name: x for name in names if name not in (*table_names, *BESIDE)}
+    if by_axis:
+        given[SECTIONS] = TRIED_SECTIONS
+        cos, sin = (_of_sections(table, TRIED_SECTIONS) for table in (cos, sin))
     try:
         with torch.no_grad():
             theirs = function(**given)
@@ -198,6 +215,11 @@ def _does(function: Callable, tried: Convention, extra: int) -> bool | None:
         seq_dim=seq_dim, backend="reference",
     )  # fmt: skip
     return all(y.shape == x.shape and torch.allclose(y, wanted, rtol=0, atol=1e-5) for y in _flat(theirs))
+
+
+def _of_sections(table: Tensor, sections: list[int]) -> Tensor:
+    """One table [..., tokens, pairs] of those of all axes: each section of the pairs from its own axis."""
+    return torch.cat([part[axis] for axis, part in enumerate(table.split(sections, dim=-1))], dim=-1)
 
 
 def _given(tried: Convention, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:

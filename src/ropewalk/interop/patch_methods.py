@@ -34,7 +34,7 @@ def methods(kind: type) -> Iterator[tuple[str, FunctionType | staticmethod]]:
 
 
 def called_rotations(function: FunctionType) -> dict[str, Callable]:
-    """The rotations that a function, or one it wraps, calls by a global name."""
+    """The rotations that a function, one it wraps or one it picks from a table, calls by a global name."""
     found = {}
     for part in layers(function):
         for name in part.__code__.co_names:
@@ -45,8 +45,10 @@ def called_rotations(function: FunctionType) -> dict[str, Callable]:
 
 
 def redirected(function: FunctionType, instead: Mapping[str, Callable]) -> FunctionType:
-    """The same code seeing `instead` among its globals; so do the functions it wraps."""
-    own = {name: value for name, value in instead.items() if name in function.__code__.co_names}
+    """The same code seeing `instead` among its globals; so do the functions it wraps and those in its tables."""
+    own: dict[str, Any] = {name: value for name, value in instead.items() if name in function.__code__.co_names}
+    for name, table in _tables(function).items():
+        own[name] = {**table, **{key: redirected(each, instead) for key, each in _turning(table).items()}}
     space = function.__globals__
     if own:
         # without a __name__: a compiler would look the names up in the module of that name, and find the old ones
@@ -61,11 +63,33 @@ def redirected(function: FunctionType, instead: Mapping[str, Callable]) -> Funct
 
 
 def layers(function: FunctionType) -> Iterator[FunctionType]:
-    """A function and, if it is decorated, those it holds in its closure, at any depth."""
+    """A function, those it holds in its closure if it is decorated, at any depth, and those in its tables that turn."""
+    yield from _wrapped(function)
+    for table in _tables(function).values():
+        yield from _turning(table).values()
+
+
+def _wrapped(function: FunctionType) -> Iterator[FunctionType]:
     yield function
     for cell in function.__closure__ or ():
         if isinstance(inner := _content(cell), FunctionType) and inner is not function:
             yield from layers(inner)
+
+
+def _tables(function: FunctionType) -> dict[str, dict]:
+    """Where a function picks one that turns from a dict it knows by a global name, as ModernBERT's do in transformers 4."""
+    if _names_rotation(function):
+        return {}
+    known = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    return {name: table for name, table in known.items() if type(table) is dict and _turning(table)}
+
+
+def _turning(table: dict) -> dict[Any, FunctionType]:
+    return {key: each for key, each in table.items() if isinstance(each, FunctionType) and _names_rotation(each)}
+
+
+def _names_rotation(function: FunctionType) -> bool:
+    return any(map(ROTATION_NAME.match, function.__code__.co_names))
 
 
 def _redirected_cell(cell: CellType, instead: Mapping[str, Callable]) -> CellType:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ropewalk.errors import RopeError
 from ropewalk.interop.extend_follow import MARK, FollowLength, followed
 from ropewalk.interop.hf import from_hf
-from ropewalk.interop.patch_angles import FORMS, Angles
+from ropewalk.interop.patch_angles import BY_AXIS, FORMS, Angles, tables_of
 from ropewalk.interop.patch_methods import Stand
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
@@ -25,10 +25,11 @@ PROBES = ((0, 1, 2, 5, 17, 63), (0, 1, 2, 5, 17, 63, 4095, 131071))
 
 @dataclass(frozen=True)
 class Plan:
-    """A rope that gives what the module gives, and the form it gives it in."""
+    """A rope that gives what the module gives, and the form it gives it in; `casts` to the dtype of the states, or float32."""
 
     rope: Rope
     form: str
+    casts: bool = True
 
 
 class StandingRotary(Stand):
@@ -42,7 +43,7 @@ class StandingRotary(Stand):
         plan = self.plans.get(layer_type)
         if plan is None or position_ids.is_floating_point():
             return _own_forward(self.module, x, position_ids, layer_type, followed(self.module))
-        return Angles(plan.rope, position_ids, plan.form, x.dtype).handles()
+        return Angles(plan.rope, position_ids, plan.form, x.dtype if plan.casts else torch.float32).handles()
 
 
 def is_rotary(module: nn.Module) -> bool:
@@ -65,7 +66,7 @@ def plans_of(module: nn.Module, backend: str | None) -> dict[str | None, Plan]:
     for name, candidates in types.items():
         for spec in candidates:
             if (form := _form(twin, name, spec, hook)) is not None:
-                plans[name] = Plan(Rope(spec, backend=backend), form)
+                plans[name] = Plan(Rope(spec, backend=backend), form, _casts(twin, name, spec, hook))
                 break
     return plans
 
@@ -100,22 +101,33 @@ def _form(twin: nn.Module, layer_type: str | None, spec: RopeSpec, hook: FollowL
     buffer = next(iter(twin.buffers()))
     if buffer.is_meta:
         raise RopeError(type(twin).__name__, "must have its frequencies on a device: load the weights before patching", "meta")
-    forms = set(FORMS)
+    rope, forms = Rope(spec), {*FORMS, BY_AXIS} if spec.num_axes > 1 else set(FORMS)
     for probe in PROBES:
         positions = torch.tensor([probe], device=buffer.device)
         if spec.num_axes > 1:
             positions = torch.stack([positions + axis for axis in range(spec.num_axes)])
         theirs = _tables(twin, positions, layer_type, hook)
-        ours = Rope(spec).cos_sin(positions)
         # a float32 angle is off by up to its own size times the last bit, and its frequency by a few
         slack = (1e-5 + positions.reshape(-1, positions.shape[-1])[0] * 2.0**-21)[:, None]
-        forms = {form for form in forms if _all_near(FORMS[form](*ours), theirs, slack)}
+        forms = {form for form in forms if _all_near(tables_of(rope, positions, form), theirs, slack)}
     return min(forms) if forms else None
 
 
-def _tables(twin: nn.Module, positions: Tensor, layer_type: str | None, hook: FollowLength | None) -> tuple[Tensor, ...]:
+def _casts(twin: nn.Module, layer_type: str | None, spec: RopeSpec, hook: FollowLength | None) -> bool:
+    """Whether the tables come in the dtype of the states; OLMo's and Ernie's stay in float32."""
+    where = torch.zeros(*(spec.num_axes,) * (spec.num_axes > 1), 1, 1, dtype=torch.long, device=next(iter(twin.buffers())).device)
+    return all(table.dtype == torch.bfloat16 for table in _tables(twin, where, layer_type, hook, torch.bfloat16))
+
+
+def _tables(
+    twin: nn.Module,
+    positions: Tensor,
+    layer_type: str | None,
+    hook: FollowLength | None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, ...]:
     try:
-        found = _own_forward(twin, torch.zeros(1, device=positions.device), positions, layer_type, hook)
+        found = _own_forward(twin, torch.zeros(1, device=positions.device, dtype=dtype), positions, layer_type, hook)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return ()  # positions of this shape are not for this module
     return tuple(found) if isinstance(found, tuple) else (found,)

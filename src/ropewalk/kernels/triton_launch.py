@@ -52,7 +52,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
     # everything that does not change is fetched here: a decode step waits for every name that is looked up
     grid_x, grid_y, grid_z = plan.grid
     start, fixed, angles, rest, index = plan.start, plan.fixed, tuple(plan.source.pointers), plan.rest, plan.device_index
-    hooks, forced = knobs.runtime.launch_enter_hook, tuning.forced_config
+    hooks, alone = knobs.runtime.launch_enter_hook, torch.cuda.device_count() == 1
     current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     lowest, highest = INT32
 
@@ -64,7 +64,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
         # compiled for pointers that are multiples of 16 bytes and an offset of 32 bits
         if (at_q | at_k | to_q | to_k) & 15 or not lowest <= offset <= highest:
             return False
-        if hooks.calls or current_device() != index or forced() is not None:
+        if hooks.calls or tuning.forced_config() is not None or not (alone or current_device() == index):
             return False
         where, stream = 0 if positions is None else positions.data_ptr(), current_stream(index)
         start(grid_x, grid_y, grid_z, stream, *fixed, at_q, at_k, to_q, to_k, where, *angles, offset, *rest)

@@ -1,0 +1,230 @@
+"""What transformers 4 does otherwise, in miniature: the code for it is tested under every release."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from checkpoint_samples import build, logits
+from extend_models import FACTOR, LONG, TRAINED, fresh, lengthen, rotary
+from installed import config_of
+from patch_models import model_of, outputs
+from torch.testing import assert_close
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from ropewalk import Rope, RopeError, RopeSpec, axes
+from ropewalk.frequencies import LongRope
+from ropewalk.interop.extend import extend
+from ropewalk.interop.hf import from_hf, to_hf
+from ropewalk.interop.patch import patch, unpatch
+from ropewalk.interop.patch_angles import BY_AXIS, Angles, AngleTable
+from ropewalk.interop.patch_apply import Turner, convention_of
+
+COUNTS = [2, 1, 1]
+WHERE = torch.tensor([[[0, 1, 5, 900]], [[0, 2, 5, 41]], [[0, 3, 7, 8]]])
+
+
+def by_sections(q, k, cos, sin, mrope_section, unsqueeze_dim=1):
+    """A rotation that is given the tables of all axes: each section of the pairs listens to its own."""
+    axis_of_pair = [axis for axis, count in enumerate(mrope_section) for _ in range(count)] * 2
+    cos, sin = (
+        torch.stack([table[axis, ..., i] for i, axis in enumerate(axis_of_pair)], dim=-1).unsqueeze(unsqueeze_dim)
+        for table in (cos, sin)
+    )
+    half = lambda x: torch.cat([-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]], dim=-1)
+    return q * cos + half(q) * sin, k * cos + half(k) * sin
+
+
+def in_reverse(q, k, cos, sin, mrope_section, unsqueeze_dim=1):
+    return by_sections(q, k, cos.flip(0), sin.flip(0), mrope_section, unsqueeze_dim)
+
+
+def tables_by_axis(theta=1e4):
+    """cos and sin [3, 1, tokens, 8] of all axes by the definition, in float64."""
+    angles = WHERE.double()[..., None] * theta ** (-torch.arange(4, dtype=torch.float64) / 4)
+    return tuple(torch.cat([each, each], dim=-1) for each in (angles.cos(), angles.sin()))
+
+
+def test_a_rotation_by_sections_is_recognised():
+    found = convention_of(by_sections)
+    assert (found.form, found.layout, found.layout_out, found.tokens) == ("half", "half", "half", -2)
+    assert convention_of(in_reverse) is None
+
+
+@pytest.mark.parametrize("counts", [COUNTS, [1, 1, 2]])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_rotation_by_sections_turns_each_pair_by_its_axis(counts, computed):
+    """Also where the call names other sections than the config does, and where somebody computed the tables."""
+    turner = Turner(by_sections, convention_of(by_sections))
+    rope = Rope(RopeSpec(8, axes=axes.chunked(COUNTS)))
+    turner.learn(rope.spec)
+    cos, sin = Angles(rope, WHERE, BY_AXIS, torch.float32).handles()
+    for mine, other in zip((cos, sin), tables_by_axis(), strict=True):
+        assert_close(mine.tensor(), other.float(), rtol=0, atol=1e-6)
+    q, k = torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8)
+    turned = turner(q, k, *((cos + 0, sin + 0) if computed else (cos, sin)), counts)
+    for mine, other in zip(turned, by_sections(q.double(), k.double(), *tables_by_axis(), counts), strict=True):
+        assert_close(mine, other.float(), rtol=0, atol=2e-6)
+
+
+def test_positions_reach_a_rotation_by_sections(monkeypatch):
+    monkeypatch.delattr(Angles, "tables")
+    turner = Turner(by_sections, convention_of(by_sections))
+    rope = Rope(RopeSpec(8, axes=axes.chunked(COUNTS)))
+    turner.learn(rope.spec)
+    tables = Angles(rope, WHERE, BY_AXIS, torch.float32).handles()
+    q, _ = turner(torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8), *tables, COUNTS)
+    assert q.shape == (1, 3, 4, 8)
+
+
+def eager(module, hidden_states, cos, sin):
+    shape = (*hidden_states.shape[:-1], -1, module.head_dim)
+    q, k, v = (each(hidden_states).view(shape).transpose(1, 2) for each in (module.q_proj, module.k_proj, module.v_proj))
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    mixed = (q @ k.mT * module.scaling).tril().softmax(-1) @ v
+    return module.o_proj(mixed.transpose(1, 2).flatten(-2))
+
+
+WAYS = {"eager": eager, "none": None}
+
+
+class PicksItsWay(LlamaAttention):
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+        return WAYS["eager"](self, hidden_states, *position_embeddings), None
+
+
+@torch.no_grad()
+def test_a_rotation_behind_a_table_of_functions_is_found(monkeypatch):
+    monkeypatch.delattr(Angles, "tables")  # a layer that was not found would ask for them
+    model, before = copy.deepcopy(model_of("llama")), dict(WAYS)
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = PicksItsWay
+    plain = outputs(model)
+    ours = outputs(patch(model))
+    assert not torch.equal(ours, plain)
+    assert_close(ours, plain, rtol=0, atol=1e-4)
+    assert before == WAYS
+    assert torch.equal(outputs(unpatch(model)), plain)
+
+
+class Gathers(LlamaRotaryEmbedding):
+    """A method that is called like a rotation and puts angles together."""
+
+    def apply_interleaved_mrope(self, angles):
+        return angles
+
+
+def test_a_rotary_module_turns_no_q_and_k():
+    model = copy.deepcopy(model_of("llama"))
+    model.model.rotary_emb = Gathers(model.config)
+    patch(model)
+    assert isinstance(model.model.rotary_emb(torch.zeros(1), torch.arange(3)[None])[0], AngleTable)
+
+
+class Deaf(LlamaRotaryEmbedding):
+    """Computes the rope of an unscaled config, whatever its own says."""
+
+    theta = 1e4
+
+    def __init__(self, config, device=None):
+        keys = {key: getattr(config, key) for key in ("hidden_size", "num_attention_heads")}
+        super().__init__(config_of("llama", **keys, rope_parameters={"rope_type": "default", "rope_theta": self.theta}))
+        self.config = config
+
+
+class DeafAndStrange(Deaf):
+    """So does this one, and it never was the rope of its config."""
+
+    theta = 77.0
+
+
+@pytest.mark.parametrize("deaf", [Deaf, DeafAndStrange])
+@pytest.mark.parametrize("kind", ["linear", "yarn", "longrope"])
+def test_keys_that_the_model_does_not_read_are_refused(kind, deaf):
+    model = fresh("llama")
+    model.model.rotary_emb = deaf(model.config)
+    before, config = logits(model), model.config.to_dict()
+    with pytest.raises(RopeError, match="installed transformers computes") as error:
+        lengthen(model, kind)
+    assert error.value.field == "kind"
+    assert torch.equal(logits(model), before)
+    assert model.config.to_dict() == config
+    assert "_ropewalk_extension" not in vars(rotary(model))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+@pytest.mark.parametrize("kind", ["linear", "dynamic_yarn"])
+def test_local_layers_keep_their_frequencies(family, kind):
+    """One module with two ropes, or two modules: only those of full attention get longer."""
+    own = {"head_dim": 12} if family == "gemma3_text" else {}
+    model = build(family, **own, layer_types=["sliding_attention", "full_attention"], sliding_window=32)
+    frequencies = lambda: {name: each.clone() for name, each in model.named_buffers() if name.endswith("inv_freq")}
+    before = frequencies()
+    lengthen(model, kind)
+    logits(model, start=3 * TRAINED)
+    after = frequencies()
+    local = [name for name in before if "sliding" in name or "local" in name]
+    assert 0 < len(local) < len(before)
+    assert all(torch.equal(after[name], before[name]) for name in local)
+    longer = [name for name in before if name not in local and "original" not in name]
+    assert all(after[name][-1] < before[name][-1] for name in longer)
+
+
+def test_olmo_is_stretched_whatever_its_class_calls_it():
+    model = build("olmo")
+    before = rotary(model).inv_freq.clone()
+    lengthen(model, "linear")
+    assert_close(rotary(model).inv_freq, before / FACTOR)
+    assert from_hf(model.config).scaling.factor == FACTOR
+
+
+class CountsKeys:
+    """A config class that takes `type` and `factor`, and nothing else."""
+
+    def __init__(self, **keys):
+        vars(self).update(keys)
+
+    @classmethod
+    def from_dict(cls, keys):
+        if keys["rope_scaling"].keys() != {"type", "factor"}:
+            raise ValueError("two fields, `type` and `factor`")
+        return cls(**keys)
+
+    def to_dict(self):
+        return dict(vars(self))
+
+
+def test_a_class_that_knows_type_alone_gets_it():
+    config = CountsKeys(model_type="llama", head_dim=12, max_position_embeddings=TRAINED, rope_theta=1e4)
+    extend(config, "linear", factor=FACTOR)
+    assert config.rope_scaling == {"type": "linear", "factor": FACTOR}
+    other = CountsKeys(model_type="llama", head_dim=12, max_position_embeddings=TRAINED, rope_theta=1e4)
+    with pytest.raises(RopeError, match="two fields"):
+        lengthen(other, "llama3")
+    assert not hasattr(other, "rope_scaling")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "phi3"])
+@pytest.mark.parametrize("length", [TRAINED, 3 * TRAINED])
+def test_longrope_in_the_old_spelling_is_read_by_every_release(model_type, length):
+    """The trained length stands beside the rope, and Phi-3 takes three keys."""
+    shape = {"hidden_size": 48, "num_attention_heads": 4, "pad_token_id": 0}
+    extended = {"model_type": model_type, **shape, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+    lengthen(extended, "longrope")
+    spec = RopeSpec(12, scaling=LongRope((1.0,) * 6, tuple(LONG), original_length=TRAINED, factor=FACTOR), precision="hf")
+    for keys in (extended, {**shape, **to_hf(spec, version=4, model_type=model_type)}):
+        assert keys["original_max_position_embeddings"] == TRAINED
+        radians, magnitude = ROPE_INIT_FUNCTIONS["longrope"](AutoConfig.for_model(**keys), device=None, seq_len=length)
+        factors = LONG if length > TRAINED else [1.0] * 6
+        wanted = [1e4 ** (-pair / 6) / factor for pair, factor in enumerate(factors)]
+        assert_close(radians.double(), torch.tensor(wanted, dtype=torch.float64), rtol=3e-7, atol=0)
+        assert magnitude == pytest.approx((1 + torch.tensor(FACTOR).log() / torch.tensor(float(TRAINED)).log()).sqrt().item())
+
+
+def test_what_three_keys_cannot_say_is_refused():
+    config = {"model_type": "phi3", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+    with pytest.raises(RopeError, match="cannot be said"):
+        lengthen(config, "longrope", attention_factor=1.5)
