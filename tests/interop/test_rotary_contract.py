@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from installed import V5, config_of, rope_of
+from installed import config_of
 from patch_models import FAMILIES, SIZES, model_of, tokens
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -45,7 +45,8 @@ def layer_types(module: nn.Module) -> list[tuple[str, ...]]:
 
 def positions_for(module: nn.Module) -> Tensor:
     """Text: the same position on every axis a module has."""
-    sections = rope_of(module.config).get("mrope_section") if hasattr(module.config, "rope_theta") or V5 else None
+    rope = getattr(module.config, "rope_parameters", None) or getattr(module.config, "rope_scaling", None) or {}
+    sections = rope.get("mrope_section")
     return WHERE if sections is None else WHERE.expand(len(sections), *WHERE.shape)
 
 
