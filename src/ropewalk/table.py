@@ -267,6 +267,11 @@ def magnitude_on(spec: RopeSpec, magnitude: float | Tensor, key: bool) -> float 
     return magnitude**2 if spec.magnitude_on == "q" and not key else 1.0
 
 
+def sides_differ(spec: RopeSpec, device: torch.device) -> bool:
+    """Whether queries and keys have tables of their own."""
+    return spec.magnitude_on == "q" or tables(spec, device).frequencies.growth is not None
+
+
 def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = False) -> tuple[Tensor, Tensor] | None:
     """float32 cos and sin of positions 0 ... count - 1, kept and grown by doubling; None where they would be too large.
 
@@ -275,7 +280,7 @@ def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = Fal
     most = _most_rows(spec)
     if not _keeps_rows(spec) or count > most:
         return None
-    key = key and (spec.magnitude_on == "q" or tables(spec, device).frequencies.growth is not None)
+    key = key and sides_differ(spec, device)
     reach = _reach(spec, count)
     cos, sin = CACHE.get(
         (spec.key, device, key),

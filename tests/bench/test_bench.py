@@ -53,12 +53,12 @@ def test_a_contender_that_turns_the_wrong_way_is_not_timed(monkeypatch):
         return lambda q, k: (rope.unrotate(q), rope.unrotate(k))
 
     monkeypatch.setitem(contenders.CONTENDERS, "backwards", backwards)
-    (row,) = cpu._case_rows(cases.make_case("tiny", "bhsd"), ("backwards",), rounds=2)
+    (row,) = cpu._case_rows(cases.make_case("tiny", "bhsd"), "bhsd", ("backwards",), rounds=2)
     assert row["skipped"] == "does not agree with the definition"
 
 
 def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
-    found = list(cpu._case_rows(cases.make_case("tiny", "bhsd"), ("ropewalk", "transformers, eager"), rounds=2))
+    found = list(cpu._case_rows(cases.make_case("tiny", "bhsd"), "bhsd", ("ropewalk", "transformers, eager"), rounds=2))
     assert {(r["contender"], r["pass"]) for r in found} == {
         (c, p) for c in ("ropewalk", "transformers, eager") for p in ("forward", "forward+backward")
     }
@@ -67,6 +67,15 @@ def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
     rows.write(path, [{**r, **rows.machine("cpu")} for r in found])
     assert rows.read(path)[0]["versions"]["torch"] == torch.__version__
     assert [json.loads(line)["contender"] for line in path.read_text().splitlines()] == [r["contender"] for r in found]
+
+
+def test_heads_as_models_hand_them_over_are_the_same_heads_in_other_memory():
+    case = cases.make_case("tiny", "bhsd")
+    view = cpu._ordered(case, "bhsd view")
+    assert torch.equal(view.q, case.q)
+    assert torch.equal(view.k, case.k)
+    assert view.q.transpose(1, 2).is_contiguous()
+    assert not view.q.is_contiguous()
 
 
 def test_charts_show_what_the_rows_say(tmp_path):

@@ -49,7 +49,7 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     axis.set_yscale("log")
     axis.axhline(1, color="#444444", linewidth=0.8, linestyle="--")
     axis.set_ylabel("time / time of a copy")
-    labels = [f"{shape.removeprefix('cpu ')}\n[{','.join(order.upper())}]\n{dtype}" for shape, order, dtype in cases]
+    labels = [f"{shape.removeprefix('cpu ')}{order.removeprefix('bhsd')}\n{dtype}" for shape, order, dtype in cases]
     axis.set_xticks(range(len(cases)), labels, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(ncols=5, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)

@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,14 +21,17 @@ CPU_SHAPES = {
     "cpu decode": (1, 1, 32, 8, 128, torch.float32),
 }
 SHAPES.update(CPU_SHAPES)
-#: the memory in which transformers' models hand over their heads is [B, S, H, D]
-ORDERS = {"cpu prefill": ("bhsd", "bshd")}
+#: [B, H, S, D] in memory, and as a view of [B, S, H, D], which is how a model's projections hand over their heads
+ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = 12
 
 
 def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004) -> dict[str, float]:
-    """Lower-quartile CPU microseconds of each call; one after the other in every round, so that noise meets all alike."""
+    """Lower-quartile CPU microseconds of each call; one after the other in every round, so that noise meets all alike.
+
+    Every timing follows an untimed call of the same, so that none pays for what the one before left in caches and allocator.
+    """
     loops, taken = {}, {name: [] for name in calls}
     for name, call in calls.items():
         call()
@@ -36,6 +40,7 @@ def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_
         loops[name] = max(1, int(at_least / max(time.process_time() - start, 1e-6)))
     for _ in range(rounds):
         for name, call in calls.items():
+            call()
             start = time.process_time()
             for _ in range(loops[name]):
                 call()
@@ -51,7 +56,7 @@ def copy_call(case: Case) -> Callable[[], Any]:
 
 def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
     """One forward and one backward through autograd."""
-    q, k = case.q.clone().requires_grad_(), case.k.clone().requires_grad_()
+    q, k = (x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in (case.q, case.k))
     grads = (torch.randn_like(q), torch.randn_like(k))
     return lambda: torch.autograd.grad(call(q, k), (q, k), grads)
 
@@ -65,13 +70,20 @@ def measure(
     try:
         for name in names:
             for order, dtype in itertools.product(ORDERS.get(name, ("bhsd",)), DTYPES):
-                yield from _case_rows(make_case(name, order, dtype=dtype), contenders, rounds)
+                yield from _case_rows(_ordered(make_case(name, "bhsd", dtype=dtype), order), order, contenders, rounds)
     finally:
         torch.set_num_threads(threads)
 
 
-def _case_rows(case: Case, contenders: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
-    head = {"shape": case.name, "order": case.order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
+def _ordered(case: Case, order: str) -> Case:
+    if order == "bhsd":
+        return case
+    q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (case.q, case.k))
+    return replace(case, q=q, k=k)
+
+
+def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
+    head = {"shape": case.name, "order": order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
     calls, errors = {}, {}
     for contender in contenders:
         if reason := why_not(contender, case):

@@ -91,6 +91,10 @@ def attention_table(rows: list[Row]) -> str:
     return markdown(["shape", "", "pass", "time", ""], lines)
 
 
+#: what is said of an order besides [B, H, S, D]
+ORDERS = {"bshd": " [B,S,H,D]", "bhsd view": " view"}
+
+
 def cpu_table(rows: list[Row]) -> str:
     """Time over the time of a copy (lower is better) and microseconds, by contender, shape and dtype."""
     timed = [r for r in rows if "us" in r]
@@ -98,8 +102,7 @@ def cpu_table(rows: list[Row]) -> str:
     names = list(dict.fromkeys(r["contender"] for r in timed))
     found = {(r["contender"], r["shape"], r["order"], r["dtype"], r["pass"]): r for r in timed}
     heads = [
-        f"{shape.removeprefix('cpu ')}{' [B,S,H,D]' if order == 'bshd' else ''} {dtype.replace('float', 'f')}"
-        f"{'' if what == 'forward' else ' f+b'}"
+        f"{shape.removeprefix('cpu ')}{ORDERS.get(order, '')} {dtype.replace('float', 'f')}{'' if what == 'forward' else ' f+b'}"
         for shape, order, dtype, what in cases
     ]
 

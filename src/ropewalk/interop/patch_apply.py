@@ -136,9 +136,8 @@ class Turner:
         if positions.device != x.device:
             positions = positions.to(x.device)
         seq_dim = self._seq_dim(given, 3)
-        # forward itself: a rope of ours has no hooks, and a decode step has many layers
         if len(xs) == 2:
-            return rope.forward(x, xs[1], positions, 0, seq_dim, inplace=inplace)  # type: ignore[return-value]  # two in, two out
+            return rope(x, xs[1], positions, 0, seq_dim, inplace=inplace)
         return tuple(rope.rotate(each, positions, seq_dim=seq_dim) for each in xs)
 
     def _by_tables(self, xs: tuple[Tensor, ...], tables: list, given: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -21,8 +21,11 @@ enum { HALF, INTERLEAVED };
 enum { DONE, FAR, NO_MEMORY };
 
 enum { MAX_AXES = 8 };
-/* cos and sin of one tile stay in the second-level cache while head after head reads them */
-enum { TILE_BYTES = 128 << 10 };
+/* cos and sin of one tile stay in the cache while head after head reads them: in the first level where memory sets the
+ * pace, in the second where arithmetic does and longer lines are worth more */
+enum { TILE_BYTES = 32 << 10, TILE_BYTES_NARROW = 128 << 10 };
+/* rows at the end of a line that fetch the start of the next one */
+enum { FETCHING_ROWS = 8 };
 /* below this many elements waking threads costs more than it saves */
 enum { SERIAL_ELEMENTS = 128 << 10 };
 /* the work is dealt out in shares of about SHARE_ELEMENTS, to a thread never fewer than LEAST_SHARES */
@@ -180,11 +183,6 @@ static void deal(int64_t shares, share_function run, void *work) {
 
 /* As the Python side packs it. `plan` depends on shapes alone and is kept there from call to call; it is followed by
  * sizes[ndim], strides of x[ndim] and strides of y[ndim], in elements, for each tensor. */
-struct levels {
-    const double *low_cos, *low_sin, *high_cos, *high_sin; /* [1 << bits, pairs] */
-    int64_t bits;
-    double magnitude;
-};
 struct call {
     const char *x[2];
     char *y[2];
@@ -195,7 +193,11 @@ struct call {
     const float *cos, *sin;
     int64_t seq_step, batch_step, head_step;
     int64_t position_seq_step, position_batch_step, batches;
-    struct levels levels;
+    struct {
+        const double *low_cos, *low_sin, *high_cos, *high_sin; /* [1 << bits, pairs] */
+        int64_t bits;
+        double magnitude;
+    } levels;
     struct {
         int64_t tensors, ndim, dtype, layout_in, layout_out, back, start, pairs;
         int64_t seq_axis, batch_axis, head_axis; /* -1 where there is none */
@@ -257,9 +259,9 @@ static void merge_axes(struct tensor *tensor) {
     tensor->axes = kept + 1;
 }
 
-static int64_t tile_of(const struct tensor *tensor) {
+static int64_t tile_of(const struct tensor *tensor, int64_t bytes) {
     const struct axis *inner = &tensor->axis[tensor->axes - 1];
-    int64_t rows = TILE_BYTES / (2 * (int64_t)sizeof(float) * tensor->first.pairs);
+    int64_t rows = bytes / (2 * (int64_t)sizeof(float) * tensor->first.pairs);
     int read_again = 0;
     for (int i = 0; i + 1 < tensor->axes; i++) read_again |= tensor->axis[i].step.table_step == 0;
     return inner->step.table_step && read_again && rows < inner->size ? (rows > 0 ? rows : 1) : inner->size;
@@ -306,7 +308,7 @@ static int64_t read_tensor(const struct call *call, int which, const int64_t *si
     const int edges = call->plan.pairs % isa->lanes || tensor->first.before || tensor->first.after;
     tensor->turn = isa->sheets[call->plan.dtype][call->plan.layout_in][call->plan.layout_out][call->plan.back][edges];
     tensor->outer_rows = inner->size ? rows / inner->size : 0;
-    tensor->tile = tile_of(tensor);
+    tensor->tile = tile_of(tensor, call->plan.dtype == F32 ? TILE_BYTES : TILE_BYTES_NARROW);
     return rows * sizes[ndim - 1];
 }
 
@@ -412,27 +414,13 @@ static void make_rows(int64_t first, int64_t last, void *data) {
     }
 }
 
-static void make_all(const struct call *call, int64_t seq, float *table) {
-    const int64_t rows = call->batches * seq;
-    struct making making = {call, table, seq, rows, shares_of(2 * rows * call->plan.pairs)};
-    deal(making.shares, make_rows, &making);
-}
-
-/* The rows of offset ... offset + seq - 1, for a caller who keeps them: 0, or 1 if the levels do not reach that far. */
-API int ropewalk_rows(const void *levels, int64_t pairs, int64_t offset, int64_t seq, float *table) {
-    struct call call = {.offset = offset, .batches = 1, .plan.pairs = pairs};
-    memcpy(&call.levels, levels, sizeof call.levels);
-    if (!all_near(&call, seq)) return FAR;
-    make_all(&call, seq, table);
-    return DONE;
-}
-
 static int make_table(struct call *call, int64_t seq, float **table) {
     if (!all_near(call, seq)) return FAR;
     const int64_t rows = call->batches * seq;
     *table = malloc((size_t)(rows * call->plan.pairs) * 2 * sizeof(float));
     if (!*table && rows) return NO_MEMORY;
-    make_all(call, seq, *table);
+    struct making making = {call, *table, seq, rows, shares_of(2 * rows * call->plan.pairs)};
+    deal(making.shares, make_rows, &making);
     call->cos = *table, call->sin = *table + call->plan.pairs;
     call->seq_step = 2 * call->plan.pairs, call->head_step = 0;
     call->batch_step = call->batches > 1 ? seq * call->seq_step : 0;

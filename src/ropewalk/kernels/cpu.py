@@ -24,7 +24,7 @@ from torch import Tensor
 from ropewalk.errors import choice
 from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, token_axes
 from ropewalk.spec import RopeSpec, spec_of
-from ropewalk.table import LEVEL_BITS, Tables, magnitude_on, tables
+from ropewalk.table import LEVEL_BITS, Tables, first_rows, magnitude_on, sides_differ, tables
 
 #: of `struct call` in cpu.c
 ABI = 2
@@ -49,7 +49,6 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the native library does not load ({error}); {_REBUILD}"
     library.ropewalk_isa.restype = ctypes.c_char_p
     library.ropewalk_turn.argtypes = [ctypes.c_char_p]
-    library.ropewalk_rows.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     return library, ""
 
 
@@ -163,13 +162,13 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
     """
     source, alive = _source(turn.spec, turn.gain, turn.key)
     plan, mixed = _plan_of(xs, outs, turn)
-    positions, seq = turn.positions, xs[0].shape[turn.seq_dim]
+    positions = turn.positions
     if len(xs) != 2 or xs[0].dtype is not xs[1].dtype or not source.serves_both or not source.levels:
         return None
     if (mixed and outs[0] is xs[0]) or (positions is not None and positions.dtype is not torch.int64) or turn.key:
         return None
-    counted, spec_key, gain, pack = positions is None and _worth_keeping(seq, turn.pairs), turn.spec.key, turn.gain, _MOVING.pack
-    tail = _reading(positions) + source.levels + plan
+    tail, pack = _reading(positions) + source.levels + plan, _MOVING.pack
+    counted, seq, spec_key, gain = positions is None, xs[0].shape[turn.seq_dim], turn.spec.key, turn.gain
 
     # `_alive` holds the tables whose memory the levels point at
     def run(
@@ -177,20 +176,18 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
     ) -> bool:
         where = 0 if positions is None else positions.data_ptr()
         head = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), where, offset)
-        if counted:
-            kept = _counted(spec_key, gain, False, offset, seq)
-            return kept is not None and _turn(head + kept.angles + _NO_LEVELS + plan) == 0
-        return _turn(head + tail) == 0
+        kept = _kept_rows(spec_key, gain, False, offset, seq) if counted and seq > 1 else None
+        return _turn(head + (tail if kept is None else kept.tail + plan)) == 0
 
     return run
 
 
 def _run_near(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn, levels: bytes, plan: bytes) -> bool:
-    """Turn by what the levels give; False where these do not reach."""
+    """Let the library make the rows from the levels; False where these do not reach."""
     positions, seq = turn.positions, xs[0].shape[turn.seq_dim]
-    if positions is None and _worth_keeping(seq, turn.pairs):
-        kept = _counted(turn.spec.key, turn.gain, turn.key, turn.offset, seq)
-        return kept is not None and _send(xs, outs, None, 0, kept.angles + _NO_LEVELS + plan) != _FAR
+    kept = _kept_rows(turn.spec.key, turn.gain, turn.key, turn.offset, seq) if positions is None and seq > 1 else None
+    if kept is not None:
+        return _send(xs, outs, None, 0, kept.tail + plan) != _FAR
     if positions is not None and positions.dtype is not torch.int64:
         positions = positions.to(torch.int64)
     return _send(xs, outs, positions, turn.offset, _reading(positions) + levels + plan) != _FAR
@@ -241,32 +238,23 @@ def _send(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | 
     return status
 
 
-#: bytes of a table of counted positions that are kept for the next layer's call
-MOST_KEPT = 4 << 20
-
-
-def _worth_keeping(seq: int, pairs: int) -> bool:
-    """Whether rows are: those of one token are made sooner than found."""
-    return seq > 1 and seq * pairs * 8 <= MOST_KEPT
-
-
 class _Kept(NamedTuple):
-    """Rows [seq, 2, pairs] of counted positions, and how the library reads them."""
+    """Rows of counted positions, and how the library reads them."""
 
-    rows: Tensor
-    angles: bytes
+    rows: tuple[Tensor, Tensor]
+    tail: bytes
 
 
 @functools.lru_cache(maxsize=2)
-def _counted(spec_key: str, gain: int, key: bool, offset: int, seq: int) -> _Kept | None:
-    """The rows of offset ... offset + seq - 1, every layer of a prefill asks for the same; None beyond the levels' reach."""
+def _kept_rows(spec_key: str, gain: int, key: bool, offset: int, seq: int) -> _Kept | None:
+    """The rows of offset ... offset + seq - 1, which every layer of a prefill asks for; None where they are not kept."""
     spec = spec_of(spec_key)
-    source, _alive = _source(spec, gain, key)
-    rows = torch.empty(seq, 2, spec.pairs, dtype=torch.float32, device="cpu")
-    start = rows.data_ptr()
-    if _library.ropewalk_rows(source.levels, spec.pairs, offset, seq, start) == _FAR:  # type: ignore[union-attr]  # it has levels
+    rows = first_rows(spec, torch.device("cpu"), offset + seq, key) if gain == 1 and offset >= 0 else None
+    if rows is None:
         return None
-    return _Kept(rows, _ANGLES.pack(start, start + 4 * spec.pairs, 2 * spec.pairs, 0, 0, 0, 0, 0))
+    step = rows[0].stride(0)  # in floats
+    cos, sin = (table.data_ptr() + 4 * step * offset for table in rows)
+    return _Kept(rows, _ANGLES.pack(cos, sin, step, 0, 0, 0, 0, 0) + _NO_LEVELS)
 
 
 class _Source(NamedTuple):
@@ -293,7 +281,7 @@ def _source(spec: RopeSpec, gain: int, key: bool) -> tuple[_Source, Tables]:
     if plain and found.levels is not None and not (spec.needs_length or spec.fractional):
         magnitude = magnitude_on(spec, found.frequencies.magnitude, key) ** gain
         levels = _LEVELS.pack(*(level.data_ptr() for level in found.levels), LEVEL_BITS, magnitude)
-    _SOURCES[name] = _Source(weakref.ref(found), plain and spec.magnitude_on != "q", levels)
+    _SOURCES[name] = _Source(weakref.ref(found), not sides_differ(spec, torch.device("cpu")), levels)
     return _SOURCES[name], found
 
 

@@ -16,9 +16,13 @@ def why_not(x: Tensor, turn: AnyTurn) -> str | None:
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
     """Write each turned x into its out, which may be x itself."""
+    made: dict[tuple[torch.dtype, bool], tuple[Tensor, Tensor]] = {}
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), key=turn.key or index == 1)
-        turn_into(x, out, align(cos, x, turn.seq_dim), align(sin, x, turn.seq_dim), turn)
+        kind = (table_dtype(x), (turn.key or index == 1) and turn.sides_differ(x.device))
+        if kind not in made:
+            made[kind] = turn.rows(x.shape[turn.seq_dim], x.device, *kind)
+        cos, sin = (align(table, x, turn.seq_dim) for table in made[kind])
+        turn_into(x, out, cos, sin, turn)
 
 
 def turn_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, turn: AnyTurn) -> None:
@@ -29,7 +33,7 @@ def turn_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, turn: AnyTurn) -
     out_a, out_b = reference.split_pairs(out[..., turn.start : stop], turn.layout_out)
     out_a.copy_(first)
     out_b.copy_(second)
-    if out is not x:
+    if out is not x and 2 * turn.pairs < x.shape[-1]:
         out[..., : turn.start].copy_(x[..., : turn.start])
         out[..., stop:].copy_(x[..., stop:])
 

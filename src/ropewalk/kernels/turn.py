@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ropewalk.frequencies import Length
 from ropewalk.spec import RopeSpec
-from ropewalk.table import cos_sin, first_rows
+from ropewalk.table import cos_sin, first_rows, sides_differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,10 @@ class Turn:
             return self.positions
         return torch.arange(self.offset, self.offset + seq, device=device)
 
+    def sides_differ(self, device: torch.device) -> bool:
+        """Whether `rows` of a key are others than those of a query."""
+        return sides_differ(self.spec, device)
+
     def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
         """cos and sin [S, P] or [B, S, P]; sin is negated for a turn backwards. Not to be written to."""
         counted = self.positions is None and self.offset >= 0 and self.gain == 1 and dtype == torch.float32
@@ -94,6 +98,9 @@ class TableTurn:
 
     def adjoint(self) -> TableTurn:
         return replace(self, sin=-self.sin, layout_in=self.layout_out, layout_out=self.layout_in)
+
+    def sides_differ(self, device: torch.device) -> bool:
+        return False
 
     def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
         return self.cos.to(dtype), self.sin.to(dtype)
