@@ -7,7 +7,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
-from door import as_users_call
+from door import as_users_call, assert_refused
 from helpers import definition, sample_spec
 from ropewalk import shortcut, tokens
 from ropewalk.kernels import available
@@ -182,8 +182,13 @@ def under_vmap(rope, q, k):
     torch.vmap(rope)(q.expand(4, *q.shape), k.expand(4, *k.shape))
 
 
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
 def under_a_mode(rope, q, k):
-    with TorchDispatchMode():
+    with Watching():
         rope(q, k)
 
 
@@ -276,13 +281,15 @@ def test_a_compiled_call_is_called():
     assert rope(q, k, offset=5) == "compiled"
 
 
-def test_a_kind_known_without_gradients_is_not_taken_for_one_with_them():
-    rope, q, k = rw.Rope(SPEC), draw(3).requires_grad_(), draw(1).requires_grad_()
+@pytest.mark.parametrize("graded", ["q", "k", "qk"])
+def test_a_kind_known_without_gradients_is_not_taken_for_one_with_them(graded):
+    rope, q, k = rw.Rope(SPEC), draw(3).requires_grad_("q" in graded), draw(1).requires_grad_("k" in graded)
     with torch.no_grad():
         for _ in range(2):
             rope(q, k, offset=5)
-    weights = torch.randn_like(q), torch.randn_like(k)
-    for gradient, weight in zip(torch.autograd.grad(rope(q, k, offset=5), (q, k), weights), weights, strict=True):
+    turned = [(x, y, torch.randn_like(y)) for x, y in zip((q, k), rope(q, k, offset=5), strict=True) if x.requires_grad]
+    xs, ys, weights = zip(*turned, strict=True)
+    for gradient, weight in zip(torch.autograd.grad(ys, xs, weights), weights, strict=True):
         # the transpose of a rotation is the rotation back
         torch.testing.assert_close(gradient, definition(weight, SPEC, -torch.arange(5, 12).expand(2, 7)).float())
 
@@ -308,7 +315,105 @@ def test_many_kinds_of_one_shape_are_all_turned_right():
     for start in (5, 9):
         for q, k in xs:
             assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
-    assert all(len(kinds) <= shortcut.MOST_OF_A_NAME for kinds in shortcut._KNOWN.values())
+    assert max(len(kinds) for kinds in shortcut._KNOWN.values()) == shortcut.MOST_OF_A_NAME
+
+
+def negative(rope, q, k):
+    rope(torch._neg_view(q), k)
+
+
+def subclass(rope, q, k):
+    rope(q, torch.nn.Parameter(k, requires_grad=False))
+
+
+def with_gradients(rope, q, k):
+    rope(q.requires_grad_(), k)
+
+
+def alone(rope, q, k):
+    rope(q)
+
+
+def at_a_length(rope, q, k):
+    rope(q, k, length=9)
+
+
+def compiling(rope, q, k):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        rope(q, k)
+
+
+UNKNOWN = (under_vmap, under_a_mode, under_forward_derivatives, traced, negative, subclass, with_gradients, alone, at_a_length)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("call", [*UNKNOWN, compiling])
+def test_a_call_that_somebody_watches_is_not_remembered(monkeypatch, call):
+    monkeypatch.setattr(shortcut, "_KNOWN", {})
+    with as_users_call():
+        call(rw.Rope(SPEC), draw(3), draw(1))
+    assert shortcut._KNOWN == {}
+
+
+def test_a_compiler_sees_a_known_call(monkeypatch):
+    rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
+    rope(q, k)
+    monkeypatch.setattr(tokens, "make_turn", long_way)
+    with pytest.raises(AssertionError, match="long way"):
+        compiling(rope, q, k)
+
+
+@pytest.mark.parametrize(
+    ("field", "args", "where"), [("x", ["no tensor", draw(1)], {}), ("seq_dim", [draw(3), draw(1)], {"seq_dim": [-2]})]
+)
+def test_what_is_no_tensor_or_no_axis_is_refused_as_ever(field, args, where):
+    rope = rw.Rope(SPEC)
+    rope(draw(3), draw(1))
+    assert_refused(field, lambda: rope(*args, **where))
+
+
+@pytest.mark.parametrize("first", ["q", "k"])
+def test_in_place_neighbours_go_straight(monkeypatch, first):
+    """q ends where k starts, or the other way round: that is apart."""
+    rope, memory = rw.Rope(SPEC), torch.randn(2 * 2 * 7 * 10)
+    rope(draw(1), draw(1), offset=5, inplace=True)
+    xs = memory.view(2, 2, 1, 7, 10).unbind()
+    xs = xs if first == "q" else xs[::-1]
+    given = [x.clone() for x in xs]
+    monkeypatch.setattr(tokens, "make_turn", long_way)
+    assert_turned(rope(*xs, offset=9, inplace=True), given, SPEC, torch.arange(9, 16))
+
+
+def test_in_place_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
+    """Their memory is interleaved, so only the distance between them tells that this is what was checked."""
+    rope, fused = rw.Rope(SPEC), [torch.randn(2, 7, 4, 10).transpose(1, 2) for _ in range(2)]
+    rope(fused[0][:, :3], fused[0][:, 3:], offset=5, inplace=True)
+    xs = fused[1][:, :3], fused[1][:, 3:]
+    given = [x.clone() for x in xs]
+    monkeypatch.setattr(tokens, "make_turn", long_way)
+    assert_turned(rope(*xs, offset=9, inplace=True), given, SPEC, torch.arange(9, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_torch_without_a_quick_allocator_makes_the_same_tensors(monkeypatch, dtype):
+    monkeypatch.setattr(shortcut, "_KNOWN", {})
+    monkeypatch.setattr(shortcut, "_compiled", None)
+    rope, q, k = rw.Rope(SPEC), draw(3).to(dtype).transpose(1, 2).contiguous().transpose(1, 2), draw(1).to(dtype)
+    long = rope(q, k, offset=5)
+    monkeypatch.setattr(tokens, "make_turn", long_way)
+    for found, wanted in zip(rope(q, k, offset=5), long, strict=True):
+        assert (found.dtype, found.stride(), found.device) == (dtype, wanted.stride(), wanted.device)
+        assert torch.equal(found, wanted)
+
+
+def test_a_torch_without_the_guard_takes_the_long_way_and_is_right(monkeypatch):
+    monkeypatch.setattr(shortcut, "_KNOWN", {})
+    monkeypatch.setattr(shortcut, "_Guard", None)
+    rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
+    for start in (5, 9):
+        assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+    assert shortcut._KNOWN == {}
 
 
 def test_specs_that_take_turns_keep_their_own_angles():

@@ -82,7 +82,7 @@ def turn_known(
             break
     else:
         return None
-    if known.run is None or (known.graded and torch.is_grad_enabled()) or not -(2**62) < offset < 2**62 or (given and offset):
+    if known.run is None or (known.graded and torch.is_grad_enabled()) or (given and offset) or offset.bit_length() > 62:
         return None
     if not inplace:
         q_out, k_out = known.new_q(), known.new_k()
@@ -116,9 +116,7 @@ def remember(
         return
     if len(_KNOWN) >= MOST_KNOWN:
         _KNOWN.clear()
-    prepare = None
-    if not turn.spec.needs_length and not turn.spec.learned and all(out.stride(-1) == 1 for out in outs):
-        prepare = pick(xs, turn, backend).prepare
+    prepare = None if turn.spec.needs_length or turn.spec.learned else pick(xs, turn, backend).prepare
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     guard = _Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     run, (q, k) = None if prepare is None else prepare(xs, outs, turn), xs
