@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Inexact, Shaped
@@ -55,7 +56,7 @@ class Rope(nn.Module):
         elif self.spec.learned:
             nn.init.zeros_(self.log_scale)
 
-    def __call__(self, q, k=None, positions=None, offset=0, seq_dim=-2, length=None, *, inplace=False):
+    def __call__(self, q, k=None, positions=None, offset: int | Tensor = 0, seq_dim=-2, length=None, *, inplace=False) -> Any:
         """`forward`; a kind of call that is known goes straight to its kernel if nobody watches this module."""
         if k is not None and length is None and type(self) is Rope:
             known = shortcut.turn_known(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
