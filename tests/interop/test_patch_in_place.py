@@ -32,14 +32,14 @@ GRADLESS = [torch.no_grad, torch.inference_mode]
 @pytest.fixture
 def turns(monkeypatch) -> list[bool]:
     """Whether each call since was in place; the tiny tensors of these models are worth it."""
-    seen, forward = [], Rope.forward
+    seen, call = [], Rope.__call__
 
     def recorded(self, *args, inplace=False, **kwargs):
         seen.append(inplace)
-        return forward(self, *args, inplace=inplace, **kwargs)
+        return call(self, *args, inplace=inplace, **kwargs)
 
     monkeypatch.setattr(patch_in_place, "SMALL", 0)
-    monkeypatch.setattr(Rope, "forward", recorded)
+    monkeypatch.setattr(Rope, "__call__", recorded)
     return seen
 
 
