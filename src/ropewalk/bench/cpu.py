@@ -56,7 +56,7 @@ def copy_call(case: Case) -> Callable[[], Any]:
 
 def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
     """One forward and one backward through autograd."""
-    q, k = (x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in (case.q, case.k))
+    q, k = case.q.clone().requires_grad_(), case.k.clone().requires_grad_()
     grads = (torch.randn_like(q), torch.randn_like(k))
     return lambda: torch.autograd.grad(call(q, k), (q, k), grads)
 

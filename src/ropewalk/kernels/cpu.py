@@ -176,7 +176,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
     ) -> bool:
         where = 0 if positions is None else positions.data_ptr()
         head = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), where, offset)
-        kept = _kept_rows(spec_key, gain, False, offset, seq) if counted and seq > 1 else None
+        kept = _kept_rows(spec_key, gain, False, offset, seq) if counted and seq >= KEPT_FROM else None
         return _turn(head + (tail if kept is None else kept.tail + plan)) == 0
 
     return run
@@ -185,7 +185,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn) -> Cal
 def _run_near(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: Turn, levels: bytes, plan: bytes) -> bool:
     """Let the library make the rows from the levels; False where these do not reach."""
     positions, seq = turn.positions, xs[0].shape[turn.seq_dim]
-    kept = _kept_rows(turn.spec.key, turn.gain, turn.key, turn.offset, seq) if positions is None and seq > 1 else None
+    kept = _kept_rows(turn.spec.key, turn.gain, turn.key, turn.offset, seq) if positions is None and seq >= KEPT_FROM else None
     if kept is not None:
         return _send(xs, outs, None, 0, kept.tail + plan) != _FAR
     if positions is not None and positions.dtype is not torch.int64:
@@ -236,6 +236,10 @@ def _send(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | 
     if status == _NO_MEMORY:
         raise MemoryError("no memory for the cos and sin of these positions")
     return status
+
+
+#: tokens of a call from which kept rows are worth finding: fewer are made sooner, as a step of speculative decoding wants
+KEPT_FROM = 512
 
 
 class _Kept(NamedTuple):
