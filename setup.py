@@ -8,8 +8,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 KERNELS = "src/ropewalk/kernels"
-#: no contraction: the kernel says itself where it fuses, so that every pair of every row rounds alike
-FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-g0"]
+#: no contraction: the kernel says itself where it fuses, so that every pair of every row rounds alike. Neither -O3 nor
+#: scheduling before registers are given out: both keep more values in flight than there are registers, and spilled ones end
+#: the stream of stores.
+FLAGS = ["-O2", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fno-schedule-insns"]
+FLAGS += ["-fvisibility=hidden", "-g0"]
 
 
 class BuildNative(build_ext):

@@ -275,20 +275,21 @@ def sides_differ(spec: RopeSpec, device: torch.device) -> bool:
 def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = False) -> tuple[Tensor, Tensor] | None:
     """float32 cos and sin of positions 0 ... count - 1, kept and grown by doubling; None where they would be too large.
 
-    The caller must not write to them or hand them out.
+    Each row of cos lies beside its row of sin: one stream of memory instead of two. The caller must not write to them or
+    hand them out.
     """
     most = _most_rows(spec)
     if not _keeps_rows(spec) or count > most:
         return None
     key = key and sides_differ(spec, device)
     reach = _reach(spec, count)
-    cos, sin = CACHE.get(
+    rows = CACHE.get(
         (spec.key, device, key),
-        lambda: cos_sin(spec, torch.arange(reach, device=device), key=key),
-        lambda rows: 8 * rows[0].numel(),
-        lambda rows: len(rows[0]) >= count,
+        lambda: torch.stack(cos_sin(spec, torch.arange(reach, device=device), key=key), dim=1),
+        lambda rows: 4 * rows.numel(),
+        lambda rows: len(rows) >= count,
     )
-    return cos[:count], sin[:count]
+    return rows[:count, 0], rows[:count, 1]
 
 
 def _most_rows(spec: RopeSpec) -> int:
