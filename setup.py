@@ -8,11 +8,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 KERNELS = "src/ropewalk/kernels"
-#: no contraction: the kernel says itself where it fuses, so that every pair of every row rounds alike. Neither -O3 nor
-#: scheduling before registers are given out: both keep more values in flight than there are registers, and spilled ones end
-#: the stream of stores.
-FLAGS = ["-O2", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fno-schedule-insns"]
-FLAGS += ["-fvisibility=hidden", "-g0"]
+#: no contraction: the kernel says itself where it fuses, so that every pair of every row rounds alike
+FLAGS = ["-O2", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-g0"]
+#: of gcc, left out where the compiler does not know them. Rows in the order they are written: else, as with -O3, it keeps more
+#: values in flight than there are registers, and spilled ones end the stream of stores. Vectors as clang makes them at -O2.
+TUNING = ["-fno-schedule-insns", "-fvect-cost-model=dynamic"]
 
 
 class BuildNative(build_ext):
@@ -31,10 +31,13 @@ class BuildNative(build_ext):
             self._without(error)
 
     def build_extension(self, ext: Extension) -> None:
-        try:
-            super().build_extension(ext)
-        except Exception as error:
-            self._without(error)
+        for flags in (FLAGS + TUNING, FLAGS):
+            ext.extra_compile_args = flags
+            try:
+                return super().build_extension(ext)
+            except Exception as error:
+                refused = error
+        self._without(refused)
 
     def _without(self, error: Exception) -> None:
         if os.environ.get("ROPEWALK_REQUIRE_NATIVE") == "1":
@@ -55,7 +58,6 @@ setup(
             "ropewalk.kernels._cpu",
             [f"{KERNELS}/cpu.c"],
             depends=[f"{KERNELS}/cpu_rows.inc", f"{KERNELS}/cpu_vectors.inc"],
-            extra_compile_args=FLAGS,
             # a missing library is then no error when it is copied beside its sources
             optional=os.environ.get("ROPEWALK_REQUIRE_NATIVE") != "1",
         )
