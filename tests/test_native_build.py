@@ -22,13 +22,7 @@ def build(folder: Path, compiler: str, **environment: str) -> tuple[subprocess.C
     program = folder / "compiler"
     program.write_text(f"#!/bin/sh\n{compiler}\n")
     program.chmod(0o755)
-    environment = {
-        **os.environ,
-        "CC": str(program),
-        "LDSHARED": f"{program} -shared",
-        "ROPEWALK_REQUIRE_NATIVE": "",
-        **environment,
-    }
+    asked = {"CC": str(program), "LDSHARED": f"{program} -shared", "ROPEWALK_REQUIRE_NATIVE": "", **environment}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", "built"]
     done = subprocess.run(command, cwd=folder, env={**os.environ, **asked}, capture_output=True, text=True)
     return done, folder / "built" / "ropewalk" / "kernels" / "_cpu.so"
