@@ -130,6 +130,26 @@ def test_strides_and_batches_do_not_change_a_bit(isa, dtype, pairs):
     assert same_bits(turned(one_head, Turn(spec, -2, positions)), dense[:, :1].expand_as(x))
 
 
+@pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pairs", [64, 24])
+def test_large_results_are_those_of_their_parts(isa, dtype, layout, layout_out, pairs):
+    """From 16 MiB on stores may go past the caches; where y does not begin at a whole vector they must not."""
+    spec = RopeSpec(head_dim=2 * pairs, layout=layout, layout_out=layout_out)
+    tokens = (17 << 20) // (2 * pairs * torch.empty((), dtype=dtype).element_size() * 2)
+    x = torch.randn(tokens, 2 * pairs).to(dtype).expand(1, 2, tokens, 2 * pairs)
+    parts = turned(x[:, :1], Turn(spec, -2)).expand_as(x)
+    for shift in (0, 1):
+        room = torch.full((x.numel() + 64,), 7.0, dtype=dtype)
+        out = room[shift : shift + x.numel()].view(x.shape)
+        cpu.run((x,), (out,), Turn(spec, -2))
+        assert torch.equal(out, parts)
+        assert (room[:shift] == 7).all()
+        assert (room[shift + x.numel() :] == 7).all()
+    last = torch.arange(tokens - 3, tokens)[None]
+    assert_rounded_once(out[:, :, -3:], exact(x[:, :, -3:], last, spec), x.abs().max().double())
+
+
 def test_every_place_of_the_axes_finds_its_tokens():
     """Packed [T, H, D], [B, S, D], [S, B, H, D] and six axes give what [B, H, S, D] gives."""
     spec = RopeSpec(head_dim=10)

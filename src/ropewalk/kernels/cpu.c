@@ -19,6 +19,8 @@
 enum { F32, BF16, F16 };
 enum { HALF, INTERLEAVED };
 enum { DONE, FAR, NO_MEMORY };
+/* how rows are written: vectors alone; with edges; vectors past the caches */
+enum { WHOLE, EDGED, STREAMED };
 
 enum { MAX_AXES = 8 };
 /* cos and sin of one tile stay in the cache while head after head reads them: in the first level where memory sets the
@@ -26,6 +28,8 @@ enum { MAX_AXES = 8 };
 enum { TILE_BYTES = 32 << 10, TILE_BYTES_NARROW = 128 << 10 };
 /* rows at the end of a line that fetch the start of the next one */
 enum { FETCHING_ROWS = 8 };
+/* a result of this many bytes would push everything else out of the caches, itself included */
+enum { STREAMED_BYTES = 16 << 20, LONGEST_VECTOR = 64 };
 /* below this many elements waking threads costs more than it saves */
 enum { SERIAL_ELEMENTS = 128 << 10 };
 /* the work is dealt out in shares of about SHARE_ELEMENTS, to a thread never fewer than LEAST_SHARES */
@@ -96,7 +100,7 @@ ALWAYS void copy(char *y, const char *x, size_t count) {
 struct isa {
     const char *name;
     int lanes, halves; /* halves: the next set gives the same bits with half the lanes */
-    const sheet_function (*sheets)[2][2][2][2]; /* by dtype, layout of x, layout of y, back, edges */
+    const sheet_function (*sheets)[2][2][2][3]; /* by dtype, layout of x, layout of y, back, way */
     int (*runs_here)(void);
 };
 
@@ -267,6 +271,13 @@ static int64_t tile_of(const struct tensor *tensor, int64_t bytes) {
     return inner->step.table_step && read_again && rows < inner->size ? (rows > 0 ? rows : 1) : inner->size;
 }
 
+/* Whether a new y is worth writing past the caches, and every one of its rows begins where the longest vector may. */
+static int streams(const struct tensor *tensor, int64_t bytes) {
+    uintptr_t ends = (uintptr_t)tensor->first.y;
+    for (int i = 0; i < tensor->axes; i++) ends |= (uintptr_t)tensor->axis[i].step.y_step;
+    return bytes >= STREAMED_BYTES && ends % LONGEST_VECTOR == 0;
+}
+
 /* Read one tensor's description; the number of its elements. */
 static int64_t read_tensor(const struct call *call, int which, const int64_t *sizes, struct tensor *tensor) {
     const int64_t ndim = call->plan.ndim, item = call->plan.dtype == F32 ? 4 : 2;
@@ -306,7 +317,8 @@ static int64_t read_tensor(const struct call *call, int which, const int64_t *si
     const struct isa *isa = chosen;
     if (call->plan.pairs % isa->lanes && isa->halves) isa++;
     const int edges = call->plan.pairs % isa->lanes || tensor->first.before || tensor->first.after;
-    tensor->turn = isa->sheets[call->plan.dtype][call->plan.layout_in][call->plan.layout_out][call->plan.back][edges];
+    const int way = edges ? EDGED : !in_place && streams(tensor, rows * (int64_t)turned) ? STREAMED : WHOLE;
+    tensor->turn = isa->sheets[call->plan.dtype][call->plan.layout_in][call->plan.layout_out][call->plan.back][way];
     tensor->outer_rows = inner->size ? rows / inner->size : 0;
     tensor->tile = tile_of(tensor, call->plan.dtype == F32 ? TILE_BYTES : TILE_BYTES_NARROW);
     return rows * sizes[ndim - 1];
