@@ -28,7 +28,8 @@ enum { MAX_AXES = 8 };
 enum { TILE_BYTES = 32 << 10, TILE_BYTES_NARROW = 128 << 10 };
 /* rows at the end of a line that fetch the start of the next one */
 enum { FETCHING_ROWS = 8 };
-/* a result of this many bytes would push everything else out of the caches, itself included */
+/* a result of this many bytes would push everything else out of the caches, itself included; it is written past them unless
+ * its memory is new, for then the system has just filled it with zeros through the caches */
 enum { STREAMED_BYTES = 16 << 20, LONGEST_VECTOR = 64 };
 /* below this many elements waking threads costs more than it saves */
 enum { SERIAL_ELEMENTS = 128 << 10 };
@@ -183,6 +184,34 @@ static void deal(int64_t shares, share_function run, void *work) {
     run(0, shares, work);
 }
 
+/* ---- new memory ---- */
+
+enum { LARGE_PAGE = 2 << 20, LARGEST_SMALL_PAGE = 64 << 10 };
+
+/* Whether the system has yet to give y its pages, judged by the one in its middle. */
+static int is_new(const char *y, int64_t bytes) {
+#if defined(__linux__)
+    unsigned char there = 0;
+    const uintptr_t middle = ((uintptr_t)y + (uintptr_t)bytes / 2) & ~(uintptr_t)(LARGEST_SMALL_PAGE - 1);
+    return mincore((void *)middle, 1, &there) != 0 || !(there & 1);
+#else
+    (void)y, (void)bytes;
+    return 1;
+#endif
+}
+
+/* The system hands out one large page in a fraction of the time that 512 small ones take, which costs more than turning
+ * does; it must be asked before the first write. */
+static void ask_for_large_pages(char *y, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t first = ((uintptr_t)y + LARGE_PAGE - 1) & ~(uintptr_t)(LARGE_PAGE - 1);
+    const uintptr_t last = ((uintptr_t)y + (uintptr_t)bytes) & ~(uintptr_t)(LARGE_PAGE - 1);
+    if (first < last) madvise((void *)first, last - first, MADV_HUGEPAGE);
+#else
+    (void)y, (void)bytes;
+#endif
+}
+
 /* ---- the call ---- */
 
 /* As the Python side packs it. `plan` depends on shapes alone and is kept there from call to call; it is followed by
@@ -271,7 +300,7 @@ static int64_t tile_of(const struct tensor *tensor, int64_t bytes) {
     return inner->step.table_step && read_again && rows < inner->size ? (rows > 0 ? rows : 1) : inner->size;
 }
 
-/* Whether a new y is worth writing past the caches, and every one of its rows begins where the longest vector may. */
+/* Whether y is worth writing past the caches, and every one of its rows begins where the longest vector may. */
 static int streams(const struct tensor *tensor, int64_t bytes) {
     uintptr_t ends = (uintptr_t)tensor->first.y;
     for (int i = 0; i < tensor->axes; i++) ends |= (uintptr_t)tensor->axis[i].step.y_step;
@@ -317,27 +346,14 @@ static int64_t read_tensor(const struct call *call, int which, const int64_t *si
     const struct isa *isa = chosen;
     if (call->plan.pairs % isa->lanes && isa->halves) isa++;
     const int edges = call->plan.pairs % isa->lanes || tensor->first.before || tensor->first.after;
-    const int way = edges ? EDGED : !in_place && streams(tensor, rows * (int64_t)turned) ? STREAMED : WHOLE;
+    const int64_t bytes = rows * sizes[ndim - 1] * item;
+    const int fresh = !in_place && bytes >= LARGE_PAGE && is_new(y, bytes);
+    if (fresh) ask_for_large_pages(y, bytes);
+    const int way = edges ? EDGED : !in_place && !fresh && streams(tensor, bytes) ? STREAMED : WHOLE;
     tensor->turn = isa->sheets[call->plan.dtype][call->plan.layout_in][call->plan.layout_out][call->plan.back][way];
     tensor->outer_rows = inner->size ? rows / inner->size : 0;
     tensor->tile = tile_of(tensor, call->plan.dtype == F32 ? TILE_BYTES : TILE_BYTES_NARROW);
     return rows * sizes[ndim - 1];
-}
-
-/* ---- new memory ---- */
-
-enum { LARGE_PAGE = 2 << 20 };
-
-/* A new tensor has no pages yet. The system hands out one large page in a fraction of the time that 512 small ones take,
- * which costs more than turning does; it must be asked before the first write. */
-static void ask_for_large_pages(char *y, int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    const uintptr_t first = ((uintptr_t)y + LARGE_PAGE - 1) & ~(uintptr_t)(LARGE_PAGE - 1);
-    const uintptr_t last = ((uintptr_t)y + (uintptr_t)bytes) & ~(uintptr_t)(LARGE_PAGE - 1);
-    if (first < last) madvise((void *)first, last - first, MADV_HUGEPAGE);
-#else
-    (void)y, (void)bytes;
-#endif
 }
 
 /* ---- the walk ---- */
@@ -452,11 +468,8 @@ API int ropewalk_turn(const void *words) {
     }
     int64_t elements = 0;
     work.tensors = (int)call.plan.tensors;
-    for (int i = 0; i < work.tensors; i++) {
-        int64_t count = read_tensor(&call, i, sizes + i * 3 * call.plan.ndim, &work.tensor[i]);
-        if (call.y[i] != call.x[i]) ask_for_large_pages(call.y[i], count * (call.plan.dtype == F32 ? 4 : 2));
-        elements += count;
-    }
+    for (int i = 0; i < work.tensors; i++)
+        elements += read_tensor(&call, i, sizes + i * 3 * call.plan.ndim, &work.tensor[i]);
     work.shares = shares_of(elements);
     deal(work.shares, turn_shares, &work);
     free(table);
