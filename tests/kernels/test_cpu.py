@@ -134,11 +134,14 @@ def test_strides_and_batches_do_not_change_a_bit(isa, dtype, pairs):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pairs", [64, 24])
 def test_large_results_are_those_of_their_parts(isa, dtype, layout, layout_out, pairs):
-    """From 16 MiB on stores may go past the caches; where y does not begin at a whole vector they must not."""
+    """From 16 MiB on stores may go past the caches, but not into new memory, and not where y begins within a vector."""
     spec = RopeSpec(head_dim=2 * pairs, layout=layout, layout_out=layout_out)
     tokens = (17 << 20) // (2 * pairs * torch.empty((), dtype=dtype).element_size() * 2)
     x = torch.randn(tokens, 2 * pairs).to(dtype).expand(1, 2, tokens, 2 * pairs)
     parts = turned(x[:, :1], Turn(spec, -2)).expand_as(x)
+    new = torch.empty(x.shape, dtype=dtype)
+    cpu.run((x,), (new,), Turn(spec, -2))
+    assert torch.equal(new, parts)
     for shift in (0, 1):
         room = torch.full((x.numel() + 64,), 7.0, dtype=dtype)
         out = room[shift : shift + x.numel()].view(x.shape)
