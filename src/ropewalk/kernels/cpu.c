@@ -26,8 +26,10 @@ enum { MAX_AXES = 8 };
 /* cos and sin of one tile stay in the cache while head after head reads them: in the first level where memory sets the
  * pace, in the second where arithmetic does and longer lines are worth more */
 enum { TILE_BYTES = 32 << 10, TILE_BYTES_NARROW = 128 << 10 };
-/* rows at the end of a line that fetch the start of the next one */
-enum { FETCHING_ROWS = 8 };
+/* how far ahead of the row that is turned x is fetched */
+enum { FETCHED_BYTES = 2 << 10, CACHE_LINE = 64 };
+/* the compiler keeps what comes before it before what comes after it */
+#define IN_ORDER() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 /* a result of this many bytes would push everything else out of the caches, itself included; it is written past them unless
  * its memory is new, for then the system has just filled it with zeros through the caches */
 enum { STREAMED_BYTES = 16 << 20, LONGEST_VECTOR = 64 };
@@ -53,6 +55,11 @@ struct sheet {
     struct step outer, inner;
 };
 typedef void (*sheet_function)(const struct sheet *);
+
+/* Rows to be fetched while another is turned: a later one of its line, and half of one of the next line. */
+struct coming {
+    const char *later, *next;
+};
 
 #include "cpu_vectors.inc"
 
