@@ -98,7 +98,7 @@ def test_every_pair_turns_by_its_angle_and_the_rest_stays(isa, dtype, layout, la
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_number_of_pairs_and_no_write_outside(isa, dtype, layout):
+def test_any_number_of_pairs_in_place_or_not_and_no_write_outside(isa, dtype, layout):
     for pairs in range(1, 68):
         spec = RopeSpec(head_dim=2 * pairs, layout=layout)
         x, positions = torch.randn(1, 2, 2, 2 * pairs).to(dtype), torch.tensor([[5, 901]])
@@ -108,6 +108,8 @@ def test_any_number_of_pairs_and_no_write_outside(isa, dtype, layout):
         assert_rounded_once(out, exact(x, positions, spec), x.abs().max().double())
         assert (room[..., :20] == 7).all()
         assert (room[..., -20:] == 7).all()
+        cpu.run((x,), (x,), Turn(spec, -2, positions))
+        assert same_bits(x, out)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

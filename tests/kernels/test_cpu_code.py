@@ -89,13 +89,15 @@ def test_lines_are_written_without_a_break():
         found = 0
         for loop in row_loops(code, r"prfm\b"):
             memory = [text for text in loop if re.match(r"ld|st|prfm", text)]
-            runs = [[store.match(text) for text in run] for stores, run in groupby(memory, lambda text: text[:2] == "st") if stores]
+            stores = [list(run) for stored, run in groupby(memory, lambda text: text.startswith("st")) if stored]
+            runs = [[store.match(text) for text in run] for run in stores]
             if not all(all(run) for run in runs):
                 continue  # for any number of pairs: its addresses do not tell which follow each other
             found += 1
             for run in runs:
                 at = sorted(int(one[3] or 0) + half for one in run for half in ((0, 16) if one[1] == "stp" else (0,)))
-                assert at == [at[0], at[0] + 16, at[0] + 32, at[0] + 48] and at[0] % 64 == 0, (name, run)
+                line = at[0] - at[0] % 64
+                assert at == [line, line + 16, line + 32, line + 48], (name, run)
                 assert len({one[2] for one in run}) == 1, (name, run)
         assert found == 2, f"{name}: 64 pairs and 32 pairs"
 

@@ -19,7 +19,7 @@
 enum { F32, BF16, F16 };
 enum { HALF, INTERLEAVED };
 enum { DONE, FAR, NO_MEMORY };
-/* how rows are written: vectors alone; with edges; vectors past the caches */
+/* how rows are written: vectors alone; with edges or lines of the cache shared; vectors past the caches */
 enum { WHOLE, EDGED, STREAMED };
 
 enum { MAX_AXES = 8 };
@@ -107,7 +107,8 @@ ALWAYS void copy(char *y, const char *x, size_t count) {
 
 struct isa {
     const char *name;
-    int lanes, halves; /* halves: the next set gives the same bits with half the lanes */
+    int lanes, orderly;
+    int halves; /* the next set gives the same bits with half the lanes */
     const sheet_function (*sheets)[2][2][2][3]; /* by dtype, layout of x, layout of y, back, way */
     int (*runs_here)(void);
 };
@@ -123,12 +124,12 @@ static int has_avx512(void) { return has_avx2() && __builtin_cpu_supports("avx51
 /* widest first */
 static const struct isa ISAS[] = {
 #if defined(__aarch64__)
-    {"neon", neon_LANES, 0, neon_sheets, always},
+    {"neon", neon_LANES, neon_ORDERLY, 0, neon_sheets, always},
 #elif defined(__x86_64__)
-    {"avx512", avx512_LANES, 1, avx512_sheets, has_avx512},
-    {"avx2", avx2_LANES, 0, avx2_sheets, has_avx2},
+    {"avx512", avx512_LANES, avx512_ORDERLY, 1, avx512_sheets, has_avx512},
+    {"avx2", avx2_LANES, avx2_ORDERLY, 0, avx2_sheets, has_avx2},
 #endif
-    {"portable", portable_LANES, 0, portable_sheets, always},
+    {"portable", portable_LANES, portable_ORDERLY, 0, portable_sheets, always},
 };
 enum { ISA_COUNT = sizeof ISAS / sizeof *ISAS };
 static const struct isa *chosen = &ISAS[ISA_COUNT - 1];
@@ -352,7 +353,10 @@ static int64_t read_tensor(const struct call *call, int which, const int64_t *si
     };
     const struct isa *isa = chosen;
     if (call->plan.pairs % isa->lanes && isa->halves) isa++;
-    const int edges = call->plan.pairs % isa->lanes || tensor->first.before || tensor->first.after;
+    /* halves that share a line of the cache, where that matters */
+    const int order_matters = isa->orderly && !in_place && call->plan.dtype == F32 && call->plan.layout_out == HALF;
+    const int shared = order_matters && turned / 2 % CACHE_LINE;
+    const int edges = call->plan.pairs % isa->lanes || tensor->first.before || tensor->first.after || shared;
     const int64_t bytes = rows * sizes[ndim - 1] * item;
     const int fresh = !in_place && bytes >= LARGE_PAGE && is_new(y, bytes);
     if (fresh) ask_for_large_pages(y, bytes);
