@@ -25,12 +25,14 @@ SHAPES.update(CPU_SHAPES)
 ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = 12
+#: seconds of untimed calls before each timing: allocators give pages back some ten milliseconds after they were freed
+SETTLING = 0.025
 
 
 def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004) -> dict[str, float]:
     """Lower-quartile CPU microseconds of each call; one after the other in every round, so that noise meets all alike.
 
-    Every timing follows an untimed call of the same, so that none pays for what the one before left in caches and allocator.
+    Every timing follows untimed calls of the same, so that none pays for what the one before left in caches and allocator.
     """
     loops, taken = {}, {name: [] for name in calls}
     for name, call in calls.items():
@@ -40,7 +42,10 @@ def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_
         loops[name] = max(1, int(at_least / max(time.process_time() - start, 1e-6)))
     for _ in range(rounds):
         for name, call in calls.items():
+            settled = time.perf_counter() + SETTLING
             call()
+            while time.perf_counter() < settled:
+                call()
             start = time.process_time()
             for _ in range(loops[name]):
                 call()
