@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,6 +39,11 @@ def ropewalk_positions(case: Case) -> Call:
     """With explicit positions [B, S]."""
     rope, seq_dim, positions = Rope(case.spec), case.seq_dim, case.positions
     return lambda q, k: rope(q, k, positions, seq_dim=seq_dim)
+
+
+def ropewalk_interleaved(case: Case) -> Call:
+    """The other layout: pairs side by side, as the complex product has them."""
+    return ropewalk(replace(case, spec=replace(case.spec, layout="interleaved", layout_out="interleaved")))
 
 
 def ropewalk_basic(case: Case) -> Call:
@@ -125,6 +131,7 @@ CONTENDERS: dict[str, Callable[[Case], Call]] = {
     "ropewalk": ropewalk,
     "ropewalk, in place": ropewalk_inplace,
     "ropewalk, positions": ropewalk_positions,
+    "ropewalk, interleaved": ropewalk_interleaved,
     "ropewalk, eager": ropewalk_eager,
     "ropewalk, basic": ropewalk_basic,
     "transformers, eager": hf_eager,
@@ -133,7 +140,7 @@ CONTENDERS: dict[str, Callable[[Case], Call]] = {
     "rotary-embedding-torch": lucidrains,
     "liger-kernel": liger,
 }
-INTERLEAVED = ("complex product", "rotary-embedding-torch")
+INTERLEAVED = ("ropewalk, interleaved", "complex product", "rotary-embedding-torch")
 MODULES = {"rotary-embedding-torch": "rotary_embedding_torch", "liger-kernel": "liger_kernel"}
 
 

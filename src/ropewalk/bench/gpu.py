@@ -17,7 +17,7 @@ from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
 COLD_BYTES = 256 << 20
 DECODE = ("B", "C")
 #: forms that nobody trains with
-FORWARD_ONLY = ("ropewalk, in place", "ropewalk, positions", "ropewalk, basic", "ropewalk, eager")
+FORWARD_ONLY = ("ropewalk, in place", "ropewalk, positions", "ropewalk, interleaved", "ropewalk, basic", "ropewalk, eager")
 REPLAYS = 25
 
 
