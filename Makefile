@@ -16,10 +16,13 @@ help:
 
 setup: $(VENV)/.ready
 
+# modules are compiled when they are first imported, which most of them never are
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
+
 $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/kernels/cpu*.c src/ropewalk/kernels/cpu*.inc)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python $(PIP) -c constraints.txt torch
+	$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
 	touch $@
 
 demo: setup
@@ -44,8 +47,8 @@ tests: setup
 test-transformers: setup
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	grep -v -e ^transformers -e ^tokenizers constraints.txt > $(OTHER)/constraints.txt
-	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt torch
-	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OTHER)/constraints.txt \
+	$(OTHER)/bin/python $(PIP) -c $(OTHER)/constraints.txt torch
+	$(OTHER)/bin/python $(PIP) -c $(OTHER)/constraints.txt \
 		transformers==$(TRANSFORMERS) accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist rich \
 		rotary-embedding-torch safetensors typer
 	PYTHONPATH=src OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -p no:cacheprovider" \
