@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+# every test that starts a process would compile all it imports
+unexport PYTHONDONTWRITEBYTECODE
 TRANSFORMERS ?= 4.57.6
 OTHER := build/transformers-$(TRANSFORMERS)
 
