@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
-# every test that starts a process would compile all it imports
-unexport PYTHONDONTWRITEBYTECODE
 TRANSFORMERS ?= 4.57.6
 OTHER := build/transformers-$(TRANSFORMERS)
+# modules are compiled when they are first imported, which most of them never are, and once, not in every process of a test
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test lint types tests test-transformers site bench clean
 
@@ -17,9 +18,6 @@ help:
 	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
-
-# modules are compiled when they are first imported, which most of them never are
-PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/kernels/cpu*.c src/ropewalk/kernels/cpu*.inc)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
