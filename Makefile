@@ -19,7 +19,7 @@ help:
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/kernels/cpu*.c src/ropewalk/kernels/cpu*.inc)
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/kernels/cpu/*.c src/ropewalk/kernels/cpu/*.inc src/ropewalk/kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt torch
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
@@ -61,4 +61,4 @@ bench: setup
 	$(BIN)/ropewalk bench
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache src/*.egg-info src/ropewalk/kernels/*.so
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache src/*.egg-info src/ropewalk/kernels/cpu/*.so

@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-KERNELS = "src/ropewalk/kernels"
+KERNELS = "src/ropewalk/kernels/cpu"
 #: no contraction: the kernel says itself where it fuses, so that every pair of every row rounds alike
 FLAGS = ["-O2", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-g0"]
 #: of gcc, left out where the compiler does not know them. Rows in the order they are written: else, as with -O3, it keeps more
@@ -55,9 +55,9 @@ class PlatformWheel(bdist_wheel):
 setup(
     ext_modules=[
         Extension(
-            "ropewalk.kernels._cpu",
+            "ropewalk.kernels.cpu._cpu",
             [f"{KERNELS}/cpu.c"],
-            depends=[f"{KERNELS}/cpu_rows.inc", f"{KERNELS}/cpu_vectors.inc"],
+            depends=[f"{KERNELS}/rows.inc", f"{KERNELS}/vectors.inc"],
             # a missing library is then no error when it is copied beside its sources
             optional=os.environ.get("ROPEWALK_REQUIRE_NATIVE") != "1",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ropewalk.attention.comparison import as_markdown, compare
+from ropewalk.analysis.comparison import as_markdown, compare
 from ropewalk.bench import chart, rows, tables
 from ropewalk.lab.studies import STUDIES, read_study
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.kernels import BACKENDS
-from ropewalk.kernels.turn import Turn
+from ropewalk.kernels.request import Request
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: worst error of a turn of numbers of size 1: one rounding, and the float32 or float64 arithmetic before it
@@ -112,22 +112,22 @@ def definition(x: Tensor, spec: rw.RopeSpec, positions: Tensor, length=None, key
     wide = x.detach().double().numpy()
     out = wide.copy()
     first, second = members(spec, spec.layout)
-    turned = (wide[..., first] + 1j * wide[..., second]) * z
+    rotated = (wide[..., first] + 1j * wide[..., second]) * z
     first, second = members(spec, spec.layout_out)
-    out[..., first], out[..., second] = turned.real, turned.imag
+    out[..., first], out[..., second] = rotated.real, rotated.imag
     return torch.from_numpy(out)
 
 
 def backend_or_skip(name: str, x: Tensor, spec: rw.RopeSpec, seq_dim: int = -2) -> str:
     """The backend's name, or a skip that says why it cannot take this tensor here."""
-    if reason := BACKENDS[name].why_not(x, Turn(spec, seq_dim)):
+    if reason := BACKENDS[name].why_not(x, Request(spec, seq_dim)):
         pytest.skip(f"backend {name}: {reason}")
     return name
 
 
 def widest(backend: str, spec: rw.RopeSpec) -> tuple[torch.dtype, float]:
     """The widest dtype a backend takes here and the error it may make on numbers of size 1; a skip if it takes none."""
-    if not BACKENDS[backend].why_not(torch.empty(1, 1, 1, spec.head_dim, dtype=torch.float64), Turn(spec, -2)):
+    if not BACKENDS[backend].why_not(torch.empty(1, 1, 1, spec.head_dim, dtype=torch.float64), Request(spec, -2)):
         return torch.float64, 1e-12
     backend_or_skip(backend, torch.empty(1, 1, 1, spec.head_dim), spec)
     return torch.float32, 1e-5

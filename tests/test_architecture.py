@@ -20,10 +20,10 @@ LONGEST_FILE = 420
 
 #: a module imports from its own floor and those below; a folder stands on one floor
 FLOORS = {
-    "errors": 0, "scaling": 0, "frequencies": 0, "axes": 0, "positions": 0,
+    "errors": 0, "caches": 0, "frequencies": 0, "axes": 0, "positions": 0,
     "spec": 1, "table": 1, "layout": 1,
-    "kernels": 2, "tokens": 2, "ops": 2, "rotation": 2, "rope": 2, "shortcut": 2,
-    "encodings": 3, "attention": 3,
+    "kernels": 2, "checks": 2, "ops": 2, "rotation": 2, "rope": 2, "fast_path": 2,
+    "encodings": 3, "attention": 3, "distributed": 3,
     "interop": 4, "analysis": 4, "models": 4, "compat": 4,
     "plots": 5, "lab": 5,
     "cli": 6, "bench": 6, "commands": 6, "selfcheck": 6, "explorer": 6,

@@ -303,8 +303,8 @@ def test_numpy_integers_make_the_same_map():
     plain = axes.AxisMap((0, 1, 2, 1), 3)
     assert ours == plain
     assert {type(number) for number in (*ours.axis_of_pair, ours.num_axes)} == {int}
-    assert rw.RopeSpec(8, axes=ours).key == rw.RopeSpec(8, axes=plain).key
-    assert rw.RopeSpec(8, axes=mixed).key == rw.RopeSpec(8, axes=axes.MixedAxes(2, 4, seed=7)).key
+    assert rw.RopeSpec(8, axes=ours).fingerprint == rw.RopeSpec(8, axes=plain).fingerprint
+    assert rw.RopeSpec(8, axes=mixed).fingerprint == rw.RopeSpec(8, axes=axes.MixedAxes(2, 4, seed=7)).fingerprint
     assert_refused("axis_of_pair", lambda: axes.AxisMap(np.array([0.0, 1.0]), 2))
 
 

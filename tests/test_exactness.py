@@ -85,8 +85,8 @@ def test_neighbours_stay_apart(start, backend):
 def test_output_has_the_dtype_of_its_input(dtype):
     rope = rw.Rope(sample_spec())
     q, k = torch.randn(1, H, S, HEAD_DIM), torch.randn(1, 1, S, HEAD_DIM).to(dtype)
-    for turned in (rope(q, k), rope(q, k, inplace=True), rope(q.clone().requires_grad_(), k)):
-        assert [x.dtype for x in turned] == [torch.float32, dtype]
+    for rotated in (rope(q, k), rope(q, k, inplace=True), rope(q.clone().requires_grad_(), k)):
+        assert [x.dtype for x in rotated] == [torch.float32, dtype]
     assert rope.rotate(k).dtype == rope.unrotate(k).dtype == dtype
     assert rope.rerotate(k, torch.arange(S), torch.arange(S)).dtype == dtype
 

@@ -9,7 +9,7 @@ from door import as_users_call
 from frequency_oracle import ORACLE, oracle, xpos_log_decay, yarn_magnitude
 from ropewalk import frequencies as fq
 from ropewalk.frequencies import SCALINGS, Scaling
-from ropewalk.scaling import constant
+from ropewalk.frequencies.scaling import constant
 
 DIM, THETA = 10, 10_000.0
 SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)

@@ -78,14 +78,14 @@ def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
     if name == "xpos":
         positions = positions % 100  # zeta^(m / 64) leaves the floats far away
     size = torch.from_numpy(abs(factors(spec, positions, length_of(spec))))  # [S, pairs]
-    turned = rotation.rotate(x, spec, positions, length=length_of(spec), backend=backend)
+    rotated = rotation.rotate(x, spec, positions, length=length_of(spec), backend=backend)
 
     def pair_norms(y):
         return y[..., 2:12].double().unflatten(-1, (2, 5)).norm(dim=-2)
 
-    exactly(pair_norms(turned), pair_norms(x) * size, tolerance)
-    assert torch.equal(turned[..., :2], x[..., :2])
-    assert torch.equal(turned[..., 12:], x[..., 12:])
+    exactly(pair_norms(rotated), pair_norms(x) * size, tolerance)
+    assert torch.equal(rotated[..., :2], x[..., :2])
+    assert torch.equal(rotated[..., 12:], x[..., 12:])
 
 
 @every_scaling
@@ -162,9 +162,9 @@ def test_backward_is_the_transpose(name, layout, layout_out):
     x = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64, requires_grad=True)
     y = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
     positions = sample_positions(spec, B, S)
-    turned = rotation.rotate(x, spec, positions, length=length_of(spec))
-    (transposed,) = torch.autograd.grad(turned, x, y)
-    exactly((turned * y).sum(), (x * transposed).sum())
+    rotated = rotation.rotate(x, spec, positions, length=length_of(spec))
+    (transposed,) = torch.autograd.grad(rotated, x, y)
+    exactly((rotated * y).sum(), (x * transposed).sum())
     z = torch.from_numpy(abs(factors(spec, positions, length_of(spec))) ** 2)[:, None]
     inverse = rotation.unrotate(y, spec, positions, length=length_of(spec))
     grown = torch.cat((z, z), -1) if layout == "half" else z.repeat_interleave(2, -1)
@@ -179,9 +179,9 @@ def test_hand_computed_turns(layout, backend):
     spec = rw.RopeSpec(6, scaling=frequencies.Given(radians=radians), layout=layout)
     half = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0]  # pairs (1, 10), (2, 20), (3, 30)
     root = math.sqrt(0.5)
-    turned = [-10.0, (2 + 20) * root, -3.0, 1.0, (20 - 2) * root, -30.0]
+    rotated = [-10.0, (2 + 20) * root, -3.0, 1.0, (20 - 2) * root, -30.0]
     dtype, tolerance = widest(backend, spec)
-    x, expected = torch.tensor([[half]], dtype=dtype), torch.tensor([[turned]], dtype=dtype)
+    x, expected = torch.tensor([[half]], dtype=dtype), torch.tensor([[rotated]], dtype=dtype)
     if layout == "interleaved":
         order = torch.tensor([0, 3, 1, 4, 2, 5])
         x, expected = x[..., order], expected[..., order]
@@ -264,5 +264,5 @@ def test_attention_without_positions_cannot_tell_who_chases_whom():
 
     plain = attend(words, lambda x: x)
     exactly(attend(words[swapped], lambda x: x), plain[swapped])
-    turned = attend(words, rope)
-    assert float((attend(words[swapped], rope) - turned[swapped]).abs().max()) > 1e-2
+    rotated = attend(words, rope)
+    assert float((attend(words[swapped], rope) - rotated[swapped]).abs().max()) > 1e-2

@@ -119,16 +119,16 @@ class Projections:
         return other
 
     def scores(self, x, layout, slice_):
-        turned = {}
+        rotated = {}
         rope = rw.Rope(rw.RopeSpec(self.head_dim, layout=layout, **slice_))
         for name in ("q", "k"):
             a, b = self.lora[name]
             y = x @ (self.weight[name] + b @ a).T + self.bias[name]
             y = y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H, S, D]
             y = y / y.pow(2).mean(-1, keepdim=True).sqrt() * self.norm[name]
-            turned[name] = rope(y)
-        k = turned["k"].repeat_interleave(self.heads // self.kv_heads, dim=1)
-        return turned["q"] @ k.mT
+            rotated[name] = rope(y)
+        k = rotated["k"].repeat_interleave(self.heads // self.kv_heads, dim=1)
+        return rotated["q"] @ k.mT
 
 
 @pytest.mark.parametrize(("source", "target"), BOTH_WAYS)

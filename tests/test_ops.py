@@ -30,7 +30,7 @@ def small(**about):
     return torch.randn(1, 1, 2, HEAD_DIM, dtype=torch.float64, **about)
 
 
-def turned(name, layout="half", layout_out="half", **where):
+def rotated(name, layout="half", layout_out="half", **where):
     """x, k -> turned, at positions past the trained length."""
     rope = rw.Rope(sample_spec(name, layout=layout, layout_out=layout_out))
     return lambda *xs: rope(*xs, positions=torch.tensor([3, 40]), **where)
@@ -40,13 +40,13 @@ def turned(name, layout="half", layout_out="half", **where):
 @LAYOUTS
 def test_gradients_equal_finite_differences(name, layout, layout_out):
     x = small(requires_grad=True)
-    assert gradcheck(turned(name, layout, layout_out), x, atol=1e-9, rtol=1e-6, fast_mode=True)
+    assert gradcheck(rotated(name, layout, layout_out), x, atol=1e-9, rtol=1e-6, fast_mode=True)
 
 
 @forward_mode
 def test_gradients_of_queries_and_keys():
     q, k = small(requires_grad=True), small(requires_grad=True)
-    both = turned("xpos")
+    both = rotated("xpos")
     about = {"atol": 1e-8, "check_batched_grad": True, "check_forward_ad": True, "check_undefined_grad": True}
     assert gradcheck(both, (q, k), **about, fast_mode=True)
     assert gradgradcheck(lambda q, k: tuple(x.pow(3) for x in both(q, k)), (q, k), atol=1e-6, fast_mode=True)
@@ -59,7 +59,7 @@ def test_gradients_of_queries_and_keys():
 def test_gradients_by_table():
     x = small(requires_grad=True)
     cos, sin = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = lambda x, cos, sin: rotation.turn_by(x, cos, sin, layout="half", layout_out="interleaved", start=2)
+    turn = lambda x, cos, sin: rotation.rotate_by(x, cos, sin, layout="half", layout_out="interleaved", start=2)
     assert gradcheck(turn, (x, cos, sin), atol=1e-8)
     assert gradgradcheck(turn, (x, cos, sin), atol=1e-6, fast_mode=True)
     frozen = lambda x: turn(x, cos.detach(), sin.detach())
@@ -221,14 +221,14 @@ def samples(dtype, layout, contiguous, grad):
         x, k = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, k))
     positions, length = sample_positions(spec, B, S), torch.tensor([9, 30])
     x, k = x.requires_grad_(grad), k.requires_grad_(grad)
-    angles = (positions, 0, length, spec.key, -2, 1, 1)
+    angles = (positions, 0, length, spec.fingerprint, -2, 1, 1)
     table = torch.rand(S, 5, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     return {
         "rotate": (x, *angles, True),
         "rotate_": (x.detach().clone(), *angles, False),
         "rotate_qk": (x, k, *angles),
         "turn": (x, table, 1 - table, layout, "half", 2, -2),
-        "cos_sin": (positions, length, spec.key, table.dtype, 1, False),
+        "cos_sin": (positions, length, spec.fingerprint, table.dtype, 1, False),
     }
 
 
@@ -247,7 +247,7 @@ def test_opcheck(name, dtype, full):
 def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
     spec = sample_spec("dynamic", "one" if len(shape) < 3 else "round_robin")
     length = None if rows is None else torch.tensor(30) if rows == 0 else torch.full((rows,), 30)
-    args = (torch.zeros(shape, dtype=torch.int64), length, spec.key, torch.float32, 1, False)
+    args = (torch.zeros(shape, dtype=torch.int64), length, spec.fingerprint, torch.float32, 1, False)
     torch.library.opcheck(torch.ops.ropewalk.cos_sin.default, args, test_utils="test_faketensor")
 
 
@@ -264,7 +264,7 @@ def test_a_watched_table_turn_and_its_gradient_read_one_layout_and_write_the_oth
     angle = torch.randn(S, 4, dtype=torch.float64)
     table = {"layout": layout, "layout_out": layout_out, "start": 2}
     with Watching():
-        found = rotation.turn_by(x.requires_grad_(), angle.cos(), angle.sin(), **table)
+        found = rotation.rotate_by(x.requires_grad_(), angle.cos(), angle.sin(), **table)
         (grad,) = torch.autograd.grad(found, x, weights)
     pairs = {"half": lambda y: y[..., 2:10].unflatten(-1, (2, 4)).mT, "interleaved": lambda y: y[..., 2:10].unflatten(-1, (4, 2))}
     for before, after, by, one, other in ((x, found, angle, layout, layout_out), (weights, grad, -angle, layout_out, layout)):

@@ -226,8 +226,8 @@ def test_the_ends_of_what_is_allowed_turn_there_and_back(make, factor, largest, 
     for length in (3000, 3001, 10**6):
         radians = spec.frequencies(length).radians
         assert bool((torch.isfinite(radians) & (radians >= 0) & (radians <= 1)).all())
-        turned = rotate(x, spec, length=length)
-        assert bool(torch.isfinite(turned).all())
-        torch.testing.assert_close(unrotate(turned, spec, length=length), x)
+        rotated = rotate(x, spec, length=length)
+        assert bool(torch.isfinite(rotated).all())
+        torch.testing.assert_close(unrotate(rotated, spec, length=length), x)
     if magnitude_on != "scale" or not isinstance(spec.frequencies(1).magnitude, torch.Tensor):
         assert 0 < spec.softmax_factor < math.inf

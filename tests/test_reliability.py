@@ -69,9 +69,9 @@ def test_item_05_w01_long_contexts_cost_no_accuracy(position):
 @pytest.mark.parametrize("edge", [2851, 2**24, 2**31 - 1, 2**31, 2**32, 2**40])
 def test_item_06_neighbours_differ_past_the_edges_of_float_and_int(edge):
     rope, x = rw.Rope(rw.RopeSpec(2)), torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64)
-    turned = rope(x, positions=torch.tensor([edge - 1, edge, edge + 1]))
+    rotated = rope(x, positions=torch.tensor([edge - 1, edge, edge + 1]))
     for a, b in ((0, 1), (1, 2)):
-        exactly(turned[a] @ turned[b], torch.tensor(1.0, dtype=torch.float64).cos(), 1e-7)
+        exactly(rotated[a] @ rotated[b], torch.tensor(1.0, dtype=torch.float64).cos(), 1e-7)
 
 
 @pytest.mark.parametrize("name", ["default", "dynamic", "longrope"])

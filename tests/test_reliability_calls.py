@@ -34,8 +34,8 @@ def test_item_22_every_path_has_a_backward():
     x, rope, table = x_of().requires_grad_(), rw.Rope(sample_spec()), torch.rand(S, 5)
     for out in (
         rope(x), rope(x, x)[1], rope.rotate(x), rope.unrotate(x), rope.rerotate(x, torch.arange(S), torch.arange(S)),
-        rotation.turn_by(x, table, table, layout="half"), rope(x * 1, inplace=True),
-        torch.ops.ropewalk.rotate(x, None, 0, None, rope.spec.key, -2, 1, 1, False),
+        rotation.rotate_by(x, table, table, layout="half"), rope(x * 1, inplace=True),
+        torch.ops.ropewalk.rotate(x, None, 0, None, rope.spec.fingerprint, -2, 1, 1, False),
         rw.apply_rotary_pos_emb(x, x, torch.ones(S, 14), torch.ones(S, 14), 0)[0],
     ):  # fmt: skip
         assert out.requires_grad
@@ -48,7 +48,7 @@ def test_item_23_24_25_every_row_and_head_turns_by_its_own_position(backend):
     spec = sample_spec()
     for s in (1, S):
         x, positions = x_of(5, H, s, HEAD_DIM), torch.randint(1, 1000, (5, s))
-        if backend is not None and (reason := rw.BACKENDS[backend].why_not(x, rotation.Turn(spec, -2))):
+        if backend is not None and (reason := rw.BACKENDS[backend].why_not(x, rotation.Request(spec, -2))):
             pytest.skip(f"backend {backend}: {reason}")
         exact = definition(x, spec, positions)
         exactly(rotation.rotate(x, spec, positions, backend=backend), exact)

@@ -73,10 +73,10 @@ def test_magnitude_stays_unless_asked_for(backend):
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
     run_by = backend_or_skip(backend, k, spec)
     before, after = (sample_positions(spec, B, S) for _ in range(2))
-    turned = rebuilt(k, spec, before)
-    matched = rotation.rerotate(turned, spec, before, after, to=to, match_magnitude=True, backend=run_by)
+    rotated = rebuilt(k, spec, before)
+    matched = rotation.rerotate(rotated, spec, before, after, to=to, match_magnitude=True, backend=run_by)
     assert_close(matched, rebuilt(k, to, after), rtol=0, atol=1e-11)
-    kept = rotation.rerotate(turned, spec, before, after, to=to, backend=run_by)
+    kept = rotation.rerotate(rotated, spec, before, after, to=to, backend=run_by)
     assert_close(kept[..., 2:12], rebuilt(k, to, after)[..., 2:12] * (old / new), rtol=0, atol=1e-11)
     assert torch.equal(kept[..., :2], k[..., :2])
 
@@ -86,8 +86,8 @@ def test_magnitude_of_differing_slices():
     to = spec.with_(rotary_dim=6)
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
     before, after = (sample_positions(spec, B, S) for _ in range(2))
-    turned = rebuilt(k, spec, before)
-    matched = rotation.rerotate(turned, spec, before, after, to=to, match_magnitude=True)
+    rotated = rebuilt(k, spec, before)
+    matched = rotation.rerotate(rotated, spec, before, after, to=to, match_magnitude=True)
     assert_close(matched, rebuilt(k, to, after), rtol=0, atol=1e-11)
 
 

@@ -228,9 +228,9 @@ def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_o
     plain = sample_spec(start, axis, magnitude_on=magnitude_on, layout="interleaved", layout_out="half")
     rope = rw.Rope(plain.with_(scaling=frequencies.Learnable(start=plain.scaling))).requires_grad_(False)
     x, positions = torch.randn(B, H, S, plain.head_dim, dtype=torch.float64), sample_positions(plain, B, S, high=50)
-    turned = definition(x, plain, positions, key=key)
-    assert_close(rope.rotate(x, positions, key=key), turned, rtol=0, atol=1e-12)
-    assert_close(rope.unrotate(turned, positions, key=key), x, rtol=0, atol=1e-12)
+    rotated = definition(x, plain, positions, key=key)
+    assert_close(rope.rotate(x, positions, key=key), rotated, rtol=0, atol=1e-12)
+    assert_close(rope.unrotate(rotated, positions, key=key), x, rtol=0, atol=1e-12)
     z = factors(plain, positions, key=key)
     for table, exact in zip(rope.cos_sin(positions, torch.float64, key=key), (z.real, z.imag), strict=True):
         assert_close(table, torch.from_numpy(exact), rtol=0, atol=1e-12)

@@ -12,7 +12,7 @@ import ropewalk as rw
 from door import assert_refused
 from helpers import AXES, DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec
 from ropewalk import rotation
-from ropewalk.kernels import turn
+from ropewalk.kernels import request as turn
 
 B, H, S = 2, 3, 7
 every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
@@ -61,9 +61,9 @@ def test_packed_tokens_have_heads_and_no_rows():
     spec, x = sample_spec(), torch.randn(S, H, HEAD_DIM)
     assert_refused("positions", lambda: rotation.rotate(x, spec, torch.zeros(H, S, dtype=torch.int64), seq_dim=-3))
     angle = torch.randn(1, H, S, HEAD_DIM // 2)  # one table a head
-    turned = rotation.turn_by(x, angle.cos(), angle.sin(), layout="half", seq_dim=-3)
+    rotated = rotation.rotate_by(x, angle.cos(), angle.sin(), layout="half", seq_dim=-3)
     z = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)[0].transpose(0, 1)
-    assert_close(turned, torch.cat((z.real, z.imag), -1))
+    assert_close(rotated, torch.cat((z.real, z.imag), -1))
 
 
 def test_five_axes_take_rows_from_the_first():
@@ -80,8 +80,8 @@ def test_keys_may_have_other_heads(kv_heads, backend):
     spec = sample_spec("yarn")
     q, k = torch.randn(B, 6, S, HEAD_DIM), torch.randn(B, kv_heads, S, HEAD_DIM)
     run_by, positions = backend_or_skip(backend, q, spec), torch.randint(0, 100, (B, S))
-    turned = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
-    for found, x in zip(turned, (q, k), strict=True):
+    rotated = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
+    for found, x in zip(rotated, (q, k), strict=True):
         assert_close(found, definition(x, spec, positions).float(), rtol=0, atol=2e-6)
 
 
@@ -90,8 +90,8 @@ def test_queries_and_keys_each_take_their_side_of_the_magnitude(backend):
     q, k = torch.randn(2, B, H, S, HEAD_DIM)
     for spec in (sample_spec("xpos"), sample_spec("yarn", magnitude_on="q")):
         run_by, positions = backend_or_skip(backend, q, spec), sample_positions(spec, B, S, high=60)
-        turned = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
-        for found, x, key in zip(turned, (q, k), (False, True), strict=True):
+        rotated = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
+        for found, x, key in zip(rotated, (q, k), (False, True), strict=True):
             exact = definition(x, spec, positions, key=key)
             assert_close(found.double(), exact, rtol=1e-5, atol=2e-6)
 
@@ -134,9 +134,9 @@ def test_in_place_is_the_same_and_takes_no_memory_of_its_own(dtype, layout, back
     assert found is own
     assert torch.equal(bits(own), bits(expected))
     q, k = x.clone(), x[:, :1].clone()
-    turned = rotation.rotate_qk(q, k, spec, positions, inplace=True, backend=run_by)
-    assert turned[0] is q
-    assert turned[1] is k
+    rotated = rotation.rotate_qk(q, k, spec, positions, inplace=True, backend=run_by)
+    assert rotated[0] is q
+    assert rotated[1] is k
     assert torch.equal(bits(k), bits(expected[:, :1]))
     assert torch.equal(bits(q), bits(expected))
 
@@ -159,11 +159,11 @@ def test_in_place_on_slices_of_a_fused_projection():
 def test_in_place_with_gradients_keys_keep_their_side_of_the_magnitude(about):
     spec, positions = sample_spec(**about), torch.randint(0, 60, (B, S))
     q, k = (x.requires_grad_() for x in torch.randn(2, B, H, S, HEAD_DIM, dtype=torch.float64))
-    turned = (
+    rotated = (
         *rotation.rotate_qk(q * 1, k * 1, spec, positions, inplace=True),
         rotation.rotate(k * 1, spec, positions, key=True, inplace=True),
     )
-    for found, x, key in zip(turned, (q, k, k), (False, True, True), strict=True):
+    for found, x, key in zip(rotated, (q, k, k), (False, True, True), strict=True):
         assert_close(found.detach(), definition(x, spec, positions, key=key), rtol=0, atol=1e-12)
         weights = torch.randn_like(x)
         (grad,) = torch.autograd.grad(found, x, weights)
@@ -297,14 +297,14 @@ def test_tables_are_turned_by_the_kernel_unless_they_are_trained(trained):
     sin.requires_grad_(trained[:3] in ("sin", "bot"))
     with torch.set_grad_enabled(trained in ("neither", "cos", "sin")):
         if trained in ("cos", "sin"):
-            rotation.turn_by(x, cos, sin, layout="half").sum().backward()
+            rotation.rotate_by(x, cos, sin, layout="half").sum().backward()
             a, b = x[..., :5], x[..., 5:]
             # d/dcos of (a cos - b sin) + (a sin + b cos) is a + b, d/dsin is a - b
             found, expected = (cos.grad, a + b) if trained == "cos" else (sin.grad, a - b)
             assert_close(found, expected.sum((0, 1)))
         else:
             with pytest.raises(rw.RopeError, match="triton"):
-                rotation.turn_by(x, cos, sin, layout="half", backend="triton")
+                rotation.rotate_by(x, cos, sin, layout="half", backend="triton")
 
 
 @pytest.mark.parametrize(("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")])
@@ -313,8 +313,8 @@ def test_the_gradient_of_a_table_turn_goes_back_through_the_layouts(layout, layo
     x, weights = torch.randn(2, B, H, S, 10, dtype=torch.float64)
     angle, size = torch.randn(S, 5, dtype=torch.float64), 1.7
     x.requires_grad_()
-    turned = rotation.turn_by(x, size * angle.cos(), size * angle.sin(), layout=layout, layout_out=layout_out)
-    (turned * weights).sum().backward()
+    rotated = rotation.rotate_by(x, size * angle.cos(), size * angle.sin(), layout=layout, layout_out=layout_out)
+    (rotated * weights).sum().backward()
     read = {"half": lambda y: y.unflatten(-1, (2, 5)).mT, "interleaved": lambda y: y.unflatten(-1, (5, 2))}
     z = torch.view_as_complex(read[layout_out](weights).contiguous()) * torch.polar(torch.full_like(angle, size), -angle)
     assert_close(read[layout](x.grad), torch.view_as_real(z))
@@ -323,5 +323,5 @@ def test_the_gradient_of_a_table_turn_goes_back_through_the_layouts(layout, layo
 @pytest.mark.parametrize("start", [-1, 5, 1.0, True])
 def test_a_table_turn_starts_within_the_head(start):
     x, table = torch.randn(B, H, S, 14), torch.ones(S, 5)
-    assert_refused("x" if start == 5 else "start", lambda: rotation.turn_by(x, table, table, layout="half", start=start))
-    assert_close(rotation.turn_by(x, table, 0 * table, layout="half", start=4), x)
+    assert_refused("x" if start == 5 else "start", lambda: rotation.rotate_by(x, table, table, layout="half", start=start))
+    assert_close(rotation.rotate_by(x, table, 0 * table, layout="half", start=4), x)

@@ -9,7 +9,7 @@ import torch
 
 from ropewalk import RopeSpec, selfcheck
 from ropewalk.kernels import BACKENDS, Backend, eager
-from ropewalk.kernels.turn import Turn
+from ropewalk.kernels.request import Request
 from ropewalk.spec import PRECISIONS
 
 
@@ -66,20 +66,22 @@ def test_every_backend_is_within_its_bound_or_says_why_not(name, dtype):
 def broken(change):
     """The eager kernel with one thing wrong."""
 
-    def run(xs, outs, turn: Turn):
+    def run(xs, outs, turn: Request):
         eager.run(xs, outs, change(turn))
 
     return Backend(eager.why_not, run)
 
 
 MISTAKES = {
-    "turns backwards": lambda turn: Turn(turn.spec, turn.seq_dim, turn.positions, sign=-1),
-    "pairs of the other layout": lambda turn: Turn(
+    "turns backwards": lambda turn: Request(turn.spec, turn.seq_dim, turn.positions, sign=-1),
+    "pairs of the other layout": lambda turn: Request(
         turn.spec.with_(layout=other(turn.spec.layout), layout_out=None), -2, turn.positions
     ),
-    "one position late": lambda turn: Turn(turn.spec, turn.seq_dim, turn.positions + 1),
-    "float32 angles": lambda turn: Turn(turn.spec.with_(precision="hf"), turn.seq_dim, turn.positions),
-    "a magnitude of its own": lambda turn: Turn(RopeSpec(128, scaling=stretched(), layout=turn.spec.layout), -2, turn.positions),
+    "one position late": lambda turn: Request(turn.spec, turn.seq_dim, turn.positions + 1),
+    "float32 angles": lambda turn: Request(turn.spec.with_(precision="hf"), turn.seq_dim, turn.positions),
+    "a magnitude of its own": lambda turn: Request(
+        RopeSpec(128, scaling=stretched(), layout=turn.spec.layout), -2, turn.positions
+    ),
 }
 
 
@@ -105,11 +107,11 @@ def test_a_broken_kernel_is_caught(monkeypatch, mistake):
 def test_plain_torch_rotate_half_is_right_near_zero_and_lost_far_away():
     x = torch.randn(1, 2, 3, selfcheck.HEAD_DIM)
     positions = torch.tensor([0, 1, 2])
-    turned = selfcheck._hf_style(x, positions)
+    rotated = selfcheck._hf_style(x, positions)
     angles = positions[:, None].double() * 10_000.0 ** (-torch.arange(64).double() / 64)
     a, b = x.double().chunk(2, dim=-1)
     expected = torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
-    torch.testing.assert_close(turned.double(), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(rotated.double(), expected, rtol=0, atol=2e-6)
     assert selfcheck.hf_style_speed("float32", tokens=3, seconds=0).error > 0.1
 
 

@@ -9,8 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ropewalk as rw
 from door import as_users_call, assert_refused
 from helpers import definition, sample_spec
-from ropewalk import shortcut, tokens
-from ropewalk.kernels import available, cpu
+from ropewalk import checks as tokens
+from ropewalk import fast_path as shortcut
+from ropewalk.kernels import available
+from ropewalk.kernels.cpu import backend as cpu
 
 pytestmark = pytest.mark.skipif(available("cpu")["cpu"] is not None, reason="the native kernel was not built here")
 SPEC = rw.RopeSpec(10)
@@ -33,14 +35,14 @@ def test_a_repeated_call_goes_straight_to_the_kernel_and_is_right(monkeypatch, g
     monkeypatch.setattr(tokens, "make_turn", long_way)
     positions = torch.arange(1000, 1007).expand(2, 7)
     given_q, given_k = q.clone(), k.clone()
-    turned = rope(given_q, given_k, **where(1000), inplace=inplace)
-    assert (turned[0] is given_q, turned[1] is given_k) == (inplace, inplace)
-    for found, x in zip(turned, (q, k), strict=True):
+    rotated = rope(given_q, given_k, **where(1000), inplace=inplace)
+    assert (rotated[0] is given_q, rotated[1] is given_k) == (inplace, inplace)
+    for found, x in zip(rotated, (q, k), strict=True):
         torch.testing.assert_close(found, definition(x, SPEC, positions).float())
 
 
-def assert_turned(turned, xs, spec, positions):
-    for found, x in zip(turned, xs, strict=True):
+def assert_turned(rotated, xs, spec, positions):
+    for found, x in zip(rotated, xs, strict=True):
         torch.testing.assert_close(found, definition(x, spec, positions.expand(2, 7)).float())
 
 
@@ -287,8 +289,8 @@ def test_a_kind_known_without_gradients_is_not_taken_for_one_with_them(graded):
     with torch.no_grad():
         for _ in range(2):
             rope(q, k, offset=5)
-    turned = [(x, y, torch.randn_like(y)) for x, y in zip((q, k), rope(q, k, offset=5), strict=True) if x.requires_grad]
-    xs, ys, weights = zip(*turned, strict=True)
+    rotated = [(x, y, torch.randn_like(y)) for x, y in zip((q, k), rope(q, k, offset=5), strict=True) if x.requires_grad]
+    xs, ys, weights = zip(*rotated, strict=True)
     for gradient, weight in zip(torch.autograd.grad(ys, xs, weights), weights, strict=True):
         # the transpose of a rotation is the rotation back
         torch.testing.assert_close(gradient, definition(weight, SPEC, -torch.arange(5, 12).expand(2, 7)).float())

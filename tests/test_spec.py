@@ -63,7 +63,7 @@ def test_every_field_is_part_of_the_identity():
     assert set(OTHERS) == {field.name for field in dataclasses.fields(RopeSpec)}
     for i, one in enumerate(SPECS):
         for j, other in enumerate(SPECS):
-            assert (one == other) == (one.key == other.key) == (i == j)
+            assert (one == other) == (one.fingerprint == other.fingerprint) == (i == j)
     assert len(set(SPECS)) == len(SPECS)
 
 
@@ -79,7 +79,7 @@ def test_every_field_of_a_scaling_is_part_of_the_identity(name):
     plain = SCALINGS[name]()
     changed = [SCALINGS[name](**{field.name: other[field.name]}) for field in dataclasses.fields(plain)]
     specs = [RopeSpec(2, scaling=scaling) for scaling in (plain, *changed)]
-    assert len({spec.key for spec in specs}) == len(set(specs)) == len(specs)
+    assert len({spec.fingerprint for spec in specs}) == len(set(specs)) == len(specs)
 
 
 @pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy, lambda spec: spec.with_(), dataclasses.replace])
@@ -88,7 +88,7 @@ def test_a_copy_is_equal_in_every_way(again):
         copied = again(spec)
         assert copied == spec
         assert hash(copied) == hash(spec)
-        assert copied.key == spec.key
+        assert copied.fingerprint == spec.fingerprint
         assert repr(copied) == repr(spec)
         assert all(getattr(copied, f.name) == getattr(spec, f.name) for f in dataclasses.fields(spec))
 
@@ -98,15 +98,15 @@ def test_numbers_that_are_equal_make_equal_specs():
         loose = RopeSpec(8, theta=10_000, scaling=fq.Yarn(factor=4, original_length=100), extra_softmax_factor=1)
     strict = RopeSpec(8, theta=10_000.0, scaling=fq.Yarn(factor=4.0, original_length=100))
     assert loose == strict
-    assert loose.key == strict.key
+    assert loose.fingerprint == strict.fingerprint
     assert type(loose.theta) is float
 
 
 def test_a_graph_finds_its_spec_by_the_key():
     for spec in SPECS:
-        assert spec_of(spec.key) == spec
+        assert spec_of(spec.fingerprint) == spec
         # nothing of this process in it: a graph kept on disk finds its spec in the next one
-        assert f"{id(type(spec)):x}" not in spec.key
+        assert f"{id(type(spec)):x}" not in spec.fingerprint
 
 
 @pytest.mark.parametrize("scaling", [make() for make in SCALINGS.values()], ids=list(SCALINGS))
@@ -115,7 +115,7 @@ def test_a_key_is_enough_to_make_the_spec_where_it_was_never_seen(scaling, monke
     for spec in (RopeSpec(2, scaling=scaling), *SPECS):
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr("ropewalk.spec._LIVE", {})
-            made = spec_of(spec.key)
+            made = spec_of(spec.fingerprint)
             assert made == spec
             assert made is not spec
             assert all(type(getattr(made, f.name)) is type(getattr(spec, f.name)) for f in dataclasses.fields(spec))
@@ -129,8 +129,8 @@ NO_KEYS = {
     "no spec": "('Yarn', ('factor', 4.0))",
     "code": "__import__('os')",
     "deep": "(" * 10_000,
-    "an unknown scaling": BASE.key.replace("'Default'", "'Mine'"),
-    "an unknown field": BASE.key.replace("'head_dim'", "'heads'"),
+    "an unknown scaling": BASE.fingerprint.replace("'Default'", "'Mine'"),
+    "an unknown field": BASE.fingerprint.replace("'head_dim'", "'heads'"),
 }
 
 
@@ -154,7 +154,7 @@ def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
         return Linear(2.0)
 
     specs = [RopeSpec(8, scaling=scaling) for scaling in (fq.Linear(2.0), define(1.0), define(3.0))]
-    assert len({spec.key for spec in specs}) == 3
+    assert len({spec.fingerprint for spec in specs}) == 3
     for spec, radians in zip(specs, (0.5, 2.0, 6.0), strict=True):
         assert float(cos_sin(spec, torch.tensor([1]))[0][0, 0]) == pytest.approx(math.cos(radians), abs=1e-7)
 

@@ -12,7 +12,7 @@ from frequency_oracle import oracle, xpos_log_decay
 from ropewalk import axes
 from ropewalk import frequencies as fq
 from ropewalk.spec import RopeSpec
-from ropewalk.table import CACHE, TWO_LEVEL_REACH, cos_sin, cos_sin_of_phase, first_rows, magnitude_on, tables, turn_steps
+from ropewalk.table import CACHE, TWO_LEVEL_REACH, cos_sin, cos_sin_of_phase, first_rows, magnitude_on, phase_steps, tables
 
 CPU = torch.device("cpu")
 PLAIN = RopeSpec(10)
@@ -93,18 +93,18 @@ def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
         [0.0, 1.0, 0.1, 1e-4, 1e-12, 1e-19, 1e-300, math.pi, 2 * math.pi, 100.0, 1e4, 1e6, 1e9], dtype=torch.float64
     )
     for radians in (random, -random, chosen, -chosen):
-        assert turn_steps(radians).dtype == torch.int64
-        assert turn_steps(radians).tolist() == [exact_steps(r) for r in radians.tolist()]
+        assert phase_steps(radians).dtype == torch.int64
+        assert phase_steps(radians).tolist() == [exact_steps(r) for r in radians.tolist()]
 
 
 def test_steps_keep_the_shape_and_take_float32():
     radians = torch.rand(3, 5)
-    assert torch.equal(turn_steps(radians), turn_steps(radians.double().flatten()).view(3, 5))
+    assert torch.equal(phase_steps(radians), phase_steps(radians.double().flatten()).view(3, 5))
 
 
 def test_the_phase_wraps_exactly():
     """position * step modulo 2^64 is the range reduction: checked against whole numbers."""
-    steps = turn_steps(torch.tensor([1.0, 0.1, -0.3], dtype=torch.float64))
+    steps = phase_steps(torch.tensor([1.0, 0.1, -0.3], dtype=torch.float64))
     positions = torch.tensor([[5], [2**40 + 9], [-(2**52) - 3]])
     cos, sin = cos_sin_of_phase(steps, positions)
     for i, j in ((i, j) for i in range(3) for j in range(3)):
@@ -192,7 +192,7 @@ def test_the_magnitude_is_raised_to_the_gain(gain):
     for on, on_query, on_key in (("qk", 1, 1), ("q", 2, 0), ("scale", 0, 0)):
         spec = RopeSpec(10, scaling=scaling, magnitude_on=on)
         for key, power in ((False, on_query), (True, on_key)):
-            found = cos_sin(spec, positions, dtype=torch.float64, gain=gain, key=key)
+            found = cos_sin(spec, positions, dtype=torch.float64, magnitude_power=gain, key=key)
             for ours, plain in zip(found, bare, strict=True):
                 torch.testing.assert_close(ours, plain * magnitude ** (power * gain), rtol=1e-15, atol=0)
             assert magnitude_on(spec, 3.0, key) == 3.0**power
@@ -221,7 +221,9 @@ def test_xpos_grows_queries_and_shrinks_keys(gain):
     decay, radians = xpos_log_decay(10, 100.0), oracle(spec.scaling, 10, 1e4)[0]
     for key in (False, True):
         for table, turn in zip(
-            cos_sin(spec, torch.tensor(positions), dtype=torch.float64, gain=gain, key=key), (mpmath.cos, mpmath.sin), strict=True
+            cos_sin(spec, torch.tensor(positions), dtype=torch.float64, magnitude_power=gain, key=key),
+            (mpmath.cos, mpmath.sin),
+            strict=True,
         ):
             for row, p in enumerate(positions):
                 for pair in range(5):
@@ -233,7 +235,7 @@ def test_a_table_is_a_querys_unless_told():
     spec, positions = RopeSpec(10, scaling=fq.XPos(50.0)), torch.tensor([3, 40])
     as_said, query, key = (
         cos_sin(spec, positions),
-        cos_sin(spec, positions, gain=1, key=False),
+        cos_sin(spec, positions, magnitude_power=1, key=False),
         cos_sin(spec, positions, key=True),
     )
     assert torch.equal(as_said[0], query[0])

@@ -11,7 +11,8 @@ import torch
 import ropewalk as rw
 from door import as_users_call, assert_refused
 from helpers import HEAD_DIM, definition, sample_spec
-from ropewalk import axes, rotation, tokens
+from ropewalk import axes, rotation
+from ropewalk import checks as tokens
 
 B, H, S = 2, 3, 7
 
@@ -34,7 +35,7 @@ def call(*xs, name="default", axis="one", **where):
 
 
 def turn(cos, sin=None, layout="half", **where):
-    return rotation.turn_by(x_of(), cos, cos if sin is None else sin, layout=layout, **where)
+    return rotation.rotate_by(x_of(), cos, cos if sin is None else sin, layout=layout, **where)
 
 
 def apply(table, **where):

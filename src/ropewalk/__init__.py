@@ -6,11 +6,11 @@ from ropewalk.attention import Attention, KVCache, LinearAttention
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import SCALINGS
-from ropewalk.interop.audit import audit
-from ropewalk.interop.convert import convert_checkpoint
-from ropewalk.interop.extend import extend
-from ropewalk.interop.hf import explain, from_hf, to_hf
-from ropewalk.interop.patch import patch, patched, unpatch
+from ropewalk.interop.checkpoint.convert import convert_checkpoint
+from ropewalk.interop.config.hf import explain, from_hf, to_hf
+from ropewalk.interop.engines.audit import audit
+from ropewalk.interop.extend.model import extend
+from ropewalk.interop.patch.model import patch, patched, unpatch
 from ropewalk.kernels import BACKENDS
 from ropewalk.layout import convert_layout
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig, migrate

@@ -98,10 +98,10 @@ def convert_lora(
     """
     if a.shape[0] != b.shape[1]:
         raise RopeError("b", f"must be [outputs, rank] with the rank of a, {a.shape[0]}", list(b.shape))
-    turned = convert_layout(
+    rotated = convert_layout(
         b, source, target, head_dim=head_dim, rotary_dim=rotary_dim, rotary_start=rotary_start, dim=0, num_heads=num_heads
     )
-    return a, turned
+    return a, rotated
 
 
 def _checked(source: str, target: str, head_dim: int, rotary_dim: int | None, rotary_start: int) -> RopeSpec:

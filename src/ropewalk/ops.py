@@ -13,29 +13,29 @@ from torch.autograd.graph import increment_version
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Length
 from ropewalk.kernels import pick
-from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest
 from ropewalk.spec import spec_of
 from ropewalk.table import cos_sin
 
 
-def execute(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
+def execute(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
     """Run the kernel."""
     outs = xs if inplace else tuple(torch.empty_like(x) for x in xs)
     if any(x.is_cpu and x.stride(-1) != 1 for x in (*xs, *outs)):
-        _on_copies(xs, outs, turn, backend)
+        _on_copies(xs, outs, request, backend)
     else:
-        pick(xs, turn, backend).run(xs, outs, turn)
+        pick(xs, request, backend).run(xs, outs, request)
     if inplace:
         increment_version(xs)  # autograd must notice that what it kept has changed
     return outs
 
 
-def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn, backend: str | None) -> None:
+def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, backend: str | None) -> None:
     """The native kernel wants dimensions side by side; another kernel would round another way, so it gets copies."""
     if backend is not None:
-        pick(xs, turn, backend)  # the named one says what it cannot take
+        pick(xs, request, backend)  # the named one says what it cannot take
     rows = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
-    pick(rows, turn, backend).run(rows, rows, turn)
+    pick(rows, request, backend).run(rows, rows, request)
     for out, row in zip(outs, rows, strict=True):
         out.copy_(row)
 
@@ -51,33 +51,33 @@ torch.library.define(
 )
 
 
-def _turn_of(positions, offset, length, spec, seq_dim, sign, gain, key=False) -> Turn:
-    return Turn(spec_of(spec), seq_dim, positions, offset, length, sign, gain, key)
+def _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False) -> Request:
+    return Request(spec_of(spec), seq_dim, positions, offset, length, sign, magnitude_power, key)
 
 
 @torch.library.impl("ropewalk::rotate", "default")
-def _rotate_op(x, positions, offset, length, spec, seq_dim, sign, gain, key):
-    return execute((x,), _turn_of(positions, offset, length, spec, seq_dim, sign, gain, key), False)[0]
+def _rotate_op(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key):
+    return execute((x,), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key), False)[0]
 
 
 @torch.library.impl("ropewalk::rotate_", "default")
-def _rotate_inplace_op(x, positions, offset, length, spec, seq_dim, sign, gain, key):
-    execute((x,), _turn_of(positions, offset, length, spec, seq_dim, sign, gain, key), True)
+def _rotate_inplace_op(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key):
+    execute((x,), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key), True)
 
 
 @torch.library.impl("ropewalk::rotate_qk", "default")
-def _rotate_qk_op(q, k, positions, offset, length, spec, seq_dim, sign, gain):
-    return execute((q, k), _turn_of(positions, offset, length, spec, seq_dim, sign, gain), False)
+def _rotate_qk_op(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power):
+    return execute((q, k), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power), False)
 
 
 @torch.library.impl("ropewalk::turn", "default")
 def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
-    return execute((x,), TableTurn(cos, sin, seq_dim, layout, layout_out, start), False)[0]
+    return execute((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), False)[0]
 
 
 @torch.library.impl("ropewalk::cos_sin", "default")
-def _cos_sin_op(positions, length, spec, dtype, gain, key):
-    cos, sin = cos_sin(spec_of(spec), positions, length=length, dtype=dtype, gain=gain, key=key)
+def _cos_sin_op(positions, length, spec, dtype, magnitude_power, key):
+    cos, sin = cos_sin(spec_of(spec), positions, length=length, dtype=dtype, magnitude_power=magnitude_power, key=key)
     return cos.contiguous(), sin.contiguous()
 
 
@@ -102,7 +102,7 @@ def _(x, *rest):
 
 
 @torch.library.register_fake("ropewalk::cos_sin")
-def _(positions, length, spec, dtype, gain, key):
+def _(positions, length, spec, dtype, magnitude_power, key):
     rows = positions.shape[-2:]
     shape = rows if length is None else torch.broadcast_shapes(rows, (*length.shape, 1))
     table = positions.new_empty([*shape, spec_of(spec).pairs], dtype=dtype)
@@ -122,14 +122,14 @@ def _keep_angles(first: int):
 
 def _rotate_backward(ctx, grad):
     positions, length = ctx.saved_tensors
-    spec, seq_dim, sign, gain, key = ctx.rest
-    return torch.ops.ropewalk.rotate(grad, positions, ctx.offset, length, spec, seq_dim, -sign, gain, key), *[None] * 8
+    spec, seq_dim, sign, magnitude_power, key = ctx.rest
+    return torch.ops.ropewalk.rotate(grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power, key), *[None] * 8
 
 
 def _rotate_qk_backward(ctx, q_grad, k_grad):
     positions, length = ctx.saved_tensors
-    spec, seq_dim, sign, gain = ctx.rest
-    grads = torch.ops.ropewalk.rotate_qk(q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, gain)
+    spec, seq_dim, sign, magnitude_power = ctx.rest
+    grads = torch.ops.ropewalk.rotate_qk(q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power)
     return *grads, *[None] * 7
 
 
@@ -192,30 +192,40 @@ torch.library.register_vmap("ropewalk::turn", _vmapped_turn)
 torch.library.register_vmap("ropewalk::cos_sin", _vmapped_cos_sin)
 
 
-def tables(turn: Turn, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
+def tables(request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
     """cos and sin of a turn, sin not negated for a turn backwards, as compilers and functorch can follow them."""
-    positions = turn.explicit_positions(seq, device)
-    return torch.ops.ropewalk.cos_sin(positions, _as_tensor(turn.length, device), turn.spec.key, dtype, turn.gain, key)
+    positions = request.explicit_positions(seq, device)
+    return torch.ops.ropewalk.cos_sin(
+        positions, _as_tensor(request.length, device), request.spec.fingerprint, dtype, request.magnitude_power, key
+    )
 
 
 def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
     return length if length is None or isinstance(length, Tensor) else torch.full((), length, device=device)
 
 
-def through_op(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, mapped: bool = False) -> tuple[Tensor, ...]:
+def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False) -> tuple[Tensor, ...]:
     """Turn `xs` by a registered op; under vmap (`mapped`) none of them writes in place."""
-    if isinstance(turn, TableTurn):
-        table = (turn.cos, turn.sin, turn.layout_in, turn.layout_out, turn.start, turn.seq_dim)
-        turned = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
+    if isinstance(request, TableRequest):
+        table = (request.cos, request.sin, request.layout_in, request.layout_out, request.start, request.seq_dim)
+        rotated = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
     else:
-        length = _as_tensor(turn.length, xs[0].device)
-        angles = (turn.positions, turn.offset, length, turn.spec.key, turn.seq_dim, turn.sign, turn.gain)
+        length = _as_tensor(request.length, xs[0].device)
+        angles = (
+            request.positions,
+            request.offset,
+            length,
+            request.spec.fingerprint,
+            request.seq_dim,
+            request.sign,
+            request.magnitude_power,
+        )
         if inplace and not mapped and not (torch.is_grad_enabled() and any(x.requires_grad for x in xs)):
             for i, x in enumerate(xs):
-                torch.ops.ropewalk.rotate_(x, *angles, turn.key or i == 1)
+                torch.ops.ropewalk.rotate_(x, *angles, request.key or i == 1)
             return xs
         if len(xs) == 2:
-            turned = torch.ops.ropewalk.rotate_qk(*xs, *angles)
+            rotated = torch.ops.ropewalk.rotate_qk(*xs, *angles)
         else:
-            turned = (torch.ops.ropewalk.rotate(xs[0], *angles, turn.key),)
-    return tuple(x.copy_(y) for x, y in zip(xs, turned, strict=True)) if inplace else tuple(turned)
+            rotated = (torch.ops.ropewalk.rotate(xs[0], *angles, request.key),)
+    return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else tuple(rotated)

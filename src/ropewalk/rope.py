@@ -9,13 +9,15 @@ import torch
 from jaxtyping import Inexact, Shaped
 from torch import Tensor, nn
 
-from ropewalk import rotation, shortcut, tokens
+from ropewalk import checks as tokens
+from ropewalk import fast_path as shortcut
+from ropewalk import rotation
 from ropewalk.axes import MixedAxes
 from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies import Frequencies, Length
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.reference import join_pairs
-from ropewalk.kernels.turn import TableTurn, Turn
+from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.ops import tables
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on
@@ -59,7 +61,7 @@ class Rope(nn.Module):
     def __call__(self, q, k=None, positions=None, offset: int | Tensor = 0, seq_dim=-2, length=None, *, inplace=False) -> Any:
         """`forward`; a kind of call that is known goes straight to its kernel if nobody watches this module."""
         if k is not None and length is None and type(self) is Rope:
-            known = shortcut.turn_known(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
+            known = shortcut.rotate_known(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
             if known is not None:
                 return known
         return super().__call__(q, k, positions, offset, seq_dim, length, inplace=inplace)
@@ -82,11 +84,13 @@ class Rope(nn.Module):
         length     int or [B], read only by length-dependent scalings; None = each row's own last position + 1
         """
         xs = (q,) if k is None else (q, k)
-        turn = tokens.make_turn(xs, self.spec, positions, offset, seq_dim, length)
-        turned = rotation.run(xs, turn, inplace, self.backend) if not self.spec.learned else self._trained(xs, turn, inplace)
+        request = tokens.make_request(xs, self.spec, positions, offset, seq_dim, length)
+        rotated = (
+            rotation.run(xs, request, inplace, self.backend) if not self.spec.learned else self._trained(xs, request, inplace)
+        )
         if length is None:
-            shortcut.remember(turn, self.backend, xs, turned, positions, seq_dim)
-        return turned[0] if k is None else turned
+            shortcut.remember(request, self.backend, xs, rotated, positions, seq_dim)
+        return rotated[0] if k is None else rotated
 
     def rotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
@@ -132,11 +136,11 @@ class Rope(nn.Module):
         if not positions.ndim:
             raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
-        turn = tokens.tokens_turn(self.spec, positions, 0, length, -2, positions.shape[-1], batch, positions.device)
+        request = tokens.request_for_tokens(self.spec, positions, 0, length, -2, positions.shape[-1], batch, positions.device)
         if self.spec.learned:
-            cos, sin = self._trained_tables(turn, key, 1)
+            cos, sin = self._trained_tables(request, key, 1)
             return cos.to(dtype), sin.to(dtype)
-        return tables(turn, positions.shape[-1], positions.device, dtype, key)
+        return tables(request, positions.shape[-1], positions.device, dtype, key)
 
     def cos_sin_hf(
         self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None
@@ -149,22 +153,22 @@ class Rope(nn.Module):
         return f"{self.spec}" if self.backend is None else f"{self.spec}, backend={self.backend!r}"
 
     def _one(self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False):
-        turn = tokens.make_turn((x,), self.spec, positions, offset, seq_dim, length)
-        return self._trained((x,), turn, inplace, sign, key)[0]
+        request = tokens.make_request((x,), self.spec, positions, offset, seq_dim, length)
+        return self._trained((x,), request, inplace, sign, key)[0]
 
-    def _trained(self, xs, turn: Turn, inplace: bool, sign: int = 1, key: bool = False) -> tuple[Tensor, ...]:
-        turned = []
+    def _trained(self, xs, request: Request, inplace: bool, sign: int = 1, key: bool = False) -> tuple[Tensor, ...]:
+        rotated = []
         for i, x in enumerate(xs):
-            given = turn.explicit_positions(x.shape[turn.seq_dim], x.device)
-            cos, sin = self._trained_tables(replace(turn, positions=given), key or i == 1, sign)
-            layouts = (turn.layout_in, turn.layout_out) if sign > 0 else (turn.layout_out, turn.layout_in)
-            by = TableTurn(cos, sin if sign > 0 else -sin, turn.seq_dim, *layouts, start=turn.start)
-            turned += rotation.run((x,), by, inplace)
-        return tuple(turned)
+            given = request.explicit_positions(x.shape[request.seq_dim], x.device)
+            cos, sin = self._trained_tables(replace(request, positions=given), key or i == 1, sign)
+            layouts = (request.layout_in, request.layout_out) if sign > 0 else (request.layout_out, request.layout_in)
+            by = TableRequest(cos, sin if sign > 0 else -sin, request.seq_dim, *layouts, start=request.start)
+            rotated += rotation.run((x,), by, inplace)
+        return tuple(rotated)
 
-    def _trained_tables(self, turn: Turn, key: bool, gain: int) -> tuple[Tensor, Tensor]:
+    def _trained_tables(self, request: Request, key: bool, magnitude_power: int) -> tuple[Tensor, Tensor]:
         """float64 angles with a gradient to the trained frequencies; plain products, which autocast leaves alone."""
-        positions = turn.positions.to(torch.float64)  # type: ignore[union-attr]  # made explicit by the callers
+        positions = request.positions.to(torch.float64)  # type: ignore[union-attr]  # made explicit by the callers
         if isinstance(self.spec.axes, MixedAxes):
             mixed = self.mixed.to(torch.float64)  # [H, P, 2]
             first, second = (positions[axis][:, None, :, None] * mixed[:, None, :, axis] for axis in (0, 1))
@@ -177,10 +181,10 @@ class Rope(nn.Module):
         else:
             positions = positions.unsqueeze(-1)
         angles = positions * radians
-        size = magnitude_on(self.spec, found.magnitude, key) ** gain
+        size = magnitude_on(self.spec, found.magnitude, key) ** magnitude_power
         if found.growth is not None:
             growth = found.growth.to(positions.device)
-            size = size * ((positions - found.center) * growth * (-gain if key else gain)).exp()
+            size = size * ((positions - found.center) * growth * (-magnitude_power if key else magnitude_power)).exp()
         return angles.cos() * size, angles.sin() * size
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):

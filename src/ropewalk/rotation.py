@@ -9,14 +9,14 @@ import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Inexact, Shaped
 from torch import Tensor
 
+from ropewalk.checks import check_own_memory, check_tables, check_tensor, make_request
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.reference import split_pairs
-from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn, align, table_dtype
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype
 from ropewalk.ops import execute, tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
-from ropewalk.tokens import check_own_memory, check_tables, check_tensor, make_turn
 
 
 def rotate(
@@ -36,8 +36,8 @@ def rotate(
     x is [B, H, S, D] by default; `seq_dim` says where the tokens are. positions: integer [S], [B, S] or [axes, B, S];
     None counts from `offset`, an int or one for each row.
     """
-    turn = make_turn((x,), spec, positions, offset, seq_dim, length)
-    return run((x,), replace(turn, key=key), inplace, backend)[0]
+    request = make_request((x,), spec, positions, offset, seq_dim, length)
+    return run((x,), replace(request, key=key), inplace, backend)[0]
 
 
 def unrotate(
@@ -53,8 +53,8 @@ def unrotate(
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
     """The inverse of `rotate`, magnitude and layout included."""
-    turn = make_turn((x,), spec, positions, offset, seq_dim, length)
-    return run((x,), replace(turn, key=key, sign=-1, gain=-1), inplace, backend)[0]
+    request = make_request((x,), spec, positions, offset, seq_dim, length)
+    return run((x,), replace(request, key=key, sign=-1, magnitude_power=-1), inplace, backend)[0]
 
 
 def rotate_qk(
@@ -70,8 +70,8 @@ def rotate_qk(
     backend: str | None = None,
 ) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
     """`rotate` for a query and a key of the same tokens in one call; the key may have fewer heads."""
-    turn = make_turn((q, k), spec, positions, offset, seq_dim, length)
-    q, k = run((q, k), turn, inplace, backend)
+    request = make_request((q, k), spec, positions, offset, seq_dim, length)
+    q, k = run((q, k), request, inplace, backend)
     return q, k
 
 
@@ -95,12 +95,12 @@ def rerotate(
     `match_magnitude` it becomes the one of `to`, as keys rebuilt from scratch would have it.
     """
     to = spec if to is None else to
-    back = replace(make_turn((k,), spec, from_positions, 0, seq_dim, from_length), sign=-1, gain=-1)
-    forth = make_turn((k,), to, to_positions, 0, seq_dim, to_length)
+    back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length), sign=-1, magnitude_power=-1)
+    forth = make_request((k,), to, to_positions, 0, seq_dim, to_length)
     if not match_magnitude:
         # the magnitude of a scaling stays on the keys, but xPos's growth belongs to the position and must move
-        back, forth = (replace(turn, spec=turn.spec.with_(magnitude_on="scale")) for turn in (back, forth))
-    old, new = (_written_out(turn, k, torch.float64, key=True) for turn in (back, forth))
+        back, forth = (replace(request, spec=request.spec.with_(magnitude_on="scale")) for request in (back, forth))
+    old, new = (_written_out(request, k, torch.float64, key=True) for request in (back, forth))
     if (spec.rotary_start, spec.pairs) != (to.rotary_start, to.pairs):
         if inplace:
             check_own_memory((k,), addresses=False)
@@ -109,19 +109,21 @@ def rerotate(
         wide = run(run((wide,), old, False, backend), new, False, backend)[0].to(k.dtype)
         return k.copy_(wide) if inplace else wide
     cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
-    both = TableTurn(
+    both = TableRequest(
         cos.to(table_dtype(k)), sin.to(table_dtype(k)), back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start
     )
     return run((k,), both, inplace, backend)[0]
 
 
-def _written_out(turn: Turn, x: Tensor, dtype: torch.dtype, key: bool) -> TableTurn:
+def _written_out(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
     """A turn of x with its angles as tables."""
-    cos, sin = tables(turn, x.shape[turn.seq_dim], x.device, dtype, key)
-    return TableTurn(cos, sin if turn.sign > 0 else -sin, turn.seq_dim, turn.layout_in, turn.layout_out, turn.start)
+    cos, sin = tables(request, x.shape[request.seq_dim], x.device, dtype, key)
+    return TableRequest(
+        cos, sin if request.sign > 0 else -sin, request.seq_dim, request.layout_in, request.layout_out, request.start
+    )
 
 
-def turn_by(
+def rotate_by(
     x: Inexact[Tensor, "... D"],
     cos: Inexact[Tensor, "... P"],
     sin: Inexact[Tensor, "... P"],
@@ -141,7 +143,7 @@ def turn_by(
     layout_out = choice("layout_out", layout_out or layout, LAYOUTS)
     seq_dim = check_tensor("x", x, seq_dim, None)
     check_tables(x, cos, sin, integer("start", start, low=0), seq_dim)
-    return run((x,), TableTurn(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[0]
+    return run((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[0]
 
 
 def rotate_half(x: Inexact[Tensor, "... D"]) -> Inexact[Tensor, "... D"]:
@@ -173,7 +175,7 @@ def apply_rotary_pos_emb(
     heads_before_tokens = unsqueeze_dim % (cos.ndim + 1) <= cos.ndim - 2
     pair_cos, pair_sin = split_pairs(cos, layout)[0], split_pairs(sin, layout)[0]
     seq_dim = -2 if heads_before_tokens else -3
-    return tuple(turn_by(x, pair_cos, pair_sin, layout=layout, seq_dim=seq_dim) for x in (q, k))  # type: ignore[return-value]
+    return tuple(rotate_by(x, pair_cos, pair_sin, layout=layout, seq_dim=seq_dim) for x in (q, k))  # type: ignore[return-value]
 
 
 def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:
@@ -185,43 +187,43 @@ def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> Non
         raise RopeError(name, rule, f"{name} of another layout")
 
 
-def run(xs: tuple[Tensor, ...], turn: AnyTurn, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
+def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
     """Turn `xs` by the shortest way: straight to the kernel, through autograd, or through the registered op."""
-    if isinstance(turn, Turn) and turn.spec.mixed:
-        raise RopeError("spec", "with MixedAxes holds no frequencies, they are trained; turn by Rope(spec)", turn.spec.axes)
+    if isinstance(request, Request) and request.spec.mixed:
+        raise RopeError("spec", "with MixedAxes holds no frequencies, they are trained; turn by Rope(spec)", request.spec.axes)
     traced = _traced(xs)
     if inplace:
         check_own_memory(xs, addresses=not traced)
     transforms = _functorch() if traced else []
-    if _needs_formula(turn, transforms):
-        turned = tuple(_by_formula(x, turn, key=turn.key or i == 1) for i, x in enumerate(xs))
-        return tuple(x.copy_(y) for x, y in zip(xs, turned, strict=True)) if inplace else turned
+    if _needs_formula(request, transforms):
+        rotated = tuple(_by_formula(x, request, key=request.key or i == 1) for i, x in enumerate(xs))
+        return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
-        return through_op(xs, turn, inplace, mapped=bool(transforms))
+        return through_op(xs, request, inplace, mapped=bool(transforms))
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         if inplace:
             # a Function that writes to a view, such as q of a packed qkv, may return one tensor only
-            return tuple(_Rotation.apply(replace(turn, key=turn.key or i == 1), True, backend, x) for i, x in enumerate(xs))
-        turned = _Rotation.apply(turn, False, backend, *xs)
-        return turned if isinstance(turned, tuple) else (turned,)
-    return execute(xs, turn, inplace, backend)
+            return tuple(_Rotation.apply(replace(request, key=request.key or i == 1), True, backend, x) for i, x in enumerate(xs))
+        rotated = _Rotation.apply(request, False, backend, *xs)
+        return rotated if isinstance(rotated, tuple) else (rotated,)
+    return execute(xs, request, inplace, backend)
 
 
-def _by_formula(x: Tensor, turn: AnyTurn, key: bool) -> Tensor:
+def _by_formula(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
     """By plain torch, where gradients go to the tables or derivatives are taken forwards or by functorch."""
-    if isinstance(turn, Turn):
-        turn = _written_out(turn, x, table_dtype(x), key)
-    cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), key)
-    return differentiable(x, align(cos, x, turn.seq_dim), align(sin, x, turn.seq_dim), turn)
+    if isinstance(request, Request):
+        request = _written_out(request, x, table_dtype(x), key)
+    cos, sin = request.rows(x.shape[request.seq_dim], x.device, table_dtype(x), key)
+    return differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request)
 
 
-def _needs_formula(turn: AnyTurn, transforms: list) -> bool:
+def _needs_formula(request: AnyRequest, transforms: list) -> bool:
     """Whether derivatives are asked for that the one autograd rule does not give."""
     if forward_ad._current_level >= 0 or any(transform != _functorch_kinds.Vmap for transform in transforms):
         return True
     # vmap hides whether a table needs a gradient
-    return isinstance(turn, TableTurn) and (
-        bool(transforms) or (torch.is_grad_enabled() and (turn.cos.requires_grad or turn.sin.requires_grad))
+    return isinstance(request, TableRequest) and (
+        bool(transforms) or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
     )
 
 
@@ -250,23 +252,23 @@ class _Rotation(torch.autograd.Function):
     """A rotation is linear and its transpose is the turn backwards; nothing of x is kept."""
 
     @staticmethod
-    def forward(ctx, turn: AnyTurn, inplace: bool, backend: str | None, *xs: Tensor):
-        ctx.turn, ctx.backend = turn, backend
+    def forward(ctx, request: AnyRequest, inplace: bool, backend: str | None, *xs: Tensor):
+        ctx.turn, ctx.backend = request, backend
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*turn.tensors)  # so that torch notices if they change before the backward
+        ctx.save_for_backward(*request.tensors)  # so that torch notices if they change before the backward
         if inplace:
             ctx.mark_dirty(*xs)
-        outs = execute(xs, turn, inplace, backend)
+        outs = execute(xs, request, inplace, backend)
         return outs if len(xs) > 1 else outs[0]  # type: ignore[misc]  # there is at least one
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
         _ = ctx.saved_tensors
-        turn = ctx.turn.adjoint()
+        request = ctx.turn.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
-            return None, None, None, *run(tuple(grads), turn, False, ctx.backend)  # type: ignore[arg-type]  # none is None
-        turned = (
-            None if grad is None else run((grad,), replace(turn, key=turn.key or i == 1), False, ctx.backend)[0]
+            return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]  # none is None
+        rotated = (
+            None if grad is None else run((grad,), replace(request, key=request.key or i == 1), False, ctx.backend)[0]
             for i, grad in enumerate(grads)
         )
-        return None, None, None, *turned
+        return None, None, None, *rotated

@@ -104,12 +104,12 @@ def laws() -> list[Law]:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 3, 7, HEAD_DIM, generator=generator) for _ in range(2))
     rope, far = Rope(RopeSpec(HEAD_DIM)), 10_000_000
-    turned, here = rope(q), _scores(rope, q, k, 0)
+    rotated, here = rope(q), _scores(rope, q, k, 0)
     moved = _scores(rope, q, k, far)
     return [
-        Law("a rotation keeps the norm", _largest(turned.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
+        Law("a rotation keeps the norm", _largest(rotated.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
         Law("scores know only the distance: 10,000,000 tokens on", _largest(moved - here), 1e-11),
-        Law("unrotate returns the vector", _largest(rope.unrotate(turned) - q) / _largest(q), KERNEL_ERROR),
+        Law("unrotate returns the vector", _largest(rope.unrotate(rotated) - q) / _largest(q), KERNEL_ERROR),
         Law("precision 'hf' repeats float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0),
     ]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk.axes import AxisMap, MixedAxes
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import SCALINGS, Default, Frequencies, Length, Scaling
-from ropewalk.scaling import magnitude_number
+from ropewalk.frequencies.scaling import magnitude_number
 
 LAYOUTS = ("half", "interleaved")
 PRECISIONS = ("exact", "hf_frequencies", "hf")
@@ -75,8 +75,8 @@ class RopeSpec:
             raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are trained", self.scaling)
         for _, dim in self._ladders():
             self.scaling.check(dim, self.theta)
-        put("_key", repr(_plain(self)))
-        _LIVE.setdefault(self.key, self)
+        put("_fingerprint", repr(_plain(self)))
+        _LIVE.setdefault(self.fingerprint, self)
 
     @property
     def pairs(self) -> int:
@@ -107,9 +107,9 @@ class RopeSpec:
         return self.scaling.needs_length
 
     @property
-    def key(self) -> str:
+    def fingerprint(self) -> str:
         """The whole spec in one string: what caches and compiled graphs know it by."""
-        return self._key  # type: ignore[attr-defined]  # set in __post_init__
+        return self._fingerprint  # type: ignore[attr-defined]  # set in __post_init__
 
     @property
     def axis_of_pair(self) -> tuple[int, ...]:
@@ -164,20 +164,20 @@ class RopeSpec:
         return self.axes.ladders() if isinstance(self.axes, AxisMap) else [(list(range(self.pairs)), 2 * self.pairs)]
 
 
-def spec_of(key: str) -> RopeSpec:
+def spec_of(fingerprint: str) -> RopeSpec:
     """The spec a graph knows by its key, which says all it takes to make it again where another process saved the graph."""
-    found = _LIVE.get(key)
-    return _spec_from(key) if found is None else found
+    found = _LIVE.get(fingerprint)
+    return _parse_fingerprint(fingerprint) if found is None else found
 
 
-def _spec_from(key: str) -> RopeSpec:
+def _parse_fingerprint(fingerprint: str) -> RopeSpec:
     try:
-        spec = _made(ast.literal_eval(key))
+        spec = _made(ast.literal_eval(fingerprint))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         spec = None
-    if not isinstance(spec, RopeSpec) or spec.key != key:
+    if not isinstance(spec, RopeSpec) or spec.fingerprint != fingerprint:
         rule = "must be a spec's own, of ropewalk's scalings; with a scaling of your own, make its RopeSpec before the graph runs"
-        raise RopeError("key", rule, key)
+        raise RopeError("fingerprint", rule, fingerprint)
     return spec
 
 

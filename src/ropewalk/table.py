@@ -35,7 +35,7 @@ _INVERSE_TWO_PI = 0.15915494309189535
 _INVERSE_TWO_PI_REST = -9.839338337591243e-18
 
 
-def turn_steps(radians: Tensor) -> Tensor:
+def phase_steps(radians: Tensor) -> Tensor:
     """round(radians / (2 pi) * 2^64) modulo 2^64, as int64; on the tensor's own device, no host arithmetic."""
     high, low = _product_with_inverse_two_pi(radians.to(torch.float64))
     part = high - high.trunc()  # exact for either sign; 1 - tiny, as floor would leave it, is not
@@ -141,13 +141,13 @@ if hasattr(os, "register_at_fork"):
 
 def tables(spec: RopeSpec, device: torch.device) -> Tables:
     """The kept tables of a spec whose frequencies are the same for every call."""
-    return CACHE.get((spec.key, device), lambda: _build(spec, device), lambda kept: kept.bytes)
+    return CACHE.get((spec.fingerprint, device), lambda: _build(spec, device), lambda kept: kept.bytes)
 
 
 def _build(spec: RopeSpec, device: torch.device) -> Tables:
     found = spec.ladder_frequencies()
     found = replace(found, radians=found.radians.to(device), growth=None if found.growth is None else found.growth.to(device))
-    steps = turn_steps(found.radians)
+    steps = phase_steps(found.radians)
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
     if _keeps_levels(spec):
@@ -172,7 +172,7 @@ def tables_at(spec: RopeSpec, device: torch.device, length: Length) -> Tables:
     # a fill on the device, not a copy from the host
     length = length if isinstance(length, Tensor) else torch.full((), length, device=device)
     found = spec.ladder_frequencies(length)
-    return Tables(found, turn_steps(found.radians), kept.axis_of_pair, None)
+    return Tables(found, phase_steps(found.radians), kept.axis_of_pair, None)
 
 
 def cos_sin(
@@ -181,7 +181,7 @@ def cos_sin(
     *,
     length: Length = None,
     dtype: torch.dtype = torch.float32,
-    gain: int = 1,
+    magnitude_power: int = 1,
     key: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [..., S, pairs] of positions [..., S], or [axes, ..., S] with an axis map.
@@ -204,7 +204,7 @@ def cos_sin(
         cos, sin = cos_sin_of_phase(steps, coordinates)
     else:
         cos, sin = _near_or_far(kept.levels, steps, positions, coordinates)
-    return _grown(spec, kept.frequencies, coordinates, cos, sin, gain, key, dtype)
+    return _grown(spec, kept.frequencies, coordinates, cos, sin, magnitude_power, key, dtype)
 
 
 def _per_pair(kept: Tables, positions: Tensor) -> Tensor:
@@ -246,16 +246,23 @@ def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grown(
-    spec: RopeSpec, found: Frequencies, coordinates: Tensor, cos: Tensor, sin: Tensor, gain: int, key: bool, dtype: torch.dtype
+    spec: RopeSpec,
+    found: Frequencies,
+    coordinates: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    magnitude_power: int,
+    key: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """cos and sin times the magnitude to the power `gain`, rounded once to `dtype`."""
-    factor = magnitude_on(spec, found.magnitude, key) ** gain
+    factor = magnitude_on(spec, found.magnitude, key) ** magnitude_power
     if isinstance(factor, Tensor) and factor.ndim:
         factor = factor[:, None, None]  # [B] against [B, S, pairs]
     if isinstance(factor, Tensor) or factor != 1:
         cos, sin = cos * factor, sin * factor
-    if gain and found.growth is not None:
-        factor = ((coordinates - found.center) * found.growth * (-gain if key else gain)).exp()
+    if magnitude_power and found.growth is not None:
+        factor = ((coordinates - found.center) * found.growth * (-magnitude_power if key else magnitude_power)).exp()
         cos, sin = cos * factor, sin * factor
     return cos.to(dtype), sin.to(dtype)
 
@@ -284,7 +291,7 @@ def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = Fal
     key = key and sides_differ(spec, device)
     reach = _reach(spec, count)
     rows = CACHE.get(
-        (spec.key, device, key),
+        (spec.fingerprint, device, key),
         lambda: torch.stack(cos_sin(spec, torch.arange(reach, device=device), key=key), dim=1),
         lambda rows: 4 * rows.numel(),
         lambda rows: len(rows) >= count,

@@ -21,8 +21,8 @@ def test_attention_is_that_of_torch():
     q, k, v = tokens()
     expected = torch.nn.functional.scaled_dot_product_attention(*(torch.from_numpy(x)[None] for x in (q, k, v)))[0]
     assert analysis.attend(q, k, v) == pytest.approx(expected.numpy(), abs=1e-12)
-    turned = rw.Rope(rw.RopeSpec(10, theta=100.0))(*(torch.from_numpy(x)[None, None] for x in (q, k)))
-    expected = torch.nn.functional.scaled_dot_product_attention(*turned, torch.from_numpy(v)[None, None])[0, 0]
+    rotated = rw.Rope(rw.RopeSpec(10, theta=100.0))(*(torch.from_numpy(x)[None, None] for x in (q, k)))
+    expected = torch.nn.functional.scaled_dot_product_attention(*rotated, torch.from_numpy(v)[None, None])[0, 0]
     assert analysis.attend(q, k, v, STEPS) == pytest.approx(expected.numpy(), abs=1e-12)
 
 
@@ -59,6 +59,8 @@ def test_the_path_of_a_query_is_where_the_module_takes_it(name):
     spec, positions = sample_spec(name), torch.tensor([0, 1, 5, 40])
     x = torch.zeros(1, 1, 4, HEAD_DIM, dtype=torch.float64)
     x[..., ROTARY_START : ROTARY_START + spec.pairs] = 1
-    turned = rw.Rope(spec).rotate(x, positions, length=41).detach()[0, 0].numpy()[:, ROTARY_START : ROTARY_START + 2 * spec.pairs]
+    rotated = (
+        rw.Rope(spec).rotate(x, positions, length=41).detach()[0, 0].numpy()[:, ROTARY_START : ROTARY_START + 2 * spec.pairs]
+    )
     found = analysis.query_path(spec, positions.numpy(), 41)
-    assert found == pytest.approx(turned[:, : spec.pairs] + 1j * turned[:, spec.pairs :], abs=1e-9)
+    assert found == pytest.approx(rotated[:, : spec.pairs] + 1j * rotated[:, spec.pairs :], abs=1e-9)

@@ -6,8 +6,8 @@ import torch
 from ranks import each
 from torch.distributed import _functional_collectives
 
-from ropewalk.attention.ring import ring_attention
-from ropewalk.attention.sharding import gather, shard, unshard
+from ropewalk.distributed.ring import ring_attention
+from ropewalk.distributed.sharding import gather, shard, unshard
 from ropewalk.encodings import make_encoding
 
 SEQ, HEADS, HEAD_DIM = 256, 4, 64

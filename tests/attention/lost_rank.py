@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from ranks import join
 
-from ropewalk.attention.ring import ring_attention
+from ropewalk.distributed.ring import ring_attention
 
 SHORT, LONG = 2, 30  # seconds
 LOST = 7  # the exit code of the rank that goes away

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import ropewalk as rw
 from ropewalk.attention import Attention
-from ropewalk.attention.placements import register_rules
+from ropewalk.distributed.placements import register_rules
 from ropewalk.encodings import Sizes
 from ropewalk.encodings.rotary import Rotary
 
@@ -22,7 +22,7 @@ SHAPES = {"BHSD": ((BATCH, HEADS, SEQ, HEAD_DIM), -2, 0, 1, 2), "BSHD": ((BATCH,
 AXES = ("rows", "heads", "tokens", "head_dim", "nothing")
 
 
-def turned(x, positions, seq_dim=-2, sign=1):
+def rotated(x, positions, seq_dim=-2, sign=1):
     """RoPE as a complex product; x is [B, H, S, D] or [B, S, H, D], positions [S] or [B, S]."""
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -54,8 +54,8 @@ def rotate_case(mesh, order, axis, kind):
     out.backward(distribute_tensor(towards, mesh, out.placements))
     at = torch.arange(SEQ) if at is None else at
     wrong = max(
-        distance(out.full_tensor().detach(), turned(whole, at, seq_dim)),
-        distance(x.grad.full_tensor(), turned(towards, at, seq_dim, -1)),
+        distance(out.full_tensor().detach(), rotated(whole, at, seq_dim)),
+        distance(x.grad.full_tensor(), rotated(towards, at, seq_dim, -1)),
     )
     return [wrong, list(out.placements) == [placement[axis]]]
 
@@ -66,7 +66,7 @@ def qk_case(mesh, kv_heads):
     k_at = Shard(1) if kv_heads % mesh.size() == 0 else Replicate()
     parts = distribute_tensor(q, mesh, [Shard(1)]), distribute_tensor(k, mesh, [k_at])
     got = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM))(*parts)
-    wrong = max(distance(a.full_tensor(), turned(b, torch.arange(SEQ))) for a, b in zip(got, (q, k), strict=True))
+    wrong = max(distance(a.full_tensor(), rotated(b, torch.arange(SEQ))) for a, b in zip(got, (q, k), strict=True))
     return [wrong, [*got[0].placements, *got[1].placements] == [Shard(1), k_at]]
 
 
@@ -78,7 +78,7 @@ def inplace_case(mesh, axis):
         rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM))(x, inplace=True)
     except RuntimeError as refused:
         return [distance(x.full_tensor(), whole), "out-of-place" not in str(refused)]
-    return [distance(x.full_tensor(), turned(whole, torch.arange(SEQ))), True]
+    return [distance(x.full_tensor(), rotated(whole, torch.arange(SEQ))), True]
 
 
 def both_axes_case():
@@ -87,7 +87,7 @@ def both_axes_case():
     whole, at = torch.randn(BATCH, HEADS, SEQ, HEAD_DIM), positions_of("rows")
     x, where = distribute_tensor(whole, mesh, [Shard(0), Shard(1)]), distribute_tensor(at, mesh, [Shard(0), Replicate()])
     out = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM)).rotate(x, where)
-    return [distance(out.full_tensor(), turned(whole, at)), list(out.placements) == [Shard(0), Shard(1)]]
+    return [distance(out.full_tensor(), rotated(whole, at)), list(out.placements) == [Shard(0), Shard(1)]]
 
 
 def rerotate_case(mesh, axis):
@@ -96,7 +96,7 @@ def rerotate_case(mesh, axis):
     x = distribute_tensor(whole, mesh, [Shard(axis)])
     where = [distribute_tensor(t, mesh, [Replicate()]) for t in (before, after)]
     out = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM)).rerotate(x, *where)
-    return [distance(out.full_tensor(), turned(whole, after - before)), list(out.placements) == [Shard(axis)]]
+    return [distance(out.full_tensor(), rotated(whole, after - before)), list(out.placements) == [Shard(axis)]]
 
 
 class Watched(Rotary):
@@ -117,7 +117,7 @@ def fsdp_case(mesh):
     out = layer(torch.randn(2, 7, 12), positions).out
     out.float().square().sum().backward()
     x, seen, got = layer.encoding.seen
-    exact = turned(x, positions)
+    exact = rotated(x, positions)
     allowed = exact.abs() * 2**-8 + 1e-6  # half a unit in the last place of bfloat16, and float32 arithmetic
     whole = torch.equal(seen, positions) and x.dtype == torch.bfloat16 and all(p.grad is not None for p in layer.parameters())
     return [float(((got.double() - exact).abs() - allowed).clamp(min=0).max()), whole]

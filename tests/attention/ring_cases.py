@@ -9,9 +9,9 @@ from ranks import each
 import ropewalk as rw
 from ropewalk import frequencies
 from ropewalk.attention import Attention, linear_attention
-from ropewalk.attention.ring import ring_attention, ring_forward
-from ropewalk.attention.ring_linear import ring_linear_attention
-from ropewalk.attention.sharding import shard, unshard
+from ropewalk.distributed.ring import ring_attention, ring_forward
+from ropewalk.distributed.ring_linear import ring_linear_attention
+from ropewalk.distributed.sharding import shard, unshard
 from ropewalk.encodings import ENCODINGS
 
 BATCH, SEQ, MODEL, HEADS, HEAD_DIM = 2, 16, 12, 4, 6

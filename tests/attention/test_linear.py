@@ -27,8 +27,8 @@ def turned_by_definition(x, positions):
     """RoPE as a complex product."""
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones(()).double(), positions[..., None] * radians)
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    rotated = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones(()).double(), positions[..., None] * radians)
+    return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
 def by_definition(q, k, v, *, form="numerator", phi="elu", scale=1.0, causal=True, padding=None, documents=None):

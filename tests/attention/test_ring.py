@@ -23,10 +23,10 @@ from torch._subclasses import FakeTensorMode
 
 import ropewalk
 from ropewalk.attention import Attention
-from ropewalk.attention.context_parallel import torch_why_not
-from ropewalk.attention.ring import _plan, pick_engine, ring_attention, ring_forward
-from ropewalk.attention.ring_tiles import Rule, Tile, attend_tile, bias_of, merge, spans
-from ropewalk.attention.sharding import SHARD_KINDS, shard_positions
+from ropewalk.distributed.context_parallel import torch_why_not
+from ropewalk.distributed.ring import _plan, pick_engine, ring_attention, ring_forward
+from ropewalk.distributed.sharding import SHARD_KINDS, shard_positions
+from ropewalk.distributed.tiles import Rule, Tile, attend_tile, bias_of, merge, spans
 from ropewalk.encodings import ENCODINGS, make_encoding
 from ropewalk.encodings.base import Encoding
 from ropewalk.errors import RopeError

@@ -23,10 +23,10 @@ def _tiny_shape(monkeypatch):
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])
 def test_the_definition_is_the_numpy_one(order):
     case = cases.make_case("tiny", order)
-    turned = cases.definition(case.q, case.positions, case)
+    rotated = cases.definition(case.q, case.positions, case)
     token = (1, 4, 2) if order == "bshd" else (1, 2, 4)
     expected = rotate_vector(case.q[token].numpy(), position=4, layout="half")
-    np.testing.assert_allclose(turned[token].numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(rotated[token].numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", cases.VARIANTS)

@@ -21,7 +21,7 @@ def complex_pairs(x, interleaved):
     return torch.complex(a.double(), b.double())
 
 
-def turned(x, z, interleaved):
+def rotated(x, z, interleaved):
     """x [..., S, H, D] with its leading dims multiplied by z [..., S, P]."""
     width = 2 * z.shape[-1]
     y = complex_pairs(x[..., :width], interleaved) * z.unsqueeze(-2)
@@ -60,7 +60,7 @@ def cut(x, cu_seqlens):
 def test_rows_of_a_table(interleaved, inplace, offset):
     x = torch.randn(B, S, H, D)
     start = offset.unsqueeze(-1) if isinstance(offset, torch.Tensor) else offset
-    exact = turned(x, phases(start + torch.arange(S)), interleaved)
+    exact = rotated(x, phases(start + torch.arange(S)), interleaved)
     before = x.clone()
     found = flash_attn.apply_rotary_emb(x, *tables(), interleaved, inplace, offset)
     near(found, exact)
@@ -75,7 +75,7 @@ def test_packed_sequences_begin_again(interleaved, offset):
     x = torch.randn(11, H, D)
     starts = offset.tolist() if isinstance(offset, torch.Tensor) else [offset] * 3
     parts = [
-        turned(part, phases(start + torch.arange(len(part))), interleaved)
+        rotated(part, phases(start + torch.arange(len(part))), interleaved)
         for part, start in zip(cut(x, cu_seqlens.tolist()), starts, strict=True)
     ]
     found = flash_attn.apply_rotary_emb(x, *tables(), interleaved, seqlen_offsets=offset, cu_seqlens=cu_seqlens, max_seqlen=6)
@@ -87,15 +87,15 @@ def test_gradients_turn_back(interleaved):
     x = torch.randn(B, S, H, D, requires_grad=True)
     weight = torch.randn(B, S, H, D)
     flash_attn.apply_rotary_emb(x, *tables(), interleaved, seqlen_offsets=3).backward(weight)
-    near(x.grad, turned(weight, phases(3 + torch.arange(S)).conj(), interleaved))
+    near(x.grad, rotated(weight, phases(3 + torch.arange(S)).conj(), interleaved))
 
 
 @LAYOUTS
 def test_the_torch_form_and_a_quarter_turn(interleaved):
     x = torch.randn(B, S, H, D)
     cos, sin = tables(S)
-    near(flash_attn.apply_rotary_emb_torch(x, cos, sin, interleaved), turned(x, phases(torch.arange(S)), interleaved))
-    quarter = turned(x, torch.full((S, D // 2), 1j, dtype=torch.complex128), interleaved)
+    near(flash_attn.apply_rotary_emb_torch(x, cos, sin, interleaved), rotated(x, phases(torch.arange(S)), interleaved))
+    quarter = rotated(x, torch.full((S, D // 2), 1j, dtype=torch.complex128), interleaved)
     near(flash_attn.rotate_half(x, interleaved), quarter)
 
 
@@ -118,14 +118,14 @@ def test_a_fused_projection_in_place(interleaved, kind, own):
     assert found is qkv
     z = phases(2 + torch.arange(S))
     for after, x, factor in zip(views(qkv), views(before), (z, z / 2 if own else z, torch.ones_like(z)), strict=True):
-        near(after, turned(x, factor, interleaved))
+        near(after, rotated(x, factor, interleaved))
 
 
 def test_keys_of_a_pair_in_place():
     kv = torch.randn(B, S, 2, H, D)
     before = kv.clone()
     assert flash_attn.apply_rotary_emb_kv_(kv, *tables(), seqlen_offsets=torch.tensor([3, 0])) is kv
-    near(kv[:, :, 0], turned(before[:, :, 0], phases(torch.tensor([[3], [0]]) + torch.arange(S)), False))
+    near(kv[:, :, 0], rotated(before[:, :, 0], phases(torch.tensor([[3], [0]]) + torch.arange(S)), False))
     assert torch.equal(kv[:, :, 1], before[:, :, 1])
 
 
@@ -141,7 +141,7 @@ def test_the_module_turns_a_fused_projection(interleaved, kind, offset):
     # the module's frequencies are float32, as trained; from there on everything is exact
     z = torch.exp(1j * (start + torch.arange(S)).double().unsqueeze(-1) * rotary.inv_freq.double())
     for after, x, factor in zip(views(qkv), views(before), (z, z, torch.ones_like(z)), strict=True):
-        near(after, turned(x, factor, interleaved))
+        near(after, rotated(x, factor, interleaved))
 
 
 def test_the_modules_frequencies_are_the_formula():
@@ -156,8 +156,8 @@ def test_the_module_turns_queries_and_pairs_of_keys_and_values(q_len):
     found = flash_attn.RotaryEmbedding(DIM)(q, kv, seqlen_offset=4)
     assert found[0] is q
     assert found[1] is kv
-    near(q, turned(q_before, phases(4 + torch.arange(q_len)), False))
-    near(kv[:, :, 0], turned(kv_before[:, :, 0], phases(4 + torch.arange(S)), False))
+    near(q, rotated(q_before, phases(4 + torch.arange(q_len)), False))
+    near(kv[:, :, 0], rotated(kv_before[:, :, 0], phases(4 + torch.arange(S)), False))
     assert torch.equal(kv[:, :, 1], kv_before[:, :, 1])
 
 
@@ -178,7 +178,7 @@ def test_xpos_grows_queries_and_shrinks_keys(given, call, center, pairs):
     z, size = phases(steps), growth(steps, center, 64.0)
     qkv = torch.randn(B, S, 3, H, D)
     q, kv = qkv[:, :, 0].clone(), qkv[:, :, 1:].clone()
-    expected = turned(q, z * size, False), turned(kv[:, :, 0], z / size, False)
+    expected = rotated(q, z * size, False), rotated(kv[:, :, 0], z / size, False)
     if pairs:
         rotary(q, kv, **call)
         found = q, kv[:, :, 0]
@@ -212,7 +212,7 @@ def test_gradients_flow_through_a_fused_projection():
     (flash_attn.RotaryEmbedding(DIM)(x * 1.0, seqlen_offset=2) * weight).sum().backward()
     back = phases(2 + torch.arange(S)).conj()
     for i, z in enumerate((back, back, torch.ones_like(back))):
-        near(x.grad[:, :, i], turned(weight[:, :, i], z, False))
+        near(x.grad[:, :, i], rotated(weight[:, :, i], z, False))
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def x_for(module, seq=7, width=13, **kind):
 def definition(x, freqs, positions):
     """x [..., S, D] turned in complex float64."""
     z = torch.view_as_complex(x.double()[..., : 2 * len(freqs)].unflatten(-1, (-1, 2)).contiguous())
-    turned = torch.view_as_real(z * torch.exp(1j * positions.double()[:, None] * freqs.double())).flatten(-2)
-    return torch.cat((turned, x.double()[..., 2 * len(freqs) :]), dim=-1)
+    rotated = torch.view_as_real(z * torch.exp(1j * positions.double()[:, None] * freqs.double())).flatten(-2)
+    return torch.cat((rotated, x.double()[..., 2 * len(freqs) :]), dim=-1)
 
 
 def test_the_public_names_are_the_packages():
@@ -97,8 +97,8 @@ def test_xpos_together(name, first):
 def peer_keys(k, first, **given):
     """k as the original turns it in front of later queries; heads first, where its scales line up with the tokens."""
     k = k.transpose(1, 2) if first else k
-    turned = peer.RotaryEmbedding(10, use_xpos=True, **given).rotate_queries_with_cached_keys(k[:, :, -2:], k)[1]
-    return turned.transpose(1, 2) if first else turned
+    rotated = peer.RotaryEmbedding(10, use_xpos=True, **given).rotate_queries_with_cached_keys(k[:, :, -2:], k)[1]
+    return rotated.transpose(1, 2) if first else rotated
 
 
 @pytest.mark.parametrize("name", XPOS)
@@ -183,8 +183,8 @@ def test_gradients_reach_inputs_and_trained_frequencies(xpos):
     q.append(q[0].detach().clone().requires_grad_())
     k, weight = x_for(mine), x_for(mine)
     for module, x in zip((mine, theirs), q, strict=True):
-        turned = module.rotate_queries_and_keys(x, k) if xpos else (module.rotate_queries_or_keys(x),)
-        sum((part * weight).sum() for part in turned).backward()
+        rotated = module.rotate_queries_and_keys(x, k) if xpos else (module.rotate_queries_or_keys(x),)
+        sum((part * weight).sum() for part in rotated).backward()
     assert_close(q[0].grad, q[1].grad)
     assert_close(mine.freqs.grad, theirs.freqs.grad, rtol=1e-5, atol=1e-5)
 

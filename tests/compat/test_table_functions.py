@@ -95,9 +95,9 @@ def test_minimind_application(ids):
 def test_minimind_keeps_the_dtype_and_the_gradient():
     q = torch.randn(B, S, H, D, dtype=torch.bfloat16, requires_grad=True)
     cos, sin = minimind.precompute_freqs_cis(D, S)
-    turned, _ = minimind.apply_rotary_pos_emb(q, q.detach(), cos, sin)
-    assert turned.dtype == torch.bfloat16
-    turned.backward(turned.detach())
+    rotated, _ = minimind.apply_rotary_pos_emb(q, q.detach(), cos, sin)
+    assert rotated.dtype == torch.bfloat16
+    rotated.backward(rotated.detach())
     assert_close(q.grad, q.detach(), rtol=2**-6, atol=2**-7)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.attention.comparison import as_markdown, compare
+from ropewalk.analysis.comparison import as_markdown, compare
 from ropewalk.encodings import ENCODINGS
 from ropewalk.encodings.bias import Alibi
 from ropewalk.errors import RopeError

@@ -48,9 +48,9 @@ def test_decay_and_similarity_are_the_sums_of_phasors():
     decay, similar = (line(chart(SPEC, 64, 256, ENGLISH), "linear") for chart in (charts.decay, charts.similarity))
     assert max(decay) == max(similar) == 256
     for m in (1, 7, 256):
-        turned = [complex(math.cos(m * w / 4), math.sin(m * w / 4)) for w in RADIANS]
-        assert decay[m] == pytest.approx(sum(abs(sum(turned[: j + 1])) for j in range(5)) / 5)
-        assert similar[m] == pytest.approx(sum(z.real for z in turned) / 5)
+        rotated = [complex(math.cos(m * w / 4), math.sin(m * w / 4)) for w in RADIANS]
+        assert decay[m] == pytest.approx(sum(abs(sum(rotated[: j + 1])) for j in range(5)) / 5)
+        assert similar[m] == pytest.approx(sum(z.real for z in rotated) / 5)
 
 
 def test_the_map_compares_every_two_positions():
@@ -100,9 +100,9 @@ def test_what_stands_side_by_side_has_the_same_axes():
 def hands(text):
     """Degrees of each clock's hand, counter-clockwise, and its words."""
     faces = ElementTree.fromstring(text).findall(f"{SVG}g")
-    turned = [float(re.match(r"rotate\((.+)\)", face.find(f"{SVG}g").get("transform"))[1]) for face in faces]
+    rotated = [float(re.match(r"rotate\((.+)\)", face.find(f"{SVG}g").get("transform"))[1]) for face in faces]
     return [
-        (-degrees % 360, [word.text for word in face.findall(f"{SVG}text")]) for degrees, face in zip(turned, faces, strict=True)
+        (-degrees % 360, [word.text for word in face.findall(f"{SVG}text")]) for degrees, face in zip(rotated, faces, strict=True)
     ]
 
 
@@ -129,7 +129,7 @@ def test_clocks_that_turn_take_their_wavelength():
 @pytest.mark.parametrize("scaling", [Yarn(factor=8.0, original_length=64), XPos(), Linear(4.0)], ids=lambda s: s.name)
 def test_the_vector_stands_where_the_scaling_turns_it(scaling):
     spec, position, pair = RopeSpec(10, theta=100.0, scaling=scaling), 23, 2
-    found = drawings.turned(spec, pair, np.arange(position + 1), 512)[-1]
+    found = drawings.rotated(spec, pair, np.arange(position + 1), 512)[-1]
     magnitude = {"yarn": 0.1 * math.log(8) + 1, "xpos": ((4 + 4) / 14) ** (23 / 512), "linear": 1.0}[scaling.name]
     assert abs(found) == pytest.approx(magnitude)
     angle = position * float(spec.frequencies().radians[pair])

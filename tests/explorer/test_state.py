@@ -16,7 +16,7 @@ from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.program import program
 from ropewalk.explorer.state import layers_of, settle, spec_of, stretched, values_of
 from ropewalk.frequencies import LongRope, Scaling, Yarn
-from ropewalk.interop.hf import from_hf
+from ropewalk.interop.config.hf import from_hf
 
 LAYERS = [(name, layer) for name, config in PRESETS.items() for layer in from_hf(config, per_layer=True)]
 EVERY_SCALING = list(SCALINGS)

@@ -8,7 +8,7 @@ import torch
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.kernels import reference
-from ropewalk.kernels.turn import align
+from ropewalk.kernels.request import align
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -30,7 +30,7 @@ def turned_by_definition(x, spec, positions, seq_dim, *, key=False, length=None)
     x = x.cpu().double()
     cos, sin = align(angles.cos() * size, x, seq_dim), align(angles.sin() * size, x, seq_dim)
     start, stop = spec.rotary_start, spec.rotary_start + spec.rotary_dim
-    middle = reference.turn(x[..., start:stop], cos, sin, spec.layout, spec.layout_out)
+    middle = reference.rotate(x[..., start:stop], cos, sin, spec.layout, spec.layout_out)
     return torch.cat((x[..., :start], middle, x[..., stop:]), dim=-1)
 
 
@@ -149,7 +149,7 @@ def test_positions_near_two_to_the_31(positions_dtype):
     positions = torch.tensor([2**31 - 3, 2**31 - 2, 2**31 - 1])
     found = rw.Rope(spec).rotate(x, positions.to(CUDA, positions_dtype))
     cos, sin = rw.Rope(spec).cos_sin(positions, torch.float64)
-    exact = reference.turn(x.cpu().double(), cos, sin, "half")
+    exact = reference.rotate(x.cpu().double(), cos, sin, "half")
     assert_near(found, exact, torch.float32)
 
 
@@ -170,8 +170,8 @@ def test_gradient_is_the_opposite_turn():
     rope = rw.Rope(rw.RopeSpec(head_dim=20, rotary_dim=14))
     q = torch.randn(2, 3, 7, 20, device=CUDA, requires_grad=True)
     k = torch.randn(2, 1, 7, 20, device=CUDA, requires_grad=True)
-    turned = rope(q, k, offset=9)
-    torch.autograd.backward(turned, [t.detach() for t in turned])
+    rotated = rope(q, k, offset=9)
+    torch.autograd.backward(rotated, [t.detach() for t in rotated])
     torch.testing.assert_close(q.grad, q.detach(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(k.grad, k.detach(), atol=1e-5, rtol=1e-5)
 

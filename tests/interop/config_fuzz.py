@@ -14,7 +14,7 @@ import warnings
 import numpy as np
 
 from ropewalk import RopeError
-from ropewalk.interop.hf import from_hf
+from ropewalk.interop.config.hf import from_hf
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 NONSENSE = (float("nan"), float("inf"), -1, "abc", True, [1.0], {"a": 1})
@@ -51,9 +51,9 @@ def draw_config(draw: random.Random) -> tuple[dict, dict]:
     if draw.random() < 0.3:
         head_dim, fraction = 4 * pairs, 0.5
     theta = draw.choice([1e4, 1e6, 500_000, draw.uniform(2, 1e7)])
-    turned = head_dim if rope_type == "proportional" else int(head_dim * fraction)
-    rope = draw_rope(draw, rope_type, turned // 2)
-    meant = {**rope, "rope_type": rope_type, "theta": theta, "head_dim": head_dim, "dim": turned, "fraction": fraction}
+    rotated = head_dim if rope_type == "proportional" else int(head_dim * fraction)
+    rope = draw_rope(draw, rope_type, rotated // 2)
+    meant = {**rope, "rope_type": rope_type, "theta": theta, "head_dim": head_dim, "dim": rotated, "fraction": fraction}
     config: dict = {"max_position_embeddings": draw.choice([1024, 4096, 131072])}
     config |= {"head_dim": head_dim} if draw.random() < 0.5 else {"hidden_size": 4 * head_dim, "num_attention_heads": 4}
     rope = {draw.choice(["rope_type", "type"]): rope_type, **rope}

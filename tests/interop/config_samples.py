@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ropewalk import RopeError
-from ropewalk.interop.hf import from_hf
+from ropewalk.interop.config.hf import from_hf
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}

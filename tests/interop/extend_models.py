@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 from checkpoint_samples import SMALL, build
 
-from ropewalk.interop.extend import extend
-from ropewalk.interop.extend_plan import KINDS
+from ropewalk.interop.extend.keys import KINDS
+from ropewalk.interop.extend.model import extend
 
 TRAINED, FACTOR = SMALL["max_position_embeddings"], 4.0
 LONG = [1.0, 1.5, 1.5, 2.25, 3.0, 5.0]

@@ -95,14 +95,14 @@ class Case:
             freqs = torch.complex(cos, sin)
             if self.model_type == "deepseek_v2":
                 return code.apply_rotary_emb(q, k, freqs)
-            turned = code.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), freqs)
-            return tuple(x.transpose(1, 2) for x in turned)
+            rotated = code.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), freqs)
+            return tuple(x.transpose(1, 2) for x in rotated)
         if self.style == "deinterleave":
             return code.apply_rotary_pos_emb_interleave(q, k, cos, sin)
         if self.style == "slice":  # the attention module splits the head itself
             width = cos.shape[-1]
-            turned = code.apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin)
-            return tuple(torch.cat([new, old[..., width:]], dim=-1) for new, old in zip(turned, (q, k), strict=True))
+            rotated = code.apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin)
+            return tuple(torch.cat([new, old[..., width:]], dim=-1) for new, old in zip(rotated, (q, k), strict=True))
         return code.apply_rotary_pos_emb(q, k, cos, sin)
 
 

@@ -10,7 +10,7 @@ from installed import skip_old_cache
 from patch_models import model_of, outputs, tokens
 from torch.testing import assert_close
 
-from ropewalk.interop.patch import patch, unpatch
+from ropewalk.interop.patch.model import patch, unpatch
 
 
 class Counted:

@@ -13,8 +13,8 @@ from transformers import Gemma3TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError
-from ropewalk.interop.audit import audit
-from ropewalk.interop.engines import ENGINES, REFERENCE
+from ropewalk.interop.engines.audit import audit
+from ropewalk.interop.engines.rules import ENGINES, REFERENCE
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
 BASE = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 1e6}

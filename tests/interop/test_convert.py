@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ropewalk import RopeError
-from ropewalk.interop.atomic_folder import partial_path
-from ropewalk.interop.convert import convert_checkpoint
-from ropewalk.interop.shards import open_folder, write_folder
+from ropewalk.interop.checkpoint.atomic_folder import partial_path
+from ropewalk.interop.checkpoint.convert import convert_checkpoint
+from ropewalk.interop.checkpoint.shards import open_folder, write_folder
 
 samples = pytest.mark.parametrize("name", MODELS)
 
@@ -257,7 +257,7 @@ def script(text, *arguments):
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-from ropewalk.interop.convert import convert_checkpoint
+from ropewalk.interop.checkpoint.convert import convert_checkpoint
 source, target = map(Path, sys.argv[1:])
 dice, seen = random.Random(3), []
 for _ in range(25):
@@ -292,7 +292,7 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path):
 MEASURE = """
 import re, sys, torch, ropewalk
 from pathlib import Path
-from ropewalk.interop.convert import convert_checkpoint
+from ropewalk.interop.checkpoint.convert import convert_checkpoint
 
 # not getrusage: its peak begins with that of the process that started this one
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

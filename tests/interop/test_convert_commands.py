@@ -12,9 +12,9 @@ from installed import V5
 from transformers import AutoConfig
 
 import command_line
-from ropewalk.interop.convert import convert_checkpoint
-from ropewalk.interop.hf import from_hf
-from ropewalk.interop.shards import open_folder
+from ropewalk.interop.checkpoint.convert import convert_checkpoint
+from ropewalk.interop.checkpoint.shards import open_folder
+from ropewalk.interop.config.hf import from_hf
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import frequency_oracle
 from ropewalk import RopeError
 from ropewalk.frequencies import SCALINGS, Default
-from ropewalk.interop import extend_plan
-from ropewalk.interop.audit import audit
-from ropewalk.interop.extend import extend
-from ropewalk.interop.extend_plan import KINDS
-from ropewalk.interop.hf import from_hf
+from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.engines.audit import audit
+from ropewalk.interop.extend import keys as extend_plan
+from ropewalk.interop.extend.keys import KINDS
+from ropewalk.interop.extend.model import extend
 
 #: kinds that other engines compute otherwise, and that is told
 DISPUTED = ("dynamic", "longrope", "dynamic_yarn")

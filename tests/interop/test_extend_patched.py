@@ -9,10 +9,10 @@ import torch
 from checkpoint_samples import logits
 from extend_models import TRAINED, built, every, fresh, lengthen, rotary
 
-from ropewalk.interop.extend import extend
-from ropewalk.interop.extend_plan import KINDS
-from ropewalk.interop.patch import patch, unpatch
-from ropewalk.interop.patch_angles import Angles, AngleTable
+from ropewalk.interop.extend.keys import KINDS
+from ropewalk.interop.extend.model import extend
+from ropewalk.interop.patch.angles import Angles, AngleTable
+from ropewalk.interop.patch.model import patch, unpatch
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from ropewalk import RopeSpec, axes
 from ropewalk.frequencies import Default, Dynamic, Linear, LongRope, Ntk, Yarn
-from ropewalk.interop.hf import explain, from_hf
+from ropewalk.interop.config.hf import explain, from_hf
 
 SPELLINGS = {
     "v4 and v5": (

@@ -28,7 +28,7 @@ from ropewalk.frequencies import (
     XPos,
     Yarn,
 )
-from ropewalk.interop.hf import from_hf, to_hf
+from ropewalk.interop.config.hf import from_hf, to_hf
 
 PAIRS = 8
 EXPRESSIBLE = {

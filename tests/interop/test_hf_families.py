@@ -15,10 +15,10 @@ from torch.testing import assert_close
 
 from ropewalk import Rope, RopeError, RopeSpec
 from ropewalk.frequencies import Yarn
-from ropewalk.interop.families import FAMILIES
-from ropewalk.interop.hf import from_hf
+from ropewalk.frequencies.scaling import mscale
+from ropewalk.interop.config.families import FAMILIES
+from ropewalk.interop.config.hf import from_hf
 from ropewalk.kernels.reference import turn
-from ropewalk.scaling import mscale
 
 #: what q and k of order 1 lose to a product order other than ours, in float32
 ROUNDING = 5e-6
@@ -84,8 +84,8 @@ def test_the_doubled_table_is_what_the_model_passes_around(case):
 def test_rotated_q_and_k_are_those_of_the_model(case):
     spec = spec_of(case)
     q, k = torch.randn(1, 3, POSITIONS.shape[-1], spec.head_dim), torch.randn(1, 1, POSITIONS.shape[-1], spec.head_dim)
-    turned = Rope(spec)(q, k, positions_of(case, spec))
-    for ours, theirs in zip(turned, case.rotated(q, k), strict=True):
+    rotated = Rope(spec)(q, k, positions_of(case, spec))
+    for ours, theirs in zip(rotated, case.rotated(q, k), strict=True):
         assert_close(ours, theirs, rtol=0, atol=ROUNDING)
 
 
@@ -124,8 +124,8 @@ def test_the_layout_of_every_row_is_that_of_its_code(name):
         doubled = (*(each.expand(3, 1, 1, -1) for each in doubled), [2, 1, 1])
     if not V5 and name in OTHER_TABLES:
         pytest.skip(f"{HERE} gives the rotation of {name} whole tables to choose from")
-    turned = rotate(x, x, *doubled)[0] if "k" in arguments else rotate(x, *doubled)
-    assert torch.equal(turned, turn(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out))
+    rotated = rotate(x, x, *doubled)[0] if "k" in arguments else rotate(x, *doubled)
+    assert torch.equal(rotated, turn(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out))
 
 
 #: keys a config.json may leave to its class

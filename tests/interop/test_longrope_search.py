@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from ropewalk import RopeError
-from ropewalk.interop.longrope_search import search_factors
+from ropewalk.interop.extend.search import search_factors
 
 FACTOR = 8.0
 #: rises slowly, leaps, and lies off every start of the search

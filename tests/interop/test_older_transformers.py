@@ -17,11 +17,11 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from ropewalk import Rope, RopeError, RopeSpec, axes
 from ropewalk.frequencies import LongRope
-from ropewalk.interop.extend import extend
-from ropewalk.interop.hf import from_hf, to_hf
-from ropewalk.interop.patch import patch, unpatch
-from ropewalk.interop.patch_angles import BY_AXIS, Angles, AngleTable
-from ropewalk.interop.patch_apply import Turner, convention_of
+from ropewalk.interop.config.hf import from_hf, to_hf
+from ropewalk.interop.extend.model import extend
+from ropewalk.interop.patch.angles import BY_AXIS, Angles, AngleTable
+from ropewalk.interop.patch.functions import RotationFunction, convention_of
+from ropewalk.interop.patch.model import patch, unpatch
 
 COUNTS = [2, 1, 1]
 WHERE = torch.tensor([[[0, 1, 5, 900]], [[0, 2, 5, 41]], [[0, 3, 7, 8]]])
@@ -58,25 +58,25 @@ def test_a_rotation_by_sections_is_recognised():
 @pytest.mark.parametrize("computed", [False, True])
 def test_a_rotation_by_sections_turns_each_pair_by_its_axis(counts, computed):
     """Also where the call names other sections than the config does, and where somebody computed the tables."""
-    turner = Turner(by_sections, convention_of(by_sections))
+    rotation_function = RotationFunction(by_sections, convention_of(by_sections))
     rope = Rope(RopeSpec(8, axes=axes.chunked(COUNTS)))
-    turner.learn(rope.spec)
+    rotation_function.learn(rope.spec)
     cos, sin = Angles(rope, WHERE, BY_AXIS, torch.float32).handles()
     for mine, other in zip((cos, sin), tables_by_axis(), strict=True):
         assert_close(mine.tensor(), other.float(), rtol=0, atol=1e-6)
     q, k = torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8)
-    turned = turner(q, k, *((cos + 0, sin + 0) if computed else (cos, sin)), counts)
-    for mine, other in zip(turned, by_sections(q.double(), k.double(), *tables_by_axis(), counts), strict=True):
+    rotated = rotation_function(q, k, *((cos + 0, sin + 0) if computed else (cos, sin)), counts)
+    for mine, other in zip(rotated, by_sections(q.double(), k.double(), *tables_by_axis(), counts), strict=True):
         assert_close(mine, other.float(), rtol=0, atol=2e-6)
 
 
 def test_positions_reach_a_rotation_by_sections(monkeypatch):
     monkeypatch.delattr(Angles, "tables")
-    turner = Turner(by_sections, convention_of(by_sections))
+    rotation_function = RotationFunction(by_sections, convention_of(by_sections))
     rope = Rope(RopeSpec(8, axes=axes.chunked(COUNTS)))
-    turner.learn(rope.spec)
+    rotation_function.learn(rope.spec)
     tables = Angles(rope, WHERE, BY_AXIS, torch.float32).handles()
-    q, _ = turner(torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8), *tables, COUNTS)
+    q, _ = rotation_function(torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8), *tables, COUNTS)
     assert q.shape == (1, 3, 4, 8)
 
 

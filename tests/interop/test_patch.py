@@ -22,8 +22,8 @@ from transformers.models.llama import modeling_llama
 import ropewalk
 from door import assert_refused
 from ropewalk import RopeError
-from ropewalk.interop.patch import patch, patched, unpatch
-from ropewalk.interop.patch_methods import Stand
+from ropewalk.interop.patch.methods import Stand
+from ropewalk.interop.patch.model import patch, patched, unpatch
 
 #: what two float32 runs of these models may differ by
 NEAR = {"rtol": 0, "atol": 5e-5}

@@ -7,7 +7,7 @@ from installed import needs_v5
 from torch.testing import assert_close
 
 from ropewalk.bench import gpu_patch
-from ropewalk.interop.patch import patched
+from ropewalk.interop.patch.model import patched
 
 TINY = {**gpu_patch.SMALL, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
         "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip

@@ -11,7 +11,7 @@ from patch_models import CAUSAL, FAMILIES, InFloat64, model_of, outputs, tokens
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from ropewalk.interop.patch import patch, patched, unpatch
+from ropewalk.interop.patch.model import patch, patched, unpatch
 
 #: their tables stand in a buffer as long as the trained length; no position past it exists
 TABLED = {"gpt-j", "codegen", "roformer", "roformer value"}

@@ -17,10 +17,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 
 from ropewalk import Rope, RopeSpec
-from ropewalk.interop.patch import patch, patched, unpatch
-from ropewalk.interop.patch_angles import Angles, AngleTable
-from ropewalk.interop.patch_apply import Turner, convention_of
-from ropewalk.interop.patch_rotary import is_rotary, plans_of
+from ropewalk.interop.patch.angles import Angles, AngleTable
+from ropewalk.interop.patch.functions import RotationFunction, convention_of
+from ropewalk.interop.patch.model import patch, patched, unpatch
+from ropewalk.interop.patch.rotary import is_rotary, plans_of
 
 NEAR = {"rtol": 0, "atol": 5e-5}
 TRAINED = 24
@@ -170,8 +170,8 @@ def backwards(q, k, cos, sin, unsqueeze_dim=1):
 def widening(q, k, cos, sin, unsqueeze_dim=1):
     """A plain rotation, except that it doubles what lies beyond the table."""
     width = cos.shape[-1]
-    turned = modeling_llama.apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
-    return tuple(torch.cat([new, 2 * x[..., width:]], dim=-1) for new, x in zip(turned, (q, k), strict=True))
+    rotated = modeling_llama.apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
+    return tuple(torch.cat([new, 2 * x[..., width:]], dim=-1) for new, x in zip(rotated, (q, k), strict=True))
 
 
 @pytest.mark.parametrize("function", [backwards, widening, lambda q, k: (q, k), lambda q, k, cos, sin: (q, q)])
@@ -183,37 +183,40 @@ def test_functions_that_do_something_else_are_not(function):
 @pytest.mark.parametrize("unsqueeze_dim", [1, 2])
 def test_a_turner_is_its_function_on_tables(name, unsqueeze_dim):
     function = function_of(name)
-    turner = Turner(function, convention_of(function))
-    spec = RopeSpec(8, layout=turner.convention.layout)
+    rotation_function = RotationFunction(function, convention_of(function))
+    spec = RopeSpec(8, layout=rotation_function.convention.layout)
     cos, sin = Rope(spec).cos_sin(torch.randint(0, 50, (2, 7)))
-    if turner.convention.form != "pairs":
+    if rotation_function.convention.form != "pairs":
         cos, sin = Rope(spec).cos_sin_hf(torch.randint(0, 50, (2, 7)))
     shape = (2, 3, 7) if unsqueeze_dim == 1 else (2, 7, 3)
-    xs = [torch.randn(*shape, 8 if name != "deepseek-v4" else 12) for _ in turner.turned_names]
+    xs = [torch.randn(*shape, 8 if name != "deepseek-v4" else 12) for _ in rotation_function.rotated_names]
     for given in ((cos, sin), (cos, -sin)):  # DeepSeek V4 turns its values back
-        theirs, ours = function(*xs, *given, unsqueeze_dim=unsqueeze_dim), turner(*xs, *given, unsqueeze_dim=unsqueeze_dim)
+        theirs, ours = (
+            function(*xs, *given, unsqueeze_dim=unsqueeze_dim),
+            rotation_function(*xs, *given, unsqueeze_dim=unsqueeze_dim),
+        )
         assert type(ours) is type(theirs)
         assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 
 def test_tables_in_other_places_are_not_taken_for_positions():
     function = modeling_llama.apply_rotary_pos_emb
-    turner, rope = Turner(function, convention_of(function)), Rope(RopeSpec(8))
-    turner.learn(rope.spec)
+    rotation_function, rope = RotationFunction(function, convention_of(function)), Rope(RopeSpec(8))
+    rotation_function.learn(rope.spec)
     cos, sin = Angles(rope, torch.arange(7)[None], "half", torch.float32).handles()
     q, k = torch.randn(2, 1, 3, 7, 8)
     for given in ((cos, sin), (sin, cos), (cos, -sin), (cos, cos)):
         tensors = [table.tensor() if isinstance(table, AngleTable) else table for table in given]
-        assert_close(turner(q, k, *given), function(q, k, *tensors), rtol=0, atol=2e-6)
+        assert_close(rotation_function(q, k, *given), function(q, k, *tensors), rtol=0, atol=2e-6)
 
 
 def test_an_absent_key_stays_absent():
-    turner = Turner(modeling_llama.apply_rotary_pos_emb, convention_of(modeling_llama.apply_rotary_pos_emb))
+    rotation_function = RotationFunction(modeling_llama.apply_rotary_pos_emb, convention_of(modeling_llama.apply_rotary_pos_emb))
     cos, sin = Rope(RopeSpec(8)).cos_sin_hf(torch.arange(7)[None])
     q = torch.randn(1, 3, 7, 8)
-    turned, key = turner(q, None, cos, sin)
+    rotated, key = rotation_function(q, None, cos, sin)
     assert key is None
-    assert_close(turned, modeling_llama.apply_rotary_pos_emb(q, q, cos, sin)[0], rtol=0, atol=2e-6)
+    assert_close(rotated, modeling_llama.apply_rotary_pos_emb(q, q, cos, sin)[0], rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["llama-2", "llama-3.1", "cohere", "gpt-oss", "deepseek-v2", "gemma-3 full", "qwen2-vl"])

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
-from ropewalk.interop.patch import patch
-from ropewalk.interop.patch_angles import AngleTable
+from ropewalk.interop.patch.angles import AngleTable
+from ropewalk.interop.patch.model import patch
 
 TRAINED, FACTOR = 24, 10
 SHORT, LONG = 10, TRAINED + TRAINED // 2

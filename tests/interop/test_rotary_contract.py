@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 
-from ropewalk.interop.patch import patch, patched
-from ropewalk.interop.patch_angles import AngleTable
+from ropewalk.interop.patch.angles import AngleTable
+from ropewalk.interop.patch.model import patch, patched
 
 #: tables in a buffer, no module that makes them
 TABLED = {"gpt-j", "codegen", "roformer", "roformer value"}
@@ -112,8 +112,8 @@ def test_a_table_is_a_tensor_to_whoever_asks():
 def test_the_unpatched_function_takes_patched_tables(unsqueeze_dim):
     shape = (2, 3, 5, 16) if unsqueeze_dim == 1 else (2, 5, 3, 16)
     q, k = torch.randn(2, *shape)
-    turned = [modeling_llama.apply_rotary_pos_emb(q, k, *tables, unsqueeze_dim=unsqueeze_dim) for tables in llama_tables()]
-    assert_close(turned[1], turned[0], rtol=0, atol=1e-4)
+    rotated = [modeling_llama.apply_rotary_pos_emb(q, k, *tables, unsqueeze_dim=unsqueeze_dim) for tables in llama_tables()]
+    assert_close(rotated[1], rotated[0], rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -124,8 +124,8 @@ def test_layers_take_the_tables_of_either_model():
     wanted = model.model.layers[0](x, position_embeddings=own)
     crossed = model.model.layers[0](x, position_embeddings=ours)
     with patched(model):
-        turned = [model.model.layers[0](x, position_embeddings=tables) for tables in (own, ours)]
-    for found in (crossed, *turned):
+        rotated = [model.model.layers[0](x, position_embeddings=tables) for tables in (own, ours)]
+    for found in (crossed, *rotated):
         assert_close(found, wanted, rtol=0, atol=1e-4)
 
 

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ropewalk import RopeError
-from ropewalk.interop.atomic_folder import atomic_folder, partial_path
-from ropewalk.interop.safetensors_file import DTYPES, MAX_HEADER_BYTES, read_header
-from ropewalk.interop.shards import open_folder, write_folder
+from ropewalk.interop.checkpoint.atomic_folder import atomic_folder, partial_path
+from ropewalk.interop.checkpoint.safetensors_file import DTYPES, MAX_HEADER_BYTES, read_header
+from ropewalk.interop.checkpoint.shards import open_folder, write_folder
 
 
 def tensors():
@@ -79,7 +79,7 @@ def test_what_the_safetensors_library_writes_is_read(tmp_path):
 
 
 def test_pieces_hold_whole_groups_of_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("ropewalk.interop.safetensors_file.PIECE_BYTES", 100)
+    monkeypatch.setattr("ropewalk.interop.checkpoint.safetensors_file.PIECE_BYTES", 100)
     given = torch.randn(35, 4)  # 16 bytes a row: six rows fit
     write_folder(tmp_path / "a", listed({"x": given}))
     pieces = list(open_folder(tmp_path / "a").pieces("x", rows=5))

@@ -9,8 +9,8 @@ import torch
 from checkpoint_samples import LATENT, build
 from safetensors.torch import save_file
 
-from ropewalk.interop.convert import convert_checkpoint
-from ropewalk.interop.which_layout import which_layout
+from ropewalk.interop.checkpoint.convert import convert_checkpoint
+from ropewalk.interop.checkpoint.which_layout import which_layout
 
 HEADS, PAIRS = 6, 8
 

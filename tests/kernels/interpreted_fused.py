@@ -13,8 +13,8 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
-from ropewalk.kernels import fused_launch
-from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope, why_not
+from ropewalk.kernels.fused import launch as fused_launch
+from ropewalk.kernels.fused.api import Config, KVSlots, QKNorm, qk_norm_rope, why_not
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Q, K, SLOTS = 6, 3, 12

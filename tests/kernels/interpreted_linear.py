@@ -11,7 +11,7 @@ import ropewalk as rw
 from ropewalk.attention import LinearAttention, linear_attention
 from ropewalk.attention.linear_sums import State
 from ropewalk.errors import RopeError
-from ropewalk.kernels import linear as kernels
+from ropewalk.kernels.linear import api as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 B, H, S, D, WIDTH = 2, 3, 71, 10, 6
@@ -24,7 +24,7 @@ def draw(dtype=torch.float32, seq=S, head_dim=D, **options):
     return [torch.randn(B, H, seq, size, device=DEVICE).to(dtype).requires_grad_(options.get("grad", False)) for size in sizes]
 
 
-def turned(x, positions, layout):
+def rotated(x, positions, layout):
     """RoPE as a complex product in float64."""
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
@@ -42,10 +42,10 @@ def by_definition(q, k, v, positions, form, phi, scale, real, layout):
     if form == "numerator":
         feature = {"elu": lambda x: elu(x) + 1, "relu": relu}[phi]
         q, k = feature(q), feature(k)
-        top, bottom = turned(q, positions, layout) @ turned(k, positions, layout).mT, q @ k.mT
+        top, bottom = rotated(q, positions, layout) @ rotated(k, positions, layout).mT, q @ k.mT
     else:
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
-        top = bottom = 1 + scale * (turned(q, positions, layout) @ turned(k, positions, layout).mT)
+        top = bottom = 1 + scale * (rotated(q, positions, layout) @ rotated(k, positions, layout).mT)
     seen = torch.ones(q.shape[-2], q.shape[-2], device=q.device).tril() * real[:, None, None, :]
     total = (bottom * seen).sum(-1, keepdim=True)
     some = total.abs() > 1e-6

@@ -14,9 +14,11 @@ from torch.testing import assert_close
 import ropewalk as rw
 from helpers import AXES, TOLERANCE, definition, members, sample_positions, sample_spec
 from ropewalk import axes, frequencies, rotation
-from ropewalk.kernels import BACKENDS, triton_launch, triton_tuning
-from ropewalk.kernels.triton_tuning import Config
-from ropewalk.kernels.turn import TableTurn, Turn
+from ropewalk.kernels import BACKENDS
+from ropewalk.kernels.request import Request, TableRequest
+from ropewalk.kernels.triton import launch as triton_launch
+from ropewalk.kernels.triton import tuning as triton_tuning
+from ropewalk.kernels.triton.tuning import Config
 
 B, S, Q, K = 2, 3, 3, 2
 LAYOUTS = [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"), ("half", "interleaved")]
@@ -59,8 +61,8 @@ def test_every_memory_order_is_turned_where_it_lies(order, inplace):
     place, seq_dim = ORDERS[order]
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S)
     placed = place(q), place(k)
-    turned = both(spec, *placed, positions, seq_dim=seq_dim, inplace=inplace)
-    for x, given, found, key in zip((q, k), placed, turned, (False, True), strict=True):
+    rotated = both(spec, *placed, positions, seq_dim=seq_dim, inplace=inplace)
+    for x, given, found, key in zip((q, k), placed, rotated, (False, True), strict=True):
         near(BACK[order](found), definition(x, spec, positions, key=key))
         assert found.stride() == given.stride()
         assert (found is given) == inplace
@@ -126,8 +128,8 @@ def test_every_scaling_on_queries_and_keys(name):
     spec = sample_spec(name)
     length = torch.tensor([9, 40]) if spec.needs_length else None
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S, high=60)
-    turned = both(spec, q, k, positions, length=length)
-    for x, found, key in zip((q, k), turned, (False, True), strict=True):
+    rotated = both(spec, q, k, positions, length=length)
+    for x, found, key in zip((q, k), rotated, (False, True), strict=True):
         near(found, definition(x, spec, positions, length, key))
 
 
@@ -137,8 +139,8 @@ def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
     spec, (place, seq_dim) = sample_spec(name, magnitude_on=magnitude_on), ORDERS[order]
     length = torch.tensor([9, 40]) if spec.needs_length else None
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S, high=60)
-    turned = both(spec, place(q), place(k), positions, seq_dim=seq_dim, length=length)
-    for x, found, key in zip((q, k), turned, (False, True), strict=True):
+    rotated = both(spec, place(q), place(k), positions, seq_dim=seq_dim, length=length)
+    for x, found, key in zip((q, k), rotated, (False, True), strict=True):
         near(BACK[order](found), definition(x, spec, positions, length, key))
         alone = rotation.rotate(place(x), spec, positions, seq_dim=seq_dim, length=length, key=key, backend="triton")
         assert_close(alone, found)
@@ -148,8 +150,8 @@ def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
 def test_axis_maps(axis, order):
     spec, (place, seq_dim) = sample_spec(axis=axis), ORDERS[order]
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S)
-    turned = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
-    for x, found in zip((q, k), turned, strict=True):
+    rotated = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
+    for x, found in zip((q, k), rotated, strict=True):
         near(BACK[order](found), definition(x, spec, positions))
 
 
@@ -168,9 +170,9 @@ def test_gradient_is_the_transpose(name):
     spec = sample_spec(name, layout="interleaved", layout_out="half")
     q, k = heads(spec, Q).requires_grad_(), heads(spec, K).requires_grad_()
     positions = sample_positions(spec, B, S, high=60)
-    turned = both(spec, q, k, positions)
-    grads = torch.randn_like(turned[0]), torch.ones(()).expand_as(turned[1])
-    torch.autograd.backward(turned, grads)
+    rotated = both(spec, q, k, positions)
+    grads = torch.randn_like(rotated[0]), torch.ones(()).expand_as(rotated[1])
+    torch.autograd.backward(rotated, grads)
     for x, grad, key in ((q, grads[0], False), (k, grads[1], True)):
         probe = torch.randn_like(x)
         direct = (grad.double() * definition(probe, spec, positions, key=key)).sum()
@@ -192,8 +194,8 @@ def test_positions_of_any_shape_stride_and_integer_type(dtype):
 def test_counted_positions_start_at_the_offset(offset, order, seq):
     spec, (place, seq_dim) = sample_spec(), ORDERS[order]
     q, k = heads(spec, Q, seq=seq), heads(spec, K, seq=seq)
-    turned = both(spec, place(q), place(k), offset=offset, seq_dim=seq_dim)
-    for x, found in zip((q, k), turned, strict=True):
+    rotated = both(spec, place(q), place(k), offset=offset, seq_dim=seq_dim)
+    for x, found in zip((q, k), rotated, strict=True):
         near(BACK[order](found), definition(x, spec, torch.arange(offset, offset + seq).expand(B, seq)))
 
 
@@ -251,15 +253,15 @@ def test_tables_of_the_caller(table_dtype, shape, order):
     angles = torch.randn(*shape, 5, dtype=torch.float64)
     cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
     x = heads(spec, Q)
-    turn = TableTurn(cos, sin, seq_dim, "half", "half", start=2)
+    turn = TableRequest(cos, sin, seq_dim, "half", "half", start=2)
     out = torch.empty_like(place(x))
     BACKENDS["triton"].run((place(x),), (out,), turn)
     wide = torch.complex(cos.double(), sin.double())
     wide = wide if wide.ndim == 4 else wide.unsqueeze(-3)  # one for all heads
     first, second = members(spec, "half")
-    turned = torch.complex(x.double()[..., first], x.double()[..., second]) * wide
+    rotated = torch.complex(x.double()[..., first], x.double()[..., second]) * wide
     exact = x.double().clone()
-    exact[..., first], exact[..., second] = turned.real, turned.imag
+    exact[..., first], exact[..., second] = rotated.real, rotated.imag
     near(BACK[order](out), exact)
 
 
@@ -268,15 +270,15 @@ def test_tables_may_be_strided():
     spec = rw.RopeSpec(head_dim=10, layout="interleaved")
     q, positions = heads(spec, Q), sample_positions(spec, B, S)
     cos, sin = rw.Rope(spec).cos_sin_hf(positions)
-    turned = rotation.turn_by(q, cos[..., ::2], sin[..., ::2].contiguous(), layout="interleaved", backend="triton")
-    near(turned, definition(q, spec, positions))
+    rotated = rotation.rotate_by(q, cos[..., ::2], sin[..., ::2].contiguous(), layout="interleaved", backend="triton")
+    near(rotated, definition(q, spec, positions))
 
 
 def test_decode_by_tables_takes_each_row_its_own():
     spec = rw.RopeSpec(head_dim=10)
     q, positions = heads(spec, Q, seq=1), sample_positions(spec, B, 1)
     cos, sin = rw.Rope(spec).cos_sin(positions)
-    near(rotation.turn_by(q, cos, sin, layout="half", backend="triton"), definition(q, spec, positions))
+    near(rotation.rotate_by(q, cos, sin, layout="half", backend="triton"), definition(q, spec, positions))
 
 
 @pytest.mark.parametrize("name", ["default", "xpos", "yarn"])
@@ -312,8 +314,8 @@ def test_how_work_is_divided_does_not_change_the_result(config, order, query_hea
     spec, (place, seq_dim) = sample_spec("yarn", magnitude_on="q"), ORDERS[order]
     q, k, positions = heads(spec, query_heads), heads(spec, K), sample_positions(spec, B, S)
     with triton_tuning.forced(config):
-        turned = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
-    for x, found, key in zip((q, k), turned, (False, True), strict=True):
+        rotated = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
+    for x, found, key in zip((q, k), rotated, (False, True), strict=True):
         near(BACK[order](found), definition(x, spec, positions, key=key))
 
 
@@ -360,20 +362,20 @@ def test_nothing_to_turn():
 
 def test_what_is_refused_is_said():
     spec = sample_spec()
-    turn = Turn(spec, -2)
+    turn = Request(spec, -2)
     refuses = BACKENDS["triton"].why_not
     assert refuses(heads(spec, 1), turn) is None
     assert "float32" in refuses(heads(spec, 1).double(), turn)
     assert "4 axes" in refuses(heads(spec, 1)[None], turn)
     assert "4096" in refuses(torch.empty(1, 1, 5000), turn)
     table = torch.ones(B, Q, S, 5)
-    assert "head to head" in refuses(heads(spec, Q), TableTurn(table, table, -2, "half", "half"))
+    assert "head to head" in refuses(heads(spec, Q), TableRequest(table, table, -2, "half", "half"))
 
 
 def test_a_plan_for_turning_in_place_is_not_one_for_turning_into_new_memory():
     """The same shapes and strides, but only one of them takes the rest of the head along."""
     spec = rw.RopeSpec(head_dim=8, rotary_dim=4)
-    x, turn = heads(spec, 1), Turn(spec, -2)
+    x, turn = heads(spec, 1), Request(spec, -2)
     first, out = x.clone(), torch.full_like(x, 7.0)
     BACKENDS["triton"].run((first,), (first,), turn)
     BACKENDS["triton"].run((x,), (out,), turn)

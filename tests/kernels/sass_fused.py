@@ -18,9 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import ropewalk as rw
-from ropewalk.kernels import fused_kernel, fused_launch
-from ropewalk.kernels.fused_config import Config, pick_config
-from ropewalk.kernels.fused_definition import FP8, Call, KVSlots, QKNorm
+from ropewalk.kernels.fused import kernel as fused_kernel
+from ropewalk.kernels.fused import launch as fused_launch
+from ropewalk.kernels.fused.config import Config, pick_config
+from ropewalk.kernels.fused.definition import FP8, Call, KVSlots, QKNorm
 
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "i64", FP8: "fp8e4nv"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

@@ -14,11 +14,12 @@ import torch
 from ropewalk import table
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import XPos, Yarn
-from ropewalk.kernels import cpu, pick
-from ropewalk.kernels.turn import TableTurn, Turn
+from ropewalk.kernels import pick
+from ropewalk.kernels.cpu import backend as cpu
+from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.spec import RopeSpec
 
-MISSING = cpu.why_not(torch.zeros(1, 1, 1, 2), Turn(RopeSpec(head_dim=2), -2))
+MISSING = cpu.why_not(torch.zeros(1, 1, 1, 2), Request(RopeSpec(head_dim=2), -2))
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"the native kernel is not here: {MISSING}")
 
 DTYPES = list(cpu.DTYPES)
@@ -55,9 +56,9 @@ def exact(x, positions, spec, sign=1):
     turn = np.exp(1j * sign * positions.double().numpy()[:, None, :, None] * radians)
     source, y = x.double().numpy(), x.double().numpy().copy()
     first, second = (spec.rotary_start + m for m in members(spec.pairs, layout_in))
-    turned = (source[..., first] + 1j * source[..., second]) * turn
+    rotated = (source[..., first] + 1j * source[..., second]) * turn
     first, second = (spec.rotary_start + m for m in members(spec.pairs, layout_out))
-    y[..., first], y[..., second] = turned.real, turned.imag
+    y[..., first], y[..., second] = rotated.real, rotated.imag
     return torch.from_numpy(y)
 
 
@@ -70,7 +71,7 @@ def assert_rounded_once(y, expected, largest):
     assert ((y.double() - expected).abs() <= allowed).all()
 
 
-def turned(x, turn):
+def rotated(x, turn):
     out = torch.full_like(x, 7)
     cpu.run((x,), (out,), turn)
     return out
@@ -90,7 +91,7 @@ def bits(x):
 def test_every_pair_turns_by_its_angle_and_the_rest_stays(isa, dtype, layout, layout_out, sign):
     spec = RopeSpec(head_dim=61, rotary_dim=54, rotary_start=3, layout=layout, layout_out=layout_out)
     x, positions = torch.randn(2, 3, 7, 61).to(dtype), torch.randint(0, 100_000, (2, 7))
-    y = turned(x, Turn(spec, -2, positions, sign=sign))
+    y = rotated(x, Request(spec, -2, positions, sign=sign))
     assert_rounded_once(y, exact(x, positions, spec, sign), x.abs().max().double())
     assert same_bits(y[..., :3], x[..., :3])
     assert same_bits(y[..., 57:], x[..., 57:])
@@ -104,11 +105,11 @@ def test_any_number_of_pairs_in_place_or_not_and_no_write_outside(isa, dtype, la
         x, positions = torch.randn(1, 2, 2, 2 * pairs).to(dtype), torch.tensor([[5, 901]])
         room = torch.full((1, 2, 2, 2 * pairs + 40), 7.0, dtype=dtype)
         out = room[..., 20:-20]
-        cpu.run((x,), (out,), Turn(spec, -2, positions))
+        cpu.run((x,), (out,), Request(spec, -2, positions))
         assert_rounded_once(out, exact(x, positions, spec), x.abs().max().double())
         assert (room[..., :20] == 7).all()
         assert (room[..., -20:] == 7).all()
-        cpu.run((x,), (x,), Turn(spec, -2, positions))
+        cpu.run((x,), (x,), Request(spec, -2, positions))
         assert same_bits(x, out)
 
 
@@ -119,17 +120,17 @@ def test_strides_and_batches_do_not_change_a_bit(isa, dtype, pairs):
     head_dim = 2 * pairs
     spec = RopeSpec(head_dim=head_dim, layout="interleaved")
     x, positions = torch.randn(2, 3, 7, head_dim).to(dtype), torch.randint(0, 5000, (2, 7))
-    dense = turned(x, Turn(spec, -2, positions))
+    dense = rotated(x, Request(spec, -2, positions))
     for order in itertools.permutations(range(3)):
         back = [order.index(axis) for axis in range(3)]
         view = x.permute(*order, 3).contiguous().permute(*back, 3)
-        assert same_bits(turned(view, Turn(spec, -2, positions)), dense)
+        assert same_bits(rotated(view, Request(spec, -2, positions)), dense)
     qkv = torch.randn(2, 7, 9, head_dim).to(dtype)
     qkv[:, :, 3:6] = x.transpose(1, 2)
-    assert same_bits(turned(qkv[:, :, 3:6], Turn(spec, -3, positions)).transpose(1, 2), dense)
-    assert same_bits(turned(x[1, 2], Turn(spec, -2, positions[1])), dense[1, 2])
+    assert same_bits(rotated(qkv[:, :, 3:6], Request(spec, -3, positions)).transpose(1, 2), dense)
+    assert same_bits(rotated(x[1, 2], Request(spec, -2, positions[1])), dense[1, 2])
     one_head = x[:, :1].expand(2, 3, 7, head_dim)
-    assert same_bits(turned(one_head, Turn(spec, -2, positions)), dense[:, :1].expand_as(x))
+    assert same_bits(rotated(one_head, Request(spec, -2, positions)), dense[:, :1].expand_as(x))
 
 
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
@@ -139,14 +140,14 @@ def test_large_results_are_those_of_their_parts(isa, dtype, pairs, layout, layou
     spec = RopeSpec(head_dim=2 * pairs, layout=layout, layout_out=layout_out)
     tokens = (17 << 20) // (2 * pairs * torch.empty((), dtype=dtype).element_size() * 2)
     x = torch.randn(tokens, 2 * pairs).to(dtype).expand(1, 2, tokens, 2 * pairs)
-    parts = turned(x[:, :1], Turn(spec, -2)).expand_as(x)
+    parts = rotated(x[:, :1], Request(spec, -2)).expand_as(x)
     new = torch.empty(x.shape, dtype=dtype)
-    cpu.run((x,), (new,), Turn(spec, -2))
+    cpu.run((x,), (new,), Request(spec, -2))
     assert torch.equal(new, parts)
     for shift in (0, 1):
         room = torch.full((x.numel() + 64,), 7.0, dtype=dtype)
         out = room[shift : shift + x.numel()].view(x.shape)
-        cpu.run((x,), (out,), Turn(spec, -2))
+        cpu.run((x,), (out,), Request(spec, -2))
         assert torch.equal(out, parts)
         assert (room[:shift] == 7).all()
         assert (room[shift + x.numel() :] == 7).all()
@@ -158,12 +159,12 @@ def test_every_place_of_the_axes_finds_its_tokens():
     """Packed [T, H, D], [B, S, D], [S, B, H, D] and six axes give what [B, H, S, D] gives."""
     spec = RopeSpec(head_dim=10)
     x, positions = torch.randn(2, 3, 7, 10), torch.randint(0, 5000, (2, 7))
-    dense = turned(x, Turn(spec, -2, positions))
-    assert same_bits(turned(x[0].transpose(0, 1), Turn(spec, -3, positions[0])).transpose(0, 1), dense[0])
-    assert same_bits(turned(x[:, 0], Turn(spec, -2, positions)), dense[:, 0])
-    assert same_bits(turned(x.permute(2, 0, 1, 3), Turn(spec, -4, positions)).permute(1, 2, 0, 3), dense)
+    dense = rotated(x, Request(spec, -2, positions))
+    assert same_bits(rotated(x[0].transpose(0, 1), Request(spec, -3, positions[0])).transpose(0, 1), dense[0])
+    assert same_bits(rotated(x[:, 0], Request(spec, -2, positions)), dense[:, 0])
+    assert same_bits(rotated(x.permute(2, 0, 1, 3), Request(spec, -4, positions)).permute(1, 2, 0, 3), dense)
     six = x.reshape(2, 3, 1, 7, 1, 10).expand(2, 3, 4, 7, 5, 10).contiguous()
-    assert same_bits(turned(six, Turn(spec, -3, positions)), dense.reshape(2, 3, 1, 7, 1, 10).expand_as(six))
+    assert same_bits(rotated(six, Request(spec, -3, positions)), dense.reshape(2, 3, 1, 7, 1, 10).expand_as(six))
 
 
 def test_strides_beyond_32_bits():
@@ -172,7 +173,7 @@ def test_strides_beyond_32_bits():
     x.copy_(torch.randn(1, 2, 1, 10))
     spec = RopeSpec(head_dim=10)
     expected = exact(x, torch.tensor([[9]]), spec)
-    cpu.run((x,), (x,), Turn(spec, -2, offset=9))
+    cpu.run((x,), (x,), Request(spec, -2, offset=9))
     assert_rounded_once(x, expected, expected.abs().max())
 
 
@@ -200,14 +201,14 @@ def positions_of(kind):
 def test_positions_of_every_form(dtype, kind):
     spec, x = RopeSpec(head_dim=20), torch.randn(2, 3, 7, 20).to(dtype)
     given, full = positions_of(kind)
-    assert_rounded_once(turned(x, Turn(spec, -2, given)), exact(x, full, spec), x.abs().max().double())
+    assert_rounded_once(rotated(x, Request(spec, -2, given)), exact(x, full, spec), x.abs().max().double())
 
 
 @pytest.mark.parametrize("offset", [0, 37, 5000, 2**20 - 3, 10**7, -4])
 @pytest.mark.parametrize("seq", [7, 300])
 def test_counted_positions(seq, offset):
     spec, x = RopeSpec(head_dim=20), torch.randn(1, 2, seq, 20)
-    y = turned(x, Turn(spec, -2, offset=offset))
+    y = rotated(x, Request(spec, -2, offset=offset))
     assert_rounded_once(y, exact(x, torch.arange(offset, offset + seq)[None], spec), x.abs().max().double())
 
 
@@ -220,8 +221,8 @@ def test_rows_made_inside_are_the_rows_of_the_table(isa, scaling, reaches, gain)
     x = torch.tensor([1.0, 0.0]).repeat(11).expand(2, 1, 7, 22).contiguous()
     for key, reach in itertools.product((False, True), reaches):
         positions = torch.randint(0, reach, (2, 7))
-        cos, sin = table.cos_sin(spec, positions, gain=gain, key=key)
-        y = turned(x, Turn(spec, -2, positions, gain=gain, key=key))
+        cos, sin = table.cos_sin(spec, positions, magnitude_power=gain, key=key)
+        y = rotated(x, Request(spec, -2, positions, magnitude_power=gain, key=key))
         assert same_bits(y[:, 0, :, 0::2], cos)
         assert same_bits(y[:, 0, :, 1::2], sin)
 
@@ -233,9 +234,9 @@ def test_query_and_key_in_one_call_are_the_two_calls():
         spec = RopeSpec(head_dim=24, scaling=scaling, magnitude_on=magnitude_on)
         for keys in (k, k.bfloat16(), k.transpose(1, 2).contiguous().transpose(1, 2)):
             outs = torch.empty_like(q), torch.empty_like(keys)
-            cpu.run((q, keys), outs, Turn(spec, -2, offset=11))
-            assert same_bits(outs[0], turned(q, Turn(spec, -2, offset=11)))
-            assert same_bits(outs[1], turned(keys, Turn(spec, -2, offset=11, key=True)))
+            cpu.run((q, keys), outs, Request(spec, -2, offset=11))
+            assert same_bits(outs[0], rotated(q, Request(spec, -2, offset=11)))
+            assert same_bits(outs[1], rotated(keys, Request(spec, -2, offset=11, key=True)))
 
 
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
@@ -245,8 +246,8 @@ def test_in_place_is_out_of_place_and_touches_nothing_else(isa, dtype, layout, l
     qkv = torch.randn(2, 7, 8, 50).to(dtype)
     before = qkv.clone()
     q, k = qkv[:, :, :4], qkv[:, :, 4:6]
-    turn = Turn(spec, -3, torch.randint(0, 5000, (2, 7)))
-    expected = turned(q, turn), turned(k, turn)
+    turn = Request(spec, -3, torch.randint(0, 5000, (2, 7)))
+    expected = rotated(q, turn), rotated(k, turn)
     cpu.run((q, k), (q, k), turn)
     assert same_bits(q, expected[0])
     assert same_bits(k, expected[1])
@@ -263,9 +264,9 @@ def test_given_tables_broadcast_over_what_they_leave_out(shape, seq_dim):
     cos, sin = placed.cos(), placed.sin()
     expected = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
     view = x if seq_dim == -2 else x.transpose(1, 2).contiguous()
-    turn = TableTurn(angle.cos(), angle.sin().contiguous(), seq_dim, "half", "half")
+    turn = TableRequest(angle.cos(), angle.sin().contiguous(), seq_dim, "half", "half")
     assert cpu.why_not(view, turn) is None
-    y = turned(view, turn)
+    y = rotated(view, turn)
     assert_rounded_once(y if seq_dim == -2 else y.transpose(1, 2), expected, x.abs().max().double())
 
 
@@ -277,7 +278,7 @@ def test_every_16_bit_value_keeps_its_nan_and_rounds_once(isa, dtype, layout):
     cos, sin = angle.cos().float(), angle.sin().float()
     a, b = values[:, None].expand(-1, 3), values.flip(0).roll(77)[:, None].expand(-1, 3)
     pair = (a, b) if layout == "half" else (torch.stack((a, b), dim=-1).flatten(-2),)
-    y = turned(torch.cat(pair, dim=-1)[:, None].contiguous(), TableTurn(cos, sin, -2, layout, layout))[:, 0]
+    y = rotated(torch.cat(pair, dim=-1)[:, None].contiguous(), TableRequest(cos, sin, -2, layout, layout))[:, 0]
     first, second = (torch.from_numpy(m) for m in members(3, layout))
     # one float32 product, one fused or separate sum: both orders of rounding are a correct result
     wide_a, wide_b = a.double(), b.double()
@@ -293,7 +294,7 @@ def test_every_16_bit_value_keeps_its_nan_and_rounds_once(isa, dtype, layout):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_nan_of_any_payload_in_a_given_table_stays_nan(isa, dtype):
     payloads = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FFF8000], dtype=torch.int32).view(torch.float32)[None]
-    y = turned(torch.ones(1, 1, 8, dtype=dtype), TableTurn(payloads, torch.ones(1, 4), -2, "half", "half"))
+    y = rotated(torch.ones(1, 1, 8, dtype=dtype), TableRequest(payloads, torch.ones(1, 4), -2, "half", "half"))
     assert y.isnan().all()
 
 
@@ -301,7 +302,7 @@ def test_a_nan_of_any_payload_in_a_given_table_stays_nan(isa, dtype):
 def test_nothing_to_turn(isa, shape):
     spec, x, k = RopeSpec(head_dim=10), torch.zeros(shape), torch.zeros(shape[0], 4, shape[2], 10)
     for positions in (None, torch.zeros(shape[0], shape[2], dtype=torch.int64)):
-        turn = Turn(spec, -2, positions)
+        turn = Request(spec, -2, positions)
         assert cpu.why_not(x, turn) is None
         cpu.run((x, k), (torch.empty_like(x), torch.empty_like(k)), turn)
 
@@ -314,12 +315,12 @@ def test_shares_of_threads_meet_without_gap_or_overlap(shape, layout):
     q, k = torch.randn(shape), torch.randn(shape).transpose(1, 2).contiguous().transpose(1, 2)
     outs = torch.full_like(q, 7), torch.full_like(k, 7)
     positions = torch.randint(0, 5000, (shape[0], shape[2]))
-    cpu.run((q, k), outs, Turn(spec, -2, positions))
+    cpu.run((q, k), outs, Request(spec, -2, positions))
     for x, y in zip((q, k), outs, strict=True):
         for batch in range(shape[0]):
             for head in range(shape[1]):
                 # small enough for one thread
-                alone = turned(x[batch, head], Turn(spec, -2, positions[batch]))
+                alone = rotated(x[batch, head], Request(spec, -2, positions[batch]))
                 assert same_bits(y[batch, head], alone)
 
 
@@ -327,11 +328,13 @@ def test_shares_of_threads_meet_without_gap_or_overlap(shape, layout):
 @pytest.mark.parametrize("pool", [*cpu.POOLS, "serial"])
 def test_every_pool_gives_the_same_bits(pool):
     spec, x, positions = RopeSpec(head_dim=64), torch.randn(2, 8, 401, 64), torch.randint(0, 5000, (2, 401))
-    expected = torch.stack([turned(x[batch], Turn(spec, -2, positions[batch : batch + 1].expand(8, -1))) for batch in range(2)])
+    expected = torch.stack(
+        [rotated(x[batch], Request(spec, -2, positions[batch : batch + 1].expand(8, -1))) for batch in range(2)]
+    )
     joined = cpu.join_pool(*(name for name in cpu.POOLS if name == pool))
     try:
         assert joined in (pool, "serial")  # an older or newer torch may lack one
-        assert same_bits(turned(x, Turn(spec, -2, positions)), expected)
+        assert same_bits(rotated(x, Request(spec, -2, positions)), expected)
     finally:
         cpu.join_pool(*cpu.POOLS)
 
@@ -345,7 +348,7 @@ def test_eight_callers_at_once():
 
     def call(caller):
         for _ in range(5):
-            y = turned(xs[caller], Turn(specs[caller], -2))
+            y = rotated(xs[caller], Request(specs[caller], -2))
             if not torch.allclose(y.double(), expected[caller], rtol=0, atol=1e-6):
                 wrong.append(caller)
 
@@ -360,8 +363,8 @@ def test_eight_callers_at_once():
 def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
     script = """
         import os, signal, torch
-        from ropewalk.kernels import cpu
-        from ropewalk.kernels.turn import Turn
+        from ropewalk.kernels.cpu import backend as cpu
+        from ropewalk.kernels.request import Turn
         from ropewalk.spec import RopeSpec
         torch.set_num_threads(2)
         x, turn = torch.randn(1, 8, 512, 64), Turn(RopeSpec(head_dim=64), -2)
@@ -380,14 +383,14 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
 
 def test_tables_dropped_from_the_cache_are_built_again():
     spec, x = RopeSpec(head_dim=10, theta=777.0), torch.randn(1, 1, 3, 10)
-    before = turned(x, Turn(spec, -2, offset=5))
+    before = rotated(x, Request(spec, -2, offset=5))
     table.CACHE.clear()
     gc.collect()
-    assert same_bits(turned(x, Turn(spec, -2, offset=5)), before)
+    assert same_bits(rotated(x, Request(spec, -2, offset=5)), before)
 
 
 def test_it_is_picked_where_it_runs_and_says_why_elsewhere():
-    turn = Turn(RopeSpec(head_dim=10), -2)
+    turn = Request(RopeSpec(head_dim=10), -2)
     x = torch.zeros(1, 2, 3, 10)
     assert pick((x,), turn).run is cpu.run
     assert pick((x, x.double()), turn).run is not cpu.run
@@ -399,7 +402,7 @@ def test_it_is_picked_where_it_runs_and_says_why_elsewhere():
     assert "negative" in cpu.why_not(torch._neg_view(x), turn)
     for shape in ((2, 3, 5), (1, 4, 3, 5), (4, 5)):
         wrong = torch.zeros(shape)
-        assert "tables" in cpu.why_not(x, TableTurn(wrong, wrong, -2, "half", "half"))
+        assert "tables" in cpu.why_not(x, TableRequest(wrong, wrong, -2, "half", "half"))
 
 
 def test_a_missing_or_broken_library_is_a_reason_not_a_crash(monkeypatch, tmp_path):
@@ -414,8 +417,8 @@ def test_a_missing_or_broken_library_is_a_reason_not_a_crash(monkeypatch, tmp_pa
     monkeypatch.setattr(cpu, "_library", library)
     monkeypatch.setattr(cpu, "_missing", reason)
     x = torch.zeros(1, 1, 1, 2)
-    assert cpu.why_not(x, Turn(RopeSpec(head_dim=2), -2)) == reason
-    assert pick((x,), Turn(RopeSpec(head_dim=2), -2)).run is not cpu.run
+    assert cpu.why_not(x, Request(RopeSpec(head_dim=2), -2)) == reason
+    assert pick((x,), Request(RopeSpec(head_dim=2), -2)).run is not cpu.run
 
 
 def test_an_unknown_instruction_set_is_refused():

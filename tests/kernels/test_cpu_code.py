@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 import networkx  # torch brings it
 import pytest
 
-from ropewalk.kernels import cpu
+from ropewalk.kernels.cpu import backend as cpu
 
 #: by machine: functions whose rows must not spill and how many there are, the prefetch in every row, a store to the stack.
 #: x86 has half as many registers and bears a spill where arithmetic sets the pace

@@ -20,9 +20,9 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
-from ropewalk.kernels.fused import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
-from ropewalk.kernels.fused_config import pick_config
-from ropewalk.kernels.fused_launch import cache_strides
+from ropewalk.kernels.fused.api import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
+from ropewalk.kernels.fused.config import pick_config
+from ropewalk.kernels.fused.launch import cache_strides
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -58,15 +58,15 @@ def by_loop(x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None
                 rms = (sum(value * value for value in head) / len(head) + norm.eps) ** 0.5
                 factors = [1.0] * len(head) if weight is None else [float(w) + norm.plus_one for w in weight]
                 head = [value / rms * factor for value, factor in zip(head, factors, strict=True)]
-            turned = list(head)
+            rotated = list(head)
             for i in range(spec.pairs):
                 with mpmath.workdps(50):
                     angle = mpmath.mpf(float(found.radians[i])) * int(positions[t])
                     cos, sin = float(mpmath.cos(angle)), float(mpmath.sin(angle))
                 (a, b), (left, right) = places[spec.layout](i), places[spec.layout_out](i)
-                turned[left] = size * (head[a] * cos - head[b] * sin)
-                turned[right] = size * (head[a] * sin + head[b] * cos)
-            y[t, h] = torch.tensor(turned, dtype=F64)
+                rotated[left] = size * (head[a] * cos - head[b] * sin)
+                rotated[right] = size * (head[a] * sin + head[b] * cos)
+            y[t, h] = torch.tensor(rotated, dtype=F64)
     return y
 
 

@@ -14,7 +14,7 @@ from hopper import compile_for_hopper, registers_and_spills
 import ropewalk as rw
 from ropewalk.attention import linear_attention
 from ropewalk.errors import RopeError
-from ropewalk.kernels import linear as kernels
+from ropewalk.kernels.linear import api as kernels
 
 TESTS = Path(__file__).parents[1]
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")

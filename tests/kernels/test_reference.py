@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import rotate_half as llama_rotate
 import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.kernels import reference
-from ropewalk.rotation import turn_by
+from ropewalk.rotation import rotate_by
 
 PAIRS, S = 5, 7
 both_layouts = pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -45,17 +45,17 @@ def test_four_forms_are_equal(layout):
     """Dense matrix, complex product, interleaved pairs, half-split pairs."""
     x, a = torch.randn(S, 2 * PAIRS, dtype=torch.float64), angles()
     cos, sin = a.cos(), a.sin()
-    turned = reference.turn(x, cos, sin, layout)
-    assert_close(reference.turn_complex(x, cos, sin, layout), turned, rtol=0, atol=1e-14)
+    rotated = reference.rotate(x, cos, sin, layout)
+    assert_close(reference.rotate_complex(x, cos, sin, layout), rotated, rtol=0, atol=1e-14)
     matrix = reference.rotation_matrix(cos, sin, layout)
-    assert_close((matrix @ x[..., None])[..., 0], turned, rtol=0, atol=1e-14)
+    assert_close((matrix @ x[..., None])[..., 0], rotated, rtol=0, atol=1e-14)
     # the other layout is the same rotation of permuted dimensions
     order = torch.arange(2 * PAIRS).view(2, PAIRS).T.flatten()  # half -> interleaved
     order = order if layout == "half" else order.argsort()
     other = "interleaved" if layout == "half" else "half"
-    assert_close(reference.turn(x[:, order], cos, sin, other), turned[:, order], rtol=0, atol=0)
+    assert_close(reference.rotate(x[:, order], cos, sin, other), rotated[:, order], rtol=0, atol=0)
     for m in range(S):
-        assert_close(torch.from_numpy(reference.rotate_vector(x[m].numpy(), m, layout=layout)), turned[m], rtol=0, atol=1e-14)
+        assert_close(torch.from_numpy(reference.rotate_vector(x[m].numpy(), m, layout=layout)), rotated[m], rtol=0, atol=1e-14)
 
 
 @both_layouts
@@ -147,12 +147,12 @@ def test_a_table_of_the_other_layout_is_refused(layout):
         assert caught.value.field in ("cos", "sin")
     # a table with one entry a pair has no layout to mistake
     pair_cos, pair_sin = a.cos().float(), a.sin().float()
-    assert_close(turn_by(x, pair_cos, pair_sin, layout=layout).norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
+    assert_close(rotate_by(x, pair_cos, pair_sin, layout=layout).norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_numpy_form_turns_every_vector_of_a_stack_alike(layout):
     stack = np.random.default_rng(0).normal(size=(10, 10))  # square, so that rows taken for columns would go unnoticed by shape
-    turned = reference.rotate_vector(stack, 3, layout=layout)
-    for vector, found in zip(stack, turned, strict=True):
+    rotated = reference.rotate_vector(stack, 3, layout=layout)
+    for vector, found in zip(stack, rotated, strict=True):
         np.testing.assert_allclose(found, reference.rotate_vector(vector, 3, layout=layout))

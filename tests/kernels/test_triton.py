@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.kernels import available, triton_tuning
-from ropewalk.kernels.triton_tuning import TABLE, choose
+from ropewalk.kernels import available
+from ropewalk.kernels.triton import tuning as triton_tuning
+from ropewalk.kernels.triton.tuning import TABLE, choose
 
 TESTS = Path(__file__).parents[1]
 
@@ -75,9 +76,9 @@ def test_few_heads_take_more_tokens_and_dims_that_pass_take_their_room():
     many, few = (choose("token", "phase", 64, 0, (1, 4096), (heads, heads), 2) for heads in (32, 1))
     assert few.tokens * few.heads == many.tokens * many.heads
     assert few.tokens > many.tokens
-    turned = choose("token", "phase", 16, 0, (1, 4096), (32, 32), 2)
+    rotated = choose("token", "phase", 16, 0, (1, 4096), (32, 32), 2)
     partly = choose("token", "phase", 16, 96, (1, 4096), (32, 32), 2)
-    assert partly.tokens * partly.heads < turned.tokens * turned.heads
+    assert partly.tokens * partly.heads < rotated.tokens * rotated.heads
 
 
 @pytest.mark.parametrize("order", ["token", "head"])

@@ -13,7 +13,7 @@ import torch
 from hopper import compile_for_hopper, machine_code, registers_and_spills
 
 import ropewalk as rw
-from ropewalk.kernels.turn import AnyTurn, TableTurn, Turn
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton has no build for this platform"),
@@ -41,23 +41,24 @@ class Case:
         # untouched memory: nothing runs here
         return tuple(torch.empty(self.batch, *size, self.head_dim, dtype=self.dtype) for size in sizes)
 
-    def turn(self) -> AnyTurn:
+    def turn(self) -> AnyRequest:
         seq_dim = -3 if self.order == "bshd" else -2
         if self.angles == "rows":
             table = torch.empty(self.tokens, self.head_dim // 2)
-            return TableTurn(table, table, seq_dim, self.layout, self.layout)
+            return TableRequest(table, table, seq_dim, self.layout, self.layout)
         if self.angles == "axes":
             spec = rw.RopeSpec(self.head_dim, axes=rw.axes.chunked((self.head_dim // 2 - 42, 21, 21)))
-            return Turn(spec, seq_dim, torch.zeros(3, self.batch, self.tokens, dtype=torch.int64))
+            return Request(spec, seq_dim, torch.zeros(3, self.batch, self.tokens, dtype=torch.int64))
         positions = torch.zeros(self.batch, 1, dtype=torch.int64) if self.tokens == 1 else None
-        return Turn(rw.RopeSpec(self.head_dim, layout=self.layout, rotary_dim=self.rotary_dim), seq_dim, positions)
+        return Request(rw.RopeSpec(self.head_dim, layout=self.layout, rotary_dim=self.rotary_dim), seq_dim, positions)
 
 
 @cache
 def compiled(case: Case):
     """The kernel of one call, specialised as Triton's own launch would."""
-    from ropewalk.kernels import triton_kernel, triton_launch
-    from ropewalk.kernels.triton_sources import source_of
+    from ropewalk.kernels.triton import kernel as triton_kernel
+    from ropewalk.kernels.triton import launch as triton_launch
+    from ropewalk.kernels.triton.sources import source_of
 
     xs, turn = case.tensors(), case.turn()
     outs = tuple(torch.empty_like(x) for x in xs)
@@ -67,7 +68,7 @@ def compiled(case: Case):
         plan = triton_launch.Plan(xs, outs, turn)
     source = plan.source or source_of(turn, xs[0])
     arguments = (*xs, *outs, getattr(turn, "positions", None), *source.tensors, 0, *plan.rest)
-    kernel = triton_kernel.turn_kernel
+    kernel = triton_kernel.rotate_kernel
     return compile_for_hopper(kernel, dict(zip(kernel.arg_names, arguments, strict=True)), plan.options)
 
 
@@ -135,7 +136,8 @@ def test_the_sine_unit_serves_16_bits_alone(case, tmp_path):
 
 def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     """Triton's C launcher takes the grid, a stream, the function, two flags, two scratches, metadata, three hooks, arguments."""
-    from ropewalk.kernels import triton_kernel, triton_launch
+    from ropewalk.kernels.triton import kernel as triton_kernel
+    from ropewalk.kernels.triton import launch as triton_launch
 
     case = DECODE["64 rows"]
     xs, turn = case.tensors(), case.turn()
@@ -159,13 +161,13 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     fixed, arguments = started[0][:13], started[0][13:]
     assert fixed[:3] == plan.grid
     assert fixed[3:] == ("stream", "function", "cooperative", "pdl", None, None, "metadata", None, None, None)
-    assert list(compiled(case).src.signature) == triton_kernel.turn_kernel.arg_names
-    by_name = dict(zip(triton_kernel.turn_kernel.arg_names, arguments, strict=True))
+    assert list(compiled(case).src.signature) == triton_kernel.rotate_kernel.arg_names
+    by_name = dict(zip(triton_kernel.rotate_kernel.arg_names, arguments, strict=True))
     assert by_name["q"] == by_name["q_out"] == xs[0].data_ptr()
     assert by_name["k"] == by_name["k_out"] == xs[1].data_ptr()
     assert by_name["positions"] == turn.positions.data_ptr()
     assert by_name["angles"] == plan.source.tensors[0].data_ptr()
     assert by_name["more_angles"] is None
-    assert by_name["q_gain"] is None
+    assert by_name["q_magnitude"] is None
     assert by_name["tokens"] == 64
     assert (by_name["Q_HEADS"], by_name["K_HEADS"]) == (32, 8)

@@ -12,7 +12,7 @@ from study_cases import run_tiny
 from command_line import call
 from ropewalk.errors import RopeError
 from ropewalk.lab.anchors import ANCHORS
-from ropewalk.lab.guidance import RULES, Found, guidance, lowest
+from ropewalk.lab.guidance import RULES, Value, guidance, lowest
 from ropewalk.lab.report import noise, write_report
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import STUDIES, read_study
@@ -112,7 +112,7 @@ def test_advice_names_one_or_says_that_it_cannot():
     assert lowest(scores(rope=1.6), "loss")[0].startswith("No advice")
 
 
-def encodings_found(source: str, rope_far: float) -> Found:
+def encodings_found(source: str, rope_far: float) -> Value:
     rows = []
     for seed in range(3):
         draw = np.random.default_rng(seed).normal(0, 0.001, 30)
@@ -121,7 +121,7 @@ def encodings_found(source: str, rope_far: float) -> Found:
                 row("loss", draw + near, model=model, seed=seed, length=128),
                 row("loss", draw + far, model=model, seed=seed, length=512),
             ]
-    return Found(rows, {"seeds": 3, "data": {"source": source}}, Page())
+    return Value(rows, {"seeds": 3, "data": {"source": source}}, Page())
 
 
 def test_guidance_follows_the_rows():
@@ -140,11 +140,11 @@ def test_guidance_follows_the_rows():
 
 def test_no_advice_on_retrieval_where_nothing_is_retrieved():
     rows = [row("found", [0.0, 1.0], method="none", seed=0, length=96, depth=0.0)]
-    failed = Found(rows, {"seeds": 1}, Page(claims=[Claim("found", FAILS, "50 %")]))
+    failed = Value(rows, {"seeds": 1}, Page(claims=[Claim("found", FAILS, "50 %")]))
     assert guidance({"passkey": failed})[5].advice.startswith("No advice")
     hits = {"none": [0.0] * 20 + [1.0], "yarn": [1.0] * 21}
     rows = [row("found", values, method=name, seed=0, length=96, depth=0.0) for name, values in hits.items()]
-    held = Found(rows, {"seeds": 1}, Page(claims=[Claim("found", HOLDS, "100 %")]))
+    held = Value(rows, {"seeds": 1}, Page(claims=[Claim("found", HOLDS, "100 %")]))
     assert guidance({"passkey": held})[5].advice == "yarn."
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ropewalk import RopeSpec
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Given
-from ropewalk.interop.safetensors_file import read_header, read_rows
+from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
 from ropewalk.lab.corpus import open_corpus
 from ropewalk.lab.studies import STUDIES, read_study
 from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, UNKNOWN

@@ -346,13 +346,13 @@ def test_a_feed_says_what_went_wrong_and_can_be_left(tmp_path):
 def test_mixed_precision_never_touches_angles():
     rope, positions = Rope(RopeSpec(head_dim=10)), torch.tensor([3, 100_001, 2_000_003])
     x = torch.randn(1, 3, 10)
-    expected, turned = rope.cos_sin(positions), rope(x, positions=positions)
+    expected, rotated = rope.cos_sin(positions), rope(x, positions=positions)
     with autocast("bfloat16", torch.device("cpu")):
         assert torch.mm(x[0], x[0].T).dtype == torch.bfloat16
         for found, exact in zip(rope.cos_sin(positions), expected, strict=True):
             assert found.dtype == torch.float32
             assert torch.equal(found, exact)
-        assert torch.equal(rope(x, positions=positions), turned)
+        assert torch.equal(rope(x, positions=positions), rotated)
 
 
 def test_a_cpu_slow_in_bfloat16_is_not_asked_for_it(tmp_path, monkeypatch, caplog):

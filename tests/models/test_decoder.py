@@ -83,8 +83,8 @@ def test_layers_without_position_do_not_know_the_order():
     model, given = make(num_layers=1, layer_types=("nope",)), tokens(batch=1)
     mixed = given[:, [3, 0, 2, 1, *range(4, SEQ)]]
     close(model(mixed)[:, -1], model(given)[:, -1])
-    turned = make(num_layers=1)
-    assert (turned(mixed)[:, -1] - turned(given)[:, -1]).abs().max() > 1e-3
+    rotated = make(num_layers=1)
+    assert (rotated(mixed)[:, -1] - rotated(given)[:, -1]).abs().max() > 1e-3
 
 
 def test_each_layer_type_has_its_own_spec():

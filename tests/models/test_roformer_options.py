@@ -36,7 +36,7 @@ def assert_same(got, expected):
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-8)
 
 
-def turned(x, head_dim):
+def rotated(x, head_dim):
     """Every neighbouring pair of x [S, heads * head_dim] times e^{i position / 10000^(2j/head_dim)}."""
     pairs = torch.view_as_complex(x.reshape(len(x), -1, head_dim // 2, 2))
     angles = torch.arange(len(x)).double()[:, None] * 10_000.0 ** (-torch.arange(head_dim // 2).double() * 2 / head_dim)
@@ -51,7 +51,7 @@ def second_version_by_definition(weights, tokens, heads=3):
     size = x.shape[-1] // heads
     for n in range(2):
         layer = lambda name, x, n=n: x @ weights[f"roformer.encoder.layer.{n}.{name}.weight"].T
-        q, k = (turned(layer(f"attention.self.{name}", x), size) for name in ("query", "key"))
+        q, k = (rotated(layer(f"attention.self.{name}", x), size) for name in ("query", "key"))
         q, k, v = (t.reshape(len(x), heads, size).transpose(0, 1) for t in (q, k, layer("attention.self.value", x)))
         mixed = (q @ k.transpose(1, 2) / math.sqrt(size)).softmax(-1) @ v
         x = norm(x + layer("attention.output.dense", mixed.transpose(0, 1).reshape(len(x), -1)))

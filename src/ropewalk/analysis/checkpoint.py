@@ -10,9 +10,9 @@ from typing import Any
 from ropewalk.analysis.advice import Facts
 from ropewalk.analysis.exactness import WAYS
 from ropewalk.errors import RopeError, integer
-from ropewalk.interop import config_file
-from ropewalk.interop.hf import Explanation, explain, from_hf
-from ropewalk.interop.record import find
+from ropewalk.interop.config import file as config_file
+from ropewalk.interop.config.hf import Explanation, explain, from_hf
+from ropewalk.interop.config.values import find
 from ropewalk.spec import RopeSpec
 
 #: where configs keep the longest text they serve

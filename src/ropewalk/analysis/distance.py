@@ -72,11 +72,11 @@ def similarity(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 def similarity_matrix(radians: Numbers, positions: Numbers) -> np.ndarray:
     """Cosine similarity of the encodings of every two positions: [positions, positions]."""
-    turned = phasors(radians, positions)
-    return np.real(turned @ turned.conj().T) / turned.shape[-1]
+    rotated = phasors(radians, positions)
+    return np.real(rotated @ rotated.conj().T) / rotated.shape[-1]
 
 
 def score_matrix(q: np.ndarray, k: np.ndarray, radians: Numbers, positions: Numbers) -> np.ndarray:
     """<R_m q, R_n k> for every two positions: [positions, positions]."""
-    turned = phasors(radians, positions)
-    return np.real((turned * pairs_of(q)) @ (turned * pairs_of(k)).conj().T)
+    rotated = phasors(radians, positions)
+    return np.real((rotated * pairs_of(q)) @ (rotated * pairs_of(k)).conj().T)

@@ -37,7 +37,7 @@ def _policy(name: str, spec: RopeSpec, positions: Tensor, length: int | None) ->
     if spec.num_axes > 1:
         positions = positions.expand(spec.num_axes, -1)
     # gain 0: a magnitude would scale the errors of all policies alike
-    return cos_sin(spec.with_(precision=name), positions, length=length, gain=0)
+    return cos_sin(spec.with_(precision=name), positions, length=length, magnitude_power=0)
 
 
 def _bfloat16_positions(spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:

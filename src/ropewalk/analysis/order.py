@@ -17,8 +17,8 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None 
     """Bidirectional softmax attention of q, k, v [tokens, d]; tokens stand at 0, 1, 2 ... and turn by `radians` if given."""
     left, right = pairs_of(q), pairs_of(k)
     if radians is not None:
-        turned = phasors(radians, range(len(q)))
-        left, right = left * turned, right * turned
+        rotated = phasors(radians, range(len(q)))
+        left, right = left * rotated, right * rotated
     logits = np.real(left @ right.conj().T) / np.sqrt(q.shape[-1])
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ v

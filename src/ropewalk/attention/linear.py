@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ropewalk.attention.linear_sums import CHUNK, FEATURES, FORMS, State, attend, empty_state, features
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Linear
-from ropewalk.kernels import linear as kernels
-from ropewalk.kernels.linear import Ask
+from ropewalk.kernels.linear import api as kernels
+from ropewalk.kernels.linear.api import Ask
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ropewalk import axes
 from ropewalk.kernels import reference
-from ropewalk.kernels.turn import align
+from ropewalk.kernels.request import align
 from ropewalk.spec import RopeSpec
 
 #: batch, tokens, query heads, key heads, head_dim, dtype
@@ -94,15 +94,15 @@ def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
     where = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
     angles = where * radians
     cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))
-    turned = reference.turn(x[..., : 2 * pairs].double(), cos, sin, "half")
-    return torch.cat((turned, x[..., 2 * pairs :].double()), dim=-1)
+    rotated = reference.rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
+    return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)
 
 
-def rms_error(turned: tuple[Tensor, Tensor], case: Case) -> float:
+def rms_error(rotated: tuple[Tensor, Tensor], case: Case) -> float:
     """Relative root-mean-square distance from the definition, over q and k; row by row, so that it fits in memory."""
     wrong = right = 0.0
     rows_at_once = 1 if case.q[0].numel() > 1 << 20 else case.q.shape[0]
-    for y, x in zip(turned, (case.q, case.k), strict=True):
+    for y, x in zip(rotated, (case.q, case.k), strict=True):
         for row in range(0, x.shape[0], rows_at_once):
             part = slice(row, row + rows_at_once)
             exact = definition(x[part], case.positions[..., part, :], case)

@@ -161,6 +161,6 @@ def agrees(name: str, call: Call, case: Case) -> tuple[bool, float]:
         return x if source == target else join_pairs(*split_pairs(x, source), target)
 
     layout = "interleaved" if name in INTERLEAVED else "half"
-    turned = call(relayout(case.q.clone(), "half", layout), relayout(case.k.clone(), "half", layout))
-    error = rms_error((relayout(turned[0], layout, "half"), relayout(turned[1], layout, "half")), case)
+    rotated = call(relayout(case.q.clone(), "half", layout), relayout(case.k.clone(), "half", layout))
+    error = rms_error((relayout(rotated[0], layout, "half"), relayout(rotated[1], layout, "half")), case)
     return error < GATE[case.q.dtype], error

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.bench.cpu import times_in_turn
-from ropewalk.interop.patch import patch, patched
+from ropewalk.interop.patch.model import patch, patched
 
 #: eight layers of Llama-3-8B's size; the vocabulary is small, it takes no part
 LLAMA_3_8B = {

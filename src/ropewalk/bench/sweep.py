@@ -11,7 +11,7 @@ import torch
 from ropewalk.bench.cases import make_case
 from ropewalk.bench.contenders import ropewalk, ropewalk_inplace, ropewalk_positions
 from ropewalk.bench.gpu import DECODE, ceiling_us, copies, forward_calls, replay_us
-from ropewalk.kernels.triton_tuning import Config, forced
+from ropewalk.kernels.triton.tuning import Config, forced
 
 WARPS, TOKENS, HEADS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32)
 

@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from ropewalk.commands import console
-from ropewalk.interop.audit import Audit, Finding
-from ropewalk.interop.audit import audit as run_audit
-from ropewalk.interop.engines import ENGINES, REFERENCE
+from ropewalk.interop.engines.audit import Audit, Finding
+from ropewalk.interop.engines.audit import audit as run_audit
+from ropewalk.interop.engines.rules import ENGINES, REFERENCE
 
 COLUMNS = ("magnitude", "logits", "first pair", "pairs", "worst score", "mean", "0.1 rad off", "pi off", "tokens")
 

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from ropewalk.commands import console
 from ropewalk.errors import RopeError
-from ropewalk.interop.convert import Conversion, convert_checkpoint
-from ropewalk.interop.which_layout import which_layout
+from ropewalk.interop.checkpoint.convert import Conversion, convert_checkpoint
+from ropewalk.interop.checkpoint.which_layout import which_layout
 
 
 def convert(

@@ -13,8 +13,8 @@ import typer
 
 from ropewalk.commands import console
 from ropewalk.errors import RopeError
-from ropewalk.interop import config_file
-from ropewalk.interop.extend import extend as extend_config
+from ropewalk.interop.config import file as config_file
+from ropewalk.interop.extend.model import extend as extend_config
 
 
 def extend(

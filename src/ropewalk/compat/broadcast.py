@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.kernels.reference import split_pairs
-from ropewalk.rotation import turn_by
+from ropewalk.rotation import rotate_by
 
 
 def turn_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
@@ -28,7 +28,7 @@ def turn_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int 
     rows = [table.reshape(*sizes, -1).expand(*sizes[:first], *seq, *sizes[last:], -1) for table in (cos, sin)]
     rows = [table.reshape(math.prod(seq), -1) for table in rows]
     shaped = x.reshape(math.prod(tokens[:first]), math.prod(seq), math.prod(tokens[last:]), x.shape[-1])
-    return turn_by(shaped, rows[0], rows[1], layout=layout, start=start, seq_dim=-3).reshape(x.shape)
+    return rotate_by(shaped, rows[0], rows[1], layout=layout, start=start, seq_dim=-3).reshape(x.shape)
 
 
 def pair_entries(name: str, table: Tensor) -> Tensor:

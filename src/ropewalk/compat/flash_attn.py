@@ -37,7 +37,7 @@ def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
 
 def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """x [B, S, H, D] turned by tables [S, P] or [B, S, P] of its own tokens."""
-    return rotation.turn_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3)
+    return rotation.rotate_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3)
 
 
 def apply_rotary_emb(
@@ -58,7 +58,7 @@ def apply_rotary_emb(
     """
     rows = _rows(x, seqlen_offsets, cu_seqlens)
     cos, sin = (_table_rows(name, table, rows) for name, table in (("cos", cos), ("sin", sin)))
-    return rotation.turn_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=inplace)
+    return rotation.rotate_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=inplace)
 
 
 #: the original's older name

@@ -8,7 +8,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies import Default, Llama3
 from ropewalk.rope import Rope
-from ropewalk.rotation import turn_by
+from ropewalk.rotation import rotate_by
 from ropewalk.spec import RopeSpec
 
 __all__ = ["apply_rotary_emb", "precompute_freqs_cis", "reshape_for_broadcast"]
@@ -38,5 +38,5 @@ def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor,
     cos, sin = freqs_cis.real, freqs_cis.imag
     if 2 * cos.shape[-1] != xq.shape[-1]:
         raise RopeError("freqs_cis", f"must have {xq.shape[-1] // 2} pairs", list(freqs_cis.shape))
-    q, k = (turn_by(x, cos, sin, layout="interleaved", seq_dim=-3) for x in (xq, xk))
+    q, k = (rotate_by(x, cos, sin, layout="interleaved", seq_dim=-3) for x in (xq, xk))
     return q, k

@@ -12,8 +12,8 @@ from torch import Tensor
 from ropewalk import rotation
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Given
+from ropewalk.frequencies.scaling import check_log_theta, periods, turns_to_pair
 from ropewalk.rope import Rope
-from ropewalk.scaling import check_log_theta, periods, turns_to_pair
 from ropewalk.spec import RopeSpec
 
 __all__ = ["apply_rotary_pos_emb", "precompute_freqs_cis"]

@@ -18,8 +18,8 @@ from ropewalk import rotation
 from ropewalk.compat.broadcast import pair_entries, turn_broadcast
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.frequencies import Given
+from ropewalk.frequencies.scaling import CPU, ntk_theta, periods
 from ropewalk.kernels.reference import join_pairs, split_pairs
-from ropewalk.scaling import CPU, ntk_theta, periods
 from ropewalk.spec import RopeSpec
 
 __all__ = ["RotaryEmbedding", "apply_learned_rotations", "apply_rotary_emb", "broadcat", "rotate_half"]
@@ -187,12 +187,12 @@ class RotaryEmbedding(nn.Module):
             raise RopeError("q", f"must not have more tokens than the {k_len} keys", q_len)
         start = k_len - q_len
         if not self.use_xpos:
-            turned = self.rotate_queries_or_keys(q, seq_dim, start + offset)
-            return turned, self.rotate_queries_or_keys(k, seq_dim)
+            rotated = self.rotate_queries_or_keys(q, seq_dim, start + offset)
+            return rotated, self.rotate_queries_or_keys(k, seq_dim)
         steps = self._steps(k_len, 0, k.device)
         growth = self._growth(steps, k_len // 2)
-        turned = self._turn(q, self._steps(q_len, start + offset, q.device), seq_dim, growth[start:])
-        return turned, self._turn(k, steps, seq_dim, 1 / growth)
+        rotated = self._turn(q, self._steps(q_len, start + offset, q.device), seq_dim, growth[start:])
+        return rotated, self._turn(k, steps, seq_dim, 1 / growth)
 
     def rotate_queries_and_keys(self, q: Tensor, k: Tensor, seq_dim: int | None = None) -> tuple[Tensor, Tensor]:
         """xPos: queries grow and keys shrink with position, both from the middle of the sequence."""
@@ -232,7 +232,7 @@ class RotaryEmbedding(nn.Module):
     def _turn(self, x: Tensor, positions: Tensor, seq_dim: int, size: float | Tensor) -> Tensor:
         angles = self._angles(positions)
         cos, sin = angles.cos() * size, angles.sin() * size
-        return rotation.turn_by(x, cos, sin, layout="interleaved", seq_dim=seq_dim)
+        return rotation.rotate_by(x, cos, sin, layout="interleaved", seq_dim=seq_dim)
 
     def _zeta(self) -> Tensor:
         return (torch.arange(0, self.dim, 2, dtype=torch.float64, device=self.device) + 0.4 * self.dim) / (1.4 * self.dim)

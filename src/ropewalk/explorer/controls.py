@@ -179,5 +179,5 @@ def in_use(name: str, values: Mapping[str, Any]) -> bool:
 
 def pairs_of(values: Mapping[str, Any], side: str) -> int:
     """How many pairs one side's values turn."""
-    turned = values[f"{side}.rotary_dim"] or values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
-    return max(turned // 2, 1)
+    rotated = values[f"{side}.rotary_dim"] or values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
+    return max(rotated // 2, 1)

@@ -57,7 +57,7 @@ def _face(place: int, pair: int, step: float, angle: float, say: Say, turning: b
 def plane(spec: RopeSpec, pair: int, position: int, served: int, say: Say) -> str:
     """The query (1, 0) of one pair before and after it is turned to `position`, and where the tokens before it stand."""
     positions = np.arange(max(position - TRAIL, 0), position + 1)
-    path = turned(spec, pair, positions, served)
+    path = rotated(spec, pair, positions, served)
     largest = max(1.0, float(np.abs(path).max()))
     places, unit = 100 * path / largest, 100 / largest
     turn = math.degrees(math.atan2(path[-1].imag, path[-1].real)) % 360
@@ -73,7 +73,7 @@ def plane(spec: RopeSpec, pair: int, position: int, served: int, say: Say) -> st
     return _svg(320, 310, parts)
 
 
-def turned(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
+def rotated(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
     """Where the query pair (1, 0) stands at each position: the exact angle, with the magnitude and growth of its scaling."""
     size = np.abs(analysis.query_path(spec, positions, served)[:, pair])
     angles = analysis.true_angles(analysis.radians(spec, served)[[pair]], positions)[:, 0]

@@ -21,7 +21,7 @@ from ropewalk.explorer.state import layers_of, settle, spec_of
 from ropewalk.explorer.widgets import draw_control, mirror, seeded
 from ropewalk.explorer.words import Say, about, speaker
 from ropewalk.frequencies import SCALINGS
-from ropewalk.interop.config_file import MAX_BYTES
+from ropewalk.interop.config.file import MAX_BYTES
 
 #: where the launcher says which report to show
 REPORT = "ROPEWALK_REPORT"

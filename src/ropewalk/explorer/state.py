@@ -12,7 +12,7 @@ from ropewalk.axes import AxisMap
 from ropewalk.errors import RopeError, integer
 from ropewalk.explorer.controls import MAX_HEAD_DIM, SIDES, Control, pairs_of, read, scaling_controls
 from ropewalk.frequencies import SCALINGS, Default, Scaling, Yarn
-from ropewalk.interop import config_file
+from ropewalk.interop.config import file as config_file
 from ropewalk.spec import RopeSpec
 
 Values = Mapping[str, Any]

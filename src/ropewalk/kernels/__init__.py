@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.kernels import cpu, eager, reference, triton
-from ropewalk.kernels.turn import AnyTurn, Turn, align, table_dtype
+from ropewalk.kernels import eager, reference
+from ropewalk.kernels.cpu import backend as cpu
+from ropewalk.kernels.request import AnyRequest, Request, align, table_dtype
+from ropewalk.kernels.triton import backend as triton
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,15 @@ class Backend:
     may give a function that runs other calls of the same kind without planning them again (see `shortcut.py`).
     """
 
-    why_not: Callable[[Tensor, AnyTurn], str | None]
-    run: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyTurn], None]
-    prepare: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Turn], Callable[..., bool] | None] | None = None
+    why_not: Callable[[Tensor, AnyRequest], str | None]
+    run: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyRequest], None]
+    prepare: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Request], Callable[..., bool] | None] | None = None
 
 
-def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], turn: AnyTurn) -> None:
+def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        cos, sin = turn.rows(x.shape[turn.seq_dim], x.device, table_dtype(x), key=turn.key or index == 1)
-        out.copy_(eager.differentiable(x, align(cos, x, turn.seq_dim), align(sin, x, turn.seq_dim), turn))
+        cos, sin = request.rows(x.shape[request.seq_dim], x.device, table_dtype(x), key=request.key or index == 1)
+        out.copy_(eager.differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request))
 
 
 #: fastest first; `pick` takes the first that has no reason against it
@@ -41,24 +43,24 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def pick(xs: tuple[Tensor, ...], turn: AnyTurn, name: str | None = None) -> Backend:
+def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -> Backend:
     """The named backend, or the first that takes all of `xs`."""
     if name is None:
-        return next(b for b in BACKENDS.values() if not any(b.why_not(x, turn) for x in xs))
+        return next(b for b in BACKENDS.values() if not any(b.why_not(x, request) for x in xs))
     backend = BACKENDS[choice("backend", name, BACKENDS)]
     for x in xs:
-        if reason := backend.why_not(x, turn):
+        if reason := backend.why_not(x, request):
             raise RopeError("backend", f"{name!r} cannot turn this tensor: {reason}; pass backend=None", list(x.shape))
     return backend
 
 
 def available(device: torch.device | str = "cpu") -> dict[str, str | None]:
     """Every backend with the reason why it does not run on `device`, or None if it does."""
-    from ropewalk.kernels.turn import TableTurn
+    from ropewalk.kernels.request import TableRequest
 
     x = torch.zeros(1, 1, 1, 2, device=device)
     table = torch.zeros(1, 1, device=device)
-    return {name: b.why_not(x, TableTurn(table, table, -2, "half", "half")) for name, b in BACKENDS.items()}
+    return {name: b.why_not(x, TableRequest(table, table, -2, "half", "half")) for name, b in BACKENDS.items()}
 
 
 __all__ = ["BACKENDS", "Backend", "available", "pick", "reference"]

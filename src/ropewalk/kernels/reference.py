@@ -28,7 +28,7 @@ def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
     return torch.cat((a, b), dim=-1) if layout == "half" else torch.stack((a, b), dim=-1).flatten(-2)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None) -> Tensor:
     """Turn every pair of x [..., 2P] by the angle whose cos and sin [..., P] are given: the two lines of RoPE.
 
     Arithmetic in the tables' precision, one rounding to x's dtype at the end.
@@ -37,11 +37,11 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | Non
     return join_pairs(a * cos - b * sin, a * sin + b * cos, layout_out or layout).to(x.dtype)
 
 
-def turn_complex(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """The same as a product of complex numbers, (a + ib) e^{i angle}."""
     a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
-    turned = torch.complex(a, b) * torch.complex(cos, sin)
-    return join_pairs(turned.real, turned.imag, layout).to(x.dtype)
+    rotated = torch.complex(a, b) * torch.complex(cos, sin)
+    return join_pairs(rotated.real, rotated.imag, layout).to(x.dtype)
 
 
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-from ropewalk.interop.atomic_folder import atomic_folder
-from ropewalk.interop.safetensors_file import build_header, parse_object, read_header, read_rows, write_file
-from ropewalk.interop.shards import write_json
+from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
+from ropewalk.interop.checkpoint.safetensors_file import build_header, parse_object, read_header, read_rows, write_file
+from ropewalk.interop.checkpoint.shards import write_json
 from ropewalk.lab.distributed import Parallel, local
 
 logger = logging.getLogger("ropewalk.lab")

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ropewalk.attention.ring import ring_forward
-from ropewalk.attention.sharding import shard_positions
 from ropewalk.attention.softmax import Attended, Attention
+from ropewalk.distributed.ring import ring_forward
+from ropewalk.distributed.sharding import shard_positions
 from ropewalk.errors import RopeError, choice
 from ropewalk.lab.batches import IGNORED, Batch
 

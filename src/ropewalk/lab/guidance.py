@@ -15,7 +15,7 @@ CODE = ("code", "stdlib", "torch")
 
 
 @dataclass(frozen=True)
-class Found:
+class Value:
     """A study that was run: its rows, its facts, and what it says of them."""
 
     rows: list[Row]
@@ -32,7 +32,7 @@ class Advice:
     because: str
 
 
-Studies = Mapping[str, Found]
+Studies = Mapping[str, Value]
 
 
 def guidance(studies: Studies) -> list[Advice]:
@@ -63,18 +63,18 @@ def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) 
     return f"{first[0]}.", reason
 
 
-def _corpus(found: Found) -> str:
+def _corpus(found: Value) -> str:
     return str(found.facts.get("data", {}).get("source", "text"))
 
 
-def _near(found: Found) -> tuple[str, str]:
+def _near(found: Value) -> tuple[str, str]:
     length = known(found.rows, "loss", "length")[0]
     names = [name for name in known(found.rows, "loss", "model") if "," not in name]
     scores = _scores(found.rows, "model", names, length=length)
     return lowest(scores, f"loss at the trained length, {length}, on {_corpus(found)}")
 
 
-def _code(found: Found) -> tuple[str, str]:
+def _code(found: Value) -> tuple[str, str]:
     if _corpus(found) not in CODE:
         return "Not measured here.", f"the text was {_corpus(found)}; set data.source to code"
     length = known(found.rows, "loss", "length")[-1]
@@ -82,7 +82,7 @@ def _code(found: Found) -> tuple[str, str]:
     return lowest(scores, f"loss at {length} tokens of source code, trained on fewer")
 
 
-def _stream(found: Found) -> tuple[str, str]:
+def _stream(found: Value) -> tuple[str, str]:
     lengths = known(found.rows, "loss", "length")
     flat = []
     for name in known(found.rows, "loss", "model"):
@@ -97,13 +97,13 @@ def _stream(found: Found) -> tuple[str, str]:
     return "One of these, lowest loss first: " + told + ".", f"loss at {lengths[-1]} less that at {lengths[0]}, at most +0.05"
 
 
-def _zero_shot(found: Found) -> tuple[str, str]:
+def _zero_shot(found: Value) -> tuple[str, str]:
     factor = max(known(found.rows, "loss", "factor", tuned=0))
     scores = _scores(found.rows, "method", known(found.rows, "loss", "method", tuned=0), tuned=0, factor=factor)
     return lowest(scores, f"loss at {factor}x, without training", same_model=True)
 
 
-def _tuned(found: Found) -> tuple[str, str]:
+def _tuned(found: Value) -> tuple[str, str]:
     rows = [r for r in found.rows if r["metric"] == "loss" and r["tuned"]]
     if not rows:
         return "Not measured here.", "no method was fine-tuned; set tuned_factors"
@@ -114,7 +114,7 @@ def _tuned(found: Found) -> tuple[str, str]:
     return lowest(scores, f"loss at {factor}x after {rows[0]['tuned']} steps there")
 
 
-def _retrieval(found: Found) -> tuple[str, str]:
+def _retrieval(found: Value) -> tuple[str, str]:
     if found.page.claims[0].verdict != HOLDS:
         return "No advice: the keys were not found even at the trained length.", found.page.claims[0].evidence
     far = max(known(found.rows, "found", "length"))
@@ -126,7 +126,7 @@ def _retrieval(found: Found) -> tuple[str, str]:
     return lowest(wrong, f"share of pass keys missed at {far}", same_model=True)
 
 
-def _claim(found: Found) -> tuple[str, str]:
+def _claim(found: Value) -> tuple[str, str]:
     claim = found.page.claims[0]
     return f"{claim.text}: {claim.verdict}.", claim.evidence
 
@@ -137,7 +137,7 @@ def _scores(rows: list[Row], field: str, names: list[str], **what: Any) -> dict[
 
 
 #: use -> (the study it needs, how to read it)
-RULES: dict[str, tuple[str, Callable[[Found], tuple[str, str]]]] = {
+RULES: dict[str, tuple[str, Callable[[Value], tuple[str, str]]]] = {
     "Short text, within the trained length": ("encodings", _near),
     "Code longer than the trained length": ("encodings", _code),
     "Text without end": ("encodings", _stream),

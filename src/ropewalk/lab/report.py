@@ -9,7 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.anchors import ANCHORS
-from ropewalk.lab.guidance import Found, guidance
+from ropewalk.lab.guidance import Value, guidance
 from ropewalk.lab.report_html import (
     anchor_html,
     claims_html,
@@ -34,12 +34,12 @@ def read_all(folder: str | Path) -> dict[str, tuple[Page, dict[str, Any]]]:
     return {name: (found.page, found.facts) for name, found in _found(Path(folder)).items()}
 
 
-def _found(folder: Path) -> dict[str, Found]:
+def _found(folder: Path) -> dict[str, Value]:
     found = {}
     for name, study in STUDIES.items():
         if (folder / name / FACTS).exists():
             rows, facts = read_study(folder / name)
-            found[name] = Found(rows, facts, study.page(rows, facts))
+            found[name] = Value(rows, facts, study.page(rows, facts))
     if not found:
         raise RopeError("folder", "must hold a study; run: ropewalk lab run encodings --out FOLDER", str(folder))
     return found
@@ -61,7 +61,7 @@ def write_report(folder: str | Path, sections: Sequence[Table] = ()) -> Path:
     return path
 
 
-def _section(name: str, found: Found, folder: Path) -> str:
+def _section(name: str, found: Value, folder: Path) -> str:
     study, facts = STUDIES[name], found.facts
     parts = [f'<section id="{escape(name)}"><h2>{escape(name)}</h2><p class="ask">{escape(study.about)}</p>']
     parts.append(claims_html(found.page.claims))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.interop.shards import Folder, open_folder, write_folder
+from ropewalk.interop.checkpoint.shards import Folder, open_folder, write_folder
 from ropewalk.models.checkpoints_families import FAMILIES, WRITERS, Family, Piece
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError, choice, flag, integer
 from ropewalk.frequencies import Dynamic
-from ropewalk.interop.hf import from_hf, to_hf
+from ropewalk.interop.config.hf import from_hf, to_hf
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.decoder_config import MOST_LAYERS, DecoderConfig
 from ropewalk.spec import RopeSpec
@@ -73,11 +73,11 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     choice("hidden_act", found.get("activation", "silu"), ACTIVATIONS)
     kinds, window = _layer_kinds(raw, model_type, layers)
     specs = from_hf(raw, per_layer=True, precision=own.get("precision", "hf_frequencies"))
-    turned = next(spec for spec in specs.values() if spec is not None)  # type: ignore[union-attr]
+    rotated = next(spec for spec in specs.values() if spec is not None)  # type: ignore[union-attr]
     biased = _flag(raw, "attention_bias", False)
     return DecoderConfig(
         **found,
-        head_dim=turned.head_dim,
+        head_dim=rotated.head_dim,
         encoding=_encoding(specs, kinds),  # type: ignore[arg-type]
         layer_types=kinds,
         window=window,

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ropewalk.attention import Attention, KVCache, LinearAttention
 from ropewalk.attention.linear import still_rope
 from ropewalk.attention.softmax import as_encoding
+from ropewalk.checks import INTEGERS
 from ropewalk.encodings import Encoding
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
@@ -21,7 +22,6 @@ from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.decoder_attention import RunningState
 from ropewalk.models.roformer_config import RoFormerConfig
 from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm, refuse_packed
-from ropewalk.tokens import INTEGERS
 
 
 def model_encoding(config: RoFormerConfig) -> Encoding:

@@ -9,8 +9,8 @@ from typing import Any
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
-from ropewalk.interop.hf import from_hf as spec_from_hf
-from ropewalk.interop.hf import to_hf as spec_to_hf
+from ropewalk.interop.config.hf import from_hf as spec_from_hf
+from ropewalk.interop.config.hf import to_hf as spec_to_hf
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.spec import RopeSpec
 

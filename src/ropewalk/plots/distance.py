@@ -79,8 +79,8 @@ def tsne(view: View) -> Any:
     """The encodings of the first positions on a plane: a thread, because neighbours are alike."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
-    turned = analysis.phasors(steps, range(TSNE_POSITIONS))
-    placed = analysis.tsne(np.concatenate([np.real(turned), np.imag(turned)], axis=1))
+    rotated = analysis.phasors(steps, range(TSNE_POSITIONS))
+    placed = analysis.tsne(np.concatenate([np.real(rotated), np.imag(rotated)], axis=1))
     ax.plot(*placed.T, color=look.quiet, linewidth=1, zorder=1)
     points = ax.scatter(*placed.T, c=np.arange(TSNE_POSITIONS), cmap=MAP, s=30, zorder=2, edgecolors=look.ink, linewidths=0.5)
     ax.set(xticks=[], yticks=[])

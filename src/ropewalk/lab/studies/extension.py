@@ -9,10 +9,10 @@ import numpy as np
 from torch import nn
 
 from ropewalk.frequencies import Dynamic, Linear, LongRope, Ntk, Yarn
-from ropewalk.interop.longrope_search import search_factors
+from ropewalk.frequencies.scaling import Scaling
+from ropewalk.interop.extend.search import search_factors
 from ropewalk.lab.evaluation import scored
 from ropewalk.rope import Rope
-from ropewalk.scaling import Scaling
 from ropewalk.spec import RopeSpec
 
 

@@ -1,0 +1,1 @@
+"""The native CPU kernel: C code called through ctypes."""

@@ -1,0 +1,233 @@
+"""The fused kernels: norm, turn and cache write in one launch, and the backward. Import only where Triton is wanted."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from ropewalk.kernels.fused.tiles import (
+    as_stored,
+    load,
+    load_factors,
+    load_head,
+    mean_product,
+    norm_and_rotate,
+    phases,
+    store_head,
+    weighted,
+)
+from ropewalk.kernels.triton.angles import phase_cos_sin
+
+
+@triton.jit
+@no_type_check
+def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZE: tl.constexpr):
+    """Where each (token, head) of a cache starts."""
+    rows = cache + (slot // PAGE_SIZE * page_stride)[:, None, None] + head * head_stride
+    if PAGE_SIZE > 1:
+        rows += (slot % PAGE_SIZE * row_stride)[:, None, None]
+    return rows
+
+
+@triton.jit
+@no_type_check
+def _side(
+    rows, live, weight, magnitude, eps, steps, axis_of_pair, positions, token, token_live, axis_stride,
+    MASKED: tl.constexpr, MASK_TOKENS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
+    SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The heads that `rows` [TOKENS, HEADS, 1] point to, normed and turned: (first, second, rest)."""
+    first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, TOKENS, HEADS, EVICT)
+    w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
+    ANGLES: tl.constexpr = HEADS if SPREAD else 1
+    phase = phases(steps, axis_of_pair, positions, token, token_live, axis_stride, AXES, HEAD, MASK_TOKENS, ANGLES)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    cos, sin = phase_cos_sin(phase, QUICK)
+    if MAGNITUDE:
+        cos, sin = cos * magnitude, sin * magnitude
+    return norm_and_rotate(first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM, WEIGHT, HEAD)
+
+
+@triton.jit(do_not_specialize=["tokens", "num_slots"])
+@no_type_check
+def forward(
+    q, k, v, q_out, k_out, k_cache, v_cache, q_weight, k_weight, k_scale, v_scale, positions, slots, tokens,
+    steps, axis_of_pair, num_slots, axis_stride, eps, q_magnitude, k_magnitude,
+    q_token, q_head, k_token, k_head, v_token, v_head, q_out_token, q_out_head, k_out_token, k_out_head,
+    k_page, k_row, k_slot_head, v_page, v_row, v_slot_head,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD: tl.constexpr, INTERLEAVED: tl.constexpr,
+    INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
+    SPREAD: tl.constexpr, QUICK: tl.constexpr,
+    CACHE: tl.constexpr, QUANTISED: tl.constexpr, KEEP_K: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    MASK_TOKENS: tl.constexpr, EVICT: tl.constexpr, STORE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Programs are blocks of TOKENS x groups of heads of q, or of k, or of v; those of a token run side by side.
+
+    A program has heads of one kind: every warp then reads and writes whole rows of one tensor, a scattered cache too.
+    Outputs may be the inputs, so every load comes before the first store: no compiler moves a load over a store.
+    """
+    Q_GROUPS: tl.constexpr = (Q_HEADS + BLOCK_Q - 1) // BLOCK_Q
+    K_GROUPS: tl.constexpr = (K_HEADS + BLOCK_K - 1) // BLOCK_K
+    GROUPS: tl.constexpr = Q_GROUPS + (2 if CACHE else 1) * K_GROUPS
+    MASK_Q: tl.constexpr = MASK_TOKENS or BLOCK_Q * Q_GROUPS != Q_HEADS
+    MASK_K: tl.constexpr = MASK_TOKENS or BLOCK_K * K_GROUPS != K_HEADS
+    block, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS
+    token = block * TOKENS + tl.arange(0, TOKENS)
+    row = token.to(tl.int64)[:, None, None]
+    token_live = token < tokens
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if group < Q_GROUPS:
+        q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
+        q_live = token_live[:, None, None] & (q_index < Q_HEADS)
+        q_first, q_second, q_rest = _side(
+            q + row * q_token + q_index * q_head, q_live, q_weight, q_magnitude, eps,
+            steps, axis_of_pair, positions, token, token_live, axis_stride,
+            MASK_Q, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_Q, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
+        )  # fmt: skip
+        store_head(
+            q_out + row * q_out_token + q_index * q_out_head,
+            q_first, q_second, q_rest, 1.0, q_live, False, MASK_Q, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_Q, STORE,
+        )  # fmt: skip
+    else:
+        is_key = group < Q_GROUPS + K_GROUPS
+        k_index = ((group - Q_GROUPS) % K_GROUPS * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
+        k_live = token_live[:, None, None] & (k_index < K_HEADS)
+        if CACHE:
+            slot = load(slots + token, token_live, MASK_TOKENS, "").to(tl.int64)
+            written = k_live & ((slot >= 0) & (slot < num_slots))[:, None, None]
+        if is_key:
+            k_first, k_second, k_rest = _side(
+                k + row * k_token + k_index * k_head, k_live, k_weight, k_magnitude, eps,
+                steps, axis_of_pair, positions, token, token_live, axis_stride,
+                MASK_K, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_K, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
+            )  # fmt: skip
+            if CACHE:
+                inverse = 1.0
+                if QUANTISED:
+                    inverse = 1.0 / tl.load(k_scale)
+                store_head(
+                    _slot_rows(k_cache, slot, k_index, k_page, k_row, k_slot_head, PAGE_SIZE),
+                    k_first, k_second, k_rest, inverse, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+                )  # fmt: skip
+            if KEEP_K:
+                store_head(
+                    k_out + row * k_out_token + k_index * k_out_head,
+                    k_first, k_second, k_rest, 1.0, k_live, False, MASK_K, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+                )  # fmt: skip
+        elif CACHE:
+            dim = tl.arange(0, BLOCK_DIM)[None, None, :]
+            inside = dim < HEAD[0]
+            values = load(v + row * v_token + k_index * v_head + dim, k_live & inside, MASK_K or HEAD[0] != BLOCK_DIM, EVICT)
+            if PDL:
+                tl.extra.cuda.gdc_launch_dependents()
+            inverse = 1.0
+            if QUANTISED:
+                inverse = 1.0 / tl.load(v_scale)
+            tl.store(
+                _slot_rows(v_cache, slot, k_index, v_page, v_row, v_slot_head, PAGE_SIZE) + dim,
+                as_stored(values, inverse, v_cache.dtype.element_ty, QUANTISED),
+                mask=written & inside,
+                cache_modifier=STORE,
+            )
+
+
+@triton.jit
+@no_type_check
+def _side_backward(
+    x, grad, dx, weight, cos, sin, eps, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """fused_definition.backward on tiles: stores dx, and gives what every (token, head) adds to dw."""
+    first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, TOKENS, HEADS, "")
+    first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+    first, second = first * cos + second * sin, second * cos - first * sin
+    w_first, w_second, w_rest = first, second, rest
+    if NORM:
+        x_first, x_second, x_rest = load_head(x, live, MASKED, INTERLEAVED, HEAD, TOKENS, HEADS, "")
+        x_first, x_second, x_rest = x_first.to(tl.float32), x_second.to(tl.float32), x_rest.to(tl.float32)
+        inverse = tl.rsqrt(mean_product(x_first, x_second, x_rest, x_first, x_second, x_rest, HEAD) + eps)
+        x_first, x_second, x_rest = x_first * inverse, x_second * inverse, x_rest * inverse
+        w_first, w_second, w_rest = first * x_first, second * x_second, rest * x_rest
+        f_first, f_second, f_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
+        first, second, rest = weighted(first, second, rest, f_first, f_second, f_rest, WEIGHT)
+        along = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
+        first, second, rest = first - x_first * along, second - x_second * along, rest - x_rest * along
+        first, second, rest = first * inverse, second * inverse, rest * inverse
+    store_head(dx, first, second, rest, 1.0, live, False, MASKED, INTERLEAVED, HEAD, TOKENS, HEADS, "")
+    return w_first, w_second, w_rest
+
+
+@triton.jit
+@no_type_check
+def _store_weight_grad(
+    out, first, second, rest, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr
+):
+    """What one program adds to dw: the sum over its tokens and heads, at `out` [1, 1, 1]."""
+    rows: tl.constexpr = TOKENS * HEADS
+    first = tl.sum(tl.reshape(first, [rows, HEAD[3]]), axis=0)[None, None, :]
+    second = tl.sum(tl.reshape(second, [rows, HEAD[3]]), axis=0)[None, None, :]
+    if HEAD[4]:
+        rest = tl.sum(tl.reshape(rest, [rows, HEAD[4]]), axis=0)[None, None, :]
+    always = tl.full([1, 1, 1], 1, tl.int1)
+    store_head(out, first, second, rest, 1.0, always, False, False, INTERLEAVED, HEAD, 1, 1, "")
+
+
+@triton.jit(do_not_specialize=["tokens"])
+@no_type_check
+def backward(
+    q, k, q_grad, k_grad, dq, dk, q_weight, k_weight, weight_grads, positions, tokens,
+    steps, axis_of_pair, axis_stride, eps, q_magnitude, k_magnitude,
+    q_token, q_head, k_token, k_head, q_grad_token, q_grad_head, k_grad_token, k_grad_head,
+    dq_token, dq_head, dk_token, dk_head,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD: tl.constexpr, INTERLEAVED: tl.constexpr,
+    INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, WEIGHT_GRAD: tl.constexpr, AXES: tl.constexpr,
+    TOKENS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASK_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Programs walk over the tokens with a stride, so that each adds up its share of dw in registers and writes it once.
+
+    weight_grads is float32 [programs, 2, head_dim]: q's share and k's.
+    """
+    group, worker = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
+    q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
+    k_index = (group * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
+    MASK_Q: tl.constexpr = MASK_TOKENS or BLOCK_Q * GROUPS != Q_HEADS
+    MASK_K: tl.constexpr = MASK_TOKENS or BLOCK_K * GROUPS != K_HEADS
+    BLOCK: tl.constexpr = HEAD[3]
+    REST: tl.constexpr = HEAD[4] if HEAD[4] else HEAD[3]
+    q_first = tl.zeros([TOKENS, BLOCK_Q, BLOCK], tl.float32)
+    q_second = tl.zeros([TOKENS, BLOCK_Q, BLOCK], tl.float32)
+    q_rest = tl.zeros([TOKENS, BLOCK_Q, REST], tl.float32)
+    k_first = tl.zeros([TOKENS, BLOCK_K, BLOCK], tl.float32)
+    k_second = tl.zeros([TOKENS, BLOCK_K, BLOCK], tl.float32)
+    k_rest = tl.zeros([TOKENS, BLOCK_K, REST], tl.float32)
+    block = worker
+    while block * TOKENS < tokens:
+        token = block * TOKENS + tl.arange(0, TOKENS)
+        row = token.to(tl.int64)[:, None, None]
+        live = token < tokens
+        cos, sin = phase_cos_sin(phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, 1))
+        first, second, rest = _side_backward(
+            q + row * q_token + q_index * q_head, q_grad + row * q_grad_token + q_index * q_grad_head,
+            dq + row * dq_token + q_index * dq_head, q_weight, cos * q_magnitude, sin * q_magnitude, eps,
+            live[:, None, None] & (q_index < Q_HEADS), MASK_Q, INTERLEAVED, INTERLEAVED_OUT, NORM, WEIGHT, HEAD, TOKENS, BLOCK_Q,
+        )  # fmt: skip
+        if WEIGHT_GRAD:
+            q_first, q_second, q_rest = q_first + first, q_second + second, q_rest + rest
+        first, second, rest = _side_backward(
+            k + row * k_token + k_index * k_head, k_grad + row * k_grad_token + k_index * k_grad_head,
+            dk + row * dk_token + k_index * dk_head, k_weight, cos * k_magnitude, sin * k_magnitude, eps,
+            live[:, None, None] & (k_index < K_HEADS), MASK_K, INTERLEAVED, INTERLEAVED_OUT, NORM, WEIGHT, HEAD, TOKENS, BLOCK_K,
+        )  # fmt: skip
+        if WEIGHT_GRAD:
+            k_first, k_second, k_rest = k_first + first, k_second + second, k_rest + rest
+        block += tl.num_programs(0) // GROUPS
+    if WEIGHT_GRAD:
+        share = weight_grads + tl.program_id(0) * (2 * HEAD[0]) + tl.zeros([1, 1, 1], tl.int32)
+        _store_weight_grad(share, q_first, q_second, q_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_Q)
+        _store_weight_grad(share + HEAD[0], k_first, k_second, k_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_K)

@@ -1,0 +1,1 @@
+"""Causal linear attention with rotation, in two launches."""

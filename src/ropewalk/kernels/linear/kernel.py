@@ -1,0 +1,212 @@
+"""The Triton kernels of linear attention: features, rotation, sums and division without leaving the chip.
+
+A sequence is cut into segments, one program each. The first kernel sums what a segment leaves behind; after a short
+running sum over the segments the second goes through each again, chunk by chunk, from the state it starts with.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from ropewalk.kernels.triton.angles import phase_cos_sin
+
+#: which features are summed
+ELU = tl.constexpr(0)
+RELU = tl.constexpr(1)
+COSINE = tl.constexpr(2)
+
+
+@triton.jit
+@no_type_check
+def load_features(
+    x, token, stride, live, magnitude_power, cos, sin,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """The plain and the turned features of one chunk's tokens, first and second of each pair, float32 [tokens, BLOCK]."""
+    rows = x + (token.to(tl.int64) * stride)[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
+    there = live[:, None] & (pair < PAIRS)
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK)[None, :]
+        both = tl.load(rows + dim, mask=live[:, None] & (dim < 2 * PAIRS), other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(both, [both.shape[0], BLOCK, 2]))
+    else:
+        a = tl.load(rows + pair, mask=there, other=0.0).to(tl.float32)
+        b = tl.load(rows + PAIRS + pair, mask=there, other=0.0).to(tl.float32)
+    if FORM == COSINE:
+        norm = tl.sqrt(tl.sum(a * a + b * b, axis=1))
+        size = (1.0 / tl.maximum(norm, 1e-12))[:, None]
+        a, b = a * size, b * size
+    elif FORM == ELU:
+        # the feature of nothing would be one
+        a = tl.where(there, tl.where(a > 0, a + 1.0, tl.exp(tl.minimum(a, 0.0))), 0.0)
+        b = tl.where(there, tl.where(b > 0, b + 1.0, tl.exp(tl.minimum(b, 0.0))), 0.0)
+    else:
+        a, b = tl.maximum(a, 0.0), tl.maximum(b, 0.0)
+    return a, b, (a * cos - b * sin) * magnitude_power, (a * sin + b * cos) * magnitude_power
+
+
+@triton.jit
+@no_type_check
+def chunk_angles(positions, steps, token, stride, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, QUICK: tl.constexpr):
+    """cos and sin, float32 [tokens, BLOCK], of exact phases."""
+    pair = tl.arange(0, BLOCK)
+    step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
+    position = tl.load(positions + token.to(tl.int64) * stride, mask=live, other=0).to(tl.int64)
+    return phase_cos_sin(position[:, None] * step[None, :], QUICK)
+
+
+@triton.jit
+@no_type_check
+def load_values(v, token, stride, live, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr):
+    """The values of one chunk, float32 [tokens, WIDTH_BLOCK]."""
+    column = tl.arange(0, WIDTH_BLOCK)[None, :]
+    at = v + (token.to(tl.int64) * stride)[:, None] + column
+    return tl.load(at, mask=live[:, None] & (column < WIDTH), other=0.0).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def state_rows(PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr):
+    """The rows of a state that hold the first and the second member of every pair; the cosine form has the ones in row 0."""
+    pair = tl.arange(0, BLOCK)
+    before: tl.constexpr = 1 if FORM == COSINE else 0
+    if INTERLEAVED:
+        return before + 2 * pair, before + 2 * pair + 1
+    else:
+        return before + pair, before + PAIRS + pair
+
+
+@triton.jit(do_not_specialize=["tokens", "segments"])
+@no_type_check
+def segment_sums(
+    k, v, positions, steps, real, mixed, total, tokens, heads, segments, magnitude_power,
+    k_batch, k_head, k_token, v_batch, v_head, v_token, position_batch, position_token, real_batch,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What one segment of one head leaves behind: `mixed` [row, segment, ROWS, WIDTH] and `total` [row, segment, ROWS]."""
+    row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
+    batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
+    k += batch * k_batch + head * k_head
+    v += batch * v_batch + head * v_head
+    positions += batch * position_batch
+    first_sum = tl.zeros([BLOCK, WIDTH_BLOCK], tl.float32)
+    second_sum = tl.zeros([BLOCK, WIDTH_BLOCK], tl.float32)
+    first_total = tl.zeros([BLOCK], tl.float32)
+    second_total = tl.zeros([BLOCK], tl.float32)
+    value_sum = tl.zeros([WIDTH_BLOCK], tl.float32)
+    count = 0.0
+    for index in range(CHUNKS):
+        token = (segment * CHUNKS + index) * CHUNK + tl.arange(0, CHUNK)
+        live = token < tokens
+        if real is not None:
+            live = live & (tl.load(real + batch * real_batch + token, mask=live, other=0) != 0)
+        cos, sin = chunk_angles(positions, steps, token, position_token, live, PAIRS, BLOCK, QUICK)
+        a, b, first, second = load_features(k, token, k_token, live, magnitude_power, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
+        value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)
+        factor = value.to(OPERAND)
+        first_sum += tl.dot(tl.trans(first.to(OPERAND)), factor, input_precision=PRECISION)
+        second_sum += tl.dot(tl.trans(second.to(OPERAND)), factor, input_precision=PRECISION)
+        if FORM == COSINE:
+            a, b = first, second
+            value_sum += tl.sum(value, axis=0)
+            count += tl.sum(live.to(tl.float32), axis=0)
+        first_total += tl.sum(a, axis=0)
+        second_total += tl.sum(b, axis=0)
+    place = (row.to(tl.int64) * segments + segment) * ROWS
+    mixed += place * WIDTH
+    total += place
+    pair = tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH_BLOCK)
+    first_row, second_row = state_rows(PAIRS, BLOCK, INTERLEAVED, FORM)
+    there = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
+    tl.store(mixed + first_row[:, None] * WIDTH + column[None, :], first_sum, mask=there)
+    tl.store(mixed + second_row[:, None] * WIDTH + column[None, :], second_sum, mask=there)
+    tl.store(total + first_row, first_total, mask=pair < PAIRS)
+    tl.store(total + second_row, second_total, mask=pair < PAIRS)
+    if FORM == COSINE:
+        tl.store(mixed + column, value_sum, mask=column < WIDTH)
+        tl.store(total, count)
+
+
+@triton.jit(do_not_specialize=["tokens", "segments"])
+@no_type_check
+def segment_out(
+    q, k, v, out, positions, steps, real, mixed, total, scales, tokens, heads, segments, q_magnitude, k_magnitude, eps,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, out_batch, out_head, out_token,
+    position_batch, position_token, real_batch, state_row,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The outputs of one segment of one head, which starts from state `segment` of its row."""
+    row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
+    batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * k_head
+    v += batch * v_batch + head * v_head
+    out += batch * out_batch + head * out_head
+    positions += batch * position_batch
+    place = row.to(tl.int64) * state_row + segment * ROWS
+    mixed += place * WIDTH
+    total += place
+    pair = tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH_BLOCK)
+    first_row, second_row = state_rows(PAIRS, BLOCK, INTERLEAVED, FORM)
+    there = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
+    first_sum = tl.load(mixed + first_row[:, None] * WIDTH + column[None, :], mask=there, other=0.0)
+    second_sum = tl.load(mixed + second_row[:, None] * WIDTH + column[None, :], mask=there, other=0.0)
+    first_total = tl.load(total + first_row, mask=pair < PAIRS, other=0.0)
+    second_total = tl.load(total + second_row, mask=pair < PAIRS, other=0.0)
+    if FORM == COSINE:
+        scale = tl.load(scales + row)
+        value_sum = tl.load(mixed + column, mask=column < WIDTH, other=0.0)
+        count = tl.load(total)
+    order = tl.arange(0, CHUNK)
+    for index in range(CHUNKS):
+        token = (segment * CHUNKS + index) * CHUNK + order
+        inside = token < tokens
+        live = inside
+        if real is not None:
+            live = live & (tl.load(real + batch * real_batch + token, mask=inside, other=0) != 0)
+        cos, sin = chunk_angles(positions, steps, token, position_token, inside, PAIRS, BLOCK, QUICK)
+        qa, qb, q1, q2 = load_features(q, token, q_token, inside, q_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
+        ka, kb, k1, k2 = load_features(k, token, k_token, live, k_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
+        value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)
+        factor = value.to(OPERAND)
+        first, second = q1.to(OPERAND), q2.to(OPERAND)
+        first_key, second_key = k1.to(OPERAND), k2.to(OPERAND)
+        weights = tl.dot(first, tl.trans(first_key), input_precision=PRECISION)
+        weights = tl.dot(second, tl.trans(second_key), weights, input_precision=PRECISION)
+        top = tl.dot(first, first_sum.to(OPERAND), input_precision=PRECISION)
+        top = tl.dot(second, second_sum.to(OPERAND), top, input_precision=PRECISION)
+        seen = (order[:, None] >= order[None, :]) & live[None, :]
+        if FORM == COSINE:
+            weights = tl.where(seen, 1.0 + scale * weights, 0.0)
+            top = scale * top + value_sum[None, :]
+            bottom = count + scale * tl.sum(q1 * first_total[None, :] + q2 * second_total[None, :], axis=1)
+            bottom += tl.sum(weights, axis=1)
+            value_sum += tl.sum(value, axis=0)
+            count += tl.sum(live.to(tl.float32), axis=0)
+            first_total += tl.sum(k1, axis=0)
+            second_total += tl.sum(k2, axis=0)
+        else:
+            weights = tl.where(seen, weights, 0.0)
+            plain = tl.dot(qa.to(OPERAND), tl.trans(ka.to(OPERAND)), input_precision=PRECISION)
+            plain = tl.dot(qb.to(OPERAND), tl.trans(kb.to(OPERAND)), plain, input_precision=PRECISION)
+            bottom = tl.sum(qa * first_total[None, :] + qb * second_total[None, :], axis=1)
+            bottom += tl.sum(tl.where(seen, plain, 0.0), axis=1)
+            first_total += tl.sum(ka, axis=0)
+            second_total += tl.sum(kb, axis=0)
+        top = tl.dot(weights.to(OPERAND), factor, top, input_precision=PRECISION)
+        some = tl.abs(bottom) > eps  # a query with no key has nothing to read
+        result = tl.where(some[:, None], top / tl.where(some, bottom, 1.0)[:, None], 0.0)
+        at = out + (token.to(tl.int64) * out_token)[:, None] + column[None, :]
+        tl.store(at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < WIDTH)[None, :])
+        first_sum += tl.dot(tl.trans(first_key), factor, input_precision=PRECISION)
+        second_sum += tl.dot(tl.trans(second_key), factor, input_precision=PRECISION)

@@ -1,0 +1,1 @@
+"""The Triton kernel for CUDA tensors."""

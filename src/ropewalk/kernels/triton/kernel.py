@@ -1,0 +1,279 @@
+"""The Triton kernel: one launch turns the heads of a query and of a key, in any memory order, in place or not."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from ropewalk.kernels.triton.angles import phase_cos_sin
+
+#: where the angles come from: exact phases, or the caller's rows of cos and sin
+PHASE = tl.constexpr(0)
+ROWS = tl.constexpr(1)
+
+
+@triton.jit
+@no_type_check
+def head_rows(x, batch, token, head, batch_stride, token_stride, head_stride):
+    """Pointers [tokens, heads, 1] at the first dimension of every head; int64, for tensors beyond 2^31 elements.
+
+    Tokens come first because Triton spreads the first axis over its threads before the second: a thread then holds the
+    same pair of the same token in several heads, and one angle serves them all.
+    """
+    row = x + batch.to(tl.int64) * batch_stride
+    return row + (token.to(tl.int64) * token_stride)[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
+
+
+@triton.jit
+@no_type_check
+def load_pairs(
+    rows, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
+):  # fmt: skip
+    """First and second member of every pair, [tokens, heads, BLOCK] each, in their own dtype."""
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
+        if MASKED or PAIRS != BLOCK:
+            both = tl.load(rows + dim, mask=live & (dim < 2 * PAIRS), other=0.0, eviction_policy=HINT)
+        else:
+            both = tl.load(rows + dim, eviction_policy=HINT)
+        first, second = tl.split(tl.reshape(both, [both.shape[0], both.shape[1], BLOCK, 2]))
+    else:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        if MASKED or PAIRS != BLOCK:
+            first = tl.load(rows + pair, mask=live & (pair < PAIRS), other=0.0, eviction_policy=HINT)
+            second = tl.load(rows + PAIRS + pair, mask=live & (pair < PAIRS), other=0.0, eviction_policy=HINT)
+        else:
+            first = tl.load(rows + pair, eviction_policy=HINT)
+            second = tl.load(rows + PAIRS + pair, eviction_policy=HINT)
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def store_turned(
+    rows, first, second, cos, sin, live,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
+):  # fmt: skip
+    """The two lines of RoPE, in float32, rounded once."""
+    a = first.to(tl.float32)
+    b = second.to(tl.float32)
+    first = (a * cos - b * sin).to(rows.dtype.element_ty)
+    second = (a * sin + b * cos).to(rows.dtype.element_ty)
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
+        both = tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1], 2 * BLOCK])
+        if MASKED or PAIRS != BLOCK:
+            tl.store(rows + dim, both, mask=live & (dim < 2 * PAIRS), cache_modifier=HINT)
+        else:
+            tl.store(rows + dim, both, cache_modifier=HINT)
+    else:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        if MASKED or PAIRS != BLOCK:
+            tl.store(rows + pair, first, mask=live & (pair < PAIRS), cache_modifier=HINT)
+            tl.store(rows + PAIRS + pair, second, mask=live & (pair < PAIRS), cache_modifier=HINT)
+        else:
+            tl.store(rows + pair, first, cache_modifier=HINT)
+            tl.store(rows + PAIRS + pair, second, cache_modifier=HINT)
+
+
+@triton.jit
+@no_type_check
+def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
+    """COUNT dimensions that do not turn, from where `rows` point."""
+    dim = tl.arange(0, BLOCK)[None, None, :]
+    if MASKED or COUNT != BLOCK:
+        return tl.load(rows + dim, mask=live & (dim < COUNT), other=0.0, eviction_policy=HINT)
+    else:
+        return tl.load(rows + dim, eviction_policy=HINT)
+
+
+@triton.jit
+@no_type_check
+def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
+    """The inverse of `load_dims`."""
+    dim = tl.arange(0, BLOCK)[None, None, :]
+    if MASKED or COUNT != BLOCK:
+        tl.store(rows + dim, dims, mask=live & (dim < COUNT), cache_modifier=HINT)
+    else:
+        tl.store(rows + dim, dims, cache_modifier=HINT)
+
+
+@triton.jit
+@no_type_check
+def token_positions(at, token_live, MASKED: tl.constexpr):
+    """The int64 positions of a program's tokens on one axis, [tokens, 1, 1]."""
+    if MASKED:
+        return tl.load(at, mask=token_live[:, None, None], other=0).to(tl.int64)
+    else:
+        return tl.load(at).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def cos_sin_tile(
+    positions, angles, more_angles, axes, offset, batch, token, token_live,
+    position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
+    QUICK: tl.constexpr,
+):  # fmt: skip
+    """cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions they belong to.
+
+    Tables are read once for every head: the threads that hold a pair then read its entry themselves (from L1), where one
+    read for all heads would have to travel through shared memory.
+    """
+    pair = tl.arange(0, BLOCK)[None, None, :]
+    pair_live = pair < PAIRS
+    live = token_live[:, None, None] & pair_live
+    if MODE == ROWS:
+        place = pair + tl.zeros([1, HEADS, 1], tl.int32)
+        at = batch.to(tl.int64) * angle_batch + (token.to(tl.int64) * angle_token)[:, None, None] + place * angle_pair
+        if MASKED or PAIRS != BLOCK:
+            cos = tl.load(angles + at, mask=live, other=1.0).to(tl.float32)
+            sin = tl.load(more_angles + at, mask=live, other=0.0).to(tl.float32)
+        else:
+            cos = tl.load(angles + at).to(tl.float32)
+            sin = tl.load(more_angles + at).to(tl.float32)
+        position = token[:, None, None]
+    else:
+        steps = angles + batch.to(tl.int64) * angle_batch + pair
+        if PAIRS != BLOCK:
+            step = tl.load(steps, mask=pair_live, other=0)
+        else:
+            step = tl.load(steps)
+        if positions is None:
+            position = (offset.to(tl.int64) + token.to(tl.int64) * position_token)[:, None, None]
+        else:
+            at = positions + batch.to(tl.int64) * position_batch + (token.to(tl.int64) * position_token)[:, None, None]
+            position = token_positions(at, token_live, MASKED)
+            if AXES > 1:
+                # one load a token and axis, then each pair takes its own: far fewer than one load a pair
+                axis = tl.load(axes + pair, mask=pair_live, other=0)
+                for other in tl.static_range(1, AXES):
+                    position = tl.where(axis == other, token_positions(at + other * position_axis, token_live, MASKED), position)
+        cos, sin = phase_cos_sin(position * step, QUICK)
+    return cos, sin, position
+
+
+@triton.jit
+@no_type_check
+def sized(cos, sin, magnitude_power, exponent, batch, magnitude_batch, MAGNITUDE_LOADED: tl.constexpr, GROWTH: tl.constexpr):
+    """cos and sin times the magnitude of one side: a number, one number a row, and what xPos adds."""
+    if magnitude_power is not None:
+        if MAGNITUDE_LOADED:
+            size = tl.load(magnitude_power + batch * magnitude_batch)
+        else:
+            size = magnitude_power
+        cos *= size
+        sin *= size
+    if GROWTH != 0:
+        size = tl.exp(exponent)
+        cos *= size
+        sin *= size
+    return cos, sin
+
+
+@triton.jit(
+    do_not_specialize=["offset", "tokens", "rows", "center"],
+    do_not_specialize_on_alignment=["positions", "q_magnitude", "k_magnitude"],
+)
+@no_type_check
+def rotate_kernel(
+    q, k, q_out, k_out, positions, angles, more_angles, q_magnitude, k_magnitude, offset,
+    axes, growth, tokens, rows, center,
+    q_batch, q_token, q_head, k_batch, k_token, k_head,
+    q_out_batch, q_out_token, q_out_head, k_out_batch, k_out_token, k_out_head,
+    position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair, magnitude_batch,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr,
+    AXES: tl.constexpr, MODE: tl.constexpr, BACKWARDS: tl.constexpr, MAGNITUDE_LOADED: tl.constexpr, GROWTH: tl.constexpr,
+    INTERLEAVED_IN: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, COPY: tl.constexpr,
+    TOKENS: tl.constexpr, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, Q_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
+    TOKENS_FIRST: tl.constexpr, TALL: tl.constexpr, MASK_TOKENS: tl.constexpr, MASK_Q: tl.constexpr, MASK_K: tl.constexpr,
+    BLOCK: tl.constexpr, START_BLOCK: tl.constexpr, TAIL_BLOCK: tl.constexpr,
+    LOAD_HINT: tl.constexpr, STORE_HINT: tl.constexpr, PDL: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
+    """Turn TOKENS tokens of one batch row by Q_BLOCK heads of q and K_BLOCK of k; K_BLOCK 0: by heads of q or else of k.
+
+    Programs that run together touch neighbouring memory: TOKENS_FIRST where a head's tokens are neighbours, groups of
+    heads first where a token's heads are. COPY takes the dimensions that do not turn along.
+    """
+    column = tl.program_id(0)
+    row = tl.program_id(1)
+    if TALL:
+        row += tl.program_id(2) * tl.num_programs(1)
+        if row >= rows:
+            return
+    if TOKENS_FIRST:
+        block, group, batch = column, row % GROUPS, row // GROUPS
+    else:
+        block, group, batch = column // GROUPS, column % GROUPS, row
+    token = block * TOKENS + tl.arange(0, TOKENS)
+    token_live = token < tokens
+    exponent_sign = GROWTH
+    head = group * Q_BLOCK + tl.arange(0, Q_BLOCK)
+    head_live = head < Q_HEADS
+    if K_HEADS > 0 and K_BLOCK == 0:
+        # this program turns heads of the key alone if its group lies behind the query's
+        is_key = group >= Q_GROUPS
+        head = tl.where(is_key, head - Q_GROUPS * Q_BLOCK, head)
+        head_live = head < tl.where(is_key, K_HEADS, Q_HEADS)
+        q, q_out = tl.where(is_key, k, q), tl.where(is_key, k_out, q_out)
+        q_batch, q_out_batch = tl.where(is_key, k_batch, q_batch), tl.where(is_key, k_out_batch, q_out_batch)
+        q_token, q_out_token = tl.where(is_key, k_token, q_token), tl.where(is_key, k_out_token, q_out_token)
+        q_head, q_out_head = tl.where(is_key, k_head, q_head), tl.where(is_key, k_out_head, q_out_head)
+        if q_magnitude is not None:
+            q_magnitude = tl.where(is_key, k_magnitude, q_magnitude)
+        if GROWTH != 0:
+            exponent_sign = tl.where(is_key, -GROWTH, GROWTH)
+    q_live = token_live[:, None, None] & head_live[None, :, None]
+    q_rows = head_rows(q + START, batch, token, head, q_batch, q_token, q_head)
+    q_out_rows = head_rows(q_out + START, batch, token, head, q_out_batch, q_out_token, q_out_head)
+    MASKED_Q: tl.constexpr = MASK_TOKENS or MASK_Q
+    MASKED_K: tl.constexpr = MASK_TOKENS or MASK_K
+    if PDL:
+        # the kernel before may still be writing any of what follows
+        tl.extra.cuda.gdc_wait()
+    # every load of x comes before the first store: in place they alias, and no compiler may then move a load up
+    q_first, q_second = load_pairs(q_rows, q_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_Q, LOAD_HINT)
+    if COPY and START > 0:
+        q_before = load_dims(q_rows - START, q_live, START, START_BLOCK, MASKED_Q, LOAD_HINT)
+    if COPY and TAIL > 0:
+        q_after = load_dims(q_rows + 2 * PAIRS, q_live, TAIL, TAIL_BLOCK, MASKED_Q, LOAD_HINT)
+    if K_BLOCK > 0:
+        k_head_index = group * K_BLOCK + tl.arange(0, K_BLOCK)
+        k_live = token_live[:, None, None] & (k_head_index < K_HEADS)[None, :, None]
+        k_rows = head_rows(k + START, batch, token, k_head_index, k_batch, k_token, k_head)
+        k_out_rows = head_rows(k_out + START, batch, token, k_head_index, k_out_batch, k_out_token, k_out_head)
+        k_first, k_second = load_pairs(k_rows, k_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_K, LOAD_HINT)
+        if COPY and START > 0:
+            k_before = load_dims(k_rows - START, k_live, START, START_BLOCK, MASKED_K, LOAD_HINT)
+        if COPY and TAIL > 0:
+            k_after = load_dims(k_rows + 2 * PAIRS, k_live, TAIL, TAIL_BLOCK, MASKED_K, LOAD_HINT)
+    HEADS: tl.constexpr = Q_BLOCK if K_BLOCK == 0 else 1
+    cos, sin, position = cos_sin_tile(
+        positions, angles, more_angles, axes, offset, batch, token, token_live,
+        position_axis, position_batch, position_token, angle_batch, angle_token, angle_pair,
+        PAIRS, BLOCK, HEADS, AXES, MODE, MASK_TOKENS, QUICK,
+    )  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    if BACKWARDS:
+        sin = -sin
+    exponent = 0.0
+    if GROWTH != 0:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        exponent = (position - center).to(tl.float32) * tl.load(growth + pair, mask=pair < PAIRS, other=0.0).to(tl.float32)
+    q_cos, q_sin = sized(cos, sin, q_magnitude, exponent * exponent_sign, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
+    store_turned(q_out_rows, q_first, q_second, q_cos, q_sin, q_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_Q, STORE_HINT)
+    if COPY and START > 0:
+        store_dims(q_out_rows - START, q_before, q_live, START, START_BLOCK, MASKED_Q, STORE_HINT)
+    if COPY and TAIL > 0:
+        store_dims(q_out_rows + 2 * PAIRS, q_after, q_live, TAIL, TAIL_BLOCK, MASKED_Q, STORE_HINT)
+    if K_BLOCK > 0:
+        k_cos, k_sin = sized(cos, sin, k_magnitude, exponent * -GROWTH, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
+        store_turned(k_out_rows, k_first, k_second, k_cos, k_sin, k_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_K, STORE_HINT)
+        if COPY and START > 0:
+            store_dims(k_out_rows - START, k_before, k_live, START, START_BLOCK, MASKED_K, STORE_HINT)
+        if COPY and TAIL > 0:
+            store_dims(k_out_rows + 2 * PAIRS, k_after, k_live, TAIL, TAIL_BLOCK, MASKED_K, STORE_HINT)
