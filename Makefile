@@ -5,16 +5,19 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 TRANSFORMERS ?= 4.57.6
 OTHER := build/transformers-$(TRANSFORMERS)
+TORCH ?= 2.6.0
+OTHER_TORCH := build/torch-$(TORCH)
 # modules are compiled when they are first imported, which most of them never are, and once, not in every process of a test
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types tests test-transformers site bench clean
+.PHONY: help setup demo test lint types tests test-transformers test-torch site bench clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and stretched here, a report with pictures"
 	@echo "make test   set up, then lint, types and all tests"
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
+	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
 	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
@@ -53,6 +56,17 @@ test-transformers: setup
 		rotary-embedding-torch safetensors typer
 	PYTHONPATH=src OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -p no:cacheprovider" \
 		$(OTHER)/bin/python -m pytest -n $(JOBS) tests/interop
+
+# an environment of its own, with the Triton that this torch brings; no accelerator is needed
+test-torch: setup
+	test -x $(OTHER_TORCH)/bin/python || $(PYTHON) -m venv $(OTHER_TORCH)
+	grep -v -e ^torch= -e ^triton constraints.txt > $(OTHER_TORCH)/constraints.txt
+	$(OTHER_TORCH)/bin/python $(PIP) torch==$(TORCH) "setuptools<82"
+	$(OTHER_TORCH)/bin/python $(PIP) -c $(OTHER_TORCH)/constraints.txt \
+		transformers accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist rich \
+		rotary-embedding-torch safetensors tokenizers typer
+	PYTHONPATH=src OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning -p no:cacheprovider" \
+		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/explorer --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site

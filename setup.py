@@ -2,21 +2,22 @@
 
 import os
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 KERNELS = "src/ropewalk/kernels/cpu"
-#: no contraction: the kernel says itself where it fuses, so that every pair of every row rounds alike
+#: no contraction: the kernel writes its fused multiply-adds out, so that every pair of every row is rounded the same way
 FLAGS = ["-O2", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-g0"]
-#: of gcc, left out where the compiler does not know them. Rows in the order they are written: else, as with -O3, it keeps more
-#: values in flight than there are registers, and spilled ones end the stream of stores. Vectors as clang makes them at -O2.
+#: flags of gcc, left out if the compiler does not know them. No reordering of instructions: with it, as with -O3, gcc uses more
+#: values than there are registers, and a spill interrupts the stream of stores. Vectorisation as clang has it at -O2.
 TUNING = ["-fno-schedule-insns", "-fvect-cost-model=dynamic"]
 
 
 class BuildNative(build_ext):
-    """A library for ctypes: no Python headers, no version in its name, and not needed for the rest to work."""
+    """Builds a library for ctypes: no Python headers, no version in its name; the package works without it."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".so"
@@ -42,11 +43,11 @@ class BuildNative(build_ext):
     def _without(self, error: Exception) -> None:
         if os.environ.get("ROPEWALK_REQUIRE_NATIVE") == "1":
             raise error
-        print(f"ropewalk: the native CPU kernel was not built, torch operations take its place: {error}", file=sys.stderr)
+        print(f"ropewalk: the native CPU kernel was not built; torch operations are used instead: {error}", file=sys.stderr)
 
 
 class PlatformWheel(bdist_wheel):
-    """Any Python 3 on this platform: the library knows nothing of Python."""
+    """Tags the wheel for any Python 3 on this platform: the library does not depend on Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -57,8 +58,8 @@ setup(
         Extension(
             "ropewalk.kernels.cpu._cpu",
             [f"{KERNELS}/cpu.c"],
-            depends=[f"{KERNELS}/rows.inc", f"{KERNELS}/vectors.inc"],
-            # a missing library is then no error when it is copied beside its sources
+            depends=sorted(glob(f"{KERNELS}/*.inc")),
+            # optional, so that copying a library that was not built is no error
             optional=os.environ.get("ROPEWALK_REQUIRE_NATIVE") != "1",
         )
     ],

@@ -1,7 +1,7 @@
-"""The site: `sphinx-build -W -n docs build/site`. Pages stay plain Markdown; what Sphinx needs besides is made here.
+"""Sphinx configuration of the site: `sphinx-build -W -n docs build/site`. The pages are plain Markdown.
 
-`index.md` is a list of tables: each becomes a part of the menu, so a new page is one line there. `api.md` names modules in
-a table: each becomes a section made from its docstrings, and the public names are read from `ropewalk.__all__`.
+Each table of pages in `index.md` becomes a part of the menu, so a new page is one line there. Each module in the table of
+`api.md` becomes a section made from its docstrings; the public names are read from `ropewalk.__all__`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ OUTSIDE = re.compile(r"\[(?P<text>[^\]]*)\]\(\.\./(?P<path>[^)#\s]+)\)")
 
 
 def setup(app: Any) -> None:
-    """What Sphinx calls."""
+    """Register the hooks below with Sphinx."""
     app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("missing-reference", by_public_name, priority=400)
 
 
 def complete(app: Any, page: str, source: list[str]) -> None:
-    """A page as Sphinx wants it, from the page as everybody reads it."""
+    """Add what Sphinx needs to a page: the menu, and the reference from docstrings."""
     text = OUTSIDE.sub(named_only, source[0])
     if page == "index":
         text = with_menu(text)
@@ -60,12 +60,12 @@ def complete(app: Any, page: str, source: list[str]) -> None:
 
 
 def named_only(link: re.Match[str]) -> str:
-    """A file of the repository is not part of the site: its name stays, the link goes."""
+    """Replace a link to a file of the repository, which is not part of the site, by its name."""
     return link["text"] if "`" in link["text"] else f"{link['text']} (`{link['path']}`)"
 
 
 def with_menu(text: str) -> str:
-    """Every section of the index whose table links pages becomes a part of the menu."""
+    """Add a menu part for every section of the index whose table links pages."""
     title, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     menus = []
     for section in sections:
@@ -76,9 +76,9 @@ def with_menu(text: str) -> str:
 
 
 def with_reference(text: str) -> str:
-    """The table of modules, and after it what the docstrings say of each name."""
+    """Add the docstrings of the public names and modules below the table of modules."""
     names = "\n\n".join(directive(name) for name in rw.__all__ if not isinstance(getattr(rw, name), ModuleType))
-    # myst leaves the dots out of the name of a heading
+    # myst removes the dots from the anchor of a heading
     linked = ROW_MODULE.sub(lambda row: f"| [`{row['module']}`](#{row['module'].replace('.', '')}) | {row['says']} |", text)
     parts = [linked, "\n## Public names, in full\n", in_rst(names)]
     for match in ROW_MODULE.finditer(text):
@@ -87,17 +87,17 @@ def with_reference(text: str) -> str:
 
 
 def of_module(name: str) -> str:
-    """A module's docstring, its registries with their entries, and its other members that have a docstring."""
+    """The directives for a module: its docstring, its registries with their entries, and its other documented members."""
     module = importlib.import_module(name)
     annotated = [key for key in getattr(module, "__annotations__", {}) if key.isupper() and not key.startswith("_")]
     registries = [key for key in annotated if isinstance(getattr(module, key), dict)]
-    asked = [f".. automodule:: {name}", "   :members:", f"   :exclude-members: {', '.join(registries)}" if registries else ""]
+    members = [f".. automodule:: {name}", "   :members:", f"   :exclude-members: {', '.join(registries)}" if registries else ""]
     shown = [f".. autodata:: {name}.{key}\n   :no-value:" for key in registries]
-    return "\n\n".join(["\n".join(filter(None, asked)), *shown])
+    return "\n\n".join(["\n".join(filter(None, members)), *shown])
 
 
 def directive(name: str) -> str:
-    """How autodoc is asked for one public name."""
+    """The autodoc directive for one public name."""
     value = getattr(rw, name)
     if inspect.isclass(value):
         return f".. autoclass:: ropewalk.{name}\n   :members:"
@@ -111,16 +111,16 @@ def in_rst(text: str) -> str:
 
 
 def as_restructured_text(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text with `names`: nothing in them but names, lists and indented blocks is markup."""
+    """Convert a docstring, plain text with `names`, lists and indented blocks, to reStructuredText."""
     if what == "data" and isinstance(value, dict):
-        own = [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines  # what Python says of any dict is no description
+        own = [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines  # not the docstring of dict itself
         lines[:] = [*own, "", "Entries: " + ", ".join(f"`{key}`" for key in value if isinstance(key, str))]
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
     lines[:] = "\n\n".join(paragraph_in_rst(paragraph) for paragraph in paragraphs).split("\n")
 
 
 def paragraph_in_rst(paragraph: str) -> str:
-    """One paragraph: a list stays a list, indented lines and columns are shown as they stand, the rest is words and names."""
+    """One paragraph: a list stays a list, indented lines and columns become a literal block, the rest is text."""
     rows = paragraph.split("\n")
     if rows[0].startswith("- "):
         return "\n".join(words(row) for row in rows)
@@ -132,13 +132,13 @@ def paragraph_in_rst(paragraph: str) -> str:
 
 
 def words(text: str) -> str:
-    """Escape what reStructuredText would take for markup, and set `names` as code."""
+    """Escape characters that reStructuredText treats as markup, and set `names` as code."""
     pieces = re.split(r"(`[^`\n]+`)", text)
     return "".join(f"`{piece}`" if piece.startswith("`") else re.sub(r"([\\*|_`])", r"\\\1", piece) for piece in pieces)
 
 
 def by_public_name(app: Any, env: Any, node: Any, content: Any) -> Any:
-    """A type is found under its public name too; one that has no place on the page, as torch's, stays a word."""
+    """Resolve a type by its public name; a type that is not on the page, such as torch's, stays plain text."""
     target = node.get("reftarget", "")
     module, _, name = target.rpartition(".")
     if node.get("refdomain") != "py" or node.get("refexplicit"):

@@ -14,10 +14,10 @@ from ropewalk.lab.studies import STUDIES, read_study
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
-#: tables of the page about peers, and the one shape each shows: a long prompt, forward
+#: tables of the page about peers, and the one shape that each shows: the forward pass of a long prompt
 PEER_TABLES = {"peers-gpu": "h200.jsonl", "peers-cpu": "cpu.jsonl"}
 PEER_CASES = {("forward", "A", "bfloat16"), ("forward", "cpu prefill", "float32")}
-#: folders of studies in results/lab, and how many of their tables the page shows
+#: folders of studies in results/lab, and the number of their tables on the page
 LAB = {
     "cpu_demo_encodings": 1, "cpu_demo_extend": 1, "cpu_three_seeds_encodings": 1, "cpu_three_seeds_extend": 1,
     "h200_encodings": 1, "h200_extend": 5, "h200_base": 1, "h200_passkey": 1, "h200_mlm_lengths": 1, "h200_matching": 1,
@@ -26,26 +26,26 @@ START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
 
 def filled(text: str, name: str, table: str) -> str:
-    """The page with what stands between the markers of `name` replaced."""
+    """The page with the text between the markers of `name` replaced."""
     start, end = START.format(name), END.format(name)
     return text[: text.index(start) + len(start)] + table + text[text.index(end) :]
 
 
 def benchmark_page(text: str) -> str:
-    """The benchmark page with every table as the committed rows have it."""
+    """The benchmark page with every table made from the committed rows."""
     for name, (file, table) in tables.TABLES.items():
         text = filled(text, name, table(rows.read(RESULTS / file)))
     return text
 
 
-def peers_table(found: list[dict[str, Any]]) -> str:
-    """Who was timed: version, error against the float64 definition, and the time of a forward pass over that of a copy."""
-    taken = [row for row in found if (row.get("pass"), row["shape"], row.get("dtype")) in PEER_CASES and "variant" not in row]
-    orders = [order for order in ("bshd", "bhsd") if any(row["order"] == order for row in taken)]
+def peers_table(measured: list[dict[str, Any]]) -> str:
+    """The contenders: version, error against the float64 definition, and time of a forward pass over that of a copy."""
+    timed = [row for row in measured if (row.get("pass"), row["shape"], row.get("dtype")) in PEER_CASES and "variant" not in row]
+    orders = [order for order in ("bshd", "bhsd") if any(row["order"] == order for row in timed)]
     heads = [f"time over a copy, [{','.join(order.upper())}]" for order in orders]
     lines = [f"| contender | version | rms error | {' | '.join(heads)} |", "|---|---|---:|" + "---:|" * len(orders)]
-    for name in dict.fromkeys(row["contender"] for row in taken):
-        of_one = [row for row in taken if row["contender"] == name]
+    for name in dict.fromkeys(row["contender"] for row in timed):
+        of_one = [row for row in timed if row["contender"] == name]
         package = name.split(",")[0]
         version = of_one[0]["versions"].get(package, "this one" if package == "ropewalk" else "-")
         error = max(row["rms_error"] for row in of_one)
@@ -54,22 +54,22 @@ def peers_table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _over_copy(found: list[dict[str, Any]]) -> str:
+def _over_copy(runs: list[dict[str, Any]]) -> str:
     """The mean over runs of time / time of a copy."""
-    return f"{sum(row['us'] / row['copy_us'] for row in found) / len(found):.2f}" if found else "-"
+    return f"{sum(row['us'] / row['copy_us'] for row in runs) / len(runs):.2f}" if runs else "-"
 
 
 def peers_page(text: str) -> str:
-    """The page about peers with its tables as the committed rows have them."""
+    """The page about peers with its tables made from the committed rows."""
     for name, file in PEER_TABLES.items():
         text = filled(text, name, peers_table(rows.read(RESULTS / file)))
     return text
 
 
 def study_block(folder: Path, count: int) -> str:
-    """The first tables of a study's committed rows, and what became of each of its claims."""
-    found, facts = read_study(folder)
-    page = STUDIES[facts["study"]].page(found, facts)
+    """The first tables of a study, made from its committed rows, and the verdict on each of its claims."""
+    measured, facts = read_study(folder)
+    page = STUDIES[facts["study"]].findings(measured, facts)
     parts = [tables.markdown(list(table.columns), [list(row) for row in table.rows]) for table in page.tables[:count]]
     claims = [f"- {claim.text}: **{claim.verdict}** ({claim.evidence})." for claim in page.claims]
     made = facts["machine"]
@@ -78,7 +78,7 @@ def study_block(folder: Path, count: int) -> str:
 
 
 def lab_page(text: str) -> str:
-    """The page of measured studies as the committed rows have it."""
+    """The page of the lab's results with its tables made from the committed rows."""
     for name, count in LAB.items():
         text = filled(text, name, study_block(RESULTS / "lab" / name, count))
     return text

@@ -1,4 +1,4 @@
-"""The command line: every command runs, output is plain when piped, and every refusal is one line with exit code 2."""
+"""The command line: every command runs, output is plain when piped, and every error is one line with exit code 2."""
 
 import json
 import os
@@ -10,11 +10,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 import ropewalk
+import ropewalk_cli
 from command_line import call
 from ropewalk import cli, selfcheck
+from ropewalk.caches import cache_infos
 from ropewalk.commands import info
 from ropewalk.kernels import BACKENDS, Backend, available, eager
 
@@ -54,21 +57,26 @@ def test_help_lists_every_command_under_its_task_with_an_example(capsys, monkeyp
         assert entry(name).example.replace('"', "") in line.replace('"', "")
 
 
-HELP = """
-import sys, ropewalk, typer, rich
-before = set(sys.modules)
-import ropewalk.cli as cli
-try:
-    cli.main(["--help"])
-except SystemExit:
-    pass
-print("imported", *sorted(name for name in set(sys.modules) - before if name.startswith("ropewalk.")))
+LISTED = """
+import sys, ropewalk_cli
+ropewalk_cli.main(sys.argv[1:])
+print("imported", *sorted({name.split(".")[0] for name in sys.modules} & {"ropewalk", "torch", "numpy", "transformers"}))
 """
 
 
-def test_help_imports_no_command():
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "imported ropewalk.cli"
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_neither_torch_nor_the_package(option):
+    done = subprocess.run([sys.executable, "-c", LISTED, option], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported"
+
+
+def test_the_console_script_and_python_m_are_the_same_command_line():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["project"]["scripts"] == {"ropewalk": "ropewalk_cli:main"}
+    assert (cli.main, cli.COMMANDS) == (ropewalk_cli.main, ropewalk_cli.COMMANDS)
+    for module in ("ropewalk", "ropewalk.cli", "ropewalk_cli"):
+        done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"ropewalk {ropewalk.__version__}\n"
 
 
 def test_no_command_shows_the_help(capsys):
@@ -100,7 +108,7 @@ def test_every_command_refuses_an_option_it_does_not_have(capsys, name):
 
 def options_of(name) -> dict[str, list[str]]:
     """Each command, or subcommand, with its options."""
-    command = typer.main.get_command(cli._app(name)).commands[name]
+    command = typer.main.get_command(ropewalk_cli._app(name)).commands[name]
     parts = getattr(command, "commands", {"": command})
     return {f"{name} {part}".strip(): [word for one in found.params for word in one.opts] for part, found in parts.items()}
 
@@ -177,7 +185,16 @@ def test_info_json_names_every_backend_with_its_reason(capsys):
     assert found["versions"]["ropewalk"] == ropewalk.__version__
     assert found["machine"]["threads"] >= 1
     # 131,072 positions x 64 pairs x (cos, sin) x 4 bytes
-    assert found["cache"]["full_bytes_for_131072_tokens_of_128_dims"] == 131_072 * 64 * 2 * 4
+    assert found["table_bytes"]["full"] == 131_072 * 64 * 2 * 4
+
+
+def test_info_shows_every_cache_with_its_bounds(capsys):
+    ropewalk.Rope(ropewalk.RopeSpec(24)).cos_sin(torch.arange(7))
+    caches = {cache["name"]: cache for cache in json.loads(call(capsys, "info", "--json")[1])["caches"]}
+    assert set(caches) == {cache.name for cache in cache_infos()}
+    assert 0 < caches["tables"]["entries"] <= caches["tables"]["most_entries"]
+    assert 0 < caches["tables"]["bytes"] <= caches["tables"]["most_bytes"]
+    assert re.search(r"tables.* of 4,096 entries, .* of 268,435,456 bytes", call(capsys, "info")[1])
 
 
 def test_info_tells_which_extra_lacks_what(capsys, monkeypatch):
@@ -204,7 +221,7 @@ def test_the_extras_are_those_of_the_project():
 
 
 def test_info_shows_why_a_backend_is_missing(capsys, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "quantum", Backend(lambda x, turn: "no qubits here", eager.run))
+    monkeypatch.setitem(BACKENDS, "quantum", Backend(lambda x, request: "no qubits here", eager.run))
     code, out, _ = call(capsys, "info")
     assert code == 0
     assert "quantum" in out
@@ -232,7 +249,7 @@ def test_demo_json_is_one_object(capsys, tmp_path, quick):
 
 
 def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick):
-    def run(xs, outs, turn):
+    def run(xs, outs, request):
         for x, out in zip(xs, outs, strict=True):
             out.copy_(x)
 

@@ -9,7 +9,7 @@ from door import as_users_call
 from frequency_oracle import ORACLE, oracle, xpos_log_decay, yarn_magnitude
 from ropewalk import frequencies as fq
 from ropewalk.frequencies import SCALINGS, Scaling
-from ropewalk.frequencies.scaling import constant
+from ropewalk.frequencies.formulas import constant, mscale
 
 DIM, THETA = 10, 10_000.0
 SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)
@@ -210,10 +210,10 @@ def test_fast_pairs_of_yarn_stay_and_slow_ones_interpolate():
 def test_mscale_of_tensors_is_that_of_numbers():
     factors = [0.0, 0.5, 1.0, 1.0001, 4.0, 1e6]
     for weight in (1.0, 0.7):
-        of_tensor = fq.mscale(torch.tensor(factors, dtype=torch.float64), weight)
+        of_tensor = mscale(torch.tensor(factors, dtype=torch.float64), weight)
         for ours, factor in zip(of_tensor.tolist(), factors, strict=True):
             assert abs(ours - yarn_magnitude(factor, weight)) < 1e-15
-            assert abs(fq.mscale(factor, weight) - yarn_magnitude(factor, weight)) < 1e-15
+            assert abs(mscale(factor, weight) - yarn_magnitude(factor, weight)) < 1e-15
 
 
 def test_dynamic_yarn_is_yarn_of_the_reached_factor():

@@ -66,21 +66,21 @@ def test_every_backend_is_within_its_bound_or_says_why_not(name, dtype):
 def broken(change):
     """The eager kernel with one thing wrong."""
 
-    def run(xs, outs, turn: Request):
-        eager.run(xs, outs, change(turn))
+    def run(xs, outs, request: Request):
+        eager.run(xs, outs, change(request))
 
     return Backend(eager.why_not, run)
 
 
 MISTAKES = {
-    "turns backwards": lambda turn: Request(turn.spec, turn.seq_dim, turn.positions, sign=-1),
-    "pairs of the other layout": lambda turn: Request(
-        turn.spec.with_(layout=other(turn.spec.layout), layout_out=None), -2, turn.positions
+    "rotates backwards": lambda request: Request(request.spec, request.seq_dim, request.positions, sign=-1),
+    "pairs of the other layout": lambda request: Request(
+        request.spec.with_(layout=other(request.spec.layout), layout_out=None), -2, request.positions
     ),
-    "one position late": lambda turn: Request(turn.spec, turn.seq_dim, turn.positions + 1),
-    "float32 angles": lambda turn: Request(turn.spec.with_(precision="hf"), turn.seq_dim, turn.positions),
-    "a magnitude of its own": lambda turn: Request(
-        RopeSpec(128, scaling=stretched(), layout=turn.spec.layout), -2, turn.positions
+    "one position late": lambda request: Request(request.spec, request.seq_dim, request.positions + 1),
+    "float32 angles": lambda request: Request(request.spec.with_(precision="hf"), request.seq_dim, request.positions),
+    "a magnitude of its own": lambda request: Request(
+        RopeSpec(128, scaling=stretched(), layout=request.spec.layout), -2, request.positions
     ),
 }
 
@@ -98,7 +98,7 @@ def stretched():
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_broken_kernel_is_caught(monkeypatch, mistake):
     # timing counts positions, so only the error's explicit positions go through the mistake
-    change = lambda turn: turn if turn.positions is None else MISTAKES[mistake](turn)
+    change = lambda request: request if request.positions is None else MISTAKES[mistake](request)
     monkeypatch.setitem(BACKENDS, "broken", broken(change))
     row = selfcheck.backend_speed("broken", "bfloat16", tokens=2, seconds=0)
     assert not row.ok, row

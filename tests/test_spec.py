@@ -55,8 +55,8 @@ def test_no_field_can_be_written():
         BASE.scaling.factor = 2.0
 
 
-def test_a_spec_holds_its_fields_and_its_key():
-    assert set(vars(BASE)) == {*OTHERS, "_key"}
+def test_a_spec_holds_its_fields_and_its_fingerprint():
+    assert set(vars(BASE)) == {*OTHERS, "_fingerprint"}
 
 
 def test_every_field_is_part_of_the_identity():
@@ -102,7 +102,7 @@ def test_numbers_that_are_equal_make_equal_specs():
     assert type(loose.theta) is float
 
 
-def test_a_graph_finds_its_spec_by_the_key():
+def test_a_graph_finds_its_spec_by_the_fingerprint():
     for spec in SPECS:
         assert spec_of(spec.fingerprint) == spec
         # nothing of this process in it: a graph kept on disk finds its spec in the next one
@@ -110,8 +110,8 @@ def test_a_graph_finds_its_spec_by_the_key():
 
 
 @pytest.mark.parametrize("scaling", [make() for make in SCALINGS.values()], ids=list(SCALINGS))
-def test_a_key_is_enough_to_make_the_spec_where_it_was_never_seen(scaling, monkeypatch):
-    """A graph that another process exported brings keys alone."""
+def test_a_fingerprint_is_enough_to_make_the_spec_where_it_was_never_seen(scaling, monkeypatch):
+    """A graph that another process exported brings fingerprints alone."""
     for spec in (RopeSpec(2, scaling=scaling), *SPECS):
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr("ropewalk.spec._LIVE", {})
@@ -121,7 +121,7 @@ def test_a_key_is_enough_to_make_the_spec_where_it_was_never_seen(scaling, monke
             assert all(type(getattr(made, f.name)) is type(getattr(spec, f.name)) for f in dataclasses.fields(spec))
 
 
-NO_KEYS = {
+NO_FINGERPRINTS = {
     "nothing": "",
     "a word": "RopeSpec",
     "cut short": "('RopeSpec',",
@@ -134,9 +134,9 @@ NO_KEYS = {
 }
 
 
-@pytest.mark.parametrize("key", NO_KEYS.values(), ids=list(NO_KEYS))
-def test_what_is_no_key_is_refused(key):
-    with pytest.raises(RopeError, match=r"key.*RopeSpec before"):
+@pytest.mark.parametrize("key", NO_FINGERPRINTS.values(), ids=list(NO_FINGERPRINTS))
+def test_what_is_no_fingerprint_is_refused(key):
+    with pytest.raises(RopeError, match=r"fingerprint.*keep its RopeSpec"):
         spec_of(key)
 
 

@@ -12,7 +12,8 @@ from frequency_oracle import oracle, xpos_log_decay
 from ropewalk import axes
 from ropewalk import frequencies as fq
 from ropewalk.spec import RopeSpec
-from ropewalk.table import CACHE, TWO_LEVEL_REACH, cos_sin, cos_sin_of_phase, first_rows, magnitude_on, phase_steps, tables
+from ropewalk.phase import cos_sin_of_phase, phase_steps
+from ropewalk.table import TABLES, TWO_LEVEL_REACH, cos_sin, first_rows, magnitude_on, tables
 
 CPU = torch.device("cpu")
 PLAIN = RopeSpec(10)
@@ -147,7 +148,7 @@ def test_a_row_depends_on_its_position_alone(precision):
         (positions.to(torch.int16), positions),
     ):
         assert all(torch.equal(new, old[picked]) for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True))
-    CACHE.clear()
+    TABLES.clear()
     # mates beyond the tables' reach take another way; this row must not
     for mate in (2**20, -1, 2**40):
         mixed = cos_sin(spec, torch.tensor([1099, mate, 3]))

@@ -11,77 +11,28 @@ from ropewalk import axes
 from ropewalk import frequencies as fq
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
-from ropewalk.table import CACHE, CACHE_BYTES, TableCache, cos_sin, first_rows, memory, tables
+from ropewalk.table import TABLES, cos_sin, first_rows, memory, tables
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache():
-    CACHE.clear()
+    TABLES.clear()
     yield
-    CACHE.clear()
-
-
-def keep(cache: TableCache, key: str, value, size: int, **how):
-    return cache.get((key,), lambda: value, lambda _: size, **how)
-
-
-class TestKeeping:
-    def test_a_kept_value_is_not_built_again(self):
-        cache, built = TableCache(), []
-        for _ in range(3):
-            assert cache.get(("a",), lambda: built.append(1) or "value", lambda _: 5) == "value"
-        assert built == [1]
-        assert (len(cache), cache.bytes) == (1, 5)
-
-    def test_the_least_recently_used_goes_first(self):
-        cache = TableCache(limit=10)
-        keep(cache, "a", 1, 4)
-        keep(cache, "b", 2, 4)
-        keep(cache, "a", 99, 4)  # used again
-        assert (len(cache), cache.bytes) == (2, 8)
-        keep(cache, "c", 3, 2)
-        assert (len(cache), cache.bytes) == (3, 10)  # exactly the limit is within it
-        keep(cache, "d", 4, 1)
-        assert cache.bytes == 7
-        assert [keep(cache, key, "new", 1) for key in ("a", "c", "d", "b")] == [1, 3, 4, "new"]
-
-    def test_one_value_larger_than_the_limit_is_still_served(self):
-        cache = TableCache(limit=10)
-        keep(cache, "small", 1, 3)
-        assert keep(cache, "huge", 2, 1000) == 2
-        assert len(cache) == 1
-        assert keep(cache, "huge", 3, 1000) == 2
-
-    def test_what_is_not_enough_is_replaced(self):
-        cache = TableCache()
-        keep(cache, "rows", 256, 256)
-        assert keep(cache, "rows", 512, 512, enough=lambda rows: rows >= 200) == 256
-        assert keep(cache, "rows", 512, 512, enough=lambda rows: rows >= 300) == 512
-        assert (len(cache), cache.bytes) == (1, 512)
-
-    def test_clearing_forgets(self):
-        cache = TableCache()
-        keep(cache, "a", 1, 4)
-        cache.clear()
-        assert (len(cache), cache.bytes) == (0, 0)
-        assert keep(cache, "a", 2, 4) == 2
-
-    def test_the_limit_is_what_it_says(self):
-        assert CACHE.limit == CACHE_BYTES == TableCache().limit == 256 * 2**20
+    TABLES.clear()
 
 
 def test_the_cache_of_tables_evicts(monkeypatch):
     one = RopeSpec(10)
     expected = cos_sin(one, torch.arange(9))
     size = tables(one, CPU).bytes
-    assert CACHE.bytes == size == 2 * 2 * 1024 * 5 * 8 + 5 * 8
-    monkeypatch.setattr(CACHE, "limit", 3 * size)
+    assert TABLES.bytes == size == 2 * 2 * 1024 * 5 * 8 + 5 * 8
+    monkeypatch.setattr(TABLES, "most_bytes", 3 * size)
     for theta in range(2, 12):
         cos_sin(RopeSpec(10, float(theta)), torch.arange(9))
-        assert CACHE.bytes <= 3 * size
-    assert len(CACHE) == 3
+        assert TABLES.bytes <= 3 * size
+    assert len(TABLES) == 3
     assert all(torch.equal(a, b) for a, b in zip(cos_sin(one, torch.arange(9)), expected, strict=True))
 
 
@@ -96,7 +47,7 @@ def test_every_field_and_device_has_a_table_of_its_own():
         RopeSpec(10, rotary_dim=8),
     ]
     kept = {id(tables(spec, device)) for spec in specs for device in (CPU, META)}
-    assert len(kept) == len(CACHE) == 2 * len(specs)
+    assert len(kept) == len(TABLES) == 2 * len(specs)
     assert {id(tables(spec, device)) for spec in specs for device in (CPU, META)} == kept
     assert tables(specs[0], META).steps.device == META
     assert [table.device for table in first_rows(specs[0], META, 3)] == [META, META]
@@ -121,17 +72,17 @@ def test_rows_grow_by_doubling_from_256():
     base = tables(spec, CPU).bytes
     for count, rows in ((1, 256), (256, 256), (257, 512), (100, 512), (2000, 2048), (3, 2048)):
         first_rows(spec, CPU, count)
-        assert CACHE.bytes - base == rows * 5 * 2 * 4
+        assert TABLES.bytes - base == rows * 5 * 2 * 4
     most = (2 << 20) // 40
     first_rows(spec, CPU, most)
-    assert CACHE.bytes - base == most * 40
+    assert TABLES.bytes - base == most * 40
 
 
 @pytest.mark.parametrize(("count", "rows"), [(0, 256), (1, 256), (255, 256), (256, 256), (257, 512), (512, 512), (513, 1024)])
 def test_rows_come_in_powers_of_two(count, rows):
     spec = RopeSpec(10)
     first_rows(spec, CPU, count)
-    assert CACHE.bytes - tables(spec, CPU).bytes == rows * 5 * 2 * 4
+    assert TABLES.bytes - tables(spec, CPU).bytes == rows * 5 * 2 * 4
 
 
 @pytest.mark.parametrize("count", [1, 255, 256])
@@ -156,10 +107,10 @@ def test_both_sides_share_rows_unless_they_differ():
         (RopeSpec(10, scaling=fq.Yarn(factor=4.0), magnitude_on="q"), 2),
         (RopeSpec(10, scaling=fq.XPos()), 2),
     ):
-        CACHE.clear()
+        TABLES.clear()
         first_rows(spec, CPU, 5, key=False)
         first_rows(spec, CPU, 5, key=True)
-        assert len(CACHE) == 1 + sides
+        assert len(TABLES) == 1 + sides
 
 
 def test_a_returned_table_is_the_callers_own():
@@ -198,8 +149,8 @@ def test_eight_threads_get_what_one_gets(monkeypatch):
     specs = [RopeSpec(10, 100.0 * (i + 1)) for i in range(6)]
     counts = (3, 300, 257, 600)
     expected = {(spec, n): [t.clone() for t in first_rows(spec, CPU, n)] for spec in specs for n in counts}
-    CACHE.clear()
-    monkeypatch.setattr(CACHE, "limit", 400_000)  # two specs fit, so threads also evict under each other
+    TABLES.clear()
+    monkeypatch.setattr(TABLES, "most_bytes", 400_000)  # two specs fit, so threads also evict under each other
     wrong, start = [], threading.Barrier(8)
 
     def hammer(seed: int):
@@ -211,7 +162,7 @@ def test_eight_threads_get_what_one_gets(monkeypatch):
                 if not all(torch.equal(a, b) for a, b in zip(found, expected[spec, n], strict=True)):
                     wrong.append((spec, n))
                 if step % 20 == 19:
-                    CACHE.clear()
+                    TABLES.clear()
         except Exception as error:  # a thread's exception would be lost otherwise
             wrong.append(error)
 
@@ -221,19 +172,19 @@ def test_eight_threads_get_what_one_gets(monkeypatch):
     for thread in threads:
         thread.join(timeout=60)
     assert wrong == []
-    assert CACHE.bytes <= 400_000
+    assert TABLES.bytes <= 400_000
 
 
 FORK = """
 import os, threading, time, torch
 from ropewalk.spec import RopeSpec
-from ropewalk.table import CACHE, cos_sin
+from ropewalk.table import TABLES, cos_sin
 torch.set_num_threads(1)
 spec, positions = RopeSpec(10), torch.arange(5)
 expected = cos_sin(spec, positions)
 held = threading.Event()
 def hold():
-    with CACHE._lock:
+    with TABLES._lock:
         held.set()
         time.sleep(30)
 threading.Thread(target=hold, daemon=True).start()
@@ -272,11 +223,11 @@ KINDS = [
 @pytest.mark.parametrize("spec", KINDS)
 def test_the_memory_figures_are_what_is_kept(spec):
     for length in (1, 256, 300, 4096, 2**20):
-        CACHE.clear()
+        TABLES.clear()
         figures = memory(spec, length)
         kept = tables(spec, CPU)
         first_rows(spec, CPU, min(length, (2 << 20) // (8 * spec.pairs)))
-        assert figures["automatic"] == CACHE.bytes
+        assert figures["automatic"] == TABLES.bytes
         assert figures["phase"] == kept.steps.numel() * 8 == spec.pairs * 8
         assert figures["full"] == 2 * 4 * spec.pairs * length
         assert figures["two_level"] == 2 * 2 * 8 * spec.pairs * 1024

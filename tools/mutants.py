@@ -1,4 +1,4 @@
-"""Small deliberate faults: every place of a module where one operator, constant, call or statement can be made wrong."""
+"""Mutants of a module: every change of one operator, constant, call or statement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPARISONS = {
     ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt,), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt,), ast.Eq: (ast.NotEq,),
     ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
 }  # fmt: skip
-#: words that mean something when exchanged: functions, methods, and the package's own choices
+#: names that are exchanged for each other: functions, methods, and choices of the package
 TWINS = [
     ("cos", "sin"), ("floor", "ceil"), ("min", "max"), ("amin", "amax"), ("any", "all"), ("half", "interleaved"), ("exact", "hf"),
     ("qk", "q"), ("shared", "per_axis"), ("layout_in", "layout_out"), ("ones", "zeros"), ("first", "second"),
@@ -25,7 +25,7 @@ TWIN = {a: b for pair in TWINS for a, b in (pair, pair[::-1])}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: the statement before and after, and the whole module with it."""
+    """One change: the statement before and after it, and the source of the changed module."""
 
     module: str
     line: int
@@ -38,21 +38,21 @@ class Mutant:
 
 
 def mutants(module: str, source: str) -> list[Mutant]:
-    """Every single fault of a module, without those that leave it unchanged or make it no Python."""
+    """Every mutant of a module, without changes that leave it the same."""
     tree = ast.parse(source)
-    found: dict[tuple[str, str, int], Mutant] = {}
+    made: dict[tuple[str, str, int], Mutant] = {}
     for statement, change in _changes(tree):
         before = _header(statement)
         undo = change()
         after, text = _header(statement), ast.unparse(tree)
         undo()
         if before != after:
-            # one fault of a statement can be reached by two ways
-            found.setdefault((before, after, statement.lineno), Mutant(module, statement.lineno, before, after, text))
-    return list(found.values())
+            # two changes of one statement may give the same text
+            made.setdefault((before, after, statement.lineno), Mutant(module, statement.lineno, before, after, text))
+    return list(made.values())
 
 
-#: makes the fault in the tree and returns what takes it back
+#: changes the tree and returns the function that undoes it
 Change = Callable[[], Callable[[], None]]
 
 
@@ -66,7 +66,7 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.stmt, Change]]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that do something: no docstrings, imports, or lists of names."""
+    """All statements except docstrings, imports and `__all__`."""
     for statement in body:
         text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if text or isinstance(statement, ast.Import | ast.ImportFrom) or _assigns_all(statement):
@@ -81,7 +81,7 @@ def _assigns_all(statement: ast.stmt) -> bool:
 
 
 def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """The expressions of a statement, without its block, its annotations, its decorators or the words of an error."""
+    """The expressions of a statement, without its block, annotations, decorators and error messages."""
     skipped = {"body", "orelse", "finalbody", "handlers", "annotation", "returns", "decorator_list", "bases", "exc"}
     for name, value in ast.iter_fields(statement):
         if name in skipped:
@@ -94,7 +94,7 @@ def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _walk(node: ast.AST) -> Iterator[ast.expr]:
-    """A node and those below it, but not the words of a message: f-strings and the arguments of an error."""
+    """A node and its descendants, without messages: f-strings and the arguments of an error."""
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "RopeError"):
         return
     if isinstance(node, ast.expr):
@@ -104,7 +104,7 @@ def _walk(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _header(statement: ast.stmt) -> str:
-    """A statement in one line; a compound one without its block."""
+    """A statement in one line; a compound statement without its block."""
     lines = ast.unparse(statement).splitlines()
     decorators = len(getattr(statement, "decorator_list", []))
     return lines[decorators] if len(lines) > decorators else lines[0]
@@ -124,7 +124,7 @@ def _put(target: object, **values: object) -> Change:
 
 
 def _become(node: ast.AST, other: ast.AST) -> Change:
-    """`node` turns into `other` in place, so that nobody needs to know its parent."""
+    """Replace `node` by `other` in place, so that its parent need not be known."""
     other = copy.deepcopy(other)
 
     def change():
@@ -200,7 +200,7 @@ def _other_values(value: object) -> Iterator[object]:
 
 def _of_call(node: ast.Call) -> Iterator[Change]:
     plain = len(node.args) >= 2 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
-    # exchanged, these two only crash
+    # exchanging the arguments of these two only raises
     if plain and ast.unparse(node.func) not in ("isinstance", "getattr"):
         yield _put(node, args=[node.args[1], node.args[0], *node.args[2:]])
     for i, keyword in enumerate(node.keywords):

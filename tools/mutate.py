@@ -1,11 +1,11 @@
-"""Does a test fail when the code is wrong? Breaks the core in small ways, one at a time, and runs the tests that should notice.
+"""Mutation testing: change the core in small ways, one at a time, and run the tests that should fail.
 
     python tools/mutate.py --module table --per-module 50 --seed 1
     python tools/mutate.py --per-module 25                              every module
-    python tools/mutate.py --list --module spec                         only show the faults
+    python tools/mutate.py --list --module spec                         only print the mutants
 
-Each fault lives in a copy of src/; a child forked after torch and transformers were imported runs pytest -x on it, so that
-a fault costs a second or two. Faults known to change nothing are in tools/equivalent_mutants.toml, each with its reason.
+Each mutant is written to a copy of src/. A child process, forked after torch and transformers were imported, runs pytest -x
+on it, which takes a second or two. Mutants known to change no result are in tools/equivalent_mutants.toml, with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mutants import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-#: tests per module, the most telling first
+#: tests of each module, those that find most mutants first
 TESTS = {
     "errors": ("test_errors", "test_refusals"),
     "frequencies": ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table"),
@@ -65,7 +65,7 @@ TESTS = {
     "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
     "kernels/turn": ("test_rotation", "test_tokens", "test_laws", "test_rerotate"),
 }
-#: imported once, before any child
+#: imported once, before the first fork
 PRELOAD = (
     "torch", "torch.testing", "torch._dynamo", "numpy", "mpmath", "jaxtyping", "hypothesis", "hypothesis.strategies", "pytest",
     "transformers.models.llama.modeling_llama",
@@ -82,7 +82,7 @@ class Outcome:
 
 
 def preload() -> None:
-    """Import what every child needs, so that no child pays for it."""
+    """Import the packages that every child needs, so that no child imports them again."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in PRELOAD:
         with contextlib.suppress(ImportError):
@@ -90,13 +90,13 @@ def preload() -> None:
 
 
 def test_arguments(module: str) -> list[str]:
-    """The test files of a module that exist, in their order."""
+    """The existing test files of a module, in order."""
     paths = [f"tests/{name}.py" for name in TESTS[module]]
     return [path for path in paths if (ROOT / path).exists()]
 
 
 class Bench:
-    """A copy of src/ in which one module at a time is wrong."""
+    """A copy of src/ in which one module at a time is replaced by a mutant."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
@@ -109,7 +109,7 @@ class Bench:
         return self.folder / "src" / "ropewalk" / f"{module}.py"
 
     def run(self, module: str, source: str | None, tests: list[str], timeout: float) -> Outcome:
-        """Run `tests` with `source` in place of the module; None runs them as it is."""
+        """Run `tests` with `source` as the module; None keeps the module unchanged."""
         original = self.path(module).read_text(encoding="utf-8")
         if source is not None:
             self.path(module).write_text(source, encoding="utf-8")
@@ -125,7 +125,7 @@ class Bench:
             self._child(tests, log)
         status = _wait(child, began + timeout)
         if status is None:
-            # its own children too: some tests start processes
+            # the whole process group, because some tests start processes
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
         verdict = "timeout" if status is None else "survived" if status == 0 else "killed"
@@ -137,11 +137,11 @@ class Bench:
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.chdir(ROOT)
-        # stale bytecode of an earlier fault would be run instead of this one
+        # bytecode of an earlier mutant would be run instead of this one
         sys.dont_write_bytecode = True
         os.environ.update(PYTHONPATH=str(self.folder / "src"), PYTHONDONTWRITEBYTECODE="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
         sys.path.insert(0, str(self.folder / "src"))
-        # a fault must be noticed by its numbers; without the type checker the suite's hook stays away, and seconds are saved
+        # without beartype the suite skips its type-checking hook: tests must find a mutant by its numbers, and start faster
         sys.modules["beartype"] = None  # type: ignore[assignment]
         code = 2
         try:
@@ -166,7 +166,7 @@ def _wait(child: int, deadline: float) -> int | None:
 
 
 def equivalents() -> set[tuple[str, str, str]]:
-    """(module, before, after) of the faults known to change nothing."""
+    """(module, before, after) of the mutants known to change no result."""
     if not EQUIVALENT.exists():
         return set()
     listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"]
@@ -174,21 +174,21 @@ def equivalents() -> set[tuple[str, str, str]]:
 
 
 def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
-    """Faults of a module, sampled, without those known to change nothing."""
+    """A sample of the mutants of a module, without those known to change no result."""
     known = equivalents()
     picked = mutants(module, (ROOT / "src" / "ropewalk" / f"{module}.py").read_text(encoding="utf-8"))
     if count is not None and count < len(picked):
-        # sampled before the known ones are left out: listing one more leaves the rest of the sample as it was
+        # sampled before known ones are left out, so that listing one more does not change the rest of the sample
         picked = sorted(random.Random(f"{seed}:{module}").sample(picked, count), key=lambda m: m.line)
     return [m for m in picked if (m.module, m.before, m.after) not in known]
 
 
 def study(bench: Bench, module: str, picked: list[Mutant]) -> list[Mutant]:
-    """Run a module's faults and return the survivors."""
+    """Run the mutants of a module and return the survivors."""
     tests = test_arguments(module)
     whole = bench.run(module, None, tests, timeout=600)
     if whole.verdict != "survived":
-        sys.exit(f"{module}: its tests fail without any fault; mend them first\n{whole.log[-2000:]}")
+        sys.exit(f"{module}: its tests fail on the unchanged module; fix them first\n{whole.log[-2000:]}")
     limit, survivors, timeouts, began = 3 * whole.seconds + 15, [], 0, time.monotonic()
     for mutant in picked:
         outcome = bench.run(module, mutant.source, tests, limit)
@@ -202,57 +202,57 @@ def study(bench: Bench, module: str, picked: list[Mutant]) -> list[Mutant]:
     return survivors
 
 
-def by_hand(bench: Bench, faults: list[list[str]]) -> bool:
-    """Whether every (module, before, after, test) is noticed by its test, and all tests pass without them."""
-    intact = bench.run(faults[0][0], None, sorted({fault[3] for fault in faults}), 120)
-    if intact.verdict != "survived":
-        sys.exit(f"the tests fail without any fault; mend them first\n{intact.log[-2000:]}")
-    noticed = []
-    for module, before, after, test in faults:
+def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:
+    """Whether every replacement (module, before, after, test) makes its test fail, and all tests pass without it."""
+    unchanged = bench.run(replacements[0][0], None, sorted({each[3] for each in replacements}), 120)
+    if unchanged.verdict != "survived":
+        sys.exit(f"the tests fail on the unchanged modules; fix them first\n{unchanged.log[-2000:]}")
+    killed = []
+    for module, before, after, test in replacements:
         original = bench.path(module).read_text(encoding="utf-8")
         if original.count(before) != 1:
             sys.exit(f"{module}: {before!r} must occur once, not {original.count(before)} times")
         verdict = bench.run(module, original.replace(before, after), [test], 60).verdict
         print(f"{verdict}: {module}: {before!r} -> {after!r} by {test}", flush=True)
-        noticed.append(verdict == "killed")
-    return all(noticed)
+        killed.append(verdict == "killed")
+    return all(killed)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--module", action="append", choices=sorted(TESTS), help="may be repeated; all by default")
-    parser.add_argument("--per-module", type=int, metavar="N", help="sample N faults of each module; all by default")
+    parser.add_argument("--per-module", type=int, metavar="N", help="sample N mutants of each module; all by default")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
+    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument(
         "--replace",
         nargs=4,
         action="append",
         metavar=("MODULE", "BEFORE", "AFTER", "TEST"),
-        help="one fault by hand, and the test that must notice; may be repeated",
+        help="replace one text, and the test that must fail; may be repeated",
     )
     return parser.parse_args()
 
 
 def main() -> int:
-    """0 if every fault was noticed."""
-    asked = arguments()
-    modules = asked.module or list(TESTS)
-    if asked.list:
+    """Return 0 if every mutant was killed."""
+    options = arguments()
+    modules = options.module or list(TESTS)
+    if options.list:
         for module in modules:
-            print(*chosen(module, asked.per_module, asked.seed), sep="\n")
+            print(*chosen(module, options.per_module, options.seed), sep="\n")
         return 0
     preload()
     bench = Bench()
     try:
-        if asked.replace:
-            return 0 if by_hand(bench, asked.replace) else 1
-        picked = {module: chosen(module, asked.per_module, asked.seed) for module in modules}
+        if options.replace:
+            return 0 if run_replacements(bench, options.replace) else 1
+        picked = {module: chosen(module, options.per_module, options.seed) for module in modules}
         survivors = [m for module in modules for m in study(bench, module, picked[module])]
     finally:
         bench.close()
     total = sum(map(len, picked.values()))
-    print(f"all: {total - len(survivors)} of {total} faults noticed, {len(survivors)} survive (seed {asked.seed})")
+    print(f"all: {total - len(survivors)} of {total} mutants killed, {len(survivors)} survive (seed {options.seed})")
     return 1 if survivors else 0
 
 

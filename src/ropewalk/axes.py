@@ -1,4 +1,4 @@
-"""Which positions a pair listens to: every multi-dimensional RoPE is one vector, the axis of each pair."""
+"""Axes: which coordinate of a position each pair rotates by. A multi-dimensional RoPE is a vector with the axis of each pair."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ropewalk.errors import RopeError, choice, flag, integer, number
 class AxisMap:
     """The axis of every pair, and whether the axes share one ladder of frequencies.
 
-    `ladder="shared"`: pair i keeps omega_i whatever its axis (M-RoPE). `ladder="per_axis"`: each axis counts its own
-    pairs from the fastest (axial image and video RoPE). `fractional` allows real-valued coordinates.
+    ladder      "shared": pair i has frequency omega_i whatever its axis (M-RoPE). "per_axis": the frequencies of each axis start
+                again at the fastest (axial image and video RoPE)
+    fractional  coordinates may be real numbers
     """
 
     axis_of_pair: tuple[int, ...]
@@ -27,7 +28,7 @@ class AxisMap:
 
     def __post_init__(self) -> None:
         num_axes = integer("num_axes", self.num_axes, low=1, high=64)
-        # NumPy's integers become plain ones: equal maps must give specs with equal keys
+        # NumPy's integers become plain ones, so that equal maps give equal fingerprints
         axes = tuple(integer("axis_of_pair", axis, low=0, high=num_axes - 1) for axis in self.axis_of_pair)
         if not axes:
             raise RopeError("axis_of_pair", "must name an axis for at least one pair", axes)
@@ -38,10 +39,11 @@ class AxisMap:
 
     @property
     def pairs(self) -> int:
+        """How many pairs rotate."""
         return len(self.axis_of_pair)
 
     def ladders(self) -> list[tuple[list[int], int]]:
-        """(pairs, dim) of every ladder: which pairs climb it, and the dimension its exponents divide by."""
+        """Return (pairs, dim) of every ladder: the pairs that use it, and the d of its exponents -2i/d."""
         if self.ladder == "shared":
             return [(list(range(self.pairs)), 2 * self.pairs)]
         by_axis = [[i for i, axis in enumerate(self.axis_of_pair) if axis == a] for a in range(self.num_axes)]
@@ -50,9 +52,9 @@ class AxisMap:
 
 @dataclass(frozen=True)
 class MixedAxes:
-    """Trained [heads, pairs, 2] frequencies: every pair of every head listens to both axes (RoPE-Mixed for images).
+    """Trained [heads, pairs, 2] frequencies: every pair of every head rotates by both coordinates (RoPE-Mixed for images).
 
-    The start is rope-vit's: per head one random direction, half of the pairs along it and half across it.
+    The initial values are rope-vit's: a random direction per head, half of the pairs along it and half perpendicular to it.
     """
 
     num_heads: int
@@ -69,28 +71,30 @@ class MixedAxes:
         put("seed", integer("seed", self.seed, low=0))
         put("theta", number("theta", self.theta, above=0))
         if self.pairs % 2:
-            raise RopeError("pairs", "must be even: half the pairs start along a direction, half across it", self.pairs)
+            raise RopeError(
+                "pairs", "must be even: half of the pairs start along a direction, half perpendicular to it", self.pairs
+            )
         if self.num_axes != 2:
-            raise RopeError("num_axes", "must be 2: the mixed form is defined in the plane", self.num_axes)
+            raise RopeError("num_axes", "must be 2: mixed frequencies are defined for (height, width)", self.num_axes)
 
     def start(self) -> Tensor:
-        """The frequencies before training, float32 [heads, pairs, 2]."""
+        """Return the frequencies before training, float32 [heads, pairs, 2]."""
         generator = torch.Generator().manual_seed(self.seed)
         direction = torch.rand(self.num_heads, 1, generator=generator, dtype=torch.float64) * 2 * math.pi
         half = self.pairs // 2
-        pace = self.theta ** -(torch.arange(half, dtype=torch.float64) / half)  # [pairs / 2]
+        radians = self.theta ** -(torch.arange(half, dtype=torch.float64) / half)  # [pairs / 2]
         angle = torch.cat([direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1)
-        return (torch.stack([angle.cos(), angle.sin()], dim=-1) * pace.repeat(2)[:, None]).float()
+        return (torch.stack([angle.cos(), angle.sin()], dim=-1) * radians.repeat(2)[:, None]).float()
 
 
 def chunked(sections: Sequence[int]) -> AxisMap:
-    """M-RoPE in blocks (Qwen2-VL, GLM-4V): the first sections[0] pairs take axis 0, and so on."""
+    """M-RoPE in blocks (Qwen2-VL, GLM-4V): the first sections[0] pairs use axis 0, the next sections[1] axis 1, and so on."""
     sections = _sections(sections)
     return AxisMap(tuple(axis for axis, count in enumerate(sections) for _ in range(count)), len(sections))
 
 
 def interleaved(sections: Sequence[int]) -> AxisMap:
-    """M-RoPE interleaved (Qwen3-VL): pair i takes axis i mod 3 while that axis has pairs left, then time."""
+    """M-RoPE interleaved (Qwen3-VL): pair i uses axis i mod 3 while that axis has pairs left, then time."""
     time, height, width = _sections(sections, exactly=3)
     axes = [0] * (time + height + width)
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
@@ -101,7 +105,7 @@ def interleaved(sections: Sequence[int]) -> AxisMap:
 
 
 def ernie(sections: Sequence[int]) -> AxisMap:
-    """Ernie-4.5-VL, sections (height, width, time): height and width alternate, time takes the slow end."""
+    """Ernie-4.5-VL, sections (height, width, time): height and width alternate, the slowest pairs use time."""
     height, width, time = _sections(sections, exactly=3)
     if height != width:
         raise RopeError("sections", "height and width must be equal to alternate", list(sections))
@@ -109,7 +113,7 @@ def ernie(sections: Sequence[int]) -> AxisMap:
 
 
 def round_robin(sections: Sequence[int]) -> AxisMap:
-    """GLM's order in serving engines: axes take turns, an exhausted axis is skipped."""
+    """GLM's order in serving engines: axes alternate, and an axis without pairs left is skipped."""
     left = list(_sections(sections))
     axes: list[int] = []
     while any(left):
@@ -121,7 +125,7 @@ def round_robin(sections: Sequence[int]) -> AxisMap:
 
 
 def axial(*sections: int) -> AxisMap:
-    """Axial RoPE: axis a owns sections[a] consecutive pairs with a ladder of its own; `axial(16, 16)` for an image."""
+    """Axial RoPE: axis a has sections[a] consecutive pairs and its own ladder of frequencies; `axial(16, 16)` for an image."""
     return AxisMap(chunked(sections).axis_of_pair, len(sections), ladder="per_axis")
 
 
@@ -130,7 +134,7 @@ def normalised(*sections: int) -> AxisMap:
     return AxisMap(chunked(sections).axis_of_pair, len(sections), ladder="per_axis", fractional=True)
 
 
-#: the named orders a config can ask for
+#: the orders of axes that a config can name
 AXIS_ORDERS = {"chunked": chunked, "interleaved": interleaved, "ernie": ernie, "round_robin": round_robin}
 
 

@@ -1,4 +1,4 @@
-"""The one error of the public door: which field, which value, which rule."""
+"""The one error of the public API, and the checks of single values that raise it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numbers import Integral, Real
 
 
 class RopeError(ValueError):
-    """A value that breaks a rule; `field` names where it came from."""
+    """An invalid value: `field` is the argument or config key, `rule` what it must be, `value` what it was."""
 
     def __init__(self, field: str, rule: str, value: object = None) -> None:
         shown = repr(value)
@@ -20,7 +20,7 @@ class RopeError(ValueError):
 
 
 def number(field: str, value: object, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf) -> float:
-    """`value` as a finite float with low <= value <= high and value > above."""
+    """Return `value` as a finite float with low <= value <= high and value > above."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise RopeError(field, "must be a number", value)
     try:
@@ -37,7 +37,7 @@ def number(field: str, value: object, *, low: float = -math.inf, above: float = 
 
 
 def integer(field: str, value: object, *, low: int, high: int = 2**62) -> int:
-    """`value` as an int with low <= value <= high; 8.0 is not an integer here."""
+    """Return `value` as an int with low <= value <= high; 8.0 is not accepted."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise RopeError(field, "must be an integer", value)
     result = int(value)
@@ -47,14 +47,14 @@ def integer(field: str, value: object, *, low: int, high: int = 2**62) -> int:
 
 
 def flag(field: str, value: object) -> bool:
-    """`value` if it is True or False."""
+    """Return `value` if it is True or False."""
     if not isinstance(value, bool):
         raise RopeError(field, "must be true or false", value)
     return value
 
 
 def choice(field: str, value: object, known: Iterable[str]) -> str:
-    """`value` if it is one of `known`."""
+    """Return `value` if it is one of `known`."""
     known = tuple(known)
     if not isinstance(value, str) or value not in known:
         raise RopeError(field, f"must be one of {', '.join(known)}", value)

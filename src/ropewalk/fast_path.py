@@ -1,9 +1,8 @@
-"""Known kinds of calls: a decode step repeats one kind of call, so its checks and its plan are made once and remembered.
+"""The fast path of `Rope(q, k)`: a decode step repeats the same call, so its checks and its launch plan are made once.
 
-The first call of a kind takes the long way, through every check. If a kernel then has a `prepare`, later calls of the
-same kind go straight to it. Whether a call is of a kind is asked of torch's own guard, the one behind torch.compile: in
-one step it compares type, dtype, device, sizes, strides, requires_grad and every dispatch key, so also whether a mode, a
-transform or a tracer watches.
+The first call of a kind runs every check. If its kernel has a `prepare`, later calls of the same kind go directly to the prepared
+kernel. torch's own guard, the one behind torch.compile, decides whether a call is of the same kind: in one step it compares type,
+dtype, device, sizes, strides, requires_grad and all dispatch keys, which also reveals modes, transforms and tracers.
 """
 
 from __future__ import annotations
@@ -14,47 +13,49 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 from torch.nn.modules import module as torch_module
 
+from ropewalk.caches import Cache
 from ropewalk.kernels import pick
 from ropewalk.kernels.request import Request
 from ropewalk.spec import RopeSpec
+from ropewalk.table import TABLES
+from ropewalk.tracing import in_forward_mode, is_traced
 
-#: a prepared kernel: (q, k, q_out, k_out, positions, offset) -> whether it could; False sends the call the long way
+#: a prepared kernel: (q, k, q_out, k_out, positions, offset) -> whether it ran; if not, the call runs without the fast path
 Prepared = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, int], bool]
 
 
-class Known(NamedTuple):
-    """One kind of call."""
+class PreparedCall(NamedTuple):
+    """One kind of call whose checks have passed."""
 
-    fits: Callable[..., bool]  # asked of (q, k) or (q, k, positions)
-    run: Prepared | None  # None where no kernel prepares it: only the long way leads there
-    graded: bool  # q or k requires a gradient, so it is this kind only while none is taken
-    apart: int  # bytes from the start of k to that of q in the call that was checked
-    q_span: int  # bytes from end to end
+    matches: Callable[..., bool]  # the guard of (q, k) or (q, k, positions)
+    run: Prepared | None  # None: this kind has no fast path
+    needs_no_grad: bool  # q or k requires a gradient, so the fast path is valid only while gradients are disabled
+    distance: int  # bytes from the start of k to the start of q in the checked call
+    q_span: int  # bytes from the first to the last element
     k_span: int
-    new_q: Callable[[], Tensor]  # memory for the outs
+    new_q: Callable[[], Tensor]  # allocate the outputs
     new_k: Callable[[], Tensor]
 
 
-#: by what tells most of them apart and is quickly asked for
-_KNOWN: dict[tuple, list[Known]] = {}
-MOST_KNOWN = 1024
-#: kinds that share a name: other strides, types or devices
-MOST_OF_A_NAME = 8
+#: prepared calls, keyed by call attributes that are cheap to read; a prepared kernel holds the tables it points into
+PREPARED = Cache("prepared calls", entries=1024, holds=TABLES)
+#: prepared calls with the same attributes but other strides, dtypes or devices
+MOST_PER_KEY = 8
 
-_functorch_depth = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
-#: what torch.compile's own calls are made of; a torch that has moved the guard knows no shortcut
+#: torch.compile's guards and allocators; a torch without them has no fast path
 _compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _Guard = getattr(_compiled, "TensorGuards", None)
-#: hooks of every module, in dicts that torch keeps as long as the process lives
-_before_any, _after_any = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
-_before_any_backward, _after_any_backward = torch_module._global_backward_pre_hooks, torch_module._global_backward_hooks
+#: the hooks of all modules; torch never replaces these dicts
+_GLOBAL_HOOKS = tuple(
+    getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
+)
+_before_any, _after_any, _before_any_backward, _after_any_backward = _GLOBAL_HOOKS
 
 
-def rotate_known(
+def rotate_prepared(
     module: nn.Module,
     spec: RopeSpec,
     backend: str | None,
@@ -65,37 +66,37 @@ def rotate_known(
     seq_dim: int,
     inplace: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """The turned q and k if this kind of call is known, its kernel takes it and nobody watches the module, else None."""
+    """Return the rotated q and k if this kind of call was prepared and the module has no hooks, else None."""
     own, given = module.__dict__, positions is not None
     if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
         return None
     if _before_any or _after_any or _before_any_backward or _after_any_backward or torch.compiler.is_compiling():
         return None
-    # somebody put a forward in its place, or compiled it
+    # the instance has a forward of its own, or was compiled
     if "forward" in own or "_compiled_call_impl" in own:
         return None
-    # derivatives taken forwards are the one thing the guard does not see
-    if type(q) is not Tensor or type(offset) is not int or type(seq_dim) is not int or forward_ad._current_level >= 0:
+    # the guard does not see forward-mode derivatives
+    if type(q) is not Tensor or type(offset) is not int or type(seq_dim) is not int or in_forward_mode():
         return None
-    for known in _KNOWN.get((spec.fingerprint, backend, q.shape, given, seq_dim, inplace), ()):
-        if known.fits(q, k, positions) if given else known.fits(q, k):
+    for call in PREPARED.get((spec.fingerprint, backend, q.shape, given, seq_dim, inplace), ()):
+        if call.matches(q, k, positions) if given else call.matches(q, k):
             break
     else:
         return None
-    if known.run is None or (known.graded and torch.is_grad_enabled()) or (given and offset) or offset.bit_length() > 62:
+    if call.run is None or (call.needs_no_grad and torch.is_grad_enabled()) or (given and offset) or offset.bit_length() > 62:
         return None
     if not inplace:
-        q_out, k_out = known.new_q(), known.new_k()
-        return (q_out, k_out) if known.run(q, k, q_out, k_out, positions, offset) else None
-    # shapes and strides are those of the checked call, so q and k can only overlap if they now lie closer together
-    apart = q.data_ptr() - k.data_ptr()
-    if (apart != known.apart and -known.q_span < apart < known.k_span) or not known.run(q, k, q, k, positions, offset):
+        q_out, k_out = call.new_q(), call.new_k()
+        return (q_out, k_out) if call.run(q, k, q_out, k_out, positions, offset) else None
+    # shapes and strides equal those of the checked call, so q and k can overlap only if they are now closer together
+    distance = q.data_ptr() - k.data_ptr()
+    if (distance != call.distance and -call.q_span < distance < call.k_span) or not call.run(q, k, q, k, positions, offset):
         return None
     increment_version((q, k))
     return q, k
 
 
-def remember(
+def prepare(
     request: Request,
     backend: str | None,
     xs: tuple[Tensor, ...],
@@ -103,49 +104,40 @@ def remember(
     positions: Tensor | None,
     seq_dim: int,
 ) -> None:
-    """Keep what the kernel prepares for this kind of call, which has just gone the long way."""
+    """Prepare the fast path for calls like this one, which has just run with all checks."""
     tensors = xs if positions is None else (*xs, positions)
-    if (
-        _Guard is None
-        or len(xs) != 2
-        or request.positions is not positions
-        or torch.compiler.is_compiling()
-        or not _plain(tensors)
-    ):
+    if _Guard is None or len(xs) != 2 or request.positions is not positions or not _is_plain(tensors):
         return
-    graded = any(x.requires_grad for x in xs)
-    if graded and torch.is_grad_enabled():
+    requires_grad = any(x.requires_grad for x in xs)
+    if requires_grad and torch.is_grad_enabled():
         return
-    name = (request.spec.fingerprint, backend, xs[0].shape, positions is not None, seq_dim, outs[0] is xs[0])
-    kinds = _KNOWN.get(name, [])
-    if any(kind.fits(*tensors) for kind in kinds):
+    key = (request.spec.fingerprint, backend, xs[0].shape, positions is not None, seq_dim, outs[0] is xs[0])
+    others = PREPARED.get(key, [])
+    if any(call.matches(*tensors) for call in others):
         return
-    if len(_KNOWN) >= MOST_KNOWN:
-        _KNOWN.clear()
-    prepare = None if request.spec.needs_length or request.spec.learned else pick(xs, request, backend).prepare
+    make = None if request.spec.needs_length or request.spec.learned else pick(xs, request, backend).prepare
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     guard = _Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    run, (q, k) = None if prepare is None else prepare(xs, outs, request), xs
-    makers = (_maker(out) for out in outs)
-    known = Known(guard.check, run, graded, q.data_ptr() - k.data_ptr(), _span(q), _span(k), *makers)
-    _KNOWN[name] = [known, *kinds[: MOST_OF_A_NAME - 1]]
+    run, (q, k) = None if make is None else make(xs, outs, request), xs
+    allocators = (_allocator(out) for out in outs)
+    call = PreparedCall(guard.check, run, requires_grad, q.data_ptr() - k.data_ptr(), _span(q), _span(k), *allocators)
+    PREPARED.keep(key, [call, *others[: MOST_PER_KEY - 1]])
 
 
-def _maker(out: Tensor) -> Callable[[], Tensor]:
-    """What makes a tensor like this one; torch.compile's allocator takes half the time of empty_like."""
+def _allocator(out: Tensor) -> Callable[[], Tensor]:
+    """Return a function that allocates a tensor like `out`; torch.compile's allocator takes half the time of empty_like."""
     quick = getattr(_compiled, f"_empty_strided_{out.device.type}", None)
     if quick is None:
         return partial(torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device)
     return partial(quick, tuple(out.shape), out.stride(), out.dtype)
 
 
-def _plain(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether these are tensors and nothing more, and nobody watches what is done to them."""
-    if any(type(tensor) is not Tensor or tensor.is_neg() for tensor in tensors) or forward_ad._current_level >= 0:
-        return False
-    return _functorch_depth() is None and not torch._C._len_torch_dispatch_stack() and torch._C._get_tracing_state() is None
+def _is_plain(tensors: tuple[Tensor, ...]) -> bool:
+    """Return whether these are plain tensors, no subclass or parameter, and nothing traces the call."""
+    plain = all(type(tensor) is Tensor and not tensor.is_neg() for tensor in tensors)
+    return plain and not in_forward_mode() and not is_traced(tensors)
 
 
 def _span(x: Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
+    """Return the bytes from the first element to the end of the last."""
     return (1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))) * x.element_size()

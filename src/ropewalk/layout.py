@@ -1,12 +1,12 @@
-"""Which pair layout: half <-> interleaved for activations, weights, biases, norms, LoRA and fused QKV; and a probe.
+"""Pair layouts: convert half <-> interleaved for activations, weights, biases, norms, LoRA and fused QKV; and a probe.
 
 The two layouts differ by a permutation of the rotated dimensions of each head, nothing else:
 
     half         a0 a1 a2 b0 b1 b2      pair i = (x_i, x_{i + r/2})
     interleaved  a0 b0 a1 b1 a2 b2      pair i = (x_{2i}, x_{2i+1})
 
-Whatever produces q and k (rows of their projections) is permuted; values, outputs and inputs are not. Conversions move
-numbers and never compute with them, so there and back is the same bits in any dtype.
+Only what produces q and k is permuted (the rows of their projections), never values, outputs or inputs. Converting there and
+back gives the same bits in any dtype.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def convert_layout(
     dim: int = -1,
     num_heads: int | None = None,
 ) -> Shaped[Tensor, "..."]:
-    """`x` with the rotated dimensions of every head moved from the `source` layout to the `target` layout.
+    """Return `x` with the rotated dimensions of every head permuted from the `source` layout to the `target` layout.
 
-    dim           where the heads lie: the last axis of activations [..., head_dim] or [..., heads * head_dim], axis 0 of a
+    dim           the axis of the heads: the last axis of activations [..., head_dim] or [..., heads * head_dim], axis 0 of a
                   q or k projection [heads * head_dim, in], of its bias, and of a QK-norm weight [head_dim]
-    rotary_dim    how many dimensions turn, from `rotary_start`; None = all of them. The others stay where they are
+    rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them. The others keep their place
     num_heads     checked against the size of `dim` if given
     """
     spec = _checked(source, target, head_dim, rotary_dim, rotary_start)
@@ -62,7 +62,7 @@ def convert_qkv(
     rotary_start: int = 0,
     dim: int = 0,
 ) -> Shaped[Tensor, "..."]:
-    """A fused QKV weight or bias with the rows of its queries and keys converted and those of its values untouched.
+    """Return a fused QKV weight or bias with the rows of its queries and keys converted; those of its values stay.
 
     concatenated  all q heads, all k heads, all v heads (Phi-3, Falcon with one kv head)
     grouped       for every kv head its q heads, then its k, then its v (GPT-NeoX, Falcon, InternLM2, Megatron)
@@ -75,9 +75,9 @@ def convert_qkv(
     axis, groups = _axis(weight, dim), num_kv_heads if packing == "grouped" else 1
     heads = _unflatten(weight, axis, head_dim, num_heads + 2 * num_kv_heads, "num_heads + 2 * num_kv_heads")
     heads = heads.unflatten(axis, (groups, -1))  # [groups, q + k + v heads of a group, head_dim]
-    turning, values = heads.split([(num_heads + num_kv_heads) // groups, num_kv_heads // groups], dim=axis + 1)
-    turning = _permute(turning, source, target, spec, axis + 2)
-    return torch.cat((turning, values), dim=axis + 1).flatten(axis, axis + 2)
+    queries_and_keys, values = heads.split([(num_heads + num_kv_heads) // groups, num_kv_heads // groups], dim=axis + 1)
+    queries_and_keys = _permute(queries_and_keys, source, target, spec, axis + 2)
+    return torch.cat((queries_and_keys, values), dim=axis + 1).flatten(axis, axis + 2)
 
 
 def convert_lora(
@@ -91,21 +91,21 @@ def convert_lora(
     rotary_start: int = 0,
     num_heads: int | None = None,
 ) -> tuple[Shaped[Tensor, "rank inputs"], Shaped[Tensor, "outputs rank"]]:
-    """The adapter (A, B) of a q or k projection for a base in the `target` layout.
+    """Return the LoRA adapter (A, B) of a q or k projection for a base model in the `target` layout.
 
-    The update is B A, so its rows are B's: B is permuted and A returned as it is. For a fused projection use
+    The update is B A, so its rows are those of B: B is permuted and A is returned unchanged. For a fused projection call
     `convert_qkv` on B.
     """
     if a.shape[0] != b.shape[1]:
         raise RopeError("b", f"must be [outputs, rank] with the rank of a, {a.shape[0]}", list(b.shape))
-    rotated = convert_layout(
+    converted = convert_layout(
         b, source, target, head_dim=head_dim, rotary_dim=rotary_dim, rotary_start=rotary_start, dim=0, num_heads=num_heads
     )
-    return a, rotated
+    return a, converted
 
 
 def _checked(source: str, target: str, head_dim: int, rotary_dim: int | None, rotary_start: int) -> RopeSpec:
-    """The slice that turns, under the same rules as any spec."""
+    """Return a spec with this slice, which checks it."""
     choice("source", source, LAYOUTS)
     choice("target", target, LAYOUTS)
     return RopeSpec(head_dim, rotary_dim=rotary_dim, rotary_start=rotary_start)
@@ -120,7 +120,7 @@ def _axis(x: Tensor, dim: int) -> int:
 
 
 def _unflatten(x: Tensor, axis: int, head_dim: int, num_heads: int | None, name: str) -> Tensor:
-    """`axis` as [heads, head_dim]."""
+    """Return x with `axis` split into [heads, head_dim]."""
     size = x.shape[axis]
     if size % head_dim or not size:
         raise RopeError("x", f"must have a multiple of head_dim = {head_dim} along dim {axis}", list(x.shape))
@@ -130,20 +130,20 @@ def _unflatten(x: Tensor, axis: int, head_dim: int, num_heads: int | None, name:
 
 
 def _permute(x: Tensor, source: str, target: str, spec: RopeSpec, axis: int) -> Tensor:
-    """A copy of x with `axis`, one head, in the target layout."""
+    """Return a copy of x with `axis`, which is one head, in the target layout."""
     if source == target:
         return x.clone()
     rest = spec.head_dim - spec.rotary_start - 2 * spec.pairs
-    before, turning, after = x.split([spec.rotary_start, 2 * spec.pairs, rest], dim=axis)
-    # [a | b] is two rows of pairs, [ab | ab | ab] is pairs rows of two: one is the other transposed
+    before, rotated, after = x.split([spec.rotary_start, 2 * spec.pairs, rest], dim=axis)
+    # half is [2, pairs], interleaved is [pairs, 2]: each is the transpose of the other
     shape = (2, spec.pairs) if source == "half" else (spec.pairs, 2)
-    turning = turning.unflatten(axis, shape).transpose(axis, axis + 1).flatten(axis, axis + 1)
-    return torch.cat((before, turning, after), dim=axis)
+    rotated = rotated.unflatten(axis, shape).transpose(axis, axis + 1).flatten(axis, axis + 1)
+    return torch.cat((before, rotated, after), dim=axis)
 
 
 @dataclass(frozen=True)
 class LayoutProbe:
-    """What the probe found: the layout the weights want, or None where the evidence does not reach the threshold."""
+    """The result of a probe: the layout with the lower loss, or None where the difference is below the threshold."""
 
     layout: str | None
     losses: dict[str, float]
@@ -151,12 +151,11 @@ class LayoutProbe:
 
 
 def probe_layout(loss: Callable[[str], float], *, threshold: float = 0.1) -> LayoutProbe:
-    """Tell by behaviour which layout a model's weights were trained for.
+    """Detect which layout a model's weights were trained with, by its loss under each.
 
-    loss       runs the model under the layout it is given, "half" or "interleaved", and returns its mean loss on
-               ordinary data; the layout that loses less wins
-    threshold  how much the two must differ; below it `layout` is None. A trained model pays nats a token for wrong
-               pairs, a single head may pay tenths; on very short input both layouts can do alike
+    loss       a function that runs the model with a layout, "half" or "interleaved", and returns its mean loss on ordinary data
+    threshold  the least difference; below it `layout` is None. With the wrong layout a trained model loses nats per token, a
+               single head tenths; on very short input the two may not differ
     """
     number("threshold", threshold, low=0)
     losses = {layout: float(loss(layout)) for layout in LAYOUTS}

@@ -1,7 +1,7 @@
 """The registered ops: what torch.compile, functorch and tensor subclasses see of a rotation.
 
-Compiled graphs hold strings and tensors, so a spec travels by its key. Autograd is registered at import: an op without
-it would return tensors whose gradients are silently missing.
+A compiled graph holds strings and tensors, so a spec is passed as its fingerprint. Autograd is registered at import: an op
+without it would silently return tensors without gradients.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ropewalk.table import cos_sin
 
 
 def execute(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
-    """Run the kernel."""
+    """Run a kernel and return the rotated tensors: new ones, or `xs` themselves if `inplace`."""
     outs = xs if inplace else tuple(torch.empty_like(x) for x in xs)
     if any(x.is_cpu and x.stride(-1) != 1 for x in (*xs, *outs)):
         _on_copies(xs, outs, request, backend)
     else:
         pick(xs, request, backend).run(xs, outs, request)
     if inplace:
-        increment_version(xs)  # autograd must notice that what it kept has changed
+        increment_version(xs)  # so that autograd detects a change of a saved tensor
     return outs
 
 
 def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, backend: str | None) -> None:
-    """The native kernel wants dimensions side by side; another kernel would round another way, so it gets copies."""
+    """Rotate contiguous copies: the native kernel needs a last stride of 1, and another kernel would round differently."""
     if backend is not None:
-        pick(xs, request, backend)  # the named one says what it cannot take
+        pick(xs, request, backend)  # raises if the named backend cannot rotate these
     rows = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
     pick(rows, request, backend).run(rows, rows, request)
     for out, row in zip(outs, rows, strict=True):
@@ -45,6 +45,7 @@ _TABLE = "Tensor cos, Tensor sin, str layout, str layout_out, int start, int seq
 torch.library.define("ropewalk::rotate", f"(Tensor x, {_ANGLES}, bool key) -> Tensor")
 torch.library.define("ropewalk::rotate_", f"(Tensor(a!) x, {_ANGLES}, bool key) -> ()")
 torch.library.define("ropewalk::rotate_qk", f"(Tensor q, Tensor k, {_ANGLES}) -> (Tensor, Tensor)")
+# rotates by given tables; exported programs hold the name, so it stays
 torch.library.define("ropewalk::turn", f"(Tensor x, {_TABLE}) -> Tensor")
 torch.library.define(
     "ropewalk::cos_sin", "(Tensor positions, Tensor? length, str spec, ScalarType dtype, int gain, bool key) -> (Tensor, Tensor)"
@@ -110,7 +111,7 @@ def _(positions, length, spec, dtype, magnitude_power, key):
 
 
 def _keep_angles(first: int):
-    """A setup_context that keeps an op's angle arguments, which start at `first`."""
+    """Return a setup_context that saves an op's angle arguments, which start at index `first`."""
 
     def setup(ctx, inputs, output):
         positions, offset, length, *ctx.rest = inputs[first:]
@@ -136,7 +137,7 @@ def _rotate_qk_backward(ctx, q_grad, k_grad):
 def _keep_tables(ctx, inputs, output):
     _, cos, sin, *ctx.rest = inputs
     if any(ctx.needs_input_grad[1:3]):
-        raise RopeError("cos", "and sin that need gradients are turned by rotation.turn_by, not by the op", list(cos.shape))
+        raise RopeError("cos", "cos and sin must not require gradients here; use ropewalk.rotation.rotate_by", list(cos.shape))
     ctx.save_for_backward(cos, sin)
 
 
@@ -152,9 +153,9 @@ torch.library.register_autograd("ropewalk::turn", _turn_backward, setup_context=
 
 
 def _vmapped(info, in_dims, x, *rest, op=torch.ops.ropewalk.rotate, seq_at=4):
-    """The mapped axis becomes one more axis that shares the angles; mapped angles are taken one by one."""
+    """Rotate with the mapped axis as one more axis that shares the angles; mapped angles are rotated one by one."""
     seq_dim = rest[seq_at]
-    packed = x.ndim - 1 == -seq_dim == 3  # [T, H, D]: with one more axis its heads would pass for rows
+    packed = x.ndim - 1 == -seq_dim == 3  # [T, H, D]: with one more axis its heads would be taken for rows
     if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and not packed:
         x = x.movedim(in_dims[0], -3 if seq_dim == -2 else -2)
         rest = [*rest[:seq_at], seq_dim if seq_dim == -2 else seq_dim - 1, *rest[seq_at + 1 :]]
@@ -163,7 +164,7 @@ def _vmapped(info, in_dims, x, *rest, op=torch.ops.ropewalk.rotate, seq_at=4):
 
 
 def _one_by_one(info, in_dims, args):
-    """The arguments of each call that the map stands for."""
+    """Yield the arguments of each call of the mapped function."""
     for i in range(info.batch_size):
         yield [a if dim is None else a.select(dim, i) for a, dim in zip(args, in_dims, strict=True)]
 
@@ -192,8 +193,8 @@ torch.library.register_vmap("ropewalk::turn", _vmapped_turn)
 torch.library.register_vmap("ropewalk::cos_sin", _vmapped_cos_sin)
 
 
-def tables(request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-    """cos and sin of a turn, sin not negated for a turn backwards, as compilers and functorch can follow them."""
+def request_tables(request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of a request through the registered op; sin is not negated for an inverse rotation."""
     positions = request.explicit_positions(seq, device)
     return torch.ops.ropewalk.cos_sin(
         positions, _as_tensor(request.length, device), request.spec.fingerprint, dtype, request.magnitude_power, key
@@ -205,7 +206,7 @@ def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
 
 
 def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False) -> tuple[Tensor, ...]:
-    """Turn `xs` by a registered op; under vmap (`mapped`) none of them writes in place."""
+    """Rotate `xs` by a registered op; under vmap (`mapped`) no op writes in place."""
     if isinstance(request, TableRequest):
         table = (request.cos, request.sin, request.layout_in, request.layout_out, request.start, request.seq_dim)
         rotated = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
@@ -222,7 +223,7 @@ def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mappe
         )
         if inplace and not mapped and not (torch.is_grad_enabled() and any(x.requires_grad for x in xs)):
             for i, x in enumerate(xs):
-                torch.ops.ropewalk.rotate_(x, *angles, request.key or i == 1)
+                torch.ops.ropewalk.rotate_(x, *angles, request.is_key(i))
             return xs
         if len(xs) == 2:
             rotated = torch.ops.ropewalk.rotate_qk(*xs, *angles)

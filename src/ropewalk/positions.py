@@ -1,7 +1,6 @@
-"""Which positions: builders of the integer tensors a rotation takes, whole tensors at a time.
+"""Positions: functions that build the integer tensors that `Rope` takes: [S], [B, S], or [axes, B, S] for images and video.
 
-Nothing is read back from the device: sizes come as Python numbers, everything that depends on tensor values stays there.
-Shapes are what `Rope` takes: [S], [B, S], or [axes, B, S] for images, video and mixed sequences.
+Nothing is read back from the device: sizes are Python numbers, and whatever depends on tensor values stays on the device.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from ropewalk.errors import RopeError, choice, integer, number
 
 Device = torch.device | str | None
 MOST = 2**31
-#: float32 counts whole numbers without a gap up to here
+#: float32 represents every integer up to here
 FLOAT32_REACH = 2**24
 
 
 def consecutive(seq: int, offset: int | Integer[Tensor, "B"] = 0, device: Device = None) -> Int[Tensor, "*B S"]:
-    """offset, offset + 1, ...: [S] for an int, [B, S] for one offset a row (a cache whose rows differ in length)."""
+    """Return offset, offset + 1, ...: [S] for an int, [B, S] for one offset a row (a cache whose rows differ in length)."""
     integer("seq", seq, low=0, high=MOST)
     if isinstance(offset, Tensor):
         _check_integers("offset", offset, "B")
-        # "cuda" and "cuda:0" are one device, but not equal by name
+        # "cuda" and "cuda:0" are the same device, but do not compare equal
         if device is not None and torch.empty(0, device=device).device != offset.device:
             raise RopeError("device", f"must be the device of offset, {offset.device}, or left out", str(device))
         return offset.to(torch.int64).unsqueeze(-1) + torch.arange(seq, device=offset.device)
@@ -36,20 +35,21 @@ def consecutive(seq: int, offset: int | Integer[Tensor, "B"] = 0, device: Device
 
 
 def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Tensor, "T"]:
-    """Positions that begin again at every boundary of sequences packed one after another.
+    """Return positions that start again at every boundary of packed sequences.
 
-    cu_seqlens [N + 1] = 0, end of the first, end of the second, ... `total` is the number of tokens, which a tensor on
-    an accelerator cannot tell without a read-back; tokens past the last boundary count as one more sequence.
+    cu_seqlens  [N + 1] = 0, end of the first sequence, end of the second, ...
+    total       the number of tokens; needed where cu_seqlens is not on the CPU, to avoid a read-back. Tokens past the last
+                boundary are one more sequence
     """
     _check_integers("cu_seqlens", cu_seqlens, "N")
-    # a compiler sees no values either
+    # values cannot be read while compiling either
     readable = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
     if not len(cu_seqlens):
         raise RopeError("cu_seqlens", "must begin with 0", [])
     ends = cu_seqlens.to(torch.int64)
     if total is None:
         if not readable:
-            raise RopeError("total", f"must be given for boundaries on {ends.device}: reading them would wait for it", None)
+            raise RopeError("total", f"must be given for boundaries on {ends.device}: reading them would synchronise", None)
         total = int(ends[-1])
     token = torch.arange(integer("total", total, low=0, high=MOST), device=ends.device)
     _require_boundaries(ends, total, readable)
@@ -58,7 +58,7 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
 
 
 def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
-    rule = "must begin with 0, never fall and end at most at `total`"
+    rule = "must begin with 0, never decrease and end at most at `total`"
     valid = (ends[0] == 0) & (ends.diff() >= 0).all() & (ends[-1] <= total)
     if not readable:
         torch.ops.aten._assert_async.msg(valid, f"cu_seqlens: {rule}")
@@ -67,15 +67,15 @@ def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
 
 
 def left_padded(mask: Bool[Tensor, "B S"] | Integer[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    """Each row counts its own real tokens: the first token where `mask` is 1 has position 0, padding before it too."""
+    """Return positions that count the real tokens of each row: the first token with mask 1, and padding before it, are at 0."""
     _check_integers("mask", mask, "BS", or_bool=True)
     return (mask.to(torch.int64).cumsum(dim=-1) - 1).clamp(min=0)
 
 
 def grid(*sizes: int, merge: int = 1, start: int | Sequence[int] = 0, device: Device = None) -> Int[Tensor, "A 1 N"]:
-    """Coordinates of every cell in raster order, the last axis fastest: `grid(h, w)` an image, `grid(t, h, w)` a video.
+    """Return the coordinates of every cell in raster order, the last axis fastest: `grid(h, w)` or `grid(t, h, w)`.
 
-    merge  m > 1 walks the last two axes in m x m blocks, as Qwen-VL's image encoder orders its patches
+    merge  m > 1 orders the last two axes in m x m blocks, as Qwen-VL's image encoder orders its patches
     start  the coordinate of the first cell, one for all axes or one each
     """
     if not sizes:
@@ -99,7 +99,7 @@ def grid(*sizes: int, merge: int = 1, start: int | Sequence[int] = 0, device: De
 def patch_centres(
     height: int, width: int, scale: float = 1.0, dtype: torch.dtype = torch.float64, device: Device = None
 ) -> Float[Tensor, "2 1 N"]:
-    """(y, x) centres of the patches of an image whose sides run from -1 to 1, in raster order, times `scale`.
+    """Return (y, x) centres of the patches of an image whose sides run from -1 to 1, in raster order, times `scale`.
 
     For `axes.normalised`. `scale=2 * math.pi` makes a frequency of 1 one turn over half the image: DINOv3's rule.
     """
@@ -150,7 +150,9 @@ class Video:
         integer("width", self.width, low=1, high=MOST)
         object.__setattr__(self, "interval", number("interval", self.interval, low=0))
         if self.interval != 1 and self.frames * max(1.0, self.interval) >= FLOAT32_REACH:
-            raise RopeError("interval", "times frames must stay below 2^24, where float32 stops counting", self.interval)
+            raise RopeError(
+                "interval", "times frames must stay below 2^24, the limit of exact integers in float32", self.interval
+            )
 
 
 Segment = Text | Image | Video
@@ -183,14 +185,14 @@ def multimodal(
     resume: str = "space",
     device: Device = None,
 ) -> tuple[Int[Tensor, "3 B S"], Int[Tensor, "B"]]:
-    """M-RoPE positions (time, height, width) of rows of text, images and videos, and the delta that decoding adds.
+    """Return M-RoPE positions (time, height, width) of rows of text, images and videos, and the delta that decoding adds.
 
-    Text counts on all axes alike; a grid that begins at c places its cells at (c + frame, c + row, c + column). The
-    delta of a row is its largest position + 1 - its tokens; see `decode_positions`. Padding has position 0.
+    Text has the same position on all axes; the cells of a grid that begins at c are at (c + frame, c + row, c + column). The
+    delta of a row is its largest position + 1 - its number of tokens; see `decode_positions`. Padding has position 0.
 
     merge       m x m patches make one token; `time_merge` the same for the frames of videos (Ernie-4.5-VL)
-    padding     the side where shorter rows are filled up, "right" or "left"
-    resume      where counting goes on after a grid: "space" = c + its longer side, as transformers 5 does;
+    padding     the side on which shorter rows are padded, "right" or "left"
+    resume      the position after a grid: "space" = c + its longer side, as transformers 5 does;
                 "max" = one past its largest position, time included, as the models' first release did
     """
     choice("padding", padding, ("right", "left"))
@@ -198,20 +200,21 @@ def multimodal(
     merges = integer("time_merge", time_merge, low=1), integer("merge", merge, low=1)
     if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, list | tuple) for row in rows):
         raise RopeError("rows", "must be a list of rows, each a list of Text, Image and Video", rows)
-    plans = [_plan(row, *merges, resume) for row in rows]
-    lengths = [sum(run.tokens for run in plan) for plan in plans]
+    runs_of_rows = [_runs_of(row, *merges, resume) for row in rows]
+    lengths = [sum(run.tokens for run in runs) for runs in runs_of_rows]
     longest = max(lengths)
     filled: list[_Run] = []
-    for plan, length in zip(plans, lengths, strict=True):
+    delta: list[int] = []
+    for runs, length in zip(runs_of_rows, lengths, strict=True):
         filler = [_Run(longest - length, 0, (1, 1, 1), (1, 1, 1))]
-        filled += filler + plan if padding == "left" else plan + filler
-    delta = [max((run.last for run in plan), default=-1) + 1 - length for plan, length in zip(plans, lengths, strict=True)]
-    flat = _positions_of_runs(filled, len(plans) * longest, device)  # [3, B * S]
-    return flat.reshape(3, len(plans), longest), _to_device(torch.tensor(delta), device)
+        filled += filler + runs if padding == "left" else runs + filler
+        delta.append(max((run.last for run in runs), default=-1) + 1 - length)
+    flat = _positions_of_runs(filled, len(rows) * longest, device)  # [3, B * S]
+    return flat.reshape(3, len(rows), longest), _to_device(torch.tensor(delta), device)
 
 
-def _plan(row: Sequence[Segment], time_merge: int, merge: int, resume: str) -> list[_Run]:
-    """The runs of one row, each where the one before it left off."""
+def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, resume: str) -> list[_Run]:
+    """Return the runs of one row; each starts after the positions of the one before it."""
     runs: list[_Run] = []
     at = 0
     for segment in row:
@@ -240,12 +243,12 @@ def _grid_run(segment: Image | Video, at: int, time_merge: int, merge: int) -> _
 
 
 def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tensor, "3 T"]:
-    """Every token finds its run, and in it its frame, row and column: a handful of kernels, whatever the number of runs."""
+    """Return the position of every token of `runs` with a fixed number of operations, whatever the number of runs."""
     numbers = [[run.tokens, run.start, *run.strides, *run.sizes] for run in runs]
     table = _to_device(torch.tensor(numbers, dtype=torch.int64).reshape(-1, 8), device)
     intervals = _to_device(torch.tensor([run.interval for run in runs], dtype=torch.float32), device)
     tokens = table[:, 0]
-    run_of_token = torch.repeat_interleave(tokens, output_size=total)  # the size is known, so nothing is read back
+    run_of_token = torch.repeat_interleave(tokens, output_size=total)  # with the size given, nothing is read back
     tokens, start, *rest = table[run_of_token].unbind(-1)
     strides, sizes = torch.stack(rest[:3]), torch.stack(rest[3:])  # [3, T]
     ends = table[:, 0].cumsum(0)[run_of_token]
@@ -260,7 +263,7 @@ def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tens
 def decode_positions(
     delta: Integer[Tensor, "B"], index: int | Integer[Tensor, "B"], tokens: int = 1
 ) -> Int[Tensor, "3 B {tokens}"]:
-    """M-RoPE positions of the next `tokens` text tokens, where `index` real tokens (one count, or one a row) came before."""
+    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one count, or one a row)."""
     _check_integers("delta", delta, "B")
     integer("tokens", tokens, low=0, high=MOST)
     if isinstance(index, Tensor):
@@ -272,7 +275,7 @@ def decode_positions(
 
 
 def _check_integers(name: str, value: object, axes: str, or_bool: bool = False) -> None:
-    """`value` is an integer tensor with one axis for each letter of `axes`."""
+    """Check that `value` is an integer tensor with one axis for each letter of `axes`."""
     if not isinstance(value, Tensor):
         raise RopeError(name, f"must be an integer tensor [{', '.join(axes)}]", type(value))
     counts = not value.is_floating_point() and not value.is_complex() and (or_bool or value.dtype != torch.bool)
@@ -281,5 +284,5 @@ def _check_integers(name: str, value: object, axes: str, or_bool: bool = False) 
 
 
 def _to_device(host: Tensor, device: Device) -> Tensor:
-    # not a read-back and no wait: a copy towards the device returns once the host's bytes are taken
+    # a copy to the device, which does not synchronise
     return host if device is None else host.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Rope: the module people put in models. It holds a spec and no numbers, so there is nothing to lose."""
+"""Rope: the module to put into a model. It holds a spec and no tensors, so casts, copies and sharding cannot change it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import torch
 from jaxtyping import Inexact, Shaped
 from torch import Tensor, nn
 
-from ropewalk import checks as tokens
-from ropewalk import fast_path as shortcut
-from ropewalk import rotation
+from ropewalk import fast_path, rotation
 from ropewalk.axes import MixedAxes
+from ropewalk.checks import make_request, request_for_tokens
 from ropewalk.errors import RopeError, choice
-from ropewalk.frequencies import Frequencies, Length
+from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.reference import join_pairs
 from ropewalk.kernels.request import Request, TableRequest
-from ropewalk.ops import tables
+from ropewalk.ops import request_tables
 from ropewalk.spec import RopeSpec
-from ropewalk.table import magnitude_on
+from ropewalk.table import with_magnitude
 
-#: numeric state that other implementations left in checkpoints; ours is a function of the spec
+#: names under which other implementations save frequencies or tables in checkpoints; here they follow from the spec
 LEGACY_STATE = (
     "inv_freq", "original_inv_freq", "long_inv_freq", "freqs", "freqs_cis", "freqs_cos", "freqs_sin", "cos_cached", "sin_cached",
     "embed_positions.weight", "rotary_emb.inv_freq", "weight",
@@ -30,10 +29,10 @@ LEGACY_STATE = (
 
 
 class Rope(nn.Module):
-    """Rotary position embedding after `spec`.
+    """Rotary position embedding as `spec` defines it.
 
-    No parameters and no buffers, so half(), meta init, deepcopy, pickle and sharding cannot change a result. Learned
-    frequencies are the exception: `log_scale` [pairs], or `mixed` [heads, pairs, axes].
+    It has no parameters and no buffers, so half(), meta init, deepcopy, pickle and sharding cannot change a result. Only learned
+    frequencies are parameters: `log_scale` [pairs], or `mixed` [heads, pairs, axes].
     """
 
     def __init__(self, spec: RopeSpec, *, backend: str | None = None) -> None:
@@ -43,7 +42,8 @@ class Rope(nn.Module):
         if backend is not None:
             choice("backend", backend, BACKENDS)
         self.spec, self.backend = spec, backend
-        spec.with_(magnitude_on="scale")  # what rerotate turns by: a graph can only ask for specs made outside of it
+        # what rerotate rotates by; kept alive because a compiled graph finds it by its fingerprint
+        self._without_magnitude = spec.with_(magnitude_on="scale")
         if isinstance(spec.axes, MixedAxes):
             self.mixed = nn.Parameter(torch.empty(spec.axes.num_heads, spec.pairs, spec.num_axes))
         elif spec.learned:
@@ -51,7 +51,7 @@ class Rope(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Learned frequencies as before training: what FSDP and others call after `to_empty`."""
+        """Set learned frequencies to their values before training; FSDP and others call this after `to_empty`."""
         if isinstance(self.spec.axes, MixedAxes):
             with torch.no_grad():
                 self.mixed.copy_(self.spec.axes.start())
@@ -59,11 +59,11 @@ class Rope(nn.Module):
             nn.init.zeros_(self.log_scale)
 
     def __call__(self, q, k=None, positions=None, offset: int | Tensor = 0, seq_dim=-2, length=None, *, inplace=False) -> Any:
-        """`forward`; a kind of call that is known goes straight to its kernel if nobody watches this module."""
+        """Call `forward`; a repeated kind of call goes directly to its kernel if this module has no hooks."""
         if k is not None and length is None and type(self) is Rope:
-            known = shortcut.rotate_known(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
-            if known is not None:
-                return known
+            rotated = fast_path.rotate_prepared(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
+            if rotated is not None:
+                return rotated
         return super().__call__(q, k, positions, offset, seq_dim, length, inplace=inplace)
 
     def forward(
@@ -77,25 +77,25 @@ class Rope(nn.Module):
         *,
         inplace: bool = False,
     ):
-        """Turn q, or q and k, by their tokens' angles.
+        """Rotate q, or q and k, by their tokens' angles.
 
         q, k       [B, H, S, D]; seq_dim=-3 for [B, S, H, D]; k may have fewer heads
         positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or [B]
         length     int or [B], read only by length-dependent scalings; None = each row's own last position + 1
         """
         xs = (q,) if k is None else (q, k)
-        request = tokens.make_request(xs, self.spec, positions, offset, seq_dim, length)
+        request = make_request(xs, self.spec, positions, offset, seq_dim, length)
         rotated = (
             rotation.run(xs, request, inplace, self.backend) if not self.spec.learned else self._trained(xs, request, inplace)
         )
         if length is None:
-            shortcut.remember(request, self.backend, xs, rotated, positions, seq_dim)
+            fast_path.prepare(request, self.backend, xs, rotated, positions, seq_dim)
         return rotated[0] if k is None else rotated
 
     def rotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
     ) -> Inexact[Tensor, "... D"]:
-        """Turn one tensor; `offset`, `seq_dim`, `length`, `key`, `inplace` as in `rotation.rotate`."""
+        """Rotate one tensor; `offset`, `seq_dim`, `length`, `key`, `inplace` as in `rotation.rotate`."""
         if self.spec.learned:
             return self._one(x, positions, 1, **where)
         return rotation.rotate(x, self.spec, positions, backend=self.backend, **where)
@@ -103,7 +103,7 @@ class Rope(nn.Module):
     def unrotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
     ) -> Inexact[Tensor, "... D"]:
-        """The inverse of `rotate`."""
+        """Invert `rotate`."""
         if self.spec.learned:
             return self._one(x, positions, -1, **where)
         return rotation.unrotate(x, self.spec, positions, backend=self.backend, **where)
@@ -116,10 +116,10 @@ class Rope(nn.Module):
         to: Rope | None = None,
         **where,
     ) -> Inexact[Tensor, "... D"]:
-        """Keys rotated at `from_positions`, as if rotated at `to_positions` (by `to`, if given); see `rotation.rerotate`."""
+        """Move keys rotated at `from_positions` to `to_positions` (under `to`, if given); see `rotation.rerotate`."""
         if self.spec.learned or (to is not None and to.spec.learned):
             raise RopeError(
-                "rerotate", "needs frequencies that stay the same; learned ones move, so rebuild the keys", self.spec.scaling
+                "rerotate", "needs fixed frequencies, but these are learned; compute the keys again", self.spec.scaling
             )
         target = None if to is None else to.spec
         return rotation.rerotate(k, self.spec, from_positions, to_positions, to=target, backend=self.backend, **where)
@@ -132,20 +132,20 @@ class Rope(nn.Module):
         *,
         key: bool = False,
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
-        """cos and sin [..., S, pairs] of positions [..., S], magnitude included; yours to keep."""
+        """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included."""
         if not positions.ndim:
             raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
-        request = tokens.request_for_tokens(self.spec, positions, 0, length, -2, positions.shape[-1], batch, positions.device)
+        request = request_for_tokens(self.spec, positions, 0, length, -2, positions.shape[-1], batch, positions.device)
         if self.spec.learned:
-            cos, sin = self._trained_tables(request, key, 1)
+            cos, sin = self._trained_tables(request.positions, key, 1)  # type: ignore[arg-type]  # they were given
             return cos.to(dtype), sin.to(dtype)
-        return tables(request, positions.shape[-1], positions.device, dtype, key)
+        return request_tables(request, positions.shape[-1], positions.device, dtype, key)
 
     def cos_sin_hf(
         self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None
     ) -> tuple[Inexact[Tensor, "... R"], Inexact[Tensor, "... R"]]:
-        """cos and sin as transformers passes them around, [..., S, rotary_dim]: every entry twice, as the layout pairs them."""
+        """Return cos and sin as transformers has them, [..., S, rotary_dim]: each entry in both dimensions of its pair."""
         cos, sin = self.cos_sin(positions, dtype, length)
         return join_pairs(cos, cos, self.spec.layout), join_pairs(sin, sin, self.spec.layout)
 
@@ -153,39 +153,37 @@ class Rope(nn.Module):
         return f"{self.spec}" if self.backend is None else f"{self.spec}, backend={self.backend!r}"
 
     def _one(self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False):
-        request = tokens.make_request((x,), self.spec, positions, offset, seq_dim, length)
-        return self._trained((x,), request, inplace, sign, key)[0]
+        request = make_request((x,), self.spec, positions, offset, seq_dim, length)
+        return self._trained((x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace)[0]
 
-    def _trained(self, xs, request: Request, inplace: bool, sign: int = 1, key: bool = False) -> tuple[Tensor, ...]:
+    def _trained(self, xs, request: Request, inplace: bool) -> tuple[Tensor, ...]:
+        """Rotate by tables that have a gradient to the trained frequencies."""
         rotated = []
         for i, x in enumerate(xs):
-            given = request.explicit_positions(x.shape[request.seq_dim], x.device)
-            cos, sin = self._trained_tables(replace(request, positions=given), key or i == 1, sign)
-            layouts = (request.layout_in, request.layout_out) if sign > 0 else (request.layout_out, request.layout_in)
-            by = TableRequest(cos, sin if sign > 0 else -sin, request.seq_dim, *layouts, start=request.start)
+            positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
+            cos, sin = self._trained_tables(positions, request.is_key(i), request.magnitude_power)
+            sin = sin if request.sign > 0 else -sin
+            by = TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, start=request.start)
             rotated += rotation.run((x,), by, inplace)
         return tuple(rotated)
 
-    def _trained_tables(self, request: Request, key: bool, magnitude_power: int) -> tuple[Tensor, Tensor]:
-        """float64 angles with a gradient to the trained frequencies; plain products, which autocast leaves alone."""
-        positions = request.positions.to(torch.float64)  # type: ignore[union-attr]  # made explicit by the callers
+    def _trained_tables(self, positions: Tensor, key: bool, magnitude_power: int) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of float64 angles; these are plain products, which autocast does not touch."""
+        positions = positions.to(torch.float64)
         if isinstance(self.spec.axes, MixedAxes):
             mixed = self.mixed.to(torch.float64)  # [H, P, 2]
             first, second = (positions[axis][:, None, :, None] * mixed[:, None, :, axis] for axis in (0, 1))
             angles = first + second  # [B, H, S, P]
             return angles.cos(), angles.sin()
-        found: Frequencies = self.spec.ladder_frequencies()
-        radians = found.radians.to(self.log_scale.device) * self.log_scale.to(torch.float64).exp()
+        start, device = self.spec.ladder_frequencies(), positions.device
+        if start.growth is not None:
+            start = replace(start, growth=start.growth.to(device))
         if self.spec.num_axes > 1:
             positions = positions[list(self.spec.axis_of_pair)].movedim(0, -1)
         else:
             positions = positions.unsqueeze(-1)
-        angles = positions * radians
-        size = magnitude_on(self.spec, found.magnitude, key) ** magnitude_power
-        if found.growth is not None:
-            growth = found.growth.to(positions.device)
-            size = size * ((positions - found.center) * growth * (-magnitude_power if key else magnitude_power)).exp()
-        return angles.cos() * size, angles.sin() * size
+        angles = positions * (start.radians.to(device) * self.log_scale.to(torch.float64).exp())
+        return with_magnitude(self.spec, start, positions, angles.cos(), angles.sin(), magnitude_power, key, torch.float64)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)

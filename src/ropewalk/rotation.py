@@ -1,22 +1,22 @@
-"""rotate, unrotate, rerotate: shape checks at the door, one autograd rule, and the registered ops behind torch.compile."""
+"""rotate, unrotate, rerotate and rotate_by: checked calls, one autograd rule, and the registered ops under torch.compile."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Inexact, Shaped
 from torch import Tensor
 
-from ropewalk.checks import check_own_memory, check_tables, check_tensor, make_request
+from ropewalk.checks import check_no_overlap, check_tables, check_tensor, make_request
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.reference import split_pairs
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype
-from ropewalk.ops import execute, tables, through_op
+from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
+from ropewalk.tracing import in_forward_mode, is_traced, is_vmap, transforms
 
 
 def rotate(
@@ -31,10 +31,11 @@ def rotate(
     inplace: bool = False,
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
-    """Turn every pair of `x` by its token's angle.
+    """Rotate every pair of `x` by its token's angle.
 
-    x is [B, H, S, D] by default; `seq_dim` says where the tokens are. positions: integer [S], [B, S] or [axes, B, S];
-    None counts from `offset`, an int or one for each row.
+    x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
+    positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for each row
+    key        x is an attention key: it matters where queries and keys have different magnitudes
     """
     request = make_request((x,), spec, positions, offset, seq_dim, length)
     return run((x,), replace(request, key=key), inplace, backend)[0]
@@ -52,7 +53,7 @@ def unrotate(
     inplace: bool = False,
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
-    """The inverse of `rotate`, magnitude and layout included."""
+    """Invert `rotate`, magnitude and layout included."""
     request = make_request((x,), spec, positions, offset, seq_dim, length)
     return run((x,), replace(request, key=key, sign=-1, magnitude_power=-1), inplace, backend)[0]
 
@@ -69,7 +70,7 @@ def rotate_qk(
     inplace: bool = False,
     backend: str | None = None,
 ) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
-    """`rotate` for a query and a key of the same tokens in one call; the key may have fewer heads."""
+    """Rotate a query and a key of the same tokens in one call; the key may have fewer heads."""
     request = make_request((q, k), spec, positions, offset, seq_dim, length)
     q, k = run((q, k), request, inplace, backend)
     return q, k
@@ -89,22 +90,22 @@ def rerotate(
     inplace: bool = False,
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
-    """Keys rotated at `from_positions` under `spec`, as if rotated at `to_positions` under `to` (default: the same spec).
+    """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the same spec).
 
-    Both turns are combined before anything is rounded. A magnitude already on the keys stays as it is; with
-    `match_magnitude` it becomes the one of `to`, as keys rebuilt from scratch would have it.
+    Both rotations are combined before anything is rounded. The magnitude on the keys is kept; with `match_magnitude` it becomes
+    that of `to`, as if the keys were rotated anew.
     """
     to = spec if to is None else to
     back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length), sign=-1, magnitude_power=-1)
     forth = make_request((k,), to, to_positions, 0, seq_dim, to_length)
     if not match_magnitude:
-        # the magnitude of a scaling stays on the keys, but xPos's growth belongs to the position and must move
+        # the magnitude of a scaling stays on the keys, but xPos's growth depends on the position and must change
         back, forth = (replace(request, spec=request.spec.with_(magnitude_on="scale")) for request in (back, forth))
     old, new = (_written_out(request, k, torch.float64, key=True) for request in (back, forth))
     if (spec.rotary_start, spec.pairs) != (to.rotary_start, to.pairs):
         if inplace:
-            check_own_memory((k,), addresses=False)
-        # the slices differ, so there is no single angle: turn back and forth in high precision, round once
+            check_no_overlap((k,), addresses=False)
+        # the slices differ, so there is no single angle: unrotate and rotate in high precision, round once
         wide = k.to(table_dtype(k))
         wide = run(run((wide,), old, False, backend), new, False, backend)[0].to(k.dtype)
         return k.copy_(wide) if inplace else wide
@@ -116,8 +117,8 @@ def rerotate(
 
 
 def _written_out(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
-    """A turn of x with its angles as tables."""
-    cos, sin = tables(request, x.shape[request.seq_dim], x.device, dtype, key)
+    """Return the request with its angles as tables."""
+    cos, sin = request_tables(request, x.shape[request.seq_dim], x.device, dtype, key)
     return TableRequest(
         cos, sin if request.sign > 0 else -sin, request.seq_dim, request.layout_in, request.layout_out, request.start
     )
@@ -135,9 +136,9 @@ def rotate_by(
     inplace: bool = False,
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
-    """Turn x by tables you have: one entry a pair, [S, P], [B, S, P] or [B, H, S, P], gradients to the tables included.
+    """Rotate x by given tables with one entry per pair, [S, P], [B, S, P] or [B, H, S, P]; gradients reach the tables.
 
-    Such a table has no layout, so it cannot be of the wrong one; `layout` says how x pairs its dimensions.
+    Such a table has no layout, so it cannot have the wrong one; `layout` is that of x.
     """
     choice("layout", layout, LAYOUTS)
     layout_out = choice("layout_out", layout_out or layout, LAYOUTS)
@@ -147,7 +148,7 @@ def rotate_by(
 
 
 def rotate_half(x: Inexact[Tensor, "... D"]) -> Inexact[Tensor, "... D"]:
-    """(-x2, x1) of the two halves: the quarter turn of the half-split layout."""
+    """Return (-x2, x1) of the two halves of x: a quarter turn of every pair in the half layout."""
     first, second = split_pairs(x, "half")
     return torch.cat((-second, first), dim=-1)
 
@@ -161,10 +162,10 @@ def apply_rotary_pos_emb(
     *,
     layout: str = "half",
 ) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
-    """Drop-in for code that holds transformers' tables, one entry a dimension: [S, R] or [B, S, R].
+    """Rotate q and k by transformers' tables, which have one entry per dimension: [S, R] or [B, S, R].
 
-    A table repeats its entries the way its layout pairs dimensions; one made for the other layout is refused instead of
-    breaking the norm. Tables narrower than the head turn its leading dimensions.
+    A table repeats each entry in both dimensions of a pair; one made for the other layout raises an error. Tables narrower than
+    the head rotate its leading dimensions.
     """
     choice("layout", layout, LAYOUTS)
     if cos.ndim not in (2, 3) or cos.shape[-1] % 2 or cos.shape != sin.shape:
@@ -180,82 +181,61 @@ def apply_rotary_pos_emb(
 
 def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:
     rule = f"must repeat each pair's entry as the {layout!r} layout pairs dimensions; pass the table's own layout"
-    if first.device.type != "cpu" or _traced((first,)):
-        # no read-back from the device, and none from a graph
+    if first.device.type != "cpu" or is_traced((first,)):
+        # no read-back from the device or from a graph
         torch.ops.aten._assert_async.msg((first == second).all(), f"{name}: {rule}")
     elif not torch.equal(first, second):
         raise RopeError(name, rule, f"{name} of another layout")
 
 
 def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
-    """Turn `xs` by the shortest way: straight to the kernel, through autograd, or through the registered op."""
+    """Rotate `xs` directly by the kernel, through autograd, through the registered op or by plain torch, as the call needs."""
     if isinstance(request, Request) and request.spec.mixed:
-        raise RopeError("spec", "with MixedAxes holds no frequencies, they are trained; turn by Rope(spec)", request.spec.axes)
-    traced = _traced(xs)
+        raise RopeError("spec", "must not have MixedAxes, whose frequencies are trained; use Rope(spec)", request.spec.axes)
+    traced = is_traced(xs)
     if inplace:
-        check_own_memory(xs, addresses=not traced)
-    transforms = _functorch() if traced else []
-    if _needs_formula(request, transforms):
-        rotated = tuple(_by_formula(x, request, key=request.key or i == 1) for i, x in enumerate(xs))
+        check_no_overlap(xs, addresses=not traced)
+    around = transforms() if traced else []
+    if _needs_formula(request, around):
+        rotated = tuple(_by_formula(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
-        return through_op(xs, request, inplace, mapped=bool(transforms))
+        return through_op(xs, request, inplace, mapped=bool(around))
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         if inplace:
-            # a Function that writes to a view, such as q of a packed qkv, may return one tensor only
-            return tuple(_Rotation.apply(replace(request, key=request.key or i == 1), True, backend, x) for i, x in enumerate(xs))
+            # a Function that writes to a view, such as q of a packed qkv, may return only one tensor
+            return tuple(_Rotation.apply(request.of_tensor(i), True, backend, x) for i, x in enumerate(xs))
         rotated = _Rotation.apply(request, False, backend, *xs)
         return rotated if isinstance(rotated, tuple) else (rotated,)
     return execute(xs, request, inplace, backend)
 
 
 def _by_formula(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
-    """By plain torch, where gradients go to the tables or derivatives are taken forwards or by functorch."""
+    """Rotate by plain differentiable torch."""
     if isinstance(request, Request):
         request = _written_out(request, x, table_dtype(x), key)
     cos, sin = request.rows(x.shape[request.seq_dim], x.device, table_dtype(x), key)
     return differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request)
 
 
-def _needs_formula(request: AnyRequest, transforms: list) -> bool:
-    """Whether derivatives are asked for that the one autograd rule does not give."""
-    if forward_ad._current_level >= 0 or any(transform != _functorch_kinds.Vmap for transform in transforms):
+def _needs_formula(request: AnyRequest, around: list) -> bool:
+    """Return whether derivatives are needed that the autograd rule does not cover: of tables, forward-mode or functorch's."""
+    if in_forward_mode() or not all(is_vmap(transform) for transform in around):
         return True
-    # vmap hides whether a table needs a gradient
+    # under vmap, requires_grad of a table cannot be read
     return isinstance(request, TableRequest) and (
-        bool(transforms) or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
+        bool(around) or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
     )
 
 
-def _traced(xs: tuple[Tensor, ...]) -> bool:
-    """Whether someone must see the rotation as one op: a compiler, a tracer, a functorch transform, a tensor subclass, a mode."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return True
-    if not all(type(x) in (Tensor, torch.nn.Parameter) for x in xs):
-        return True
-    return _functorch_depth() is not None or torch._C._len_torch_dispatch_stack() > 0
-
-
-_functorch_depth = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
-_functorch_kinds = torch._C._functorch.TransformType  # type: ignore[attr-defined]
-
-
-def _functorch() -> list:
-    """The kinds of the functorch transforms around this call; a compiler takes care of its own."""
-    if torch.compiler.is_compiling():
-        return []
-    stack = torch._C._functorch.get_interpreter_stack()  # type: ignore[attr-defined]
-    return [interpreter.key() for interpreter in stack or ()]
-
-
 class _Rotation(torch.autograd.Function):
-    """A rotation is linear and its transpose is the turn backwards; nothing of x is kept."""
+    """The autograd rule: a rotation is linear and its transpose is the rotation by the opposite angle, so x is not saved."""
 
     @staticmethod
     def forward(ctx, request: AnyRequest, inplace: bool, backend: str | None, *xs: Tensor):
-        ctx.turn, ctx.backend = request, backend
+        ctx.request, ctx.backend = request, backend
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*request.tensors)  # so that torch notices if they change before the backward
+        ctx.save_for_backward(*request.tensors)  # so that torch detects a change before the backward
         if inplace:
             ctx.mark_dirty(*xs)
         outs = execute(xs, request, inplace, backend)
@@ -264,11 +244,10 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
         _ = ctx.saved_tensors
-        request = ctx.turn.adjoint()
+        request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
             return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]  # none is None
         rotated = (
-            None if grad is None else run((grad,), replace(request, key=request.key or i == 1), False, ctx.backend)[0]
-            for i, grad in enumerate(grads)
+            None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0] for i, grad in enumerate(grads)
         )
         return None, None, None, *rotated

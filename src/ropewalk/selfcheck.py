@@ -1,7 +1,7 @@
-"""The self-check: precision, laws, error and speed of every backend on this machine, each error beside its bound.
+"""The self-check: precision, laws, error and speed of every backend on this machine, each error with its bound.
 
-The oracle shares nothing with the package: frequencies and angles are decimals of 60 digits, reduced by a 70-digit pi
-before the one call of cos and sin, and pairs are complex numbers in NumPy.
+The expected values share no code with the package: frequencies and angles are decimals of 60 digits, reduced modulo 2 pi
+before cos and sin, and pairs are complex numbers in NumPy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from torch import Tensor
 from ropewalk.frequencies import Default
 from ropewalk.kernels import BACKENDS, available
 from ropewalk.rope import Rope
+from ropewalk.rotation import rotate_half
 from ropewalk.spec import LAYOUTS, PRECISIONS, RopeSpec
 
 HEAD_DIM = 128
 POSITIONS = (1_000, 131_072, 10_000_000, 2**40)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-#: half a unit in the last place of a float32 cos or sin below 1, and a little for the float64 steps before it
+#: half a unit in the last place of a float32 cos or sin below 1, and a margin for the float64 steps before it
 ROUNDING = 2.0**-25 + 1e-9
-#: the fused kernels evaluate short float32 polynomials
+#: kernels evaluate short float32 polynomials
 KERNEL_ERROR = 1.0e-6
 
 _DIGITS = 60
@@ -35,19 +36,19 @@ _PI = Decimal("3.141592653589793238462643383279502884197169399375105820974944592
 
 
 def definition(pairs: int, theta: float = 10_000.0) -> list[Decimal]:
-    """theta^(-2i/d) to 60 digits."""
+    """The frequencies theta^(-2i/d) to 60 digits."""
     with localcontext(prec=_DIGITS):
         return [Decimal(theta) ** (Decimal(-i) / pairs) for i in range(pairs)]
 
 
 def true_angles(radians: Sequence[Decimal], positions: Sequence[int]) -> np.ndarray:
-    """position * radians modulo 2 pi, float64 [positions, pairs], rounded only at the end."""
+    """position * radians modulo 2 pi, in 60 digits, rounded to float64 [positions, pairs]."""
     with localcontext(prec=_DIGITS):
         return np.array([[float(position * r % (2 * _PI)) for r in radians] for position in positions])
 
 
 def table_error(spec: RopeSpec, radians: Sequence[Decimal], positions: Sequence[int]) -> float:
-    """The largest error of the spec's float32 cos and sin against turning by `radians` a step."""
+    """The largest error of the spec's float32 cos and sin against those of the exact frequencies `radians`."""
     cos, sin = Rope(spec).cos_sin(torch.tensor(positions))
     angles = true_angles(radians, positions)
     return float(max(np.abs(cos.numpy() - np.cos(angles)).max(), np.abs(sin.numpy() - np.sin(angles)).max()))
@@ -55,7 +56,7 @@ def table_error(spec: RopeSpec, radians: Sequence[Decimal], positions: Sequence[
 
 @dataclass(frozen=True)
 class Precision:
-    """One policy near one position: the error against theta^(-2i/d), and against the frequencies the policy itself keeps."""
+    """Errors of one policy near one position, against theta^(-2i/d) and against the policy's own rounded frequencies."""
 
     policy: str
     position: int
@@ -64,13 +65,13 @@ class Precision:
 
     @property
     def bound(self) -> float:
-        """A frequency is off by one float64 or float32 unit, which every step adds; "hf" rounds the angle as well."""
+        """A frequency is off by one float64 or float32 unit, which grows with the position; "hf" also rounds the angle."""
         unit = {"exact": 2.0**-52, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
         return min(2.0, ROUNDING + self.position * unit)
 
     @property
     def own_bound(self) -> float:
-        """Half of 2^-64 turns a step; "hf" promises transformers' own bits instead, so it has no bound of its own."""
+        """Half of 2^-64 turns per step; "hf" reproduces the bits of transformers instead, so it has no bound of its own."""
         return 2.0 if self.policy == "hf" else ROUNDING + self.position * np.pi * 2.0**-64
 
     @property
@@ -79,7 +80,7 @@ class Precision:
 
 
 def precision(policy: str, position: int, width: int = 64) -> Precision:
-    """The largest cos or sin error of one policy over `width` positions around one."""
+    """The largest cos or sin error of one policy over `width` positions around `position`."""
     spec = RopeSpec(HEAD_DIM, precision=policy)
     near = range(max(0, position - width // 2), position + width // 2)
     own = [Decimal(r) for r in spec.frequencies().radians.tolist()]
@@ -88,7 +89,7 @@ def precision(policy: str, position: int, width: int = 64) -> Precision:
 
 @dataclass(frozen=True)
 class Law:
-    """Something that must hold of every rotation, and by how much it fails here."""
+    """A property that every rotation must have, and the error of this one."""
 
     name: str
     error: float
@@ -100,7 +101,7 @@ class Law:
 
 
 def laws() -> list[Law]:
-    """Norm, distance, return and bit-equality, checked on the backend that a plain call picks."""
+    """Norm, relative distance, inverse and equality with transformers, checked on the default backend."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 3, 7, HEAD_DIM, generator=generator) for _ in range(2))
     rope, far = Rope(RopeSpec(HEAD_DIM)), 10_000_000
@@ -108,9 +109,9 @@ def laws() -> list[Law]:
     moved = _scores(rope, q, k, far)
     return [
         Law("a rotation keeps the norm", _largest(rotated.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
-        Law("scores know only the distance: 10,000,000 tokens on", _largest(moved - here), 1e-11),
-        Law("unrotate returns the vector", _largest(rope.unrotate(rotated) - q) / _largest(q), KERNEL_ERROR),
-        Law("precision 'hf' repeats float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0),
+        Law("scores depend on the distance only: 10,000,000 tokens later", _largest(moved - here), 1e-11),
+        Law("unrotate restores the vector", _largest(rope.unrotate(rotated) - q) / _largest(q), KERNEL_ERROR),
+        Law("precision 'hf' equals float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0),
     ]
 
 
@@ -124,7 +125,7 @@ def _largest(x: Tensor) -> float:
 
 
 def _hf_difference() -> Tensor:
-    """Our "hf" table minus float32 steps in the order transformers takes them."""
+    """Our "hf" table minus the same float32 operations in the order of transformers."""
     positions = torch.arange(131_000, 131_072)
     inverse = 1.0 / (10_000.0 ** (torch.arange(0, HEAD_DIM, 2, dtype=torch.int64).float() / HEAD_DIM))
     angles = positions.float()[:, None] * inverse
@@ -134,7 +135,7 @@ def _hf_difference() -> Tensor:
 
 @dataclass(frozen=True)
 class Speed:
-    """One way to rotate: its error relative to the length of a pair, and its time for one q and k."""
+    """The error of one implementation, relative to the length of a pair, and its time for one q and k."""
 
     name: str
     dtype: str
@@ -149,7 +150,7 @@ class Speed:
 
 
 def backend_speed(name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Error of one backend over both layouts and positions near and far, and its time at [1, 32 and 8, tokens, 128]."""
+    """Error of one backend over both layouts and small and large positions; time at [1, 32 and 8, tokens, 128]."""
     if reason := available(device)[name]:
         return Speed(name, dtype, reason=reason)
     errors = [_rotation_error(partial(_by_backend, name, layout), layout, dtype, device) for layout in LAYOUTS]
@@ -163,23 +164,23 @@ def _by_backend(name: str, layout: str, x: Tensor, positions: Tensor) -> Tensor:
 
 
 def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """The floor: read q and k once, write them once."""
+    """The time of a plain copy of q and k, which no rotation can beat by much."""
     q, k = _query_key(tokens, dtype, device)
     outs = torch.empty_like(q), torch.empty_like(k)
     return Speed("copy_", dtype, milliseconds=clock(lambda: (outs[0].copy_(q), outs[1].copy_(k)), device, seconds))
 
 
 def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """q * cos + rotate_half(q) * sin in the tensor's own dtype with a ready-made table, as model files write it."""
+    """q * cos + rotate_half(q) * sin in the tensor's dtype with a ready-made table, as in transformers' models."""
     q, k = _query_key(tokens, dtype, device)
     cos, sin = _hf_table(torch.arange(tokens, device=device), q.dtype)
     error = _rotation_error(_hf_style, "half", dtype, device)
-    run = lambda: (_by_halves(q, cos, sin), _by_halves(k, cos, sin))  # noqa: E731 - named for the clock
+    run = lambda: (_hf_rotate(q, cos, sin), _hf_rotate(k, cos, sin))  # noqa: E731 - one line
     return Speed("rotate_half in plain torch", dtype, error, None, clock(run, device, seconds))
 
 
 def _hf_style(x: Tensor, positions: Tensor) -> Tensor:
-    return _by_halves(x, *_hf_table(positions, x.dtype))
+    return _hf_rotate(x, *_hf_table(positions, x.dtype))
 
 
 def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -188,9 +189,8 @@ def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _by_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+def _hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + rotate_half(x) * sin
 
 
 def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
@@ -200,7 +200,7 @@ def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
 
 
 def _rotation_error(rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dtype: str, device: str) -> float:
-    """The largest error over positions near and far, relative to the length of its pair."""
+    """The largest error over small and large positions, relative to the length of its pair."""
     positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
     x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(device, DTYPES[dtype])
     before, after = (_pairs(t, layout) for t in (x, rotate(x, torch.tensor(positions, device=device))))
@@ -219,7 +219,7 @@ def _pairs(x: Tensor, layout: str) -> np.ndarray:
 
 
 def clock(run: Callable[[], object], device: str = "cpu", seconds: float = 0.4) -> float:
-    """The median time of a call in milliseconds, after one to warm up; at least three calls."""
+    """The median time of at least three calls in milliseconds, after one to warm up."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     run()
     wait()
@@ -235,7 +235,7 @@ def clock(run: Callable[[], object], device: str = "cpu", seconds: float = 0.4) 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything the self-check found."""
+    """All results of the self-check."""
 
     precision: list[Precision]
     laws: list[Law]
@@ -247,7 +247,7 @@ class Report:
 
 
 def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], list]]]:
-    """(what is being measured, how) for every part of the report, so that a caller can show progress."""
+    """The name of every measurement and the function that makes it, so that a caller can show progress."""
     for policy in PRECISIONS:
         yield f"precision {policy}", lambda policy=policy: [precision(policy, p) for p in POSITIONS]
     yield "laws", laws
@@ -259,7 +259,7 @@ def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], 
 
 
 def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
-    """The rows of all steps, sorted into a report."""
+    """A report from the rows of all steps."""
     return Report(
         [row for row in rows if isinstance(row, Precision)],
         [row for row in rows if isinstance(row, Law)],
@@ -268,6 +268,6 @@ def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
 
 
 def precision_curves(points: int = 41, width: int = 6) -> dict[str, tuple[list[int], list[float]]]:
-    """For every policy: positions from 1,000 to 2^40, and the error against the definition near each."""
+    """For every policy: positions from 1,000 to 2^40, and the error near each."""
     positions = [round(p) for p in np.geomspace(1_000, 2**40, points)]
     return {policy: (positions, [precision(policy, p, width).error for p in positions]) for policy in PRECISIONS}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from ropewalk.axes import AxisMap, MixedAxes
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import SCALINGS, Default, Frequencies, Length, Scaling
-from ropewalk.frequencies.scaling import magnitude_number
+from ropewalk.frequencies.scaling import MAGNITUDE_RANGE
 
 LAYOUTS = ("half", "interleaved")
 PRECISIONS = ("exact", "hf_frequencies", "hf")
@@ -20,19 +22,27 @@ MAGNITUDES = ("qk", "q", "scale")
 MAX_HEAD_DIM = 65536
 
 
+class _SameLayout(str):
+    """A `layout_out` equal to `layout`: `dataclasses.replace` passes it on as such, and it follows a new layout."""
+
+
+class _WholeHead(int):
+    """A `rotary_dim` of the whole head: `dataclasses.replace` passes it on as such, and it follows a new head_dim."""
+
+
 @dataclass(frozen=True)
 class RopeSpec:
-    """Which frequencies, which pair layout, which slice, which axes, which precision.
+    """Which frequencies, which pair layout, which slice of the head, which axes, which precision.
 
     layout        "half" pairs (x_i, x_{i+r/2}) of the rotated slice, "interleaved" pairs (x_{2i}, x_{2i+1})
-    layout_out    the layout of the result where it differs (DeepSeek reads interleaved pairs and writes halves)
-    rotary_dim    how many dimensions turn, from `rotary_start`; None = all of them
+    layout_out    the layout of the result; None = layout (DeepSeek reads interleaved pairs and writes halves)
+    rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them
     axes          AxisMap or MixedAxes; None = one axis
     precision     "exact": float64 frequencies, exact angles. "hf_frequencies": frequencies rounded in float32 as
                   transformers rounds them, exact angles. "hf": every float32 step as transformers does it
-    magnitude_on  where a scaling's magnitude A goes: "qk" on both, "q" all (A^2) on queries, "scale" nowhere here:
-                  multiply the softmax scale by `softmax_factor`
-    extra_softmax_factor  what the checkpoint's attention multiplies its softmax scale by on its own account (DeepSeek)
+    magnitude_on  what a scaling's magnitude A multiplies: "qk" both queries and keys, "q" queries alone (by A^2),
+                  "scale" neither: multiply the softmax scale by `softmax_factor` instead
+    extra_softmax_factor  a factor that the checkpoint's own attention applies to its softmax scale (DeepSeek)
     """
 
     head_dim: int
@@ -52,22 +62,15 @@ class RopeSpec:
         put("head_dim", integer("head_dim", self.head_dim, low=2, high=MAX_HEAD_DIM))
         put("theta", number("theta", self.theta, above=0))
         put("layout", choice("layout", self.layout, LAYOUTS))
-        put("layout_out", choice("layout_out", self.layout if self.layout_out is None else self.layout_out, LAYOUTS))
         put("precision", choice("precision", self.precision, PRECISIONS))
         put("magnitude_on", choice("magnitude_on", self.magnitude_on, MAGNITUDES))
-        put("extra_softmax_factor", magnitude_number("extra_softmax_factor", self.extra_softmax_factor))
+        put("extra_softmax_factor", number("extra_softmax_factor", self.extra_softmax_factor, **MAGNITUDE_RANGE))
         put("rotary_start", integer("rotary_start", self.rotary_start, low=0, high=self.head_dim - 2))
-        width = self.head_dim - self.rotary_start
-        if self.rotary_dim is None and width % 2:
-            field = "rotary_start" if self.head_dim % 2 == 0 else "head_dim"
-            raise RopeError(field, "must leave an even number of dimensions to turn; give rotary_dim to turn fewer", width)
-        rotary_dim = integer("rotary_dim", width if self.rotary_dim is None else self.rotary_dim, low=2, high=width)
-        if rotary_dim % 2:
-            raise RopeError("rotary_dim", "must be even: dimensions turn in pairs", rotary_dim)
-        put("rotary_dim", rotary_dim)
+        put("layout_out", self._resolved_layout_out())
+        put("rotary_dim", self._resolved_rotary_dim())
         if not isinstance(self.scaling, Scaling):
             raise RopeError("scaling", "must be a scaling from ropewalk.frequencies, such as Yarn(factor=4.0)", self.scaling)
-        if self.axes is not None and not isinstance(self.axes, AxisMap | MixedAxes):
+        if self.axes is not None and not isinstance(self.axes, (AxisMap, MixedAxes)):
             raise RopeError("axes", "must come from ropewalk.axes, such as axes.chunked([16, 24, 24])", self.axes)
         if self.axes is not None and self.axes.pairs != self.pairs:
             raise RopeError("axes", f"must cover the {self.pairs} pairs of rotary_dim = {self.rotary_dim}", self.axes.pairs)
@@ -75,56 +78,79 @@ class RopeSpec:
             raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are trained", self.scaling)
         for _, dim in self._ladders():
             self.scaling.check(dim, self.theta)
-        put("_fingerprint", repr(_plain(self)))
+        put("_fingerprint", repr(_as_tuples(self)))
         _LIVE.setdefault(self.fingerprint, self)
+
+    def _resolved_layout_out(self) -> str:
+        if self.layout_out is None or isinstance(self.layout_out, _SameLayout):
+            return _SameLayout(self.layout)
+        layout_out = choice("layout_out", self.layout_out, LAYOUTS)
+        return _SameLayout(layout_out) if layout_out == self.layout else layout_out
+
+    def _resolved_rotary_dim(self) -> int:
+        width = self.head_dim - self.rotary_start
+        if self.rotary_dim is None or isinstance(self.rotary_dim, _WholeHead):
+            if width % 2:
+                field = "rotary_start" if self.head_dim % 2 == 0 else "head_dim"
+                raise RopeError(
+                    field, "must leave an even number of dimensions to rotate; give rotary_dim to rotate fewer", width
+                )
+            return _WholeHead(width)
+        rotary_dim = integer("rotary_dim", self.rotary_dim, low=2, high=width)
+        if rotary_dim % 2:
+            raise RopeError("rotary_dim", "must be even: dimensions rotate in pairs", rotary_dim)
+        return _WholeHead(rotary_dim) if rotary_dim == width else rotary_dim
 
     @property
     def pairs(self) -> int:
-        """How many pairs turn."""
+        """How many pairs rotate."""
         return self.rotary_dim // 2  # type: ignore[operator]  # resolved in __post_init__
 
     @property
     def num_axes(self) -> int:
+        """How many coordinates a position has."""
         return 1 if self.axes is None else self.axes.num_axes
 
     @property
     def mixed(self) -> bool:
-        """Every head has trained frequencies of its own on both axes."""
+        """Whether every head has trained frequencies of its own on both axes."""
         return isinstance(self.axes, MixedAxes)
 
     @property
     def fractional(self) -> bool:
-        """Positions may be real numbers."""
+        """Whether positions may be real numbers."""
         return self.axes is not None and self.axes.fractional
 
     @property
     def learned(self) -> bool:
-        """Frequencies are trained, so `Rope` owns a parameter."""
+        """Whether frequencies are trained, so that `Rope` owns a parameter."""
         return self.mixed or self.scaling.learned
 
     @property
     def needs_length(self) -> bool:
+        """Whether frequencies depend on the length of each sequence."""
         return self.scaling.needs_length
 
     @property
     def fingerprint(self) -> str:
-        """The whole spec in one string: what caches and compiled graphs know it by."""
+        """The whole spec as text: what identifies it in caches and compiled graphs."""
         return self._fingerprint  # type: ignore[attr-defined]  # set in __post_init__
 
     @property
     def axis_of_pair(self) -> tuple[int, ...]:
+        """The axis of each pair's coordinate."""
         return self.axes.axis_of_pair if isinstance(self.axes, AxisMap) else (0,) * self.pairs
 
     def frequencies(self, length: Length = None) -> Frequencies:
         """Radians per step, float64: [pairs], [rows, pairs] for a length per row, [..., pairs, axes] with an axis map.
 
-        Under "hf" and "hf_frequencies" they are the float32 values of transformers.
+        With precision "hf" and "hf_frequencies" they are the float32 values of transformers.
         """
         ladder = self.ladder_frequencies(length)
         if not isinstance(self.axes, AxisMap):
             return ladder
-        spread = torch.nn.functional.one_hot(torch.tensor(self.axis_of_pair, device="cpu"), self.num_axes)
-        radians = ladder.radians.unsqueeze(-1) * spread.to(ladder.radians)  # [..., pairs, axes]
+        one_hot = torch.nn.functional.one_hot(torch.tensor(self.axis_of_pair, device="cpu"), self.num_axes)
+        radians = ladder.radians.unsqueeze(-1) * one_hot.to(ladder.radians)  # [..., pairs, axes]
         return replace(ladder, radians=radians)
 
     def ladder_frequencies(self, length: Length = None) -> Frequencies:
@@ -140,21 +166,17 @@ class RopeSpec:
 
     @property
     def softmax_factor(self) -> float:
-        """What to multiply the softmax scale 1/sqrt(head_dim) by for this spec."""
+        """The factor that this spec needs on the softmax scale 1/sqrt(head_dim)."""
         if self.magnitude_on != "scale":
             return self.extra_softmax_factor
         dim = self._ladders()[0][1]
         if isinstance(self.scaling.frequencies(dim, self.theta, 1).magnitude, Tensor):
-            rule = "must be 'qk' or 'q' where the magnitude follows the length: one softmax scale cannot"
+            rule = "must be 'qk' or 'q' where the magnitude depends on the length: there is only one softmax scale"
             raise RopeError("magnitude_on", rule, self.magnitude_on)
         return self.extra_softmax_factor * float(self.scaling.frequencies(dim, self.theta).magnitude) ** 2
 
     def with_(self, **changes: Any) -> RopeSpec:
-        """The same spec with some fields changed; `layout_out` and `rotary_dim` go on following where they did."""
-        if self.layout_out == self.layout:
-            changes.setdefault("layout_out", None)
-        if self.rotary_dim == self.head_dim - self.rotary_start:
-            changes.setdefault("rotary_dim", None)
+        """Return a copy with some fields changed, as `dataclasses.replace` does."""
         return replace(self, **changes)
 
     def __reduce__(self):
@@ -165,48 +187,49 @@ class RopeSpec:
 
 
 def spec_of(fingerprint: str) -> RopeSpec:
-    """The spec a graph knows by its key, which says all it takes to make it again where another process saved the graph."""
-    found = _LIVE.get(fingerprint)
-    return _parse_fingerprint(fingerprint) if found is None else found
+    """Return the spec with this fingerprint: a live one, or one rebuilt from the text (a graph may come from another process)."""
+    live = _LIVE.get(fingerprint)
+    return _rebuilt(fingerprint) if live is None else live
 
 
-def _parse_fingerprint(fingerprint: str) -> RopeSpec:
+@cached("specs rebuilt from fingerprints", entries=256)
+def _rebuilt(fingerprint: str) -> RopeSpec:
     try:
-        spec = _made(ast.literal_eval(fingerprint))
+        spec = _from_tuples(ast.literal_eval(fingerprint))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         spec = None
     if not isinstance(spec, RopeSpec) or spec.fingerprint != fingerprint:
-        rule = "must be a spec's own, of ropewalk's scalings; with a scaling of your own, make its RopeSpec before the graph runs"
+        rule = "must be that of a spec with ropewalk's scalings; for a scaling of your own, keep its RopeSpec while a graph runs"
         raise RopeError("fingerprint", rule, fingerprint)
     return spec
 
 
-def _made(value: Any) -> Any:
-    """The inverse of `_plain`."""
-    if isinstance(value, tuple) and value and isinstance(value[0], str) and value[0] in _KINDS:
-        return _KINDS[value[0]](**{name: _made(part) for name, part in value[1:]})
+def _as_tuples(value: Any) -> Any:
+    """Return dataclasses as nested tuples of names and values: equal exactly when the dataclasses are."""
+    if is_dataclass(value):
+        return _name(type(value)), *((f.name, _as_tuples(getattr(value, f.name))) for f in fields(value))
     return value
 
 
-def _in_pair_order(parts: list[tuple[list[int], Any]]) -> Tensor:
-    """The columns of several ladders, each where its pair stands."""
-    columns = {pair: values[..., i] for members, values in parts for i, pair in enumerate(members)}
-    return torch.stack([columns[pair] for pair in range(len(columns))], dim=-1)
-
-
-def _plain(value: Any) -> Any:
-    """Nested tuples of names and values: equal exactly when the dataclasses are."""
-    if is_dataclass(value):
-        return _name(type(value)), *((f.name, _plain(getattr(value, f.name))) for f in fields(value))
+def _from_tuples(value: Any) -> Any:
+    """Invert `_as_tuples`."""
+    if isinstance(value, tuple) and value and isinstance(value[0], str) and value[0] in _CLASSES:
+        return _CLASSES[value[0]](**{name: _from_tuples(part) for name, part in value[1:]})
     return value
 
 
 def _name(kind: type) -> str:
-    # a scaling of the user's own may share a name with ours, or be defined once more in a notebook
+    # a user's own scaling may share its name with one of ours, or be defined twice in a notebook
     return kind.__name__ if kind.__module__.startswith("ropewalk.") else f"{kind.__module__}.{kind.__qualname__}@{id(kind):x}"
 
 
-#: what a key may name
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (RopeSpec, AxisMap, MixedAxes, *SCALINGS.values())}
-# Ops take a spec by its key because a graph can hold strings but not objects. Specs are small and few.
-_LIVE: dict[str, RopeSpec] = {}
+def _in_pair_order(parts: list[tuple[list[int], Any]]) -> Tensor:
+    """Merge the columns of several ladders in the order of their pairs."""
+    columns = {pair: values[..., i] for members, values in parts for i, pair in enumerate(members)}
+    return torch.stack([columns[pair] for pair in range(len(columns))], dim=-1)
+
+
+#: the classes that a fingerprint may name
+_CLASSES: dict[str, type] = {kind.__name__: kind for kind in (RopeSpec, AxisMap, MixedAxes, *SCALINGS.values())}
+# ops take a spec by its fingerprint, because a graph can hold strings but not objects
+_LIVE: WeakValueDictionary[str, RopeSpec] = WeakValueDictionary()

@@ -1,81 +1,39 @@
-"""spec x positions -> cos, sin, exact at any integer position.
+"""Tables: cos and sin of a spec's positions, exact at any integer position.
 
-A frequency is kept as a 64-bit fixed-point fraction of a turn. position * step wraps modulo 2^64, and the wrap is the range
-reduction: no angle ever grows, so no position is far. Positions below 2^20 read a two-level table (angle addition of
-1024 + 1024 rows, float64), the first rows also a float32 one; a row's value depends on its position alone, never on
-which calls came before.
+Positions below 2^20 use a two-level table: cos and sin of the low and the high 10 bits, 1024 float64 rows each, combined by angle
+addition. Larger positions are computed from their phase. The first rows are also kept in float32. A row depends on its position
+alone, never on earlier calls.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ropewalk.caches import Cache
 from ropewalk.frequencies import Frequencies, Length
+from ropewalk.phase import cos_sin_of_phase, phase_steps
 from ropewalk.spec import RopeSpec
 
 LEVEL_BITS = 10
 LEVEL = 1 << LEVEL_BITS
 TWO_LEVEL_REACH = LEVEL * LEVEL
-#: the float32 rows kept for one spec on one device, in bytes
+#: bytes of the float32 rows kept for one spec on one device
 FULL_TABLE_BYTES = 2 << 20
-#: all tables together, in bytes; the least recently used go first
-CACHE_BYTES = 256 << 20
+#: all tables and rows, by spec and device
+TABLES = Cache("tables", entries=4096, bytes=256 << 20)
 
-# 1 / (2 pi) as an unevaluated sum of two doubles, good to 107 bits
-_INVERSE_TWO_PI = 0.15915494309189535
-_INVERSE_TWO_PI_REST = -9.839338337591243e-18
-
-
-def phase_steps(radians: Tensor) -> Tensor:
-    """round(radians / (2 pi) * 2^64) modulo 2^64, as int64; on the tensor's own device, no host arithmetic."""
-    high, low = _product_with_inverse_two_pi(radians.to(torch.float64))
-    part = high - high.trunc()  # exact for either sign; 1 - tiny, as floor would leave it, is not
-    upper = (part * 2.0**32).floor()
-    lower = (part * 2.0**32 - upper) * 2.0**32 + low * 2.0**64
-    return (upper.to(torch.int64) << 32) + lower.round().to(torch.int64)
-
-
-def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x / (2 pi) as high + low. The halves have 26 bits each, so every partial product is exact."""
-    x_top = _top_half(x)
-    x_rest = x - x_top
-    high = x * _INVERSE_TWO_PI
-    low = ((x_top * _C_TOP - high) + x_top * _C_REST + x_rest * _C_TOP) + x_rest * _C_REST
-    return high, low + x * _INVERSE_TWO_PI_REST
-
-
-def _top_half(x: Tensor) -> Tensor:
-    # masking bits instead of Veltkamp's products: a compiler that contracts to fma cannot spoil it
-    return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)
-
-
-_C_TOP = float(_top_half(torch.tensor(_INVERSE_TWO_PI, dtype=torch.float64, device="cpu")))
-_C_REST = _INVERSE_TWO_PI - _C_TOP
-
-
-def cos_sin_of_phase(steps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, float64, of integer positions times steps; any size, any sign."""
-    turns = (positions * steps).to(torch.float64) * 2.0**-64
-    angles = turns * (2 * math.pi)
-    return angles.cos(), angles.sin()
-
-
-#: cos, sin of the low digit and cos, sin of the high digit of a position; float64 [1024, pairs] each
+#: cos and sin of the low 10 bits, cos and sin of the high 10 bits of a position; float64 [1024, pairs] each
 Levels = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """What is kept for one spec on one device; every member is written once and never changed."""
+    """What is kept for one spec on one device; nothing in it is ever written to."""
 
     frequencies: Frequencies
     steps: Tensor  # int64 [pairs]
@@ -84,76 +42,39 @@ class Tables:
 
     @property
     def bytes(self) -> int:
+        """The size of its tensors."""
         return sum(t.numel() * t.element_size() for t in (self.steps, *(self.levels or ())))
 
 
-class TableCache:
-    """Tables and rows by (spec, device): bounded in memory, safe under threads, empty in a forked child."""
-
-    def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple, tuple[Any, int]] = OrderedDict()
-
-    def get(
-        self,
-        key: tuple,
-        build: Callable[[], Any],
-        size: Callable[[Any], int],
-        enough: Callable[[Any], bool] = lambda value: True,
-    ) -> Any:
-        """The kept value if it is `enough`, else `build()`; two threads may build the same value, never another."""
-        with self._lock:
-            if key in self._kept and enough(self._kept[key][0]):
-                self._kept.move_to_end(key)
-                return self._kept[key][0]
-        # tensors made under inference_mode could not be saved for a backward later
-        with torch.inference_mode(False), torch.no_grad():
-            value = build()
-        with self._lock:
-            self._kept[key] = (value, size(value))
-            while len(self._kept) > 1 and self.bytes > self.limit:
-                self._kept.popitem(last=False)
+def _keep(
+    key: Hashable, build: Callable[[], Any], size: Callable[[Any], int], fits: Callable[[Any], bool] = lambda value: True
+) -> Any:
+    """Return the cached value if it `fits`, else build and cache a new one; two threads may build the same value."""
+    value = TABLES.newest(key)
+    if value is not None and fits(value):
         return value
-
-    @property
-    def bytes(self) -> int:
-        """Memory of everything kept."""
-        return sum(size for _, size in list(self._kept.values()))
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def clear(self) -> None:
-        """Forget everything; the next call builds it again."""
-        with self._lock:
-            self._kept.clear()
-
-    def _after_fork(self) -> None:
-        # the parent may have forked while another thread held the lock
-        self._lock = threading.Lock()
-
-
-CACHE = TableCache()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CACHE._after_fork)
+    # tensors made under inference_mode could not be saved for a later backward
+    with torch.inference_mode(False), torch.no_grad():
+        value = build()
+    return TABLES.keep(key, value, size(value))
 
 
 def tables(spec: RopeSpec, device: torch.device) -> Tables:
-    """The kept tables of a spec whose frequencies are the same for every call."""
-    return CACHE.get((spec.fingerprint, device), lambda: _build(spec, device), lambda kept: kept.bytes)
+    """Return the cached tables of a spec; for a length-dependent scaling, those of the trained length."""
+    return _keep((spec.fingerprint, device), lambda: _build(spec, device), lambda kept: kept.bytes)
 
 
 def _build(spec: RopeSpec, device: torch.device) -> Tables:
-    found = spec.ladder_frequencies()
-    found = replace(found, radians=found.radians.to(device), growth=None if found.growth is None else found.growth.to(device))
-    steps = phase_steps(found.radians)
+    frequencies = spec.ladder_frequencies()
+    growth = None if frequencies.growth is None else frequencies.growth.to(device)
+    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth)
+    steps = phase_steps(frequencies.radians)
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
     if _keeps_levels(spec):
         digits = torch.arange(LEVEL, device=device).unsqueeze(-1)
         levels = (*cos_sin_of_phase(steps, digits), *cos_sin_of_phase(steps, digits << LEVEL_BITS))
-    return Tables(found, steps, axis, levels)
+    return Tables(frequencies, steps, axis, levels)
 
 
 def _keeps_levels(spec: RopeSpec) -> bool:
@@ -165,14 +86,14 @@ def _keeps_rows(spec: RopeSpec) -> bool:
 
 
 def tables_at(spec: RopeSpec, device: torch.device, length: Length) -> Tables:
-    """The tables for one call: kept ones, or those of the given length where the scaling follows it."""
+    """Return the tables of one call: the cached ones, or new ones where the scaling depends on the length."""
     kept = tables(spec, device)
     if not spec.needs_length or length is None:
         return kept
     # a fill on the device, not a copy from the host
     length = length if isinstance(length, Tensor) else torch.full((), length, device=device)
-    found = spec.ladder_frequencies(length)
-    return Tables(found, phase_steps(found.radians), kept.axis_of_pair, None)
+    frequencies = spec.ladder_frequencies(length)
+    return Tables(frequencies, phase_steps(frequencies.radians), kept.axis_of_pair, None)
 
 
 def cos_sin(
@@ -184,17 +105,17 @@ def cos_sin(
     magnitude_power: int = 1,
     key: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [..., S, pairs] of positions [..., S], or [axes, ..., S] with an axis map.
+    """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map.
 
-    `gain` is the power of the magnitude: 1 as the spec says, 0 pure rotation, -1 for the inverse. `key` picks the
-    side for magnitudes that differ between queries and keys.
+    magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it (the inverse)
+    key              True for the table of keys, where queries and keys have different magnitudes
     """
     kept = tables_at(spec, positions.device, length)
     coordinates = _per_pair(kept, positions)
     radians, steps = _per_row(kept.frequencies.radians), _per_row(kept.steps)
     if spec.precision == "hf":
         angles = coordinates.to(torch.float32) * radians.to(torch.float32)
-        # doubled as transformers doubles it: a vectorised cosine may differ in the last bit with its neighbours
+        # doubled, as transformers doubles it: a vectorised cosine may depend on its neighbours in the last bit
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos()[..., : spec.pairs], angles.sin()[..., : spec.pairs]
     elif coordinates.is_floating_point():
@@ -203,12 +124,12 @@ def cos_sin(
     elif kept.levels is None:
         cos, sin = cos_sin_of_phase(steps, coordinates)
     else:
-        cos, sin = _near_or_far(kept.levels, steps, positions, coordinates)
-    return _grown(spec, kept.frequencies, coordinates, cos, sin, magnitude_power, key, dtype)
+        cos, sin = _from_levels(kept.levels, steps, positions, coordinates)
+    return with_magnitude(spec, kept.frequencies, coordinates, cos, sin, magnitude_power, key, dtype)
 
 
 def _per_pair(kept: Tables, positions: Tensor) -> Tensor:
-    """The coordinate each pair listens to: [..., S, pairs], or [..., S, 1] where all listen to the same one."""
+    """Return the coordinate of each pair's axis: [..., S, pairs], or [..., S, 1] where there is one axis."""
     if not positions.is_floating_point():
         positions = positions.to(torch.int64)
     if kept.axis_of_pair is None:
@@ -217,21 +138,22 @@ def _per_pair(kept: Tables, positions: Tensor) -> Tensor:
 
 
 def _per_row(values: Tensor) -> Tensor:
-    """[pairs], or [B, pairs] ready to meet [B, S, pairs]."""
+    """Return [pairs] as it is, and [B, pairs] as [B, 1, pairs], to broadcast against [B, S, pairs]."""
     return values.unsqueeze(-2) if values.ndim > 1 else values
 
 
-def _near_or_far(levels: Levels, steps: Tensor, positions: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+def _from_levels(levels: Levels, steps: Tensor, positions: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin from the two-level table, and from the phase for positions outside of it."""
     near = _two_level(levels, positions)
-    if positions.device.type == "cpu" and _all_near(positions):
+    if positions.device.type == "cpu" and _within_levels(positions):
         return near
-    # elsewhere looking would cost a read-back: both are computed and each position takes its own
+    # on other devices the check would need a read-back, so both are computed and selected by position
     far = cos_sin_of_phase(steps, coordinates)
     inside = (coordinates >= 0) & (coordinates < TWO_LEVEL_REACH)
     return torch.where(inside, near[0], far[0]), torch.where(inside, near[1], far[1])
 
 
-def _all_near(positions: Tensor) -> bool:
+def _within_levels(positions: Tensor) -> bool:
     if not positions.numel():
         return True
     low, high = positions.aminmax()
@@ -245,9 +167,9 @@ def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
     return high_cos * low_cos - high_sin * low_sin, high_sin * low_cos + high_cos * low_sin
 
 
-def _grown(
+def with_magnitude(
     spec: RopeSpec,
-    found: Frequencies,
+    frequencies: Frequencies,
     coordinates: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -255,42 +177,43 @@ def _grown(
     key: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin times the magnitude to the power `gain`, rounded once to `dtype`."""
-    factor = magnitude_on(spec, found.magnitude, key) ** magnitude_power
+    """Return cos and sin times the magnitude to the power `magnitude_power`, rounded once to `dtype`."""
+    factor = magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power
     if isinstance(factor, Tensor) and factor.ndim:
         factor = factor[:, None, None]  # [B] against [B, S, pairs]
     if isinstance(factor, Tensor) or factor != 1:
         cos, sin = cos * factor, sin * factor
-    if magnitude_power and found.growth is not None:
-        factor = ((coordinates - found.center) * found.growth * (-magnitude_power if key else magnitude_power)).exp()
+    if magnitude_power and frequencies.growth is not None:
+        sign = -magnitude_power if key else magnitude_power
+        factor = ((coordinates - frequencies.center) * frequencies.growth * sign).exp()
         cos, sin = cos * factor, sin * factor
     return cos.to(dtype), sin.to(dtype)
 
 
 def magnitude_on(spec: RopeSpec, magnitude: float | Tensor, key: bool) -> float | Tensor:
-    """The magnitude that one side carries."""
+    """Return the magnitude that queries, or with `key` keys, are multiplied by."""
     if spec.magnitude_on == "qk":
         return magnitude
     return magnitude**2 if spec.magnitude_on == "q" and not key else 1.0
 
 
 def sides_differ(spec: RopeSpec, device: torch.device) -> bool:
-    """Whether queries and keys have tables of their own."""
+    """Return whether queries and keys need different tables."""
     return spec.magnitude_on == "q" or tables(spec, device).frequencies.growth is not None
 
 
 def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = False) -> tuple[Tensor, Tensor] | None:
-    """float32 cos and sin of positions 0 ... count - 1, kept and grown by doubling; None where they would be too large.
+    """Return cached float32 cos and sin of positions 0 ... count - 1, or None where they would exceed FULL_TABLE_BYTES.
 
-    Each row of cos lies beside its row of sin: one stream of memory instead of two. The caller must not write to them or
-    hand them out.
+    The number of cached rows grows by doubling. Each row of cos is stored beside its row of sin, so that a kernel reads one
+    stream of memory. The caller must not write to them or return them to a user.
     """
     most = _most_rows(spec)
     if not _keeps_rows(spec) or count > most:
         return None
     key = key and sides_differ(spec, device)
-    reach = _reach(spec, count)
-    rows = CACHE.get(
+    reach = _rows_for(spec, count)
+    rows = _keep(
         (spec.fingerprint, device, key),
         lambda: torch.stack(cos_sin(spec, torch.arange(reach, device=device), key=key), dim=1),
         lambda rows: 4 * rows.numel(),
@@ -303,13 +226,13 @@ def _most_rows(spec: RopeSpec) -> int:
     return FULL_TABLE_BYTES // (8 * spec.pairs)
 
 
-def _reach(spec: RopeSpec, count: int) -> int:
+def _rows_for(spec: RopeSpec, count: int) -> int:
     return min(_most_rows(spec), max(256, 1 << (count - 1).bit_length()))
 
 
 def memory(spec: RopeSpec, length: int) -> dict[str, int]:
-    """Bytes that cos and sin of `length` positions take in each form, and what is kept automatically for one side."""
+    """Return the bytes that cos and sin of `length` positions take in each form; "automatic" is what is cached for queries."""
     row = 8 * spec.pairs  # one float32 cos and sin, or one float64 of either
     levels, phase = 2 * 2 * row * LEVEL, row
-    automatic = phase + levels * _keeps_levels(spec) + row * _reach(spec, length) * _keeps_rows(spec)
+    automatic = phase + levels * _keeps_levels(spec) + row * _rows_for(spec, length) * _keeps_rows(spec)
     return {"full": row * length, "two_level": levels, "phase": phase, "automatic": automatic}

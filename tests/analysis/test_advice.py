@@ -50,8 +50,8 @@ def test_a_rule_speaks_where_it_should_and_only_there(name):
 
 
 def test_every_rule_has_its_case_and_rests_on_a_figure():
-    assert list(CASES) == [rule.name for rule in analysis.RULES]
-    assert {each.figure for each in (*analysis.RULES, *analysis.GUIDE)} <= set(plots.FIGURES)
+    assert list(CASES) == [rule.name for rule in analysis.CHECKS]
+    assert {each.figure for each in (*analysis.CHECKS, *analysis.GUIDE)} <= set(plots.FIGURES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,7 +75,7 @@ def test_a_window_bounds_the_distances_and_not_the_positions():
     plain, windowed = (analysis.Facts(rw.RopeSpec(128), 4096, 131_072, window) for window in (None, 1024))
     assert plain.new_angles == 18
     assert windowed.new_angles == 0
-    assert (windowed.seen, windowed.reach) == (1024, 1024)
+    assert (windowed.trained_distance, windowed.served_distance) == (1024, 1024)
     assert windowed.errors == plain.errors
     assert {each.name for each in analysis.advise(windowed)} == {"in_range", "float32_angles"}
 

@@ -47,7 +47,7 @@ def test_every_layer_type_has_its_own_facts_and_window():
     whole, sliding = found.layers["full_attention"], found.layers["sliding_attention"]
     assert (whole.spec.theta, whole.spec.scaling.name, whole.window) == (1e6, "linear", None)
     assert (sliding.spec.theta, sliding.spec.scaling.name, sliding.window) == (1e4, "default", 512)
-    assert whole.ways == tuple(analysis.WAYS)
+    assert whole.methods == tuple(analysis.COS_SIN_METHODS)
 
 
 def test_a_layer_that_stands_still_has_no_facts():

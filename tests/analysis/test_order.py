@@ -44,10 +44,10 @@ def sinusoid(position):
 def test_turning_is_relative_and_keeps_the_norm_where_adding_does_neither():
     q, k, _ = tokens(1)[:, 0]
     shifts = np.arange(0, 500, 17)
-    found = analysis.doors(q, k, STEPS, 3, shifts)
-    assert np.ptp(found.turned_score) < 1e-11
-    assert found.turned_score[0] == pytest.approx(analysis.scores(q, k, STEPS, [3])[0], abs=1e-12)
-    assert found.turned_norm == pytest.approx(np.full(len(shifts), np.linalg.norm(q)), rel=1e-12)
+    found = analysis.compare_entries(q, k, STEPS, 3, shifts)
+    assert np.ptp(found.rotated_score) < 1e-11
+    assert found.rotated_score[0] == pytest.approx(analysis.scores(q, k, STEPS, [3])[0], abs=1e-12)
+    assert found.rotated_norm == pytest.approx(np.full(len(shifts), np.linalg.norm(q)), rel=1e-12)
     assert found.added_score == pytest.approx([(q + sinusoid(s + 3)) @ (k + sinusoid(s)) for s in shifts], abs=1e-11)
     assert found.added_norm == pytest.approx([np.linalg.norm(q + sinusoid(s + 3)) for s in shifts], rel=1e-12)
     assert np.ptp(found.added_score) > 1

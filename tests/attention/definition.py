@@ -32,7 +32,7 @@ def attention_by_definition(layer, x, positions, *, mask=None, padding=None, doc
             (layer.v_proj, torch.nn.Identity(), kv_heads),
         )
     )
-    q, k = encoding.turn(q, positions, key=False), encoding.turn(k, positions, key=True)
+    q, k = encoding.rotate(q, positions, key=False), encoding.rotate(k, positions, key=True)
     bias = encoding.bias(q, positions, positions)
     bias = torch.zeros(()) if bias is None else bias
     bias = bias.expand(batch, heads, seq, seq)

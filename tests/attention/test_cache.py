@@ -20,7 +20,7 @@ def rotary(dtype=torch.float64, **changes):
 
 def filled(encoding, positions, k, v, **options):
     cache = KVCache(**options)
-    cache.append(encoding.turn(k, positions, key=True) if cache.keeps_rotated(encoding) else k, v, positions)
+    cache.append(encoding.rotate(k, positions, key=True) if cache.keeps_rotated(encoding) else k, v, positions)
     return cache
 
 
@@ -76,9 +76,9 @@ def test_a_change_of_scaling_equals_a_rebuilt_cache(target):
 def test_dynamic_keys_kept_rotated_can_follow_a_new_length():
     encoding, (k, v) = rotary(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), draw()
     cache = KVCache(rotated=True)
-    cache.append(encoding.turn(k, counted(), key=True, length=7), v, counted())
+    cache.append(encoding.rotate(k, counted(), key=True, length=7), v, counted())
     cache.rescale(encoding, encoding, from_length=7, to_length=20)
-    expected = encoding.turn(k, counted(), key=True, length=20)
+    expected = encoding.rotate(k, counted(), key=True, length=20)
     torch.testing.assert_close(cache.seen.k, expected, atol=1e-12, rtol=1e-10)
 
 
@@ -99,7 +99,7 @@ def test_a_chunk_cached_elsewhere_is_reused_at_another_position():
     elsewhere = filled(encoding, counted(100), k, v)
     cache = filled(encoding, counted(), k, v)
     cache.extend(elsewhere.seen, counted(SEQ), encoding)
-    torch.testing.assert_close(cache.seen.k[:, :, SEQ:], encoding.turn(k, counted(SEQ), key=True), atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(cache.seen.k[:, :, SEQ:], encoding.rotate(k, counted(SEQ), key=True), atol=1e-12, rtol=1e-10)
 
 
 def test_beams_are_reordered_and_drafts_rolled_back():
@@ -119,7 +119,7 @@ def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
     encoding, (k, v) = rotary(), draw()
     cache = KVCache("sliding", capacity=5, sinks=2)
     for i in range(SEQ):
-        cache.append(encoding.turn(k[:, :, i : i + 1], counted(i, 1), key=True), v[:, :, i : i + 1], counted(i, 1))
+        cache.append(encoding.rotate(k[:, :, i : i + 1], counted(i, 1), key=True), v[:, :, i : i + 1], counted(i, 1))
     assert cache.seen.positions[0].tolist() == [0, 1, 4, 5, 6]
 
 

@@ -166,7 +166,7 @@ def test_a_state_refuses_frequencies_that_follow_the_length():
     spec = rw.RopeSpec(head_dim=4, scaling=rw.frequencies.Dynamic(factor=2.0, original_length=3))
     layer = LinearAttention(12, 3, spec=spec)
     _, state = layer(torch.randn(1, 5, 12))
-    with pytest.raises(RopeError, match="follows"):
+    with pytest.raises(RopeError, match="depends on the length"):
         layer(torch.randn(1, 1, 12), state=state)
 
 

@@ -144,7 +144,7 @@ def test_the_softmax_scale_follows_the_spec():
 
 def test_backends_are_chosen_with_a_reason_and_refused_with_one():
     layer, x = make(), torch.randn(1, SEQ, MODEL_DIM)
-    assert layer.backend_for(x) == ("sdpa", "torch's fused kernel takes everything else")
+    assert layer.backend_for(x) == ("sdpa", "torch's fused kernel is the default")
     layer.backend = "flex"
     with pytest.raises(RopeError, match="CUDA"):
         layer.backend_for(x)
@@ -196,5 +196,5 @@ def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
 
 
 def test_documents_must_number_every_token():
-    with pytest.raises(RopeError, match="document of every token"):
+    with pytest.raises(RopeError, match="document number of every token"):
         make()(torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), documents=torch.zeros(SEQ, dtype=torch.int64))

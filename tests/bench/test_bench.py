@@ -1,4 +1,4 @@
-"""The benchmark's own promises: a wrong kernel is not timed, rows survive a round trip, charts are drawn from rows."""
+"""`ropewalk bench`: a wrong kernel is not timed, rows survive a round trip, charts are drawn from rows."""
 
 import json
 import sys
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.bench import cases, chart, contenders, cpu, cpu_linear, rows
+from ropewalk.bench import cases, chart, contenders, cpu, rows
 from ropewalk.kernels.reference import rotate_vector
+from ropewalk.machine import machine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TINY = (2, 7, 3, 1, 10, torch.float32)
@@ -31,9 +32,9 @@ def test_the_definition_is_the_numpy_one(order):
 
 @pytest.mark.parametrize("variant", cases.VARIANTS)
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])
-def test_every_variant_of_ropewalk_passes_the_gate(order, variant):
+def test_every_variant_of_ropewalk_agrees_with_the_definition(order, variant):
     case = cases.make_case("tiny", order, variant=variant)
-    good, error = contenders.agrees("ropewalk, positions", contenders.ropewalk_positions(case), case)
+    good, error = contenders.agrees("ropewalk, positions", contenders.ropewalk(case, explicit=True), case)
     assert good
     assert error < 1e-6
 
@@ -47,7 +48,7 @@ def test_every_contender_agrees_with_the_definition_or_says_why_it_cannot_run(na
     assert contenders.agrees(name, contenders.CONTENDERS[name](case), case)[0]
 
 
-def test_a_contender_that_turns_the_wrong_way_is_not_timed(monkeypatch):
+def test_a_contender_that_rotates_backwards_is_not_timed(monkeypatch):
     def backwards(case):
         rope = contenders.Rope(case.spec)
         return lambda q, k: (rope.unrotate(q), rope.unrotate(k))
@@ -64,12 +65,12 @@ def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
     }
     assert all(r["us"] > 0 and r["copy_us"] > 0 for r in found)
     path = tmp_path / "rows.jsonl"
-    rows.write(path, [{**r, **rows.machine("cpu")} for r in found])
+    rows.write(path, [{**r, **machine("cpu")} for r in found])
     assert rows.read(path)[0]["versions"]["torch"] == torch.__version__
     assert [json.loads(line)["contender"] for line in path.read_text().splitlines()] == [r["contender"] for r in found]
 
 
-def test_heads_as_models_hand_them_over_are_the_same_heads_in_other_memory():
+def test_a_view_has_the_same_heads_in_another_memory_order():
     case = cases.make_case("tiny", "bhsd")
     view = cpu._ordered(case, "bhsd view")
     assert torch.equal(view.q, case.q)
@@ -113,11 +114,3 @@ def test_pages_show_the_committed_rows(page, made):
         sys.path.remove(str(DOCS))
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     assert getattr(page_tables, made)(text) == text, "run python docs/tables.py"
-
-
-def test_linear_attention_is_timed_beside_the_softmax_and_beside_half_its_length():
-    found = list(cpu_linear.measure(lengths=(64, 128), rounds=2))
-    assert [row["contender"] for row in found] == ["torch, fused softmax", "ropewalk, linear", "ropewalk, linear"]
-    softmax, short, long = (row["us"] for row in found)
-    assert found[1]["times_faster"] == pytest.approx(softmax / short, abs=0.006)
-    assert found[2]["times_half_the_length"] == pytest.approx(long / short, abs=0.006)

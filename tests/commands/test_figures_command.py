@@ -38,8 +38,8 @@ def test_only_some_dark_svg_of_a_config_as_json(capsys, tmp_path):
     assert (tmp_path / "contact-sheet.png").exists()
 
 
-def test_a_missing_chinese_face_is_told(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(look, "chinese_face", lambda: None)
+def test_a_missing_chinese_font_is_reported(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(look, "chinese_font", lambda: None)
     code, out, _ = call(capsys, tmp_path, "--only", "angles", "--language", "zh")
     assert code == 0
     assert "the labels are English" in out

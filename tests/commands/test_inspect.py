@@ -53,7 +53,7 @@ def test_the_reach_of_llama_3(capsys, write):
     assert (summary["trained"], summary["served"]) == (8192, 131_072)
     waves = [2 * math.pi * 500_000 ** (i / 64) for i in range(64)]
     assert summary["critical_dimension"] == 2 * sum(w <= 8192 for w in waves)
-    assert summary["pairs_never_round_in_training"] == sum(w > 8192 for w in waves)
+    assert summary["pairs_below_one_turn_in_training"] == sum(w > 8192 for w in waves)
     assert summary["bands"] == {
         "kept": sum(w < 2048 for w in waves),
         "blended": sum(2048 <= w <= 8192 for w in waves),
@@ -70,7 +70,7 @@ def test_the_reach_of_llama_3(capsys, write):
 
 def test_precision_memory_and_advice(capsys, write):
     layer = report(capsys, write(LLAMA))["layers"]["full_attention"]
-    assert list(layer["precision"]) == list(analysis.WAYS)
+    assert list(layer["precision"]) == list(analysis.COS_SIN_METHODS)
     assert layer["precision"]["hf_frequencies"]["error"] < 4e-8
     assert layer["precision"]["hf"]["error"] > 2**-9
     assert layer["memory_bytes"]["full"] == 131_072 * 64 * 2 * 4
@@ -100,18 +100,18 @@ def test_tables_show_what_json_has(capsys, write):
     code, out, err = call(capsys, path, "--guide")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
-    for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,108,864", "Which variant for which use"):
+    for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,108,864", "Which scaling for which use"):
         assert word in out
-    for way in analysis.WAYS:
+    for way in analysis.COS_SIN_METHODS:
         assert way in out
 
 
-def test_still_layers_and_still_pairs_are_told(capsys, write):
+def test_layers_without_a_rope_and_pairs_that_do_not_rotate_are_shown(capsys, write):
     config = {"model_type": "smollm3", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096,
               "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}  # fmt: skip
     path = write(config)
-    assert False in [layer["turns"] for layer in report(capsys, path)["layers"].values()]
-    assert "stands still" in call(capsys, path)[1]
+    assert False in [layer["rotates"] for layer in report(capsys, path)["layers"].values()]
+    assert "no rope" in call(capsys, path)[1]
     rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     half = write({"rope_parameters": rope, "head_dim": 8, "max_position_embeddings": 64})
     pairs = report(capsys, half)["layers"]["full_attention"]["pairs"]
@@ -139,7 +139,7 @@ def test_warnings_of_the_config_are_shown(capsys, write):
     ("config", "args", "says"),
     [
         ("{", (), "config: must be JSON"),
-        ({"model_type": "bert"}, (), "rope_parameters: must be given"),
+        ({"model_type": "bert"}, (), "rope_parameters: or rope_theta must be given"),
         (GEMMA | {"head_dim": 7}, (), "head_dim: must"),
         ({"rope_theta": 1e4, "head_dim": 8}, (), "max_position_embeddings: must be in the config"),
         (GEMMA, ("--served", 0), "served: must be an integer from 1"),

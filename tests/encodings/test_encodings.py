@@ -35,7 +35,7 @@ def scores(encoding, positions):
     where = at(encoding, positions)
     x = encoding.embed(x, where)
     q, k = ((x @ w).view(1, SEQ, HEADS, HEAD_DIM).transpose(1, 2) for w in (to_q, to_k))
-    q, k = encoding.turn(q, where, key=False), encoding.turn(k, where, key=True)
+    q, k = encoding.rotate(q, where, key=False), encoding.rotate(k, where, key=True)
     found = q @ k.transpose(-1, -2)
     bias = encoding.bias(q, positions, positions)
     return found if bias is None else found + bias
@@ -56,11 +56,11 @@ def test_the_declared_door_is_the_one_used_and_none_knows_no_order(name):
     q = torch.randn(1, HEADS, SEQ, HEAD_DIM, dtype=torch.float64)
     used = {
         "input": not torch.equal(encoding.embed(x, at(encoding, second)), x),
-        "qk": not torch.equal(encoding.turn(q, at(encoding, second), key=False), q),
+        "qk": not torch.equal(encoding.rotate(q, at(encoding, second), key=False), q),
         "scores": encoding.bias(q, second, second) is not None,
     }
     doors = {door for door, is_used in used.items() if is_used}
-    both = {"qk", "scores"} if name in ("rope_alibi", "rope_bias") else {encoding.door}
+    both = {"qk", "scores"} if name in ("rope_alibi", "rope_bias") else {encoding.entry}
     assert doors == (set() if name == "none" else both)
     moved = not torch.allclose(scores(encoding, first), scores(encoding, second))
     assert moved == (name != "none")
@@ -92,8 +92,8 @@ def test_causal_only_means_that_later_keys_are_not_told_apart_from_nothing(name)
     encoding = make(name)
     if not encoding.causal_only:
         return
-    if encoding.door == "qk":  # xPos: magnitudes explode instead of decaying ahead of the query
-        size = lambda p: encoding.turn(torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([p]), key=True).norm()
+    if encoding.entry == "qk":  # xPos: magnitudes explode instead of decaying ahead of the query
+        size = lambda p: encoding.rotate(torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([p]), key=True).norm()
         assert size(4000) > 2 * size(0)
         return
     q, where = torch.randn(1, HEADS, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([3])
@@ -193,6 +193,6 @@ def test_unknown_names_are_refused():
 
 def test_every_encoding_says_what_it_is():
     for encoding in ENCODINGS.values():
-        assert encoding.door in ("none", "input", "qk", "scores")
+        assert encoding.entry in ("none", "input", "qk", "scores")
         assert encoding.__doc__
         assert issubclass(encoding, Encoding)

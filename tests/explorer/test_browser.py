@@ -94,7 +94,7 @@ def test_every_control_is_turned_by_hand(browser, server, pictures):
     browser.open(f"{server}/?a.scaling=yarn&compare=1&b.scaling=ntk_by_parts")
     scalings = {"a": "yarn", "b": "ntk_by_parts"}
     fields = [f"{side}.{name}.{field}" for side, name in scalings.items() for field in scaled(name)]
-    names = ["trained", "served", "position", "a.head_dim", "a.theta", "b.head_dim", "b.theta", *fields, "turning"]
+    names = ["trained", "served", "position", "a.head_dim", "a.theta", "b.head_dim", "b.theta", *fields, "animate"]
     for name in names:
         change(browser, name)
     more = ("rotary_dim", "layout", "precision", "magnitude_on")

@@ -12,12 +12,12 @@ import pytest
 
 from ropewalk import SCALINGS, RopeSpec, explorer
 from ropewalk.explorer import charts, drawings
-from ropewalk.explorer.words import CHINESE, about, speaker
+from ropewalk.explorer.words import CHINESE, about, translator
 from ropewalk.frequencies import Linear, Proportional, XPos, Yarn
 from ropewalk.plots.words import CHINESE as FIGURES_CHINESE
 
 SPEC = RopeSpec(10, theta=100.0, scaling=Linear(4.0))
-ENGLISH, MANDARIN = speaker("en"), speaker("zh")
+ENGLISH, MANDARIN = translator("en"), translator("zh")
 RADIANS = [100.0 ** (-i / 5) for i in range(5)]
 SVG = "{http://www.w3.org/2000/svg}"
 FILES = sorted(Path(explorer.__path__[0]).glob("*.py"))
@@ -69,7 +69,7 @@ def test_precision_shows_ours_below_the_others():
     assert set(line(chart, "rounding to bfloat16").values()) == {2.0**-9}
 
 
-def test_a_pair_that_stands_still_leaves_the_logarithmic_charts():
+def test_a_pair_that_does_not_rotate_leaves_the_logarithmic_charts():
     spec = RopeSpec(10, theta=100.0, scaling=Proportional(fraction=0.6))
     assert sorted(line(charts.spectrum(spec, 64, 256, ENGLISH), "proportional")) == [0, 1, 2]
     assert sorted(line(charts.coverage(spec, 64, 256, ENGLISH), "served, scaled")) == [0, 1, 2]
@@ -86,7 +86,7 @@ def test_every_scaling_has_every_chart(name, view):
         assert all(math.isfinite(number) for row in values for number in row.values() if not isinstance(number, str))
 
 
-def test_what_stands_side_by_side_has_the_same_axes():
+def test_charts_side_by_side_share_their_axes():
     specs = [SPEC, RopeSpec(10, theta=1e6)]
     for view, channel, field in (("ladder", "y", "y"), ("map", "color", "s")):
         for left, right in zip(*charts.side_by_side(view, specs, 64, 256, ENGLISH), strict=True):
@@ -107,7 +107,7 @@ def hands(text):
 
 
 @pytest.mark.parametrize("position", [0, 9, 10**9 + 7])
-def test_hands_stand_at_the_exact_angle(position):
+def test_hands_show_the_exact_angle(position):
     found = hands(drawings.clocks(SPEC, position, 2**31, ENGLISH))
     assert len(found) == 5
     with mpmath.workdps(40):
@@ -118,16 +118,16 @@ def test_hands_stand_at_the_exact_angle(position):
             assert words[0] == f"pair {i}"
 
 
-def test_clocks_that_turn_take_their_wavelength():
-    text = drawings.clocks(RopeSpec(4, theta=100.0, scaling=Proportional(fraction=0.5)), 0, 64, ENGLISH, turning=True)
+def test_animated_clocks_take_their_wavelength():
+    text = drawings.clocks(RopeSpec(4, theta=100.0, scaling=Proportional(fraction=0.5)), 0, 64, ENGLISH, animated=True)
     spins = ElementTree.fromstring(text).findall(f".//{SVG}animateTransform")
     assert [float(spin.get("dur")[:-1]) for spin in spins] == [pytest.approx(2 * math.pi / drawings.TOKENS_PER_SECOND, rel=1e-3)]
     assert float(spins[0].get("to")) - float(spins[0].get("from")) == -360
-    assert "stands still" in text
+    assert "does not rotate" in text
 
 
 @pytest.mark.parametrize("scaling", [Yarn(factor=8.0, original_length=64), XPos(), Linear(4.0)], ids=lambda s: s.name)
-def test_the_vector_stands_where_the_scaling_turns_it(scaling):
+def test_the_vector_is_where_the_scaling_rotates_it(scaling):
     spec, position, pair = RopeSpec(10, theta=100.0, scaling=scaling), 23, 2
     found = drawings.rotated(spec, pair, np.arange(position + 1), 512)[-1]
     magnitude = {"yarn": 0.1 * math.log(8) + 1, "xpos": ((4 + 4) / 14) ** (23 / 512), "linear": 1.0}[scaling.name]
@@ -140,12 +140,12 @@ def test_the_vector_stands_where_the_scaling_turns_it(scaling):
 
 
 def texts_said() -> set[str]:
-    """Every literal handed to `say`, and those it is handed from a table."""
+    """Every literal handed to `translate`, and those it is handed from a table."""
     found = set()
     for path in FILES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and isinstance(node.args[0], ast.Constant):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "translate" and isinstance(node.args[0], ast.Constant):
                 found.add(node.args[0].value)
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("TITLES", "CAPTIONS"):
                 found |= {value.value for value in node.value.values}

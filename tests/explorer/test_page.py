@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import explorer as benchmark
 from ropewalk import SCALINGS
-from ropewalk.bench import explorer as benchmark
 from ropewalk.explorer import controls, panels
 from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.program import program
@@ -224,7 +224,7 @@ def test_a_position_beyond_the_target_comes_back_into_it(page):
     assert app.slider(key="position").value == 511
 
 
-def test_back_to_the_start_keeps_the_language(page):
+def test_reset_keeps_the_language(page):
     app = page(language="zh", a__theta="500", compare="1", position="9")
     alive(app.button(key="reset").click().run())
     assert link(app) == {"language": "zh"}
@@ -252,7 +252,7 @@ def test_a_report_that_cannot_be_shown_says_why(page, monkeypatch, tmp_path):
     app.query_params["view"] = "report"
     assert any("all of them" in text.value for text in alive(app.run()).markdown)
     monkeypatch.setattr(panels, "MAX_REPORT", 5)
-    assert "at most 5 bytes" in alive(app.run()).error[0].value
+    assert "larger than 5 bytes" in alive(app.run()).error[0].value
     path.unlink()
     assert "No such file" in alive(app.run()).error[0].value
 

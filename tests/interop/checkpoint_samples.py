@@ -14,7 +14,7 @@ LATENT = {
     "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 10, "v_head_dim": 8,
     "num_key_value_heads": 4, "first_k_dense_replace": 2,
 }  # fmt: skip
-#: name -> (model_type, what differs from SMALL, dimensions of a head that turn)
+#: name -> (model_type, what differs from SMALL, dimensions of a head that are rotated)
 MODELS = {
     "llama": ("llama", {}, 12),
     "llama-wide-head": ("llama", {"head_dim": 10, "num_key_value_heads": 1}, 10),

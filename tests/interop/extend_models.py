@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from checkpoint_samples import SMALL, build
 
-from ropewalk.interop.extend.keys import KINDS
+from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 
 TRAINED, FACTOR = SMALL["max_position_embeddings"], 4.0
@@ -24,7 +24,7 @@ MODELS = {
     "gemma3_text": {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
 }  # fmt: skip
 PHI3_TAKES = ("ntk", "longrope", "dynamic_yarn")
-CASES = [(family, kind) for family in MODELS for kind in KINDS if family != "phi3" or kind in PHI3_TAKES]
+CASES = [(family, kind) for family in MODELS for kind in kinds() if family != "phi3" or kind in PHI3_TAKES]
 every = pytest.mark.parametrize(("family", "kind"), CASES)
 
 

@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError
 from ropewalk.interop.engines.audit import audit
-from ropewalk.interop.engines.rules import ENGINES, REFERENCE
+from ropewalk.interop.engines.readers import ENGINES, REFERENCE
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
 BASE = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 1e6}
@@ -331,9 +331,9 @@ def test_engines_agree_on_the_rest(rope):
 def test_sglang_does_not_slow_a_proportional_rope():
     rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 4.0}
     config = {**BASE, "max_position_embeddings": 32768, "rope_scaling": rope}
-    turning = np.where(np.arange(64) < 32, ladder(128, 1e6), 0)
-    np.testing.assert_allclose(one(config, "sglang").radians, turning)
-    np.testing.assert_allclose(one(config, "hf").radians, turning / 4)
+    radians = np.where(np.arange(64) < 32, ladder(128, 1e6), 0)
+    np.testing.assert_allclose(one(config, "sglang").radians, radians)
+    np.testing.assert_allclose(one(config, "hf").radians, radians / 4)
 
 
 ERNIE = {

@@ -26,30 +26,30 @@ samples = pytest.mark.parametrize("name", MODELS)
 @pytest.fixture
 def saved(tmp_path):
     def save(name, shard="5GB"):
-        model_type, changed, turning = MODELS[name]
+        model_type, changed, rotary_dim = MODELS[name]
         model = build(model_type, **changed)
         model.save_pretrained(tmp_path / "half", max_shard_size=shard)
         (tmp_path / "half" / "tokenizer.json").write_text("{}")
-        return model, tmp_path / "half", turning
+        return model, tmp_path / "half", rotary_dim
 
     return save
 
 
-def neighbours(turning, size):
+def neighbours(rotary_dim, size):
     """For each dimension of the half layout, where it stands when partners are neighbours: written from the definition."""
     where = list(range(size))
-    for pair in range(turning // 2):
-        where[pair], where[pair + turning // 2] = 2 * pair, 2 * pair + 1
+    for pair in range(rotary_dim // 2):
+        where[pair], where[pair + rotary_dim // 2] = 2 * pair, 2 * pair + 1
     return torch.tensor(where)
 
 
-def pairing_neighbours(model, monkeypatch, turning):
+def pairing_neighbours(model, monkeypatch, rotary_dim):
     """The model's code, changed to take q and k whose partners are neighbours."""
     module = importlib.import_module(type(model).__module__)
     apply = module.apply_rotary_pos_emb
 
     def changed(q, k, cos, sin, *rest, **named):
-        where = neighbours(turning, q.shape[-1])
+        where = neighbours(rotary_dim, q.shape[-1])
         return apply(q[..., where], k[..., where[: k.shape[-1]]], cos, sin, *rest, **named)
 
     monkeypatch.setattr(module, "apply_rotary_pos_emb", changed)
@@ -61,17 +61,17 @@ def files_of(folder):
 
 @samples
 def test_the_other_code_computes_the_same_from_converted_weights(name, saved, tmp_path, monkeypatch):
-    model, folder, turning = saved(name)
+    model, folder, rotary_dim = saved(name)
     wanted = logits(model)
     report = convert_checkpoint(folder, tmp_path / "other", "half", "interleaved")
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "other").eval()
     # its own code pairs otherwise, so the weights alone must look wrong to it
     assert (logits(other) - wanted).abs().max() > 1e-3
-    pairing_neighbours(other, monkeypatch, turning)
+    pairing_neighbours(other, monkeypatch, rotary_dim)
     torch.testing.assert_close(logits(other), wanted)
     kinds = set(report.converted.values())
     assert kinds <= {"q", "k", "qkv", "norm"}
-    assert len(report.converted) + len(report.copied) == len(open_folder(folder).keys)
+    assert len(report.converted) + len(report.copied) == len(open_folder(folder).names)
 
 
 @samples
@@ -110,12 +110,12 @@ def test_a_family_that_pairs_neighbours_is_converted_to_halves(tmp_path):
         wanted = torch.cat((split[..., 0::2], split[..., 1::2]), -1)
         wanted = (wanted.transpose(1, -1) if role != "norm" else wanted).reshape(before[key].shape)
         assert torch.equal(after[key], wanted), key
-    assert "pairs interleaved" in report.warnings[0]
+    assert "uses the interleaved layout" in report.warnings[0]
 
 
 def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch):
     peft = pytest.importorskip("peft")
-    model, folder, turning = saved("llama")
+    model, folder, rotary_dim = saved("llama")
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj"], use_dora=True))
     with torch.no_grad():
         for key, weight in adapted.named_parameters():
@@ -129,10 +129,10 @@ def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch):
         f"self_attn.{module}.{part}" for module in ("q_proj", "k_proj") for part in ("lora_B.weight", "lora_magnitude_vector")
     }
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "base2")
-    pairing_neighbours(other, monkeypatch, turning)
+    pairing_neighbours(other, monkeypatch, rotary_dim)
     other = peft.PeftModel.from_pretrained(other, tmp_path / "adapter2").eval()
     torch.testing.assert_close(logits(other), wanted)
-    with pytest.raises(RopeError, match="config of its base"):
+    with pytest.raises(RopeError, match="config of its base model"):
         convert_checkpoint(tmp_path / "adapter", tmp_path / "no", "half", "interleaved")
 
 
@@ -184,8 +184,8 @@ Q = "model.layers.0.self_attn.q_proj"
     ("change", "says"),
     [
         (lambda t: {**t, f"{Q}.weight": t[f"{Q}.weight"][:-1].clone()}, r"q_proj.weight: must have num_heads \* head_dim = 48"),
-        (lambda t: {**t, f"{Q}.qweight": torch.zeros(6, 48)}, "quantised q_proj"),
-        (lambda t: {**t, "model.layers.0.self_attn.qkv_proj.weight": torch.zeros(96, 48)}, "convert_qkv by hand"),
+        (lambda t: {**t, f"{Q}.qweight": torch.zeros(6, 48)}, "must not be quantised: converting 'qweight' of a packed q_proj"),
+        (lambda t: {**t, "model.layers.0.self_attn.qkv_proj.weight": torch.zeros(96, 48)}, "call ropewalk.layout.convert_qkv"),
         (lambda t: {**t, "model.layers.0.self_attn.q_norm.weight": torch.ones(5)}, "multiple of head_dim = 12"),
         (lambda t: {"model.embed.weight": torch.ones(3)}, "must hold q and k projections"),
     ],

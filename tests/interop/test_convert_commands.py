@@ -37,8 +37,8 @@ def test_convert_writes_what_the_library_writes(call, folder, tmp_path):
     assert "2 k, 2 q tensors change, 17 stay" in out
     convert_checkpoint(folder, tmp_path / "c", "half", "interleaved")
     wanted, found = open_folder(tmp_path / "c"), open_folder(tmp_path / "b")
-    assert found.keys == wanted.keys
-    assert all(torch.equal(found.read(key), wanted.read(key)) for key in found.keys)
+    assert found.names == wanted.names
+    assert all(torch.equal(found.read(name), wanted.read(name)) for name in found.names)
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(call, folder, tmp_path):
@@ -47,7 +47,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(call, folder, tmp_path):
     plan = json.loads(out)
     assert plan["written"] is None
     assert len(plan["converted"]) == 4
-    assert "pairs half" in plan["warnings"][0]
+    assert "uses the half layout" in plan["warnings"][0]
     assert not (tmp_path / "b").exists()
 
 
@@ -70,7 +70,7 @@ def test_which_tells_the_layout_with_evidence(call, folder):
     [
         (LAYOUTS, "target: must be given"),
         (("{tmp}/b",), "source_layout: must be one of"),
-        (("{tmp}/half", *LAYOUTS), "target_folder: must lie outside"),
+        (("{tmp}/half", *LAYOUTS), "target_folder: must not be the source folder"),
     ],
 )
 def test_a_refusal_of_convert_is_one_line(call, folder, tmp_path, arguments, says):

@@ -19,8 +19,8 @@ from ropewalk import RopeError
 from ropewalk.frequencies import SCALINGS, Default
 from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.engines.audit import audit
-from ropewalk.interop.extend import keys as extend_plan
-from ropewalk.interop.extend.keys import KINDS
+from ropewalk.interop.extend import keys as extend_keys
+from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 
 #: kinds that other engines compute otherwise, and that is told
@@ -132,7 +132,7 @@ def test_gemma_keeps_its_local_layers():
     assert model.config.rope_parameters["full_attention"]["rope_type"] == "default"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PHI3_TAKES])
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind not in PHI3_TAKES])
 def test_phi3_takes_longrope_alone(kind):
     model = fresh("phi3")
     before = model.config.to_dict()
@@ -146,7 +146,7 @@ def test_phi3_takes_longrope_alone(kind):
 V4 = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 4, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
 V5_KEYS = {**{key: value for key, value in V4.items() if key != "rope_theta"},
            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
-HF_KINDS = [kind for kind in KINDS if kind != "dynamic_yarn"]
+HF_KINDS = [kind for kind in kinds() if kind != "dynamic_yarn"]
 
 
 @pytest.mark.parametrize("kind", HF_KINDS)
@@ -246,11 +246,11 @@ def test_axes_and_a_band_are_told_together():
     config = {**V4, "model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
     told = lengthen(config, "yarn").disagreements
     assert [text.split(" at ")[0] for text in told] == ["vLLM", "mlx-lm"]
-    assert "the band is that of four times the trained length" in told[0]
+    assert "the band is computed for four times the trained length" in told[0]
 
 
 def test_what_no_config_can_say_is_told():
-    with pytest.warns(UserWarning, match="no config can say it"):
+    with pytest.warns(UserWarning, match="no config can express it"):
         report = extend(copy.deepcopy(V4), "dynamic_yarn")
     assert "not saved" in str(report)
 
@@ -269,7 +269,7 @@ def test_a_layer_type_that_stays_is_not_told_of():
 
 def test_a_search_asks_the_engines_once(monkeypatch):
     asked, longest = [], lambda factors: -sum(factors)
-    monkeypatch.setattr(extend_plan, "audit", lambda *args, **kwargs: asked.append(args) or audit(*args, **kwargs))
+    monkeypatch.setattr(extend_keys, "audit", lambda *args, **kwargs: asked.append(args) or audit(*args, **kwargs))
     with pytest.warns(UserWarning, match="length switching"):
         extend(copy.deepcopy(V4), "longrope", factor=FACTOR, search=longest, search_options={"rounds": 2, "population": 8})
     assert len(asked) == 1

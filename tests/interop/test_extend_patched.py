@@ -9,13 +9,13 @@ import torch
 from checkpoint_samples import logits
 from extend_models import TRAINED, built, every, fresh, lengthen, rotary
 
-from ropewalk.interop.extend.keys import KINDS
+from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
-from ropewalk.interop.patch.angles import Angles, AngleTable
+from ropewalk.interop.patch.angles import LazyAngles, LazyTable
 from ropewalk.interop.patch.model import patch, unpatch
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds())
 def test_a_patched_model_follows_and_goes_back(kind):
     model, other = fresh("llama"), fresh("llama")
     patch(model)
@@ -44,7 +44,7 @@ def test_an_extended_model_may_be_patched_and_stays_extended(family, kind):
 
 
 @pytest.mark.parametrize("patched_first", [False, True])
-def test_a_patched_dynamic_yarn_turns_by_exact_angles_as_long_as_the_sequence(patched_first, monkeypatch):
+def test_a_patched_dynamic_yarn_rotates_by_exact_angles_of_the_sequence_length(patched_first, monkeypatch):
     """Generation with a cache: every step has the frequencies of its own length, and no table is made."""
     model, asked = fresh("llama"), {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
     prompt = torch.arange(TRAINED - 4)[None] % 31
@@ -53,8 +53,8 @@ def test_a_patched_dynamic_yarn_turns_by_exact_angles_as_long_as_the_sequence(pa
     lengthen(model, "dynamic_yarn")
     wanted = unpatch(copy.deepcopy(model)).generate(prompt, **asked)
     patch(model)
-    assert isinstance(rotary(model)(torch.zeros(1), prompt)[0], AngleTable)
-    monkeypatch.delattr(Angles, "tables")
+    assert isinstance(rotary(model)(torch.zeros(1), prompt)[0], LazyTable)
+    monkeypatch.delattr(LazyAngles, "tables")
     assert torch.equal(model.generate(prompt, **asked), wanted)
 
 

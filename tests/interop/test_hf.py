@@ -10,7 +10,7 @@ from config_samples import LLAMA, LLAMA3, LONGROPE, YARN, refused
 from torch.testing import assert_close
 
 from ropewalk import RopeSpec, axes
-from ropewalk.frequencies import Default, Dynamic, Linear, LongRope, Ntk, Yarn
+from ropewalk.frequencies import Default, Dynamic, Linear, LongRope, Ntk, Proportional, Yarn
 from ropewalk.interop.config.hf import explain, from_hf
 
 SPELLINGS = {
@@ -40,6 +40,8 @@ SPELLINGS = {
     "factor from lengths": ({**LLAMA, "rope_scaling": {**YARN, "factor": None}}, {**LLAMA, "rope_scaling": YARN}),
     "root length": ({**LLAMA, "original_max_position_embeddings": 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
                     {**LLAMA, "rope_scaling": YARN}),
+    "seq_length": ({"head_dim": 16, "seq_length": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+                   {"head_dim": 16, "max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
     "minimind off": ({**LLAMA, "model_type": "minimind", "inference_rope_scaling": False, "rope_scaling": None},
                      {"head_dim": 16, "rope_theta": 1e6}),
 }  # fmt: skip
@@ -113,6 +115,12 @@ def test_partial_rotary_counts_over_the_slice():
     assert_close(found.frequencies().radians, torch.tensor(wanted, dtype=torch.float64), rtol=1e-15, atol=0)
     with pytest.warns(UserWarning, match="partial_rotary_factor"):
         assert from_hf({**LLAMA, "partial_rotary_factor": 0.5}).rotary_dim == 16
+
+
+def test_proportional_scaling_of_latent_attention_keeps_its_fraction():
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
+    found = from_hf({"model_type": "deepseek_v3", "qk_rope_head_dim": 16, "rope_parameters": rope})
+    assert (found.rotary_dim, found.scaling) == (16, Proportional(1.0, 0.5))
 
 
 def test_gemma3_scales_its_full_layers_alone_and_modernbert_both():

@@ -15,10 +15,10 @@ from torch.testing import assert_close
 
 from ropewalk import Rope, RopeError, RopeSpec
 from ropewalk.frequencies import Yarn
-from ropewalk.frequencies.scaling import mscale
+from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.interop.config.hf import from_hf
-from ropewalk.kernels.reference import turn
+from ropewalk.kernels import reference
 
 #: what q and k of order 1 lose to a product order other than ours, in float32
 ROUNDING = 5e-6
@@ -56,7 +56,7 @@ def test_frequencies_are_those_of_the_model_bit_for_bit(case):
     spec, module = spec_of(case), case.rotary_module()
     theirs = getattr(module, "inv_freq" if case.layer_type is None else f"{case.layer_type}_inv_freq")
     ours = spec.ladder_frequencies().radians
-    if case.model_type.startswith("ernie4_5_vl"):  # stored height first, then width; the turn itself is compared below
+    if case.model_type.startswith("ernie4_5_vl"):  # stored height first, then width; the rotation is compared below
         ours, theirs = ours.sort().values, theirs.sort().values
     assert torch.equal(ours.to(torch.float32), theirs)
 
@@ -125,7 +125,7 @@ def test_the_layout_of_every_row_is_that_of_its_code(name):
     if not V5 and name in OTHER_TABLES:
         pytest.skip(f"{HERE} gives the rotation of {name} whole tables to choose from")
     rotated = rotate(x, x, *doubled)[0] if "k" in arguments else rotate(x, *doubled)
-    assert torch.equal(rotated, turn(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out))
+    assert torch.equal(rotated, reference.rotate(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out))
 
 
 #: keys a config.json may leave to its class

@@ -1,4 +1,4 @@
-"""What transformers 4 does otherwise, in miniature: the code for it is tested under every release."""
+"""Small copies of what transformers 4 does differently, so that support for it is tested with every release."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ropewalk import Rope, RopeError, RopeSpec, axes
 from ropewalk.frequencies import LongRope
 from ropewalk.interop.config.hf import from_hf, to_hf
 from ropewalk.interop.extend.model import extend
-from ropewalk.interop.patch.angles import BY_AXIS, Angles, AngleTable
+from ropewalk.interop.patch.angles import BY_AXIS, LazyAngles, LazyTable
 from ropewalk.interop.patch.functions import RotationFunction, convention_of
 from ropewalk.interop.patch.model import patch, unpatch
 
@@ -28,7 +28,7 @@ WHERE = torch.tensor([[[0, 1, 5, 900]], [[0, 2, 5, 41]], [[0, 3, 7, 8]]])
 
 
 def by_sections(q, k, cos, sin, mrope_section, unsqueeze_dim=1):
-    """A rotation that is given the tables of all axes: each section of the pairs listens to its own."""
+    """A rotation that is given the tables of all axes: each section of the pairs uses its own."""
     axis_of_pair = [axis for axis, count in enumerate(mrope_section) for _ in range(count)] * 2
     cos, sin = (
         torch.stack([table[axis, ..., i] for i, axis in enumerate(axis_of_pair)], dim=-1).unsqueeze(unsqueeze_dim)
@@ -56,12 +56,12 @@ def test_a_rotation_by_sections_is_recognised():
 
 @pytest.mark.parametrize("counts", [COUNTS, [1, 1, 2]])
 @pytest.mark.parametrize("computed", [False, True])
-def test_a_rotation_by_sections_turns_each_pair_by_its_axis(counts, computed):
-    """Also where the call names other sections than the config does, and where somebody computed the tables."""
+def test_a_rotation_by_sections_rotates_each_pair_by_its_axis(counts, computed):
+    """Also where the call names other sections than the config does, and where the tables are materialised."""
     rotation_function = RotationFunction(by_sections, convention_of(by_sections))
     rope = Rope(RopeSpec(8, axes=axes.chunked(COUNTS)))
-    rotation_function.learn(rope.spec)
-    cos, sin = Angles(rope, WHERE, BY_AXIS, torch.float32).handles()
+    rotation_function.add_spec(rope.spec)
+    cos, sin = LazyAngles(rope, WHERE, BY_AXIS, torch.float32).output()
     for mine, other in zip((cos, sin), tables_by_axis(), strict=True):
         assert_close(mine.tensor(), other.float(), rtol=0, atol=1e-6)
     q, k = torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8)
@@ -71,11 +71,11 @@ def test_a_rotation_by_sections_turns_each_pair_by_its_axis(counts, computed):
 
 
 def test_positions_reach_a_rotation_by_sections(monkeypatch):
-    monkeypatch.delattr(Angles, "tables")
+    monkeypatch.delattr(LazyAngles, "tables")
     rotation_function = RotationFunction(by_sections, convention_of(by_sections))
     rope = Rope(RopeSpec(8, axes=axes.chunked(COUNTS)))
-    rotation_function.learn(rope.spec)
-    tables = Angles(rope, WHERE, BY_AXIS, torch.float32).handles()
+    rotation_function.add_spec(rope.spec)
+    tables = LazyAngles(rope, WHERE, BY_AXIS, torch.float32).output()
     q, _ = rotation_function(torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8), *tables, COUNTS)
     assert q.shape == (1, 3, 4, 8)
 
@@ -98,7 +98,7 @@ class PicksItsWay(LlamaAttention):
 
 @torch.no_grad()
 def test_a_rotation_behind_a_table_of_functions_is_found(monkeypatch):
-    monkeypatch.delattr(Angles, "tables")  # a layer that was not found would ask for them
+    monkeypatch.delattr(LazyAngles, "tables")  # a layer that was not patched would call it
     model, before = copy.deepcopy(model_of("llama")), dict(WAYS)
     for layer in model.model.layers:
         layer.self_attn.__class__ = PicksItsWay
@@ -117,11 +117,11 @@ class Gathers(LlamaRotaryEmbedding):
         return angles
 
 
-def test_a_rotary_module_turns_no_q_and_k():
+def test_a_rotary_module_is_not_a_rotating_layer():
     model = copy.deepcopy(model_of("llama"))
     model.model.rotary_emb = Gathers(model.config)
     patch(model)
-    assert isinstance(model.model.rotary_emb(torch.zeros(1), torch.arange(3)[None])[0], AngleTable)
+    assert isinstance(model.model.rotary_emb(torch.zeros(1), torch.arange(3)[None])[0], LazyTable)
 
 
 class Deaf(LlamaRotaryEmbedding):
@@ -226,5 +226,5 @@ def test_longrope_in_the_old_spelling_is_read_by_every_release(model_type, lengt
 
 def test_what_three_keys_cannot_say_is_refused():
     config = {"model_type": "phi3", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
-    with pytest.raises(RopeError, match="cannot be said"):
+    with pytest.raises(RopeError, match="cannot be expressed"):
         lengthen(config, "longrope", attention_factor=1.5)

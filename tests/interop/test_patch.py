@@ -1,4 +1,4 @@
-"""What a patch promises beside the numbers: one instance, all or nothing, and everything people do with a model goes on."""
+"""A patch changes one instance, all or nothing, and whatever people do with a model still works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformers.models.llama import modeling_llama
 import ropewalk
 from door import assert_refused
 from ropewalk import RopeError
-from ropewalk.interop.patch.methods import Stand
+from ropewalk.interop.patch.methods import Replacement
 from ropewalk.interop.patch.model import patch, patched, unpatch
 
 #: what two float32 runs of these models may differ by
@@ -33,8 +33,8 @@ def fresh(family: str = "llama") -> PreTrainedModel:
     return copy.deepcopy(model_of(family))
 
 
-def stands(model: torch.nn.Module) -> int:
-    return sum(isinstance(found, Stand) for module in model.modules() for found in vars(module).values())
+def replacements(model: torch.nn.Module) -> int:
+    return sum(isinstance(found, Replacement) for module in model.modules() for found in vars(module).values())
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_only_this_instance_changes(model):
     before, other, seen = dict(vars(modeling_llama)), fresh(), modeling_llama.LlamaAttention.forward.__globals__
     plain = outputs(other)
     patch(model)
-    assert stands(model) == 3  # two layers and the rotary module
-    assert stands(other) == 0
+    assert replacements(model) == 3  # two layers and the rotary module
+    assert replacements(other) == 0
     assert torch.equal(outputs(other), plain)
     assert vars(modeling_llama) == before
     assert modeling_llama.LlamaAttention.forward.__globals__ is seen
@@ -61,8 +61,8 @@ def test_only_this_instance_changes(model):
 @pytest.mark.parametrize(
     ("model", "field", "match"),
     [
-        (lambda: built("gpt2", n_embd=48, n_head=3, n_layer=2), "model", "nothing here does"),
-        (lambda: built("nanochat"), "NanoChatAttention", "no rotation this library has"),
+        (lambda: built("gpt2", n_embd=48, n_head=3, n_layer=2), "model", "no module of this model"),
+        (lambda: built("nanochat"), "NanoChatAttention", "no rotation this library supports"),
     ],
 )
 def test_what_cannot_be_patched_is_refused_with_the_reason(model, field, match):
@@ -70,7 +70,7 @@ def test_what_cannot_be_patched_is_refused_with_the_reason(model, field, match):
     with pytest.raises(RopeError, match=match) as error:
         patch(model)
     assert error.value.field == field
-    assert stands(model) == 0
+    assert replacements(model) == 0
 
 
 def test_what_is_no_model_is_refused():
@@ -80,15 +80,15 @@ def test_what_is_no_model_is_refused():
 
 def test_a_method_somebody_else_replaced_is_refused_and_nothing_is_placed(model):
     model.model.layers[1].self_attn.forward = lambda *args, **kwargs: None
-    with pytest.raises(RopeError, match="put there by other code"):
+    with pytest.raises(RopeError, match="other code replaced it"):
         patch(model)
-    assert stands(model) == 0
+    assert replacements(model) == 0
 
 
 def test_an_unknown_backend_is_refused_before_anything_changes(model):
     with pytest.raises(RopeError, match="must be one of"):
         patch(model, backend="quantum")
-    assert stands(model) == 0
+    assert replacements(model) == 0
 
 
 def test_weights_that_are_not_loaded_are_refused():
@@ -110,23 +110,23 @@ def test_a_context_leaves_the_model_as_it_found_it(model):
     def fail_inside():
         with patched(model) as same:
             assert same is model
-            assert stands(model) == 3
+            assert replacements(model) == 3
             raise KeyError
 
     with pytest.raises(KeyError):
         fail_inside()
-    assert stands(model) == 0
+    assert replacements(model) == 0
     assert torch.equal(outputs(model), plain)
     patch(model)
     with patched(model, backend="eager"):
         pass
-    assert stands(model) == 3
+    assert replacements(model) == 3
 
 
 def test_patching_again_reads_the_config_again(model):
     first = outputs(patch(model))
     assert torch.equal(outputs(patch(model)), first)
-    assert stands(model) == 3
+    assert replacements(model) == 3
     if V5:
         model.config.rope_parameters["rope_theta"] = 77.0
     else:
@@ -144,7 +144,7 @@ def test_a_refused_second_patch_keeps_the_first(model):
     model.model.layers.append(built("nanochat").model.layers[0])
     with pytest.raises(RopeError, match="no rotation"):
         patch(model)
-    assert stands(model) == 3
+    assert replacements(model) == 3
 
 
 def pickled(model):
@@ -189,7 +189,7 @@ def test_hooks_of_accelerate_and_a_patch_live_together(model, patch_first):
     assert hasattr(model.model.layers[0].self_attn, "_hf_hook")
     remove_hook_from_submodules(model)
     assert torch.equal(outputs(model), plain)
-    assert stands(model) == 0
+    assert replacements(model) == 0
 
 
 @pytest.mark.parametrize("patch_first", [True, False])
@@ -204,7 +204,7 @@ def test_lora_trains_on_a_patched_model(patch_first):
         wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False))
         if order == "last":
             patch(wrapped)
-        assert stands(wrapped) == (0 if order == "never" else 3)
+        assert replacements(wrapped) == (0 if order == "never" else 3)
         wanted = [p for p in wrapped.parameters() if p.requires_grad]
         grads.append(torch.autograd.grad(wrapped(tokens(), labels=tokens()).loss, wanted))
     assert len(grads[0]) == 8

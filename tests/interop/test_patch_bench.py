@@ -6,18 +6,18 @@ import torch
 from installed import needs_v5
 from torch.testing import assert_close
 
-from ropewalk.bench import gpu_patch
+import patch
 from ropewalk.interop.patch.model import patched
 
-TINY = {**gpu_patch.SMALL, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+TINY = {**patch.SMALL, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
         "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
 
 
 @needs_v5("has no static cache that can be rewound")
 @torch.no_grad()
-def test_a_decode_step_repeats_and_every_form_takes_it():
-    model = gpu_patch.llama(TINY, "cpu", torch.float32)
-    step, rewind = gpu_patch.decode_step(model, 2)
+def test_a_decode_step_repeats_and_a_patched_model_takes_it():
+    model = patch.llama(TINY, "cpu", torch.float32)
+    step, rewind = patch.decode_step(model, 2)
     rewind()
     first = step()
     rewind()
@@ -31,11 +31,11 @@ def test_a_decode_step_repeats_and_every_form_takes_it():
 
 
 @needs_v5("may name the dtype of a new model otherwise")
-def test_rows_of_the_cpu_compare_the_two_forms(monkeypatch):
+def test_rows_of_the_cpu_compare_both_models(monkeypatch):
     small = {"num_attention_heads": 4, "num_key_value_heads": 1}
-    monkeypatch.setattr(gpu_patch, "SMALL", TINY)
-    monkeypatch.setattr(gpu_patch, "LLAMA_3_8B", {**gpu_patch.LLAMA_3_8B, **small})
-    rows = gpu_patch.measure_cpu(rounds=2)
+    monkeypatch.setattr(patch, "SMALL", TINY)
+    monkeypatch.setattr(patch, "LLAMA_3_8B", {**patch.LLAMA_3_8B, **small})
+    rows = list(patch.measure_cpu(rounds=2))
     assert [row["contender"] for row in rows] == ["transformers", "ropewalk, patch"] * 4
     assert all(row["us"] > 0 and row["times_faster"] > 0 for row in rows)
 
@@ -44,5 +44,5 @@ def test_a_lead_is_the_median_over_rounds_with_its_95_percent_interval():
     """By hand: nine rounds, the fifth difference in the middle, and the ranks 0.98 * 3, so three, to either side of it."""
     ours = [10.0, 20.0, 30.0, 10.0, 20.0, 30.0, 10.0, 20.0, 30.0]
     ahead = [0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.6, 0.4, 0.8]
-    found = gpu_patch.lead(ours, [our + by for our, by in zip(ours, ahead, strict=True)])
+    found = patch.lead(ours, [our + by for our, by in zip(ours, ahead, strict=True)])
     assert_close(torch.tensor(found), torch.tensor([0.2, 0.5, 0.8]))

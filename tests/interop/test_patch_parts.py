@@ -1,4 +1,4 @@
-"""The parts of a patch one by one: ropes that follow the length, towers that see, tables nobody computed, decorated methods."""
+"""Parts of a patch: length-dependent ropes, vision towers, lazy tables, decorated methods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 
 from ropewalk import Rope, RopeSpec
-from ropewalk.interop.patch.angles import Angles, AngleTable
+from ropewalk.interop.patch.angles import LazyAngles, LazyTable
 from ropewalk.interop.patch.functions import RotationFunction, convention_of
 from ropewalk.interop.patch.model import patch, patched, unpatch
-from ropewalk.interop.patch.rotary import is_rotary, plans_of
+from ropewalk.interop.patch.rotary import is_rotary, matches_of
 
 NEAR = {"rtol": 0, "atol": 5e-5}
 TRAINED = 24
@@ -113,7 +113,7 @@ TOWERS = {
 
 @pytest.mark.parametrize("name", TOWERS)
 @torch.no_grad()
-def test_models_that_see_turn_their_patches_too(name):
+def test_vision_towers_rotate_with_our_kernels_too(name):
     text, tower = TOWERS[name]
     tower |= {"depth": 2, "num_heads": 3, "patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
     marks = {"image_token_id": 50, "video_token_id": 51, "vision_start_token_id": 52, "vision_end_token_id": 53}
@@ -181,7 +181,7 @@ def test_functions_that_do_something_else_are_not(function):
 
 @pytest.mark.parametrize("name", ["llama", "cohere", "deepseek-v4"])
 @pytest.mark.parametrize("unsqueeze_dim", [1, 2])
-def test_a_turner_is_its_function_on_tables(name, unsqueeze_dim):
+def test_a_replaced_function_gives_the_same_results_on_tables(name, unsqueeze_dim):
     function = function_of(name)
     rotation_function = RotationFunction(function, convention_of(function))
     spec = RopeSpec(8, layout=rotation_function.convention.layout)
@@ -190,7 +190,7 @@ def test_a_turner_is_its_function_on_tables(name, unsqueeze_dim):
         cos, sin = Rope(spec).cos_sin_hf(torch.randint(0, 50, (2, 7)))
     shape = (2, 3, 7) if unsqueeze_dim == 1 else (2, 7, 3)
     xs = [torch.randn(*shape, 8 if name != "deepseek-v4" else 12) for _ in rotation_function.rotated_names]
-    for given in ((cos, sin), (cos, -sin)):  # DeepSeek V4 turns its values back
+    for given in ((cos, sin), (cos, -sin)):  # DeepSeek V4 unrotates its values
         theirs, ours = (
             function(*xs, *given, unsqueeze_dim=unsqueeze_dim),
             rotation_function(*xs, *given, unsqueeze_dim=unsqueeze_dim),
@@ -202,11 +202,11 @@ def test_a_turner_is_its_function_on_tables(name, unsqueeze_dim):
 def test_tables_in_other_places_are_not_taken_for_positions():
     function = modeling_llama.apply_rotary_pos_emb
     rotation_function, rope = RotationFunction(function, convention_of(function)), Rope(RopeSpec(8))
-    rotation_function.learn(rope.spec)
-    cos, sin = Angles(rope, torch.arange(7)[None], "half", torch.float32).handles()
+    rotation_function.add_spec(rope.spec)
+    cos, sin = LazyAngles(rope, torch.arange(7)[None], "half", torch.float32).output()
     q, k = torch.randn(2, 1, 3, 7, 8)
     for given in ((cos, sin), (sin, cos), (cos, -sin), (cos, cos)):
-        tensors = [table.tensor() if isinstance(table, AngleTable) else table for table in given]
+        tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in given]
         assert_close(rotation_function(q, k, *given), function(q, k, *tensors), rtol=0, atol=2e-6)
 
 
@@ -220,18 +220,18 @@ def test_an_absent_key_stays_absent():
 
 
 @pytest.mark.parametrize("name", ["llama-2", "llama-3.1", "cohere", "gpt-oss", "deepseek-v2", "gemma-3 full", "qwen2-vl"])
-def test_a_table_nobody_computed_passes_for_the_family_s_own(name):
+def test_a_lazy_table_acts_as_the_family_s_own(name):
     case = CASES[name]
     module = case.rotary_module()
     assert is_rotary(module)
-    plan = plans_of(module, None)[case.layer_type]
+    match = matches_of(module, None)[case.layer_type]
     where = case.placed(torch.tensor([[0, 3, 9, 27, 81]]))
-    given = Angles(plan.rope, where, plan.form, torch.float32).handles()
+    given = LazyAngles(match.rope, where, match.form, torch.float32).output()
     theirs = module(torch.zeros(1), where, **({} if case.layer_type is None else {"layer_type": case.layer_type}))
     if isinstance(theirs, torch.Tensor):
         given, theirs = (given,), (theirs,)
     for mine, other in zip(given, theirs, strict=True):
-        assert isinstance(mine, AngleTable)
+        assert isinstance(mine, LazyTable)
         assert mine.to("cpu") is mine
         assert mine.shape == other.shape
         for used in (
@@ -244,19 +244,19 @@ def test_a_table_nobody_computed_passes_for_the_family_s_own(name):
         ):
             assert_close(used(mine), used(other), rtol=0, atol=2e-5)
         moved = mine.to("meta")
-        assert isinstance(moved, AngleTable)
+        assert isinstance(moved, LazyTable)
         assert moved.angles.positions.is_meta
         assert mine.to(other.dtype).dtype == other.dtype
 
 
 def test_frequencies_that_no_config_explains_are_used_as_they_are():
-    """Somebody's own inv_freq stays: the model's tables are turned by, not the config's."""
+    """A changed inv_freq is respected: q and k rotate by the tables of the model, not of the config."""
     model = copy.deepcopy(model_of("llama"))
     with torch.no_grad():
         model.model.rotary_emb.inv_freq.mul_(0.7)
         plain = outputs(model)
         assert not torch.allclose(plain, outputs(model_of("llama")), atol=1e-2)
-        assert plans_of(model.model.rotary_emb, None) == {}
+        assert matches_of(model.model.rotary_emb, None) == {}
         assert_close(outputs(patch(model)), plain, **NEAR)
         assert torch.equal(outputs(unpatch(model)), plain)
 
@@ -277,7 +277,7 @@ class Decorated(modeling_llama.LlamaAttention):
 
 
 def test_decorated_methods_are_found_behind_their_decorators(monkeypatch):
-    monkeypatch.delattr(Angles, "tables")  # a layer that was not found would ask for them
+    monkeypatch.delattr(LazyAngles, "tables")  # a layer that was not patched would call it
     model = copy.deepcopy(model_of("llama"))
     for layer in model.model.layers:
         layer.self_attn.__class__ = Decorated

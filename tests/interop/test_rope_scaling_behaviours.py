@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
-from ropewalk.interop.patch.angles import AngleTable
+from ropewalk.interop.patch.angles import LazyTable
 from ropewalk.interop.patch.model import patch
 
 TRAINED, FACTOR = 24, 10
@@ -76,7 +76,7 @@ def tables(model: nn.Module, length: int) -> Tensor:
     """cos and sin [2, tokens, dimensions] of the first tokens, from the model's rotary module."""
     module = next(each for each in model.modules() if hasattr(each, "inv_freq"))
     found = module(torch.zeros(1), torch.arange(length)[None])
-    assert all(isinstance(table, AngleTable) for table in found)  # nobody computed them but we
+    assert all(isinstance(table, LazyTable) for table in found)  # still lazy: the model did not materialise them
     return torch.stack([table + 0 for table in found])[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""What code around a patched model may ask of its rotary parts: whatever it may ask of transformers' own."""
+"""A patched rotary module and its lazy tables can be used wherever the originals can."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 
-from ropewalk.interop.patch.angles import AngleTable
+from ropewalk.interop.patch.angles import LazyTable
 from ropewalk.interop.patch.model import patch, patched
 
 #: tables in a buffer, no module that makes them
 TABLED = {"gpt-j", "codegen", "roformer", "roformer value"}
 WHERE = torch.tensor([[0, 1, 2, 17, 63], [5, 6, 7, 8, 9]])
-#: an angle of 63 turns off by a few last bits of float32; an entry off by one of bfloat16
+#: the tolerance: a float32 angle up to 63 rad is off by a few units in the last place, a bfloat16 entry by one
 SLACK = {torch.float32: 63 * 2.0**-21, torch.bfloat16: 2.0**-8}
 
 
@@ -67,8 +67,8 @@ def test_a_direct_call_returns_what_the_family_returns(family, dtype):
 
 
 @cache
-def llama_tables() -> tuple[tuple[Tensor, Tensor], tuple[AngleTable, AngleTable]]:
-    """(cos, sin) of transformers, and of a patched model, which nobody has computed yet."""
+def llama_tables() -> tuple[tuple[Tensor, Tensor], tuple[LazyTable, LazyTable]]:
+    """(cos, sin) of transformers, and of a patched model, which are still lazy."""
     model, x = model_of("llama"), torch.zeros(1)
     own = model.model.rotary_emb(x, WHERE)
     with patched(model):
@@ -99,7 +99,7 @@ def test_a_table_is_a_tensor_to_whoever_asks():
     for own, ours in zip(*llama_tables(), strict=True):
         assert isinstance(ours, Tensor)
         assert torch.is_tensor(ours)
-        assert isinstance(ours, AngleTable)  # and still what a patched layer looks for
+        assert isinstance(ours, LazyTable)  # patched layers look for this type
         assert ours in {ours}
         assert str(ours).startswith("tensor(")
         assert pickle.dumps(ours)  # on its way to another process
@@ -130,7 +130,7 @@ def test_layers_take_the_tables_of_either_model():
 
 
 @pytest.mark.parametrize("family", ["roformer", "roformer value"])
-def test_roformer_keeps_its_table_and_turns_by_it(family):
+def test_roformer_rotates_by_its_own_table(family):
     model = model_of(family)
     before = model.roformer.encoder.embed_positions.weight.clone()
     sinusoidal = model.roformer.encoder.embed_positions((2, 7))[None, None]
@@ -180,7 +180,7 @@ def test_a_patched_module_has_no_memory_of_lengths(rope):
 
 
 def test_generation_past_the_trained_length_makes_the_cache_anew():
-    """Phi-3 changes its factors there, and forgets keys turned by the old ones."""
+    """Phi-3 changes its factors there, and drops keys rotated with the old ones."""
     model, prompt = following("phi3", "longrope"), tokens(1, TRAINED - 3)
     asked = {
         "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_logits": True,

@@ -41,8 +41,8 @@ def weights_say(found):
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 def test_planted_norms_are_seen_and_called_weak(tmp_path, pairing):
     found = which_layout(folder(tmp_path / "a", {}, pairing))
-    assert (found.layout, found.sure) == (pairing, "weak")
-    assert "24 heads" in found.evidence[-1].seen
+    assert (found.layout, found.confidence) == (pairing, "weak")
+    assert "24 heads" in found.evidence[-1].observation
     other = "half" if pairing == "interleaved" else "interleaved"
     convert_checkpoint(tmp_path / "a", tmp_path / "b", pairing, other)
     assert which_layout(tmp_path / "b").layout == other
@@ -50,7 +50,7 @@ def test_planted_norms_are_seen_and_called_weak(tmp_path, pairing):
 
 def test_random_weights_decide_nothing(tmp_path):
     found = which_layout(folder(tmp_path / "a", {}))
-    assert (found.layout, found.sure) == (None, "undecided")
+    assert (found.layout, found.confidence) == (None, "undecided")
     assert all(each.layout is None for each in found.evidence)
 
 
@@ -59,20 +59,20 @@ def test_random_weights_decide_nothing(tmp_path):
 )
 def test_the_familys_code_counts_for_files_under_its_names(tmp_path, family, layout):
     found = which_layout(folder(tmp_path / "a", {"model_type": family, "partial_rotary_factor": 1.0}))
-    assert (found.layout, found.sure) == (layout, "likely")
-    assert family in found.evidence[0].seen
+    assert (found.layout, found.confidence) == (layout, "likely")
+    assert family in found.evidence[0].observation
 
 
 def test_weights_against_the_code_are_a_dispute(tmp_path):
     found = which_layout(folder(tmp_path / "a", {"model_type": "llama"}, "interleaved"))
-    assert (found.layout, found.sure) == ("half", "disputed")
+    assert (found.layout, found.confidence) == ("half", "disputed")
     assert weights_say(found) == "interleaved"
 
 
 def test_metas_names_outweigh_the_model_type(tmp_path):
     path = folder(tmp_path / "a", {"model_type": "llama"}, names=("wq", "wk"), inner="attention")
     found = which_layout(path)
-    assert (found.layout, found.sure) == ("interleaved", "likely")
+    assert (found.layout, found.confidence) == ("interleaved", "likely")
     (path / "params.json").write_text("{}")
     assert [each.layout for each in which_layout(path).evidence[:2]] == ["interleaved"] * 2
 
@@ -82,7 +82,7 @@ def test_a_flag_in_the_config_is_believed(tmp_path, flag):
     build("deepseek_v3", **LATENT, rope_interleave=flag).save_pretrained(tmp_path)
     found = which_layout(tmp_path)
     assert found.layout == ("interleaved" if flag else "half")
-    assert "rope_interleave" in found.evidence[0].seen
+    assert "rope_interleave" in found.evidence[0].observation
 
 
 def test_the_verdict_prints_and_is_plain_data(tmp_path):

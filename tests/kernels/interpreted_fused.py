@@ -13,12 +13,12 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
+from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope, why_not
 from ropewalk.kernels.fused import launch as fused_launch
-from ropewalk.kernels.fused.api import Config, KVSlots, QKNorm, qk_norm_rope, why_not
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Q, K, SLOTS = 6, 3, 12
-#: two dims before the ten that turn and two after them
+#: two dims before the ten that rotate and two after them
 PARTIAL = rw.RopeSpec(14, rotary_dim=10, rotary_start=2)
 WHOLE = rw.RopeSpec(10)
 #: worst relative error of one rounding, and of the float32 arithmetic before it, which is also the worst absolute one
@@ -119,7 +119,7 @@ def test_every_layout(layout, layout_out):
 
 
 @pytest.mark.parametrize("start", [0, 4])
-def test_a_turning_slice_at_either_end(start):
+def test_a_rotated_slice_at_either_end(start):
     check(Case(PARTIAL.with_(rotary_start=start)))
 
 
@@ -222,7 +222,7 @@ def test_kinds_of_calls_are_told_apart():
 @pytest.mark.parametrize(("layout", "norm"), [("half", ""), ("half", "no weight"), ("half", "1+w"), ("interleaved", "w")])
 def test_gradients(layout, norm, monkeypatch):
     """Two programs share five tokens, so that their shares of the weights' gradients must be added."""
-    monkeypatch.setattr(fused_launch, "BACKWARD_PROGRAMS_AN_SM", 2)
+    monkeypatch.setattr(fused_launch, "BACKWARD_PROGRAMS_PER_MULTIPROCESSOR", 2)
     spec = PARTIAL.with_(layout=layout, layout_out="half", scaling=frequencies.Yarn(factor=4.0, original_length=64))
     case = Case(spec, norm)
     grads = {}

@@ -50,7 +50,7 @@ def by_definition(q, k, v, positions, form, phi, scale, real, layout):
     total = (bottom * seen).sum(-1, keepdim=True)
     some = total.abs() > 1e-6
     total = torch.where(some, total, 1.0)
-    # turned features are rounded by their size, and nearly orthogonal ones have a far smaller product
+    # rotated features are rounded by their size, and nearly orthogonal ones have a far smaller product
     sizes = ((q.norm(dim=-1)[..., :, None] * k.norm(dim=-1)[..., None, :]) * seen).sum(-1, keepdim=True)
     return torch.where(some, ((top * seen) @ v) / total, 0.0), 1 + sizes / total
 
@@ -150,7 +150,7 @@ def test_what_they_cannot_take_goes_to_torch_unless_insisted(spec, options, reas
 
 
 @pytest.mark.parametrize("encoding", ["none", "learned"])
-def test_models_without_a_rotation_are_not_turned_by_the_kernels(encoding):
+def test_models_without_a_rotation_are_not_rotated_by_the_kernels(encoding):
     """What enters with the embeddings, or not at all, must not enter a second time here."""
     sizes = {"vocab_size": 30, "hidden_size": 24, "intermediate_size": 16, "num_layers": 1, "num_heads": 2, "length": 40}
     choices = {"encoding": encoding, "attention": "linear"}

@@ -17,8 +17,8 @@ from ropewalk import axes, frequencies, rotation
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.kernels.triton import launch as triton_launch
-from ropewalk.kernels.triton import tuning as triton_tuning
-from ropewalk.kernels.triton.tuning import Config
+from ropewalk.kernels.triton import plan as triton_plan
+from ropewalk.kernels.triton.config import Config
 
 B, S, Q, K = 2, 3, 3, 2
 LAYOUTS = [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"), ("half", "interleaved")]
@@ -56,7 +56,7 @@ BACK = {
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_memory_order_is_turned_where_it_lies(order, inplace):
+def test_every_memory_order_is_rotated_in_place_or_not(order, inplace):
     spec = sample_spec()
     place, seq_dim = ORDERS[order]
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S)
@@ -79,7 +79,7 @@ def test_packed_tokens_and_tensors_without_heads():
     near(rotation.rotate(q[0, 1], spec, positions[0], backend="triton"), exact[0, 1])
 
 
-def test_views_of_one_buffer_turn_in_place_and_leave_the_values_alone():
+def test_views_of_one_buffer_rotate_in_place_and_leave_the_values_alone():
     spec = sample_spec()
     qkv = torch.randn(B, S, Q + 2 * K, spec.head_dim)
     before, positions = qkv.clone(), sample_positions(spec, B, S)
@@ -98,7 +98,7 @@ def test_layouts_and_slices(layout, layout_out, head_dim, rotary_dim, start, inp
     exact = definition(q, spec, positions), definition(k, spec, positions)
     for found, wanted in zip(both(spec, q, k, positions, inplace=inplace), exact, strict=True):
         near(found, wanted)
-        # what does not turn is not even rounded
+        # dimensions that do not rotate are not rounded
         assert torch.equal(found[..., :start].double(), wanted[..., :start])
         assert torch.equal(found[..., start + rotary_dim :].double(), wanted[..., start + rotary_dim :])
 
@@ -224,7 +224,7 @@ def test_far_positions_are_as_exact_as_near_ones(seq):
     far = [0, 1, 1023, 1024, (1 << 20) - 1, 1 << 20, 10**7, 1 << 40, (1 << 62) + 12345, -1, -(10**6), 5]
     positions = torch.tensor(far).reshape(-1, seq)
     x = torch.zeros(len(positions), 2, seq, 10)
-    x[..., :5] = 1.0  # (1, 0) of every pair turns into its cos and sin
+    x[..., :5] = 1.0  # (1, 0) of every pair is rotated to its cos and sin
     found = rotation.rotate(x, spec, positions, backend="triton").double()
     exact = exact_factors(spec, far).reshape(-1, 1, seq, 5)
     # an integer step of 2^-64 turns is off by at most half of itself: p * 2^-65 turns at position p
@@ -233,10 +233,10 @@ def test_far_positions_are_as_exact_as_near_ones(seq):
     assert bool((error.abs() <= 2.5e-7 + 1.1 * drift).all())
 
 
-def test_one_launch_turns_both(monkeypatch):
+def test_one_launch_rotates_both(monkeypatch):
     launched = []
-    plain = triton_launch.Plan.__call__
-    monkeypatch.setattr(triton_launch.Plan, "__call__", lambda self, *call: launched.append(self) or plain(self, *call))
+    plain = triton_plan.RotationPlan.__call__
+    monkeypatch.setattr(triton_plan.RotationPlan, "__call__", lambda self, *call: launched.append(self) or plain(self, *call))
     spec = sample_spec("yarn")
     both(spec, heads(spec, Q), heads(spec, K))
     both(spec, heads(spec, Q), heads(spec, K))
@@ -253,9 +253,9 @@ def test_tables_of_the_caller(table_dtype, shape, order):
     angles = torch.randn(*shape, 5, dtype=torch.float64)
     cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
     x = heads(spec, Q)
-    turn = TableRequest(cos, sin, seq_dim, "half", "half", start=2)
+    request = TableRequest(cos, sin, seq_dim, "half", "half", start=2)
     out = torch.empty_like(place(x))
-    BACKENDS["triton"].run((place(x),), (out,), turn)
+    BACKENDS["triton"].run((place(x),), (out,), request)
     wide = torch.complex(cos.double(), sin.double())
     wide = wide if wide.ndim == 4 else wide.unsqueeze(-3)  # one for all heads
     first, second = members(spec, "half")
@@ -313,15 +313,16 @@ CONFIGS = [
 def test_how_work_is_divided_does_not_change_the_result(config, order, query_heads):
     spec, (place, seq_dim) = sample_spec("yarn", magnitude_on="q"), ORDERS[order]
     q, k, positions = heads(spec, query_heads), heads(spec, K), sample_positions(spec, B, S)
-    with triton_tuning.forced(config):
-        rotated = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
+    xs = place(q), place(k)
+    rotated = tuple(torch.empty_like(x) for x in xs)
+    triton_launch.launch(xs, rotated, Request(spec, seq_dim - 4 if seq_dim >= 0 else seq_dim, positions), config)
     for x, found, key in zip((q, k), rotated, (False, True), strict=True):
         near(BACK[order](found), definition(x, spec, positions, key=key))
 
 
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
 def test_more_rows_than_one_axis_of_a_grid_holds(order, monkeypatch):
-    monkeypatch.setattr(triton_launch, "MOST_ROWS", 2)
+    monkeypatch.setattr(triton_plan, "MOST_ROWS", 2)
     spec, (place, seq_dim) = sample_spec("linear", rotary_start=0, head_dim=11), ORDERS[order]
     q, positions = heads(spec, Q, batch=5, seq=2), sample_positions(spec, 5, 2)
     found = rotation.rotate(place(q), spec, positions, seq_dim=seq_dim, backend="triton")
@@ -350,7 +351,7 @@ def test_odd_memory_goes_through_a_copy():
     near(wide[..., ::2], exact)
 
 
-def test_nothing_to_turn():
+def test_nothing_to_rotate():
     spec = sample_spec()
     for shape in ((0, Q, S), (B, 0, S), (B, Q, 0)):
         q, k = torch.zeros(*shape, spec.head_dim), torch.zeros(shape[0], K, shape[2], spec.head_dim)
@@ -362,36 +363,36 @@ def test_nothing_to_turn():
 
 def test_what_is_refused_is_said():
     spec = sample_spec()
-    turn = Request(spec, -2)
+    request = Request(spec, -2)
     refuses = BACKENDS["triton"].why_not
-    assert refuses(heads(spec, 1), turn) is None
-    assert "float32" in refuses(heads(spec, 1).double(), turn)
-    assert "4 axes" in refuses(heads(spec, 1)[None], turn)
-    assert "4096" in refuses(torch.empty(1, 1, 5000), turn)
+    assert refuses(heads(spec, 1), request) is None
+    assert "float32" in refuses(heads(spec, 1).double(), request)
+    assert "4 axes" in refuses(heads(spec, 1)[None], request)
+    assert "4096" in refuses(torch.empty(1, 1, 5000), request)
     table = torch.ones(B, Q, S, 5)
     assert "head to head" in refuses(heads(spec, Q), TableRequest(table, table, -2, "half", "half"))
 
 
-def test_a_plan_for_turning_in_place_is_not_one_for_turning_into_new_memory():
+def test_a_plan_for_rotating_in_place_is_not_one_for_rotating_into_new_memory():
     """The same shapes and strides, but only one of them takes the rest of the head along."""
     spec = rw.RopeSpec(head_dim=8, rotary_dim=4)
-    x, turn = heads(spec, 1), Request(spec, -2)
+    x, request = heads(spec, 1), Request(spec, -2)
     first, out = x.clone(), torch.full_like(x, 7.0)
-    BACKENDS["triton"].run((first,), (first,), turn)
-    BACKENDS["triton"].run((x,), (out,), turn)
+    BACKENDS["triton"].run((first,), (first,), request)
+    BACKENDS["triton"].run((x,), (out,), request)
     assert torch.equal(out[..., 4:], x[..., 4:])
     assert torch.equal(out, first)
 
 
 def test_plans_are_bounded(monkeypatch):
-    monkeypatch.setattr(triton_launch, "MOST_PLANS", 3)
+    monkeypatch.setattr(triton_launch._RUNNERS, "most_entries", 3)
     spec = rw.RopeSpec(head_dim=4)
     for seq in range(1, 8):
         rotation.rotate(torch.rand(1, 1, seq, 4), spec, backend="triton")
-        assert len(triton_launch._PLANS) <= 3
+        assert len(triton_launch._RUNNERS) <= 3
 
 
-def test_given_frequencies_turn_the_other_way_too():
+def test_given_frequencies_may_be_negative():
     spec = rw.RopeSpec(head_dim=10, scaling=frequencies.Given(radians=(-1.0, 0.5, -0.25, 3.5, -7.0)))
     x, positions = heads(spec, Q), sample_positions(spec, B, S)
     near(rotation.rotate(x, spec, positions, backend="triton"), definition(x, spec, positions))

@@ -75,13 +75,13 @@ def forward(call: Call, config: Config | None = None) -> dict:
     config = config or pick_config(call.q.shape[0], call.q.shape[1], call.q.shape[2])
     names = fused_kernel.forward.arg_names
     values = fused_launch.forward_values(call, config) | {"tokens": call.q.shape[0], "PDL": config.pdl, "QUICK": True}
-    values |= dict(zip(names, fused_launch._tensors(call), strict=False))
+    values |= dict(zip(names, fused_launch.changing_tensors(call), strict=False))
     return assembled(fused_kernel.forward, values, config.warps, ("tokens", "num_slots"), config.pdl)
 
 
 def backward(call: Call) -> dict:
     q, k = call.q, call.k
-    groups, warps = fused_launch.backward_division(call)
+    groups, warps = fused_launch.backward_blocks(call)
     values = fused_launch.backward_values(call, q, k, q, k, groups) | {"WEIGHT_GRAD": True, "tokens": q.shape[0]}
     given = (q, k, q, k, q, k, *call.weights, torch.empty(1, 2, q.shape[-1]), call.positions)
     values |= dict(zip(fused_kernel.backward.arg_names, given, strict=False))

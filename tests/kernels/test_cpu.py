@@ -16,6 +16,7 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies import XPos, Yarn
 from ropewalk.kernels import pick
 from ropewalk.kernels.cpu import backend as cpu
+from ropewalk.kernels.cpu import call, library
 from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.spec import RopeSpec
 
@@ -23,16 +24,16 @@ MISSING = cpu.why_not(torch.zeros(1, 1, 1, 2), Request(RopeSpec(head_dim=2), -2)
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"the native kernel is not here: {MISSING}")
 
 DTYPES = list(cpu.DTYPES)
-LAYOUTS = list(cpu.LAYOUTS)
+LAYOUTS = list(call.LAYOUTS)
 #: bits of the significand, the hidden one included
 PRECISION = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-@pytest.fixture(params=list(cpu.isas()) or ["none"])
+@pytest.fixture(params=list(library.isas()) or ["none"])
 def isa(request):
-    cpu.choose_isa(request.param)
+    library.choose_isa(request.param)
     yield request.param
-    cpu.choose_isa()
+    library.choose_isa()
 
 
 @pytest.fixture
@@ -50,13 +51,13 @@ def members(pairs, layout):
 
 
 def exact(x, positions, spec, sign=1):
-    """x [B, H, S, D] turned at positions [B, S] by the definition, in float64."""
+    """x [B, H, S, D] rotated at positions [B, S] by the definition, in float64."""
     layout_in, layout_out = (spec.layout, spec.layout_out)[::sign]
     radians = spec.theta ** -(np.arange(spec.pairs) / spec.pairs)
-    turn = np.exp(1j * sign * positions.double().numpy()[:, None, :, None] * radians)
+    factor = np.exp(1j * sign * positions.double().numpy()[:, None, :, None] * radians)
     source, y = x.double().numpy(), x.double().numpy().copy()
     first, second = (spec.rotary_start + m for m in members(spec.pairs, layout_in))
-    rotated = (source[..., first] + 1j * source[..., second]) * turn
+    rotated = (source[..., first] + 1j * source[..., second]) * factor
     first, second = (spec.rotary_start + m for m in members(spec.pairs, layout_out))
     y[..., first], y[..., second] = rotated.real, rotated.imag
     return torch.from_numpy(y)
@@ -71,9 +72,9 @@ def assert_rounded_once(y, expected, largest):
     assert ((y.double() - expected).abs() <= allowed).all()
 
 
-def rotated(x, turn):
+def rotated(x, request):
     out = torch.full_like(x, 7)
-    cpu.run((x,), (out,), turn)
+    cpu.run((x,), (out,), request)
     return out
 
 
@@ -88,7 +89,7 @@ def bits(x):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_pair_turns_by_its_angle_and_the_rest_stays(isa, dtype, layout, layout_out, sign):
+def test_every_pair_rotates_by_its_angle_and_the_rest_stays(isa, dtype, layout, layout_out, sign):
     spec = RopeSpec(head_dim=61, rotary_dim=54, rotary_start=3, layout=layout, layout_out=layout_out)
     x, positions = torch.randn(2, 3, 7, 61).to(dtype), torch.randint(0, 100_000, (2, 7))
     y = rotated(x, Request(spec, -2, positions, sign=sign))
@@ -214,15 +215,15 @@ def test_counted_positions(seq, offset):
 
 # xPos grows without bound, so it stays near
 @pytest.mark.parametrize(("scaling", "reaches"), [(Yarn(factor=4.0, original_length=64), (2**20, 2**40)), (XPos(), (2000,))])
-@pytest.mark.parametrize("gain", [1, -1])
-def test_rows_made_inside_are_the_rows_of_the_table(isa, scaling, reaches, gain):
-    """The unit pair (1, 0) turns into (cos, sin): bit for bit those of the table, however they were found."""
+@pytest.mark.parametrize("power", [1, -1])
+def test_rows_made_inside_are_the_rows_of_the_table(isa, scaling, reaches, power):
+    """The unit pair (1, 0) is rotated to (cos, sin): bit for bit those of the table, however they were found."""
     spec = RopeSpec(head_dim=22, scaling=scaling, layout="interleaved", magnitude_on="q")
     x = torch.tensor([1.0, 0.0]).repeat(11).expand(2, 1, 7, 22).contiguous()
     for key, reach in itertools.product((False, True), reaches):
         positions = torch.randint(0, reach, (2, 7))
-        cos, sin = table.cos_sin(spec, positions, magnitude_power=gain, key=key)
-        y = rotated(x, Request(spec, -2, positions, magnitude_power=gain, key=key))
+        cos, sin = table.cos_sin(spec, positions, magnitude_power=power, key=key)
+        y = rotated(x, Request(spec, -2, positions, magnitude_power=power, key=key))
         assert same_bits(y[:, 0, :, 0::2], cos)
         assert same_bits(y[:, 0, :, 1::2], sin)
 
@@ -246,9 +247,9 @@ def test_in_place_is_out_of_place_and_touches_nothing_else(isa, dtype, layout, l
     qkv = torch.randn(2, 7, 8, 50).to(dtype)
     before = qkv.clone()
     q, k = qkv[:, :, :4], qkv[:, :, 4:6]
-    turn = Request(spec, -3, torch.randint(0, 5000, (2, 7)))
-    expected = rotated(q, turn), rotated(k, turn)
-    cpu.run((q, k), (q, k), turn)
+    request = Request(spec, -3, torch.randint(0, 5000, (2, 7)))
+    expected = rotated(q, request), rotated(k, request)
+    cpu.run((q, k), (q, k), request)
     assert same_bits(q, expected[0])
     assert same_bits(k, expected[1])
     assert same_bits(qkv[:, :, 6:], before[:, :, 6:])
@@ -264,9 +265,9 @@ def test_given_tables_broadcast_over_what_they_leave_out(shape, seq_dim):
     cos, sin = placed.cos(), placed.sin()
     expected = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
     view = x if seq_dim == -2 else x.transpose(1, 2).contiguous()
-    turn = TableRequest(angle.cos(), angle.sin().contiguous(), seq_dim, "half", "half")
-    assert cpu.why_not(view, turn) is None
-    y = rotated(view, turn)
+    request = TableRequest(angle.cos(), angle.sin().contiguous(), seq_dim, "half", "half")
+    assert cpu.why_not(view, request) is None
+    y = rotated(view, request)
     assert_rounded_once(y if seq_dim == -2 else y.transpose(1, 2), expected, x.abs().max().double())
 
 
@@ -299,12 +300,12 @@ def test_a_nan_of_any_payload_in_a_given_table_stays_nan(isa, dtype):
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 7, 10), (2, 0, 7, 10), (2, 3, 0, 10)])
-def test_nothing_to_turn(isa, shape):
+def test_nothing_to_rotate(isa, shape):
     spec, x, k = RopeSpec(head_dim=10), torch.zeros(shape), torch.zeros(shape[0], 4, shape[2], 10)
     for positions in (None, torch.zeros(shape[0], shape[2], dtype=torch.int64)):
-        turn = Request(spec, -2, positions)
-        assert cpu.why_not(x, turn) is None
-        cpu.run((x, k), (torch.empty_like(x), torch.empty_like(k)), turn)
+        request = Request(spec, -2, positions)
+        assert cpu.why_not(x, request) is None
+        cpu.run((x, k), (torch.empty_like(x), torch.empty_like(k)), request)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -325,18 +326,18 @@ def test_shares_of_threads_meet_without_gap_or_overlap(shape, layout):
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("pool", [*cpu.POOLS, "serial"])
+@pytest.mark.parametrize("pool", [*library.POOLS, "serial"])
 def test_every_pool_gives_the_same_bits(pool):
     spec, x, positions = RopeSpec(head_dim=64), torch.randn(2, 8, 401, 64), torch.randint(0, 5000, (2, 401))
     expected = torch.stack(
         [rotated(x[batch], Request(spec, -2, positions[batch : batch + 1].expand(8, -1))) for batch in range(2)]
     )
-    joined = cpu.join_pool(*(name for name in cpu.POOLS if name == pool))
+    joined = library.join_pool(*(name for name in library.POOLS if name == pool))
     try:
         assert joined in (pool, "serial")  # an older or newer torch may lack one
         assert same_bits(rotated(x, Request(spec, -2, positions)), expected)
     finally:
-        cpu.join_pool(*cpu.POOLS)
+        library.join_pool(*library.POOLS)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -364,17 +365,17 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
     script = """
         import os, signal, torch
         from ropewalk.kernels.cpu import backend as cpu
-        from ropewalk.kernels.request import Turn
+        from ropewalk.kernels.request import Request
         from ropewalk.spec import RopeSpec
         torch.set_num_threads(2)
-        x, turn = torch.randn(1, 8, 512, 64), Turn(RopeSpec(head_dim=64), -2)
+        x, request = torch.randn(1, 8, 512, 64), Request(RopeSpec(head_dim=64), -2)
         parent = torch.empty_like(x)
-        cpu.run((x,), (parent,), turn)
+        cpu.run((x,), (parent,), request)
         child = os.fork()
         if child == 0:
             signal.alarm(20)
             out = torch.empty_like(x)
-            cpu.run((x,), (out,), turn)
+            cpu.run((x,), (out,), request)
             os._exit(0 if bytes(out.numpy()) == bytes(parent.numpy()) else 1)
         assert os.waitpid(child, 0)[1] == 0
         """
@@ -384,38 +385,38 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
 def test_tables_dropped_from_the_cache_are_built_again():
     spec, x = RopeSpec(head_dim=10, theta=777.0), torch.randn(1, 1, 3, 10)
     before = rotated(x, Request(spec, -2, offset=5))
-    table.CACHE.clear()
+    table.TABLES.clear()
     gc.collect()
     assert same_bits(rotated(x, Request(spec, -2, offset=5)), before)
 
 
 def test_it_is_picked_where_it_runs_and_says_why_elsewhere():
-    turn = Request(RopeSpec(head_dim=10), -2)
+    request = Request(RopeSpec(head_dim=10), -2)
     x = torch.zeros(1, 2, 3, 10)
-    assert pick((x,), turn).run is cpu.run
-    assert pick((x, x.double()), turn).run is not cpu.run
-    assert "float64" in cpu.why_not(x.double(), turn)
-    assert "stride 1" in cpu.why_not(torch.zeros(1, 2, 10, 3).transpose(-1, -2), turn)
-    assert "CPU" in cpu.why_not(x.to("meta"), turn)
-    assert "axes" in cpu.why_not(x.reshape(*(1,) * 7, 2, 3, 10), turn)
-    assert "memory" in cpu.why_not(torch._efficientzerotensor(1, 2, 3, 10), turn)
-    assert "negative" in cpu.why_not(torch._neg_view(x), turn)
+    assert pick((x,), request).run is cpu.run
+    assert pick((x, x.double()), request).run is not cpu.run
+    assert "float64" in cpu.why_not(x.double(), request)
+    assert "stride 1" in cpu.why_not(torch.zeros(1, 2, 10, 3).transpose(-1, -2), request)
+    assert "CPU" in cpu.why_not(x.to("meta"), request)
+    assert "axes" in cpu.why_not(x.reshape(*(1,) * 7, 2, 3, 10), request)
+    assert "memory" in cpu.why_not(torch._efficientzerotensor(1, 2, 3, 10), request)
+    assert "negative" in cpu.why_not(torch._neg_view(x), request)
     for shape in ((2, 3, 5), (1, 4, 3, 5), (4, 5)):
         wrong = torch.zeros(shape)
         assert "tables" in cpu.why_not(x, TableRequest(wrong, wrong, -2, "half", "half"))
 
 
 def test_a_missing_or_broken_library_is_a_reason_not_a_crash(monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu, "_LIBRARY", tmp_path / "_cpu.so")
-    library, reason = cpu._load()
-    assert library is None
+    monkeypatch.setattr(library, "_PATH", tmp_path / "_cpu.so")
+    handle, reason = library._load()
+    assert handle is None
     assert "C compiler" in reason
     (tmp_path / "_cpu.so").write_bytes(b"not a library")
-    library, reason = cpu._load()
-    assert library is None
+    handle, reason = library._load()
+    assert handle is None
     assert "does not load" in reason
-    monkeypatch.setattr(cpu, "_library", library)
-    monkeypatch.setattr(cpu, "_missing", reason)
+    monkeypatch.setattr(library, "handle", handle)
+    monkeypatch.setattr(library, "missing", reason)
     x = torch.zeros(1, 1, 1, 2)
     assert cpu.why_not(x, Request(RopeSpec(head_dim=2), -2)) == reason
     assert pick((x,), Request(RopeSpec(head_dim=2), -2)).run is not cpu.run
@@ -423,4 +424,4 @@ def test_a_missing_or_broken_library_is_a_reason_not_a_crash(monkeypatch, tmp_pa
 
 def test_an_unknown_instruction_set_is_refused():
     with pytest.raises(RopeError, match="portable"):
-        cpu.choose_isa("abacus")
+        library.choose_isa("abacus")

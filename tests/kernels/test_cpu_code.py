@@ -13,20 +13,20 @@ from itertools import groupby, pairwise
 import networkx  # torch brings it
 import pytest
 
-from ropewalk.kernels.cpu import backend as cpu
+from ropewalk.kernels.cpu import library
 
 #: by machine: functions whose rows must not spill and how many there are, the prefetch in every row, a store to the stack.
 #: x86 has half as many registers and bears a spill where arithmetic sets the pace
 CODE = {
-    "aarch64": ("neon_WHOLE_", 24, r"prfm\b", r"st\w+\s.*\[(sp|x29)"),
-    "x86_64": ("avx2_WHOLE_F32_", 8, r"prefetch", r"v?mov\w*\s+%\w+,.*\(%r[sb]p"),
+    "aarch64": ("neon_FULL_", 24, r"prfm\b", r"st\w+\s.*\[(sp|x29)"),
+    "x86_64": ("avx2_FULL_F32_", 8, r"prefetch", r"v?mov\w*\s+%\w+,.*\(%r[sb]p"),
 }
 JUMP = re.compile(r"(?:b\.\w+|b|cbn?z|tbn?z|j\w+)\s+(?:[\w#]+,\s*)*([0-9a-f]+) <")
 GOES_ON = re.compile(r"(?!(b|ret|jmp\w*|retq)\s|ret)")
 pytestmark = [
     pytest.mark.skipif(platform.machine() not in CODE, reason="no reading of this machine's code"),
     pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump"),
-    pytest.mark.skipif(cpu._library is None, reason="needs the native library"),
+    pytest.mark.skipif(library.handle is None, reason="needs the native library"),
 ]
 
 
@@ -59,7 +59,7 @@ def heads(head: int, at: int | None, above: dict[int, int]) -> bool:
 
 
 def functions() -> dict[str, list[tuple[int, str]]]:
-    command = ["objdump", "-d", "--no-show-raw-insn", str(cpu._LIBRARY)]
+    command = ["objdump", "-d", "--no-show-raw-insn", str(library._PATH)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     heads = [i for i, line in enumerate(lines) if re.match(r"[0-9a-f]+ <\w+>:$", line)] + [len(lines)]
     return {
@@ -84,7 +84,7 @@ def test_row_loops_store_to_y_alone():
 def test_lines_are_written_without_a_break():
     store = re.compile(r"(\w+)\s.*\[(x\d+)(?:, #(\d+))?\]$")
     for name, code in functions().items():
-        if not name.startswith("neon_WHOLE_F32_"):
+        if not name.startswith("neon_FULL_F32_"):
             continue
         found = 0
         for loop in row_loops(code, r"prfm\b"):

@@ -1,4 +1,4 @@
-"""The fused norm, turn and cache write: the definition against a loop over single numbers, the kernel against the definition."""
+"""The fused norm, rotation and cache write: the definition against a loop over numbers, the kernel against the definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
-from ropewalk.kernels.fused.api import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
+from ropewalk.kernels.fused import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
 from ropewalk.kernels.fused.config import pick_config
 from ropewalk.kernels.fused.launch import cache_strides
 
@@ -202,7 +202,7 @@ def test_q_may_be_overwritten():
 
 
 def straightforward(q, k, q_weight, k_weight, spec, positions, plus_one, eps):
-    """norm and turn by ordinary operations that autograd knows."""
+    """norm and rotation by ordinary operations that autograd knows."""
     rope, found = rw.Rope(spec, backend="reference"), []
     for x, weight in ((q, q_weight), (k, k_weight)):
         x = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
@@ -256,8 +256,8 @@ def test_several_axes_and_lengths():
 def test_a_reason_is_given_where_the_kernel_cannot_run():
     q, k, _ = inputs(torch.float32)
     reason = why_not(q, k, spec=SPEC, positions=POSITIONS)
-    assert reason == "it takes CUDA tensors, these are on cpu"
-    with pytest.raises(rw.RopeError, match="it takes CUDA tensors"):
+    assert reason == "the kernel takes CUDA tensors, this one is on cpu"
+    with pytest.raises(rw.RopeError, match="the kernel takes CUDA tensors"):
         qk_norm_rope(q, k, spec=SPEC, positions=POSITIONS, backend="triton")
 
 

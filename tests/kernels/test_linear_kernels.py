@@ -60,9 +60,9 @@ def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "has_sine_unit", lambda x: True)
     rows = head_dim + (feature == "cosine")
     x = torch.empty(1, 16, 256, head_dim, dtype=dtype)
-    ask = kernels.Ask(rw.RopeSpec(head_dim), feature, torch.arange(256)[None], None, 1e-6)
+    call = kernels.LinearCall(rw.RopeSpec(head_dim), feature, torch.arange(256)[None], None, 1e-6)
     scale = torch.ones(()) if feature == "cosine" else None
-    kernels.run(x, x, x, torch.zeros(1, 16, rows, head_dim), torch.zeros(1, 16, rows), scale, ask)
+    kernels.run(x, x, x, torch.zeros(1, 16, rows, head_dim), torch.zeros(1, 16, rows), scale, call)
     assert list(built) == ["segment_sums", "segment_out"]
     if head_dim <= 64:
         assert all(registers_and_spills(kernel, tmp_path)[1] <= 64 for kernel in built.values())

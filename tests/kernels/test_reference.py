@@ -106,7 +106,7 @@ def test_apply_to_a_packed_batch():
         assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_apply_with_narrow_tables_turns_the_leading_dimensions():
+def test_apply_with_narrow_tables_rotates_the_leading_dimensions():
     a = angles(2)
     cos, sin = (repeated(t.float(), "half") for t in (a.cos(), a.sin()))
     q, k = torch.randn(2, 3, S, 14), torch.randn(2, 1, S, 14)
@@ -151,7 +151,7 @@ def test_a_table_of_the_other_layout_is_refused(layout):
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_numpy_form_turns_every_vector_of_a_stack_alike(layout):
+def test_the_numpy_form_rotates_every_vector_of_a_stack_alike(layout):
     stack = np.random.default_rng(0).normal(size=(10, 10))  # square, so that rows taken for columns would go unnoticed by shape
     rotated = reference.rotate_vector(stack, 3, layout=layout)
     for vector, found in zip(stack, rotated, strict=True):

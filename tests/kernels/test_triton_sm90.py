@@ -41,7 +41,7 @@ class Case:
         # untouched memory: nothing runs here
         return tuple(torch.empty(self.batch, *size, self.head_dim, dtype=self.dtype) for size in sizes)
 
-    def turn(self) -> AnyRequest:
+    def request(self) -> AnyRequest:
         seq_dim = -3 if self.order == "bshd" else -2
         if self.angles == "rows":
             table = torch.empty(self.tokens, self.head_dim // 2)
@@ -57,17 +57,17 @@ class Case:
 def compiled(case: Case):
     """The kernel of one call, specialised as Triton's own launch would."""
     from ropewalk.kernels.triton import kernel as triton_kernel
-    from ropewalk.kernels.triton import launch as triton_launch
-    from ropewalk.kernels.triton.sources import source_of
+    from ropewalk.kernels.triton import plan as triton_plan
+    from ropewalk.kernels.triton.angle_source import angle_source
 
-    xs, turn = case.tensors(), case.turn()
+    xs, request = case.tensors(), case.request()
     outs = tuple(torch.empty_like(x) for x in xs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_launch, "_has_pdl", lambda device: True)
-        patch.setattr(triton_launch.triton_backend, "has_sine_unit", lambda x: x.element_size() == 2)
-        plan = triton_launch.Plan(xs, outs, turn)
-    source = plan.source or source_of(turn, xs[0])
-    arguments = (*xs, *outs, getattr(turn, "positions", None), *source.tensors, 0, *plan.rest)
+        patch.setattr(triton_plan, "has_pdl", lambda device: True)
+        patch.setattr(triton_plan, "has_sine_unit", lambda x: x.element_size() == 2)
+        plan = triton_plan.RotationPlan(xs, outs, request)
+    source = plan.source or angle_source(request, xs[0])
+    arguments = (*xs, *outs, getattr(request, "positions", None), *source.tensors, 0, *plan.constants)
     kernel = triton_kernel.rotate_kernel
     return compile_for_hopper(kernel, dict(zip(kernel.arg_names, arguments, strict=True)), plan.options)
 
@@ -82,8 +82,8 @@ PREFILL = {
     "rows [B, S, H, D]": Case(1, 8192, 32, 8, 128, angles="rows"),
     "rows [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd", angles="rows"),
     "28 and 4 heads [B, S, H, D]": Case(1, 8192, 28, 4, 128),
-    "a quarter turns [B, S, H, D]": Case(1, 8192, 32, 8, 128, rotary_dim=32),
-    "a quarter turns [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd", rotary_dim=32),
+    "a quarter rotates [B, S, H, D]": Case(1, 8192, 32, 8, 128, rotary_dim=32),
+    "a quarter rotates [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd", rotary_dim=32),
 }
 #: fewer threads than it takes to share angles without shared memory, and faster: the angles of several axes cost more
 WAITING = {f"three axes, {order}": Case(1, 8192, 32, 8, 128, order, angles="axes") for order in ("bshd", "bhsd")}
@@ -137,11 +137,11 @@ def test_the_sine_unit_serves_16_bits_alone(case, tmp_path):
 def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     """Triton's C launcher takes the grid, a stream, the function, two flags, two scratches, metadata, three hooks, arguments."""
     from ropewalk.kernels.triton import kernel as triton_kernel
-    from ropewalk.kernels.triton import launch as triton_launch
+    from ropewalk.kernels.triton import plan as triton_plan
 
     case = DECODE["64 rows"]
-    xs, turn = case.tensors(), case.turn()
-    plan = triton_launch.Plan(xs, xs, turn)
+    xs, request = case.tensors(), case.request()
+    plan = triton_plan.RotationPlan(xs, xs, request)
     started = []
 
     class Launcher:
@@ -157,7 +157,7 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: "stream", raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: plan.device_index, raising=False)
     plan._keep(Kernel)
-    plan(xs, xs, turn, [t.data_ptr() for t in (*xs, *xs)])
+    plan(xs, xs, request, [t.data_ptr() for t in (*xs, *xs)])
     fixed, arguments = started[0][:13], started[0][13:]
     assert fixed[:3] == plan.grid
     assert fixed[3:] == ("stream", "function", "cooperative", "pdl", None, None, "metadata", None, None, None)
@@ -165,7 +165,7 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     by_name = dict(zip(triton_kernel.rotate_kernel.arg_names, arguments, strict=True))
     assert by_name["q"] == by_name["q_out"] == xs[0].data_ptr()
     assert by_name["k"] == by_name["k_out"] == xs[1].data_ptr()
-    assert by_name["positions"] == turn.positions.data_ptr()
+    assert by_name["positions"] == request.positions.data_ptr()
     assert by_name["angles"] == plan.source.tensors[0].data_ptr()
     assert by_name["more_angles"] is None
     assert by_name["q_magnitude"] is None

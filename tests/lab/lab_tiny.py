@@ -54,7 +54,8 @@ def tiny_trainer(folder: Path, run: str | None = "run", **options) -> Trainer:
     settings = options.pop("settings", None) or tiny_settings()
     model = options.pop("model", None) or tiny_model()
     batches = options.pop("batches", None) or tiny_batches(folder)
-    return Trainer(model, batches, language, settings, None if run is None else folder / run, progress=False, **options)
+    options = {"progress": False} | options
+    return Trainer(model, batches, language, settings, None if run is None else folder / run, **options)
 
 
 def losses(trainer: Trainer) -> list[float]:

@@ -36,6 +36,6 @@ def start(rank: int, folder: str, ports: dict[str, int]) -> None:
         with launched(kind, "cpu", timedelta(seconds=90)) as parallel:
             shared_run(Path(folder), kind, parallel, stop=4)
             trainer = shared_run(Path(folder), kind, parallel)
-            answer = trainer.answer(torch.arange(16).view(1, 16)) if kind != "context" else torch.zeros(1)
+            answer = trainer.predict(torch.arange(16).view(1, 16)) if kind != "context" else torch.zeros(1)
             if parallel.first:
                 torch.save(answer, Path(folder, f"{kind}.answer"))

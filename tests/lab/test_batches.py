@@ -7,7 +7,7 @@ from lab_tiny import tiny_batches, tiny_corpus
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.batches import IGNORED, MaskedBatches, MixedBatches, TaskBatches, TextBatches, mask_tokens
-from ropewalk.lab.draws import uniform
+from ropewalk.lab.stateless_random import uniform
 from ropewalk.lab.tokenizer import Bytes
 
 

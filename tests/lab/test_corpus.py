@@ -73,7 +73,7 @@ def test_a_document_a_little_too_short_gives_no_window(tmp_path):
 
 
 def test_a_window_longer_than_every_document_is_refused(tmp_path):
-    with pytest.raises(RopeError, match="the longest has"):
+    with pytest.raises(RopeError, match="tokens of the longest document"):
         tiny_corpus(tmp_path).valid.windows(1, 10**6)
 
 
@@ -96,7 +96,7 @@ def test_json_lines_are_documents(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("{", "line 1 must be JSON"), ('{"a": 1}', "a string in 'text'"), ("[1]", "must be an object")]
+    ("content", "said"), [("{", "line 1 must be JSON"), ('{"a": 1}', "strings in the fields text"), ("[1]", "must be an object")]
 )
 def test_bad_json_lines_are_named(tmp_path, content, said):
     path = tmp_path / "rows.jsonl"
@@ -174,6 +174,14 @@ def test_bpe_gives_back_the_text(tmp_path):
     assert corpus.vocab_size % 8 == 0
     assert corpus.fingerprint != open_corpus(folder, cache=tmp_path / "cache").fingerprint
     assert corpus.train.rows(np.array([0, 5]), 4).dtype == np.int32
+
+
+def test_a_bpe_word_starts_at_a_space(tmp_path):
+    bpe = train_bpe([b"walk along the rope walk"] * 9, 300, tmp_path / "tokenizer.json")
+    tokens = bpe.encode(b"walk ropes")[None]
+    texts = [bpe.inner.id_to_token(int(token)) for token in tokens[0]]
+    assert "\u0120rope" in texts
+    assert bpe.starts_word(tokens)[0].tolist() == [place == 0 or text[0] == "\u0120" for place, text in enumerate(texts)]
 
 
 def test_a_word_starts_after_what_is_no_word():

@@ -1,4 +1,4 @@
-"""The demo tells the whole story: self-check, race, two studies and one page."""
+"""The demo: self-check, short benchmark, two studies and one page."""
 
 import json
 from dataclasses import replace
@@ -12,8 +12,8 @@ from ropewalk.lab import studies
 def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch):
     clock = selfcheck.clock
     monkeypatch.setattr(selfcheck, "clock", lambda run, device="cpu", seconds=0.0: clock(run, device, 0.0))
-    race = [{"contender": "ropewalk", "dtype": "float32", "pass": "forward", "us": 5.0, "times_copy": 1.5, "rms_error": 1e-8}]
-    monkeypatch.setattr("ropewalk.bench.cpu.measure", lambda *_, **__: race)
+    timed = [{"contender": "ropewalk", "dtype": "float32", "pass": "forward", "us": 5.0, "times_copy": 1.5, "rms_error": 1e-8}]
+    monkeypatch.setattr("ropewalk.bench.cpu.measure", lambda *_, **__: timed)
     monkeypatch.setattr("ropewalk.lab.studies.study.cores", lambda: 1)
     text = write_text(tmp_path / "text")
     for name in ("encodings", "extend"):
@@ -30,10 +30,10 @@ def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch)
     for words in (
         "Loss by context length",
         "Zero-shot",
-        "A short race",
+        "Short benchmark",
         "Precision of cos and sin",
         "keeps the norm",
-        "Which for what",
+        "Recommendations",
     ):
         assert words in page
     assert len(list((tmp_path / "demo" / "models").glob("rope-0-*"))) == 1

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.batches import TaskBatches
-from ropewalk.lab.evaluation import accuracy_by_length, depth_grid, losses_by_length, scored, sliding_losses, task_hits
+from ropewalk.lab.evaluation import accuracy_by_length, depth_grid, losses_and_hits, losses_by_length, sliding_losses, task_hits
 
 
 def uniform_model(tokens):
@@ -126,4 +126,4 @@ def test_impossible_lengths_are_refused(windows):
     with pytest.raises(RopeError, match="lengths"):
         losses_by_length(uniform_model, windows, [7], 8)
     with pytest.raises(RopeError, match="last"):
-        scored(uniform_model, windows, 65)
+        losses_and_hits(uniform_model, windows, 65)

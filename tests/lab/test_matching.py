@@ -26,7 +26,7 @@ def test_lines_are_read_with_and_without_labels(tmp_path):
     ("line", "said"),
     [
         ("{", "line 1 must be JSON"),
-        ('{"A": 1}', "strings A, B and C"),
+        ('{"A": 1}', "strings in the fields A, B, C"),
         ('{"A":"","B":"","C":"","label":"D"}', "B, C"),
         ("", "at least"),
     ],

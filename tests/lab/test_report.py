@@ -11,12 +11,12 @@ from study_cases import run_tiny
 
 from command_line import call
 from ropewalk.errors import RopeError
-from ropewalk.lab.anchors import ANCHORS
-from ropewalk.lab.guidance import RULES, Value, guidance, lowest
+from ropewalk.lab.published import PUBLISHED
+from ropewalk.lab.recommendations import USE_CASES, StudyResult, lowest, recommend
 from ropewalk.lab.report import noise, write_report
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import STUDIES, read_study
-from ropewalk.lab.studies.page import FAILS, HOLDS, Claim, Page, Table
+from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
 from ropewalk.lab.studies.rows import row
 
 RUN = ("precision", "relative", "matching", "mlm_lengths")
@@ -54,12 +54,12 @@ def folder(tmp_path_factory):
     return place / "out"
 
 
-def test_the_report_holds_every_cell_of_every_study_and_anchor(folder):
+def test_the_report_holds_every_cell_of_every_study_and_published_table(folder):
     page = Reader(write_report(folder).read_text(encoding="utf-8"))
     assert page.open == []
     text = " ".join(page.words)
     for name in RUN:
-        found = STUDIES[name].page(*read_study(folder / name))
+        found = STUDIES[name].findings(*read_study(folder / name))
         for table in found.tables:
             assert table.title in text
             assert all(cell in page.words for cells in table.rows for cell in cells)
@@ -67,10 +67,10 @@ def test_the_report_holds_every_cell_of_every_study_and_anchor(folder):
             assert claim.text in text
             assert claim.verdict in text
             assert claim.evidence in text
-        for anchor in STUDIES[name].anchors:
-            assert ANCHORS[anchor].source in text
-            assert all(cell in page.words for cells in ANCHORS[anchor].rows for cell in cells)
-    assert text.count("As published") == sum(len(STUDIES[name].anchors) for name in RUN)
+        for published in STUDIES[name].published:
+            assert PUBLISHED[published].source in text
+            assert all(cell in page.words for cells in PUBLISHED[published].rows for cell in cells)
+    assert text.count("As published") == sum(len(STUDIES[name].published) for name in RUN)
     assert read_study(folder / "mlm_lengths")[1]["corpus"]["fingerprint"] in text
 
 
@@ -82,7 +82,7 @@ def test_the_report_needs_nothing_but_itself(folder):
     assert "@import" not in html
     assert "url(" not in html
     pictures = [base64.b64decode(t.split(",")[1]) for t in targets if t.startswith("data:")]
-    assert len(pictures) == sum(len(STUDIES[name].page(*read_study(folder / name)).figures) for name in RUN)
+    assert len(pictures) == sum(len(STUDIES[name].findings(*read_study(folder / name)).figures) for name in RUN)
     assert all(picture.startswith(b"<?xml") for picture in pictures)
 
 
@@ -108,11 +108,11 @@ def scores(**means: float) -> dict[str, Score]:
 def test_advice_names_one_or_says_that_it_cannot():
     assert lowest(scores(rope=1.6, alibi=1.8, none=2.2), "loss")[0] == "rope."
     assert lowest(scores(rope=1.6, alibi=1.6, none=2.2), "loss")[0].startswith("Any of")
-    assert lowest(scores(rope=1.6, alibi=1.6), "loss")[0] == "No advice: the noise covers every difference."
-    assert lowest(scores(rope=1.6), "loss")[0].startswith("No advice")
+    assert lowest(scores(rope=1.6, alibi=1.6), "loss")[0] == "No recommendation: all are tied."
+    assert lowest(scores(rope=1.6), "loss")[0].startswith("No recommendation")
 
 
-def encodings_found(source: str, rope_far: float) -> Value:
+def encodings_result(source: str, rope_far: float) -> StudyResult:
     rows = []
     for seed in range(3):
         draw = np.random.default_rng(seed).normal(0, 0.001, 30)
@@ -121,31 +121,31 @@ def encodings_found(source: str, rope_far: float) -> Value:
                 row("loss", draw + near, model=model, seed=seed, length=128),
                 row("loss", draw + far, model=model, seed=seed, length=512),
             ]
-    return Value(rows, {"seeds": 3, "data": {"source": source}}, Page())
+    return StudyResult(rows, {"seeds": 3, "data": {"source": source}}, Findings())
 
 
-def test_guidance_follows_the_rows():
-    told = {each.use: each for each in guidance({"encodings": encodings_found("stdlib", 2.5)})}
-    assert list(told) == list(RULES)
-    assert told["Short text, within the trained length"].advice == "rope."
-    assert told["Code longer than the trained length"].advice == "rope, sliding window."
-    stream = told["Text without end"].advice
+def test_recommendations_follow_the_rows():
+    by_use = {each.use: each for each in recommend({"encodings": encodings_result("stdlib", 2.5)})}
+    assert list(by_use) == list(USE_CASES)
+    assert by_use["Short text, within the trained length"].advice == "rope."
+    assert by_use["Code longer than the trained length"].advice == "rope, sliding window."
+    stream = by_use["Streams of unlimited length"].advice
     assert stream.index("rope, sliding window") < stream.index("alibi")
     assert "rope (" not in stream
-    assert told["Images and other grids"].advice == "Not measured here."
-    assert "ropewalk lab run multimodal" in told["Images and other grids"].because
-    prose = {each.use: each.advice for each in guidance({"encodings": encodings_found("prose", 2.5)})}
+    assert by_use["Images and other grids"].advice == "Not measured here."
+    assert "ropewalk lab run multimodal" in by_use["Images and other grids"].reason
+    prose = {each.use: each.advice for each in recommend({"encodings": encodings_result("prose", 2.5)})}
     assert prose["Code longer than the trained length"] == "Not measured here."
 
 
-def test_no_advice_on_retrieval_where_nothing_is_retrieved():
+def test_no_recommendation_on_retrieval_where_nothing_is_retrieved():
     rows = [row("found", [0.0, 1.0], method="none", seed=0, length=96, depth=0.0)]
-    failed = Value(rows, {"seeds": 1}, Page(claims=[Claim("found", FAILS, "50 %")]))
-    assert guidance({"passkey": failed})[5].advice.startswith("No advice")
+    failed = StudyResult(rows, {"seeds": 1}, Findings(claims=[Claim("found", FAILS, "50 %")]))
+    assert recommend({"passkey": failed})[5].advice.startswith("No recommendation")
     hits = {"none": [0.0] * 20 + [1.0], "yarn": [1.0] * 21}
     rows = [row("found", values, method=name, seed=0, length=96, depth=0.0) for name, values in hits.items()]
-    held = Value(rows, {"seeds": 1}, Page(claims=[Claim("found", HOLDS, "100 %")]))
-    assert guidance({"passkey": held})[5].advice == "yarn."
+    held = StudyResult(rows, {"seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")]))
+    assert recommend({"passkey": held})[5].advice == "yarn."
 
 
 def test_the_noise_between_seeds_is_measured_or_said_to_be_published():

@@ -47,10 +47,10 @@ def test_flags_change_one_value():
     ("change", "said"),
     [
         ("train.speed=1", "has no setting speed"),
-        ("model.size=1", "has no key size"),
-        ("data.sauce=1", "has no key sauce"),
+        ("model.size=1", "has no setting size"),
+        ("data.sauce=1", "has no setting sauce"),
         ("other.x=1", "tables model, data and train"),
-        ("learning_rate", "table.key=value"),
+        ("learning_rate", "table.name=value"),
         ("train.stages=7", "list of tables"),
         ("train.schedule=steep", "constant, linear, cosine"),
         ("train.precision=float8", "float32, bfloat16"),
@@ -58,7 +58,7 @@ def test_flags_change_one_value():
         ("model.kind=oracle", "decoder, roformer"),
         ("data.objective=masked", "must be roformer"),
         ("data.task=nap", "copy, reverse"),
-        ("data.share=0.5", "name one in data.task"),
+        ("data.share=0.5", "data.task must name one"),
     ],
 )
 def test_wrong_values_are_named(change, said):

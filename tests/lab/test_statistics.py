@@ -63,7 +63,7 @@ def test_ranks_group_the_tied():
 def test_different_windows_are_not_compared():
     with pytest.raises(RopeError, match="same seeds and windows"):
         compare(Score(WINDOWS), Score(WINDOWS[:-1]))
-    with pytest.raises(RopeError, match="noise is unknown"):
+    with pytest.raises(RopeError, match="noise of a single value is unknown"):
         compare(Score(WINDOWS[:1]), Score(WINDOWS[1:2]))
     with pytest.raises(RopeError, match="finite"):
         Score(WINDOWS * math.nan)

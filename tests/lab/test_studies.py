@@ -20,8 +20,8 @@ from ropewalk.frequencies import Given
 from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
 from ropewalk.lab.corpus import open_corpus
 from ropewalk.lab.studies import STUDIES, read_study
-from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, UNKNOWN
-from ropewalk.lab.studies.rows import chosen, known
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN
+from ropewalk.lab.studies.rows import distinct, select
 from ropewalk.lab.studies.study import FACTS, ROWS
 from ropewalk.models import Decoder, DecoderConfig
 
@@ -63,11 +63,11 @@ def test_every_study_runs_and_writes_rows_facts_and_figures(name, place):
     rows, facts = read_study(folder)
     assert rows == [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
     assert (facts["study"], facts["preset"]) == (name, "smoke")
-    page = STUDIES[name].page(rows, facts)
-    assert all(len(cells) == len(table.columns) for table in page.tables for cells in table.rows)
-    assert page.claims
-    assert {claim.verdict for claim in page.claims} <= {HOLDS, TIED, FAILS, UNKNOWN}
-    for figure in page.figures:
+    findings = STUDIES[name].findings(rows, facts)
+    assert all(len(cells) == len(table.columns) for table in findings.tables for cells in table.rows)
+    assert findings.claims
+    assert {claim.verdict for claim in findings.claims} <= {HOLDS, TIED, FAILS, UNKNOWN}
+    for figure in findings.figures:
         assert (folder / f"{figure}.png").stat().st_size > 1000
         assert (folder / f"{figure}.svg").read_text().rstrip().endswith("</svg>")
 
@@ -90,20 +90,20 @@ def test_losses_of_encodings_are_those_of_the_saved_models(encoding, place):
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
     model = saved_decoder(place / "sharp" / "models", f"{encoding}-0", encoding)
     for length in (32, 128):
-        (row,) = chosen(rows, "loss", model=encoding, length=length)
+        (row,) = select(rows, "loss", model=encoding, length=length)
         np.testing.assert_allclose(row["values"], tail_losses(model, windows, length, 32), rtol=2e-5)
     assert facts["corpus"]["fingerprint"] == open_corpus(place / "text", cache=place / "cache").fingerprint
 
 
 def test_the_sliding_window_is_a_window(place):
     rows, _ = read_study(run_tiny("encodings", place, "sharp", changes=SHARP))
-    plain, windowed = (chosen(rows, "loss", model=m, length=32)[0]["values"] for m in ("rope", "rope, sliding window"))
+    plain, windowed = (select(rows, "loss", model=m, length=32)[0]["values"] for m in ("rope", "rope, sliding window"))
     assert plain == windowed
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
     model = saved_decoder(place / "sharp" / "models", "rope-0", "rope")
     for layer in model.layers:
         layer.self_attn.window = 32  # type: ignore[union-attr, assignment]
-    (row,) = chosen(rows, "loss", model="rope, sliding window", length=128)
+    (row,) = select(rows, "loss", model="rope, sliding window", length=128)
     np.testing.assert_allclose(row["values"], tail_losses(model, windows, 128, 32), rtol=2e-5)
 
 
@@ -112,7 +112,7 @@ def test_interpolation_divides_every_frequency(place):
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
     slower = tuple(float(10_000.0 ** (-2 * pair / 16)) / 4 for pair in range(8))
     model = saved_decoder(place / "sharp" / "models", "rope-0", RopeSpec(head_dim=16, scaling=Given(radians=slower)))
-    (row,) = chosen(rows, "loss", method="linear", factor=4, tuned=0)
+    (row,) = select(rows, "loss", method="linear", factor=4, tuned=0)
     np.testing.assert_allclose(row["values"], tail_losses(model, windows, 128, 32), rtol=2e-5)
 
 
@@ -160,7 +160,7 @@ def test_a_study_that_was_killed_goes_on_to_the_same_rows(tmp_path):
 def test_two_workers_give_the_rows_of_one(place):
     alone = read_study(run_tiny("base", place, "alone"))[0]
     assert read_study(run_tiny("base", place, "together", workers=2))[0] == alone
-    assert known(alone, "loss", "seed") == [0, 1]
+    assert distinct(alone, "loss", "seed") == [0, 1]
 
 
 def test_real_triplets_come_from_a_file(place):
@@ -171,7 +171,7 @@ def test_real_triplets_come_from_a_file(place):
     assert facts["triplets"]["source"] == str(path)
     assert facts["triplets"]["train"] + facts["triplets"]["valid"] == 60
     assert {len(row["values"]) for row in rows} == {facts["triplets"]["valid"]}
-    assert STUDIES["matching"].page(rows, facts).tables[0].rows[0][2] == "-"
+    assert STUDIES["matching"].findings(rows, facts).tables[0].rows[0][2] == "-"
 
 
 def test_a_broken_file_of_rows_is_named(place):

@@ -14,11 +14,11 @@ from ropewalk import RopeSpec
 from ropewalk.lab.batches import IGNORED, Batch, mask_tokens
 from ropewalk.lab.matching import TripletBatches
 from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies import decay, extension, linear, matching, mlm_lengths, multimodal, passkey, relative
-from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, UNKNOWN, lower, not_higher, within
-from ropewalk.lab.studies.rows import BROKEN, chosen, row
-from ropewalk.lab.studies.training import widen
-from ropewalk.lab.studies.workshop import Place
+from ropewalk.lab.studies import decay, extension_methods, linear, matching, mlm_lengths, multimodal, passkey, relative
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN, claim_not_higher, claim_order, claim_within
+from ropewalk.lab.studies.jobs import Workspace
+from ropewalk.lab.studies.rows import NOT_FINITE, row, select
+from ropewalk.lab.studies.training import scale_embeddings
 from ropewalk.lab.tokenizer import Bytes
 from ropewalk.models import Decoder, DecoderConfig
 
@@ -29,24 +29,24 @@ def noisy(mean: float, spread: float, seeds: int = 1, windows: int = 40, salt: i
 
 def test_an_order_holds_only_beyond_the_noise():
     scores = {"a": noisy(1.0, 0.01, salt=1), "b": noisy(1.2, 0.01, salt=2), "c": noisy(1.21, 0.01, salt=3)}
-    assert lower("", scores, ["a", "b"]).verdict == HOLDS
-    assert lower("", scores, ["b", "a"]).verdict == FAILS
+    assert claim_order("", scores, ["a", "b"]).verdict == HOLDS
+    assert claim_order("", scores, ["b", "a"]).verdict == FAILS
     # one seed each: 0.01 is less than two trainings of one model differ
-    assert lower("", scores, ["a", "b", "c"]).verdict == TIED
-    assert lower("", scores, ["b", "c"], same_model=True).verdict == HOLDS
-    assert lower("", scores, ["a", "d"]).verdict == UNKNOWN
+    assert claim_order("", scores, ["a", "b", "c"]).verdict == TIED
+    assert claim_order("", scores, ["b", "c"], same_model=True).verdict == HOLDS
+    assert claim_order("", scores, ["a", "d"]).verdict == UNKNOWN
     several = {name: noisy(mean, 0.001, seeds=3, salt=9) for name, mean in (("a", 1.0), ("b", 1.01))}
-    assert lower("", several, ["a", "b"]).verdict == HOLDS
+    assert claim_order("", several, ["a", "b"]).verdict == HOLDS
 
 
 def test_a_limit_holds_only_beyond_doubt():
     base = noisy(1.0, 0.0)
-    assert within("", noisy(1.01, 0.001), base, 0.05).verdict == HOLDS
-    assert within("", noisy(0.8, 0.001), base, 0.05).verdict == FAILS
-    assert within("", noisy(1.04, 0.1), base, 0.05).verdict == TIED
-    assert not_higher("", noisy(0.8, 0.001), base, 0.05).verdict == HOLDS
-    assert not_higher("", noisy(1.2, 0.001), base, 0.05).verdict == FAILS
-    assert not_higher("", None, base, 0.05).verdict == UNKNOWN
+    assert claim_within("", noisy(1.01, 0.001), base, 0.05).verdict == HOLDS
+    assert claim_within("", noisy(0.8, 0.001), base, 0.05).verdict == FAILS
+    assert claim_within("", noisy(1.04, 0.1), base, 0.05).verdict == TIED
+    assert claim_not_higher("", noisy(0.8, 0.001), base, 0.05).verdict == HOLDS
+    assert claim_not_higher("", noisy(1.2, 0.001), base, 0.05).verdict == FAILS
+    assert claim_not_higher("", None, base, 0.05).verdict == UNKNOWN
 
 
 def test_generated_cases_say_their_matter_where_they_should():
@@ -133,7 +133,7 @@ def test_masked_tokens_are_the_same_at_every_length():
     assert torch.equal(torch.cat(seen[24]), masked.long())
     asked = targets != IGNORED
     for length, found in rows.items():
-        (measured,) = chosen(found, "loss", length=length)
+        (measured,) = select(found, "loss", length=length)
         for value, window, tokens, wanted in zip(measured["values"], text, masked, asked, strict=True):
             losses = []
             for at in wanted.nonzero().flatten().tolist():
@@ -152,7 +152,7 @@ def test_attention_by_distance_is_that_of_the_definition():
     with torch.no_grad():
         x = layer.input_layernorm(model.embed_tokens(tokens))
         q, k, _ = (t.double() for t in layer.self_attn.project(x))
-    turns = [10_000.0 ** (-2 * i / 6) for i in range(3)]
+    frequencies = [10_000.0 ** (-2 * i / 6) for i in range(3)]
     expected = torch.zeros(3, 8, dtype=torch.float64)
     for text in range(3):
         for query in (7, 8):
@@ -160,35 +160,35 @@ def test_attention_by_distance_is_that_of_the_definition():
                 scores = []
                 for key in range(query + 1):
                     a, b = (torch.complex(t[text, head, at, :3], t[text, head, at, 3:]) for t, at in ((q, query), (k, key)))
-                    angle = torch.tensor([(query - key) * turn for turn in turns], dtype=torch.float64)
+                    angle = torch.tensor([(query - key) * frequency for frequency in frequencies], dtype=torch.float64)
                     scores.append((a * b.conj() * torch.exp(1j * angle)).real.sum() / math.sqrt(6))
                 weights = torch.stack(scores).softmax(0)
                 expected[text] += torch.stack([weights[query - d] for d in range(8)]) / 4
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_yarn_keeps_its_ramp_inside_what_a_short_training_turned():
+def test_yarn_keeps_its_ramp_within_the_turns_of_a_short_training():
     for length in (32, 128, 256, 4096):
-        scaling = extension.yarn(4.0, length)
+        scaling = extension_methods.yarn(4.0, length)
         assert scaling.beta_slow < scaling.beta_fast <= 32
         assert scaling.beta_fast < length / (2 * math.pi) or length == 4096
     plain = RopeSpec(head_dim=32)
-    found = extension.spec_for("ntk", plain, 4, 128).frequencies().radians
+    found = extension_methods.spec_for("ntk", plain, 4, 128).frequencies().radians
     base = 10_000 * 4 ** (32 / 30)
     torch.testing.assert_close(found, torch.tensor([base ** (-2 * i / 32) for i in range(16)], dtype=torch.float64))
-    assert extension.spec_for("none", plain, 4, 128) == plain
+    assert extension_methods.spec_for("none", plain, 4, 128) == plain
 
 
 def test_a_search_never_does_worse_than_what_it_starts_from():
     torch.manual_seed(1)
     model = Decoder(DecoderConfig(30, 16, 24, num_layers=1, num_heads=2, head_dim=8, init_std=0.5, length=8)).eval()
     windows = np.random.default_rng(0).integers(0, 30, (3, 33))
-    found = extension.searched(model, windows, 4, 8, population=8, rounds=2, seed=0)
+    found = extension_methods.search_longrope(model, windows, 4, 8, population=8, rounds=2, seed=0)
     assert len(found) == 4
     assert list(found) == sorted(found)
 
     def loss(factors):
-        spec = extension.spec_for("longrope", RopeSpec(head_dim=8), 4, 8, factors)
+        spec = extension_methods.spec_for("longrope", RopeSpec(head_dim=8), 4, 8, factors)
         other = Decoder(model.config.with_(encoding=spec)).eval()
         other.load_state_dict(model.state_dict())
         tokens = torch.from_numpy(windows)
@@ -200,14 +200,14 @@ def test_a_search_never_does_worse_than_what_it_starts_from():
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "sinusoidal", "fire"])
 def test_only_relative_encodings_stand_still(name):
-    place = Place(Path("unused"), torch.device("cpu"))
-    rows = relative.measure(place, seed=0, names=[name], shifts=[1000], windows=2, length=9)
-    assert (rows[0]["mean"] < relative.STILL) == (name in ("rope", "alibi"))
+    workspace = Workspace(Path("unused"), torch.device("cpu"))
+    rows = relative.measure(workspace, seed=0, names=[name], shifts=[1000], windows=2, length=9)
+    assert (rows[0]["mean"] < relative.UNCHANGED) == (name in ("rope", "alibi"))
 
 
 def test_what_is_not_a_number_is_the_worst_and_still_json():
     found = row("loss", [1.23456789, float("nan"), float("inf")], seed=0)
-    assert found["values"] == [1.23457, BROKEN, BROKEN]
+    assert found["values"] == [1.23457, NOT_FINITE, NOT_FINITE]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -215,7 +215,7 @@ def test_embeddings_begin_at_one_unless_they_make_the_logits():
     for tied in (False, True):
         torch.manual_seed(0)
         config = DecoderConfig(300, 40, 16, num_layers=1, num_heads=2, init_std=0.05, tie_embeddings=tied)
-        found = widen(Decoder(config)).embed_tokens.weight.std().item()  # type: ignore[union-attr]
+        found = scale_embeddings(Decoder(config)).embed_tokens.weight.std().item()  # type: ignore[union-attr]
         assert found == pytest.approx(0.05 if tied else 1.0, rel=0.05)
 
 

@@ -14,9 +14,9 @@ INDEX = np.arange(11)
 
 def rows(name, length=129, **options):
     sample = TASKS[name](5, INDEX, length, **options)
-    assert sample.tokens.shape == sample.counts.shape == (len(INDEX), length)
+    assert sample.tokens.shape == sample.is_target.shape == (len(INDEX), length)
     assert sample.tokens.dtype == np.uint8
-    return [(bytes(t).decode(), bytes(t[c]).decode()) for t, c in zip(sample.tokens, sample.counts, strict=True)]
+    return [(bytes(t).decode(), bytes(t[c]).decode()) for t, c in zip(sample.tokens, sample.is_target, strict=True)]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -30,11 +30,11 @@ def test_a_sample_is_the_same_in_any_batch(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_something_counts_in_every_sample_and_the_first_token_never(name):
+def test_every_sample_has_targets_and_the_first_token_is_none(name):
     for length in (TASKS[name].shortest, TASKS[name].shortest + 1, 300):
-        counts = TASKS[name](0, INDEX, length).counts
-        assert counts.any(1).all()
-        assert not counts[:, 0].any()
+        is_target = TASKS[name](0, INDEX, length).is_target
+        assert is_target.any(1).all()
+        assert not is_target[:, 0].any()
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 
 import numpy as np
@@ -19,12 +20,11 @@ from ropewalk.errors import RopeError
 from ropewalk.lab import checkpoint
 from ropewalk.lab.batches import TaskBatches
 from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.feed import Feed
 from ropewalk.lab.gradients import GradientNorms, group_names, parameter_groups
-from ropewalk.lab.log import Progress
+from ropewalk.lab.loader import Loader
 from ropewalk.lab.precision import autocast
 from ropewalk.lab.schedule import Stage
-from ropewalk.lab.settings import UNIMPORTANT
+from ropewalk.lab.settings import CHANGEABLE
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
@@ -266,7 +266,7 @@ def test_another_run_is_not_continued(tmp_path, change):
 
 def test_what_changes_no_number_may_change(tmp_path, whole):
     tiny_trainer(tmp_path).run(stop=3)
-    changed = tiny_trainer(tmp_path, settings=tiny_settings(**dict.fromkeys(UNIMPORTANT, 1)))
+    changed = tiny_trainer(tmp_path, settings=tiny_settings(**dict.fromkeys(CHANGEABLE, 1)))
     changed.run()
     assert losses(changed) == whole[0.0][0]
 
@@ -275,7 +275,7 @@ def test_other_data_and_other_models_are_refused(tmp_path):
     tiny_trainer(tmp_path).run(stop=3)
     with pytest.raises(RopeError, match="data"):
         tiny_trainer(tmp_path, batches=TaskBatches("copy")).run()
-    with pytest.raises(RopeError, match="tensors of this model"):
+    with pytest.raises(RopeError, match="same tensors as this model"):
         tiny_trainer(tmp_path, model=tiny_model("learned")).run()
 
 
@@ -308,39 +308,39 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch, terminal):
+def test_a_bar_is_drawn_on_a_terminal_only(tmp_path, monkeypatch, terminal):
     shown = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
-    bar = Progress(40, 10, wanted=True)
-    bar.show(20, 1.23456, 7890.1)
-    bar.close()
-    assert ("20/40" in shown.getvalue()) == terminal
-    assert ("loss 1.2346  7,890 tokens/s" in shown.getvalue()) == terminal
+    trainer = tiny_trainer(tmp_path, None, progress=True)
+    trainer.run()
+    assert ("9/9" in shown.getvalue()) == terminal
+    assert (f"loss {trainer.smoothed:.4f}  " in shown.getvalue()) == terminal
+    assert bool(re.search(r"loss \d+\.\d{4}  [\d,]+ tokens/s", shown.getvalue())) == terminal
 
 
-def test_the_trainer_answers_as_its_model(tmp_path):
+def test_the_trainer_predicts_as_its_model(tmp_path):
     trainer = tiny_trainer(tmp_path, None)
     tokens = torch.arange(14).view(2, 7)
-    assert torch.equal(trainer.answer(tokens), trainer.model(tokens))
+    assert torch.equal(trainer.predict(tokens), trainer.model(tokens))
 
 
-def test_a_thread_feeds_what_the_loop_would(tmp_path):
-    feed = Feed(tiny_batches(tmp_path), tiny_settings().plan, 2, Parallel())
-    for ahead, here in zip(feed._ahead(2, 8), feed.portions(2, 8), strict=True):
+def test_a_thread_loads_what_the_loop_would(tmp_path):
+    loader = Loader(tiny_batches(tmp_path), tiny_settings().stages, 2, Parallel())
+    for ahead, here in zip(loader._prefetch(2, 8), loader.steps(2, 8), strict=True):
         assert ahead.step == here.step
-        for a, b in zip(ahead.parts, here.parts, strict=True):
+        for a, b in zip(ahead.micro_batches, here.micro_batches, strict=True):
             assert torch.equal(a.inputs, b.inputs)
             assert a.inputs.dtype == torch.int64
 
 
-def test_a_feed_says_what_went_wrong_and_can_be_left(tmp_path):
-    feed = Feed(TaskBatches("nap"), tiny_settings().plan, 1, Parallel())
+def test_a_loader_raises_errors_of_its_thread_and_can_be_closed(tmp_path):
+    loader = Loader(TaskBatches("nap"), tiny_settings().stages, 1, Parallel())
     with pytest.raises(RopeError, match="task"):
-        next(feed._ahead(0, 5))
-    portions = Feed(tiny_batches(tmp_path), tiny_settings().plan, 1, Parallel())._ahead(0, 9)
-    next(portions)
-    portions.close()
+        next(loader._prefetch(0, 5))
+    steps = Loader(tiny_batches(tmp_path), tiny_settings().stages, 1, Parallel())._prefetch(0, 9)
+    next(steps)
+    steps.close()
 
 
 def test_mixed_precision_never_touches_angles():
@@ -358,7 +358,7 @@ def test_mixed_precision_never_touches_angles():
 def test_a_cpu_slow_in_bfloat16_is_not_asked_for_it(tmp_path, monkeypatch, caplog):
     from ropewalk.lab import precision
 
-    monkeypatch.setattr(precision, "bfloat16_pays", lambda: False)
+    monkeypatch.setattr(precision, "bfloat16_is_faster", lambda: False)
     plain, mixed = (tiny_trainer(tmp_path, None, settings=tiny_settings(precision=p)) for p in ("float32", "bfloat16"))
     plain.run()
     mixed.run()

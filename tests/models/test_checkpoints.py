@@ -125,9 +125,9 @@ KEYS = "model.layers.0.self_attn.k_proj.weight"
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda w: w.pop(KEYS), f"lacks {KEYS}"),
-        (lambda w: w.pop(NORM), f"lacks {NORM}"),
-        (lambda w: w.update({"model.layers.0.self_attn.sink": torch.zeros(2)}), "surplus model.layers.0.self_attn.sink"),
+        (lambda w: w.pop(KEYS), f"missing: {KEYS}"),
+        (lambda w: w.pop(NORM), f"missing: {NORM}"),
+        (lambda w: w.update({"model.layers.0.self_attn.sink": torch.zeros(2)}), "unexpected: model.layers.0.self_attn.sink"),
         (lambda w: w.update({NORM: torch.zeros(9)}), f"{NORM}: must have the shape \\[10\\]"),
         (lambda w: w.update({KEYS: torch.zeros(19, 20)}), f"{KEYS}: must have the shape \\[20, 20\\].* got \\[19, 20\\]"),
         (lambda w: w.update({NORM: torch.zeros(10, dtype=torch.int64)}), f"{NORM}: must be float32"),
@@ -143,7 +143,7 @@ def test_a_weight_that_does_not_fit_is_named(folder, change, told):
 
 def test_more_layers_in_the_config_are_missing_weights(folder):
     reconfigure(folder, num_hidden_layers=3, layer_types=["full_attention"] * 3)
-    with pytest.raises(RopeError, match=r"lacks model\.layers\.2\."):
+    with pytest.raises(RopeError, match=r"missing: model\.layers\.2\."):
         checkpoints.load(folder)
 
 
@@ -169,6 +169,14 @@ def test_a_config_that_is_no_decoder_is_refused_by_name(folder, changes, field):
     assert_refused(field, lambda: checkpoints.load(folder))
 
 
+def test_load_lists_what_it_supports(folder):
+    reconfigure(folder, model_type="gpt2")
+    with pytest.raises(RopeError, match=r"must be one of llama, .*bert; load other models with transformers and call rw\.patch"):
+        rw.load(folder)
+    with pytest.raises(RopeError, match=r"must be a local folder with config\.json and safetensors files; download"):
+        rw.load("meta-llama/Llama-3.2-1B")
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -190,10 +198,10 @@ def test_what_transformers_cannot_be_is_not_saved(tmp_path, options, field):
 
 
 def test_saving_refuses_what_it_does_not_know_and_what_it_says_already(tmp_path):
-    with pytest.raises(RopeError, match="DecoderConfig"):
+    with pytest.raises(RopeError, match="must be a Decoder or a RoFormer; got 'Linear'"):
         checkpoints.save(torch.nn.Linear(2, 2), tmp_path / "model")
-    with pytest.raises(RopeError, match="must not say again"):
-        checkpoints.save(make(), tmp_path / "model", beside={"vocab_size": 3})
+    with pytest.raises(RopeError, match="must not contain keys that the model itself sets"):
+        checkpoints.save(make(), tmp_path / "model", extra_config={"vocab_size": 3})
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

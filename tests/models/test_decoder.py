@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 import ropewalk as rw
 from door import assert_refused
-from ropewalk.bench import gpu_training
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models import Decoder, DecoderConfig
@@ -128,10 +127,10 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(name):
         close(plain.loss(given, **options), expected)
 
 
-@pytest.mark.parametrize("most_logits", [1 << 27, 3 * VOCAB, 1])
+@pytest.mark.parametrize("max_logits", [1 << 27, 3 * VOCAB, 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
-def test_the_loss_in_chunks_has_the_gradients_of_the_whole(dtype, most_logits):
+def test_the_loss_in_chunks_has_the_gradients_of_the_whole(dtype, max_logits):
     x, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(VOCAB, 6, dtype=torch.float64)
     targets = torch.randint(0, VOCAB, (11,))
     targets[[2, 7]] = IGNORED
@@ -141,14 +140,14 @@ def test_the_loss_in_chunks_has_the_gradients_of_the_whole(dtype, most_logits):
     expected = 3 * F.cross_entropy(exact[0] @ exact[1].T, targets, ignore_index=IGNORED)
     wanted = torch.autograd.grad(expected, exact)
     given = [t.requires_grad_() for t in (x, weight)]
-    found = 3 * token_loss(*given, targets, most_logits)
+    found = 3 * token_loss(*given, targets, max_logits)
     bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.04}[dtype]
     torch.testing.assert_close(found.double(), expected, atol=bound, rtol=bound)
     for mine, theirs in zip(torch.autograd.grad(found, given), wanted, strict=True):
         assert mine.dtype == dtype
         torch.testing.assert_close(mine.double(), theirs, atol=bound * theirs.abs().max().item(), rtol=0)
     with torch.no_grad():
-        torch.testing.assert_close(3 * token_loss(*given, targets, most_logits), found)
+        torch.testing.assert_close(3 * token_loss(*given, targets, max_logits), found)
 
 
 def test_a_certain_token_keeps_its_small_gradient_in_bfloat16():
@@ -162,7 +161,7 @@ def test_a_certain_token_keeps_its_small_gradient_in_bfloat16():
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 def test_many_chunks_add_up_beyond_what_bfloat16_can_count():
     x, weight = torch.ones(600, 1, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    token_loss(x, weight, torch.zeros(600, dtype=torch.int64), most_logits=2).backward()  # every row a chunk
+    token_loss(x, weight, torch.zeros(600, dtype=torch.int64), max_logits=2).backward()  # every row a chunk
     assert weight.grad.tolist() == [[-0.5], [0.5]]  # 600 halves over 600; a bfloat16 sum of halves ends at 128
 
 
@@ -210,15 +209,6 @@ def test_one_graph_holds_the_whole_training_step():
     script = Path(__file__).parent / "compiled_decoder.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_benchmark_compares_equal_models():
-    config = DecoderConfig(VOCAB, 24, 36, 2, 6, 2)
-    rows = gpu_training.measure(
-        config, batch=1, seq=8, rounds=1, steps=1, device="cpu", dtype=torch.float32, compiled=False
-    )  # fmt: skip
-    assert [row["contender"] for row in rows] == ["ropewalk, eager", "transformers, eager"]
-    assert all(row["loss_error"] < 1e-5 and row["tokens_per_second"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

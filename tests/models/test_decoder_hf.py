@@ -87,7 +87,7 @@ def test_the_loss_is_theirs_without_the_logits(pair):
 
 def test_what_we_save_transformers_loads(pair, tmp_path):
     model, ours = pair
-    checkpoints.save(ours, tmp_path / "ours", beside={"eos_token_id": 3})
+    checkpoints.save(ours, tmp_path / "ours", extra_config={"eos_token_id": 3})
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert read.config.eos_token_id == 3
     given = tokens()

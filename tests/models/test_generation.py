@@ -19,7 +19,7 @@ def model():
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, None), (None, 0.6), (9, 0.5), (VOCAB + 5, 1.0), (1, 1e-6)])
 def test_what_can_be_drawn_is_what_transformers_can_draw(temperature, top_k, top_p):
     logits = torch.randn(6, VOCAB) * 2
-    kept = Sampling(temperature, top_k, top_p)._kept(logits / temperature)
+    kept = Sampling(temperature, top_k, top_p)._filtered(logits / temperature)
     expected = hf.TemperatureLogitsWarper(temperature)(None, logits)
     expected = expected if top_k is None else hf.TopKLogitsWarper(top_k)(None, expected)
     expected = expected if top_p is None else hf.TopPLogitsWarper(top_p)(None, expected)

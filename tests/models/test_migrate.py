@@ -10,7 +10,7 @@ from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
 from ropewalk.models.migrate import FREEZES, apply_freeze, migrate
-from ropewalk.models.roformer_keys import from_transformers, to_theirs
+from ropewalk.models.roformer_checkpoint import from_transformers, name_to_hf
 
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 30, "num_layers": 2, "num_heads": 3, "intermediate_size": 22, "length": 16}
 SOURCES = {
@@ -28,7 +28,7 @@ def test_everything_of_a_bert_but_its_positions_goes_over(name):
     weights = peer.state_dict()
     weights |= {"bert." + key: value for key, value in weights.items()} if name == "bare" else {}
     for key in done.copied:
-        assert torch.equal(done.model.state_dict()[key], weights[to_theirs(key, done.model.config, "bert")])
+        assert torch.equal(done.model.state_dict()[key], weights[name_to_hf(key, done.model.config, "bert")])
     assert set(done.copied) == set(done.model.state_dict())
     assert done.initialised == done.frozen == ()
     poolers = [key for key in peer.state_dict() if "pooler" in key or "seq_relationship" in key]
@@ -37,7 +37,7 @@ def test_everything_of_a_bert_but_its_positions_goes_over(name):
 
 
 @pytest.mark.parametrize("name", BERTS)
-def test_where_no_angle_turns_the_new_model_is_the_bert_without_positions(name):
+def test_with_all_angles_zero_the_new_model_is_the_bert_without_positions(name):
     peer = theirs("Bert", name)
     done = migrate(peer)
     torch.nn.init.zeros_(peer.base_model.embeddings.position_embeddings.weight)
@@ -48,11 +48,11 @@ def test_where_no_angle_turns_the_new_model_is_the_bert_without_positions(name):
         assert (done.model(tokens, types=types) - expected).abs().max() > 1e-3
 
 
-def test_the_new_model_turns_as_roformer_does():
+def test_the_new_model_rotates_as_roformer_does():
     done = migrate(theirs("Bert", "masked_lm"))
     config = done.model.config
     peer = theirs("RoFormer", "masked_lm")
-    weights = {to_theirs(key, config): value for key, value in done.model.state_dict().items()}
+    weights = {name_to_hf(key, config): value for key, value in done.model.state_dict().items()}
     missing, surplus = peer.load_state_dict(
         weights | {"cls.predictions.decoder.bias": weights["cls.predictions.bias"]}, strict=False
     )
@@ -134,7 +134,7 @@ TRAINED = {
 def test_a_policy_freezes_what_it_says_and_training_moves_the_rest(kind, policy):
     source = SOURCES[kind]("learned")
     if policy == "all_but_head" and kind != "roformer":
-        with pytest.raises(RopeError, match="nothing to train"):
+        with pytest.raises(RopeError, match="must leave something to train"):
             migrate(source, freeze=policy)
         return
     done = migrate(source, freeze=policy)
@@ -156,7 +156,7 @@ def test_only_trained_frequencies_train_where_all_else_is_frozen():
 
 
 def test_a_policy_that_leaves_nothing_is_refused():
-    with pytest.raises(RopeError, match="nothing to train"):
+    with pytest.raises(RopeError, match="must leave something to train"):
         migrate(SOURCES["roformer"]("learned"), freeze="all_but_new")
     with pytest.raises(RopeError, match="must be one of none"):
         migrate(SOURCES["roformer"]("learned"), freeze="everything")

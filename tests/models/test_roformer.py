@@ -7,7 +7,7 @@ from roformer_cases import BERTS, LONGEST, ROFORMERS, SMALL, answer, theirs, wor
 
 from ropewalk.models import RoFormer, RoFormerConfig
 from ropewalk.models.checkpoints import load, save
-from ropewalk.models.roformer_keys import from_transformers, load_weights, to_ours, to_theirs
+from ropewalk.models.roformer_checkpoint import from_transformers, load_weights, name_from_hf, name_to_hf
 
 FAMILIES = [("RoFormer", name) for name in ROFORMERS] + [("Bert", name) for name in BERTS]
 every_model = pytest.mark.parametrize(("family", "name"), FAMILIES, ids=lambda value: value)
@@ -30,7 +30,7 @@ def test_logits_and_gradients_equal_transformers(family, name):
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()
     (got * weights).sum().backward()
-    wanted = {to_ours(key, model.config, family.lower()): p.grad for key, p in peer.named_parameters() if p.grad is not None}
+    wanted = {name_from_hf(key, model.config, family.lower()): p.grad for key, p in peer.named_parameters() if p.grad is not None}
     for key, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[key], atol=2e-5, rtol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
 
@@ -118,10 +118,10 @@ def test_what_transformers_saves_we_read(family, name, tmp_path):
 def test_names_go_there_and_back(family, name):
     model = from_transformers(theirs(family, name))
     for key in model.state_dict():
-        there = to_theirs(key, model.config, family.lower())
-        assert to_ours(there, model.config, family.lower()) == key
+        there = name_to_hf(key, model.config, family.lower())
+        assert name_from_hf(there, model.config, family.lower()) == key
         # a bare model's checkpoint has no prefix
-        assert to_ours(there.removeprefix(family.lower() + "."), model.config, family.lower()) == key
+        assert name_from_hf(there.removeprefix(family.lower() + "."), model.config, family.lower()) == key
 
 
 def test_old_names_and_tables_are_understood():

@@ -13,7 +13,7 @@ from door import assert_refused
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models import HEADS, RoFormer, RoFormerConfig
-from ropewalk.models.roformer_keys import load_weights, to_theirs
+from ropewalk.models.roformer_checkpoint import load_weights, name_to_hf
 
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 30, "num_layers": 2, "num_heads": 3, "intermediate_size": 22, "length": 16,
@@ -63,7 +63,7 @@ def test_the_second_version_equals_its_definition():
     model = make(head="masked_lm", norm="rms_norm", bias=False)
     assert not [key for key in model.state_dict() if "norm" in key or "bias" in key]
     tokens = words((1, 7))[0]
-    weights = {to_theirs(key, model.config): value for key, value in model.state_dict().items()}
+    weights = {name_to_hf(key, model.config): value for key, value in model.state_dict().items()}
     assert_same(model(tokens)[0], second_version_by_definition(weights, tokens[0]))
     read = RoFormerConfig.from_hf(model.config.to_hf() | {"norm_type": "v2_norm"})
     assert (read.norm, read.bias) == ("rms_norm", False)
@@ -243,9 +243,9 @@ def test_wrong_weights_are_named():
     peer = theirs("RoFormer", "bare")
     model, weights = RoFormer(RoFormerConfig.from_hf(peer.config.to_dict())), peer.state_dict()
     one = "encoder.layer.1.output.dense.bias"
-    with pytest.raises(RopeError, match=r"lack layers.1.down.bias"):
+    with pytest.raises(RopeError, match=r"missing: layers.1.down.bias"):
         load_weights(model, {key: value for key, value in weights.items() if key != one})
-    with pytest.raises(RopeError, match=r"no place for encoder.layer.1.wing.bias"):
+    with pytest.raises(RopeError, match=r"unexpected: encoder.layer.1.wing.bias"):
         load_weights(model, weights | {"encoder.layer.1.wing.bias": weights[one]})
     with pytest.raises(RopeError, match=r"layers.1.down.bias must be \[30\]"):
         load_weights(model, weights | {one: weights[one][:4]})

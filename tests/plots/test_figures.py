@@ -10,7 +10,7 @@ import pytest
 import ropewalk as rw
 from ropewalk import axes, plots
 from ropewalk.frequencies import Given, LongRope, Proportional, XPos, Yarn
-from ropewalk.plots import distance, look, turning, words
+from ropewalk.plots import distance, look, rotation, words
 
 PAIRS, THETA, TRAINED, SERVED = 8, 100.0, 32, 128
 VIEW = plots.View(rw.RopeSpec(2 * PAIRS, theta=THETA), TRAINED, SERVED)
@@ -45,7 +45,7 @@ def few_points(drawn, monkeypatch):
     """The slow figures with less in them, for tests that do not look at their numbers; `drawn` keeps its own."""
     drawn("tsne")
     monkeypatch.setattr(distance, "TSNE_POSITIONS", 20)
-    monkeypatch.setattr(turning, "PRECISION_POINTS", 3)
+    monkeypatch.setattr(rotation, "PRECISION_POINTS", 3)
 
 
 def line(figure, index, panel=0):
@@ -252,9 +252,9 @@ def test_a_spec_with_a_scaling_shows_it_beside_the_plain_one():
     assert norm[-1] == pytest.approx(math.sqrt((zeta ** (2 * x[-1] / 64)).mean()))
 
 
-def test_a_hand_that_never_turns_says_so():
+def test_a_hand_that_does_not_rotate_says_so():
     figure = plots.clock_faces([1.0, 0.0], (0, 7))
-    assert "stands still" in {text.get_text() for text in figure.axes[0].texts}
+    assert "does not rotate" in {text.get_text() for text in figure.axes[0].texts}
 
 
 @every_figure
@@ -268,13 +268,13 @@ def test_dark_paper_is_dark_and_words_are_light(drawn, few_points, name):
 
 @every_figure
 def test_chinese_labels_are_chinese(monkeypatch, few_points, name):
-    monkeypatch.setattr(look, "chinese_face", lambda: "Some Face")
+    monkeypatch.setattr(look, "chinese_font", lambda: "Some Font")
     figure = plots.draw(name, plots.View(VIEW.spec, TRAINED, SERVED, plots.Look(language="zh")))
     from matplotlib.text import Text
 
     chinese = [text for text in figure.findobj(Text) if any("一" <= c <= "鿿" for c in text.get_text())]
     assert chinese
-    assert all(text.get_fontfamily()[0] == "Some Face" for text in chinese)
+    assert all(text.get_fontfamily()[0] == "Some Font" for text in chinese)
     titles = [ax.get_title(loc="left") for ax in figure.axes] + [ax.get_xlabel() for ax in figure.axes]
     assert not set(titles) & set(words.CHINESE)
 
@@ -285,7 +285,7 @@ def test_every_glyph_is_there_and_the_rim_of_the_paper_is_blank(few_points, name
     """A glyph that a face lacks is a warning of matplotlib's, and so an error here."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    if language == "zh" and look.chinese_face() is None:
+    if language == "zh" and look.chinese_font() is None:
         pytest.skip("no font with Chinese glyphs")
     canvas = FigureCanvasAgg(plots.draw(name, plots.View(look=plots.Look(language=language))))
     canvas.draw()
@@ -296,7 +296,7 @@ def test_every_glyph_is_there_and_the_rim_of_the_paper_is_blank(few_points, name
     assert not (pixels[~rim] == 255).all()
 
 
-def test_a_face_installed_since_matplotlib_looked_is_found_and_one_removed_is_not(monkeypatch):
+def test_a_font_installed_since_matplotlib_looked_is_found_and_one_removed_is_not(monkeypatch):
     from matplotlib import font_manager
 
     file = font_manager.findfont("DejaVu Sans")
@@ -304,23 +304,23 @@ def test_a_face_installed_since_matplotlib_looked_is_found_and_one_removed_is_no
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [gone])
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [__file__, file])
     monkeypatch.setattr(look, "SAMPLE", "A")
-    assert look.chinese_face.__wrapped__() == "DejaVu Sans"
+    assert look.chinese_font.__wrapped__() == "DejaVu Sans"
     monkeypatch.setattr(look, "SAMPLE", "频")
-    assert look.chinese_face.__wrapped__() is None
+    assert look.chinese_font.__wrapped__() is None
 
 
-def test_without_a_face_chinese_falls_back_to_english(monkeypatch):
-    monkeypatch.setattr(look, "chinese_face", lambda: None)
+def test_without_a_font_chinese_falls_back_to_english(monkeypatch):
+    monkeypatch.setattr(look, "chinese_font", lambda: None)
     figure = plots.draw("similarity", plots.View(look=plots.Look(language="zh")))
     assert figure.axes[0].get_xlabel() == "distance"
 
 
-def test_the_face_is_one_with_the_glyphs_and_never_the_last_resort():
+def test_the_font_is_one_with_the_glyphs_and_never_the_last_resort():
     from matplotlib.font_manager import fontManager
     from matplotlib.ft2font import FT2Font
 
-    look.chinese_face.cache_clear()
-    found = look.chinese_face()
+    look.chinese_font.cache_clear()
+    found = look.chinese_font()
     here = [entry for entry in fontManager.ttflist if Path(entry.fname).is_file()]
     able = {entry.name for entry in here if FT2Font(entry.fname).get_char_index(ord("频"))}
     able = {name for name in able if not name.startswith("Last Resort")}

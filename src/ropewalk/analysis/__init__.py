@@ -1,6 +1,9 @@
-"""What a rotary encoding does, in numbers: frequencies in, float64 arrays out, no pictures."""
+"""Numbers about rotary encodings: functions of frequencies and specs that return float64 arrays.
 
-from ropewalk.analysis.advice import GUIDE, RULES, Advice, Facts, Rule, Use, advise
+`Facts` and `advise` sum them up for one spec, `read_checkpoint` reads a config, `comparison` measures all encodings.
+"""
+
+from ropewalk.analysis.advice import CHECKS, GUIDE, Advice, Check, Use, advise
 from ropewalk.analysis.checkpoint import Checkpoint, read_checkpoint
 from ropewalk.analysis.distance import (
     abel_bound,
@@ -15,7 +18,8 @@ from ropewalk.analysis.distance import (
     similarity,
     similarity_matrix,
 )
-from ropewalk.analysis.exactness import BFLOAT16_ROUNDING, USED_BY, WAYS, error_curves, true_angles
+from ropewalk.analysis.exactness import BFLOAT16_ROUNDING, COS_SIN_METHODS, USED_BY, error_curves, true_angles
+from ropewalk.analysis.facts import Facts
 from ropewalk.analysis.ladder import (
     BANDS,
     Aliasing,
@@ -31,52 +35,12 @@ from ropewalk.analysis.ladder import (
     wavelengths,
 )
 from ropewalk.analysis.neighbours import affinities, divergence, tsne
-from ropewalk.analysis.order import Doors, attend, doors, permutation_gap, query_path
+from ropewalk.analysis.order import EntryComparison, attend, compare_entries, permutation_gap, query_path
 
 __all__ = [
-    "BANDS",
-    "BFLOAT16_ROUNDING",
-    "GUIDE",
-    "RULES",
-    "USED_BY",
-    "WAYS",
-    "Advice",
-    "Aliasing",
-    "Checkpoint",
-    "Coverage",
-    "Doors",
-    "Facts",
-    "Rule",
-    "Use",
-    "abel_bound",
-    "advise",
-    "affinities",
-    "aliasing",
-    "attend",
-    "bands",
-    "cosine_sum",
-    "coverage",
-    "critical_dimension",
-    "decay",
-    "divergence",
-    "doors",
-    "error_curves",
-    "first_negative",
-    "pairs_of",
-    "partial_sums",
-    "permutation_gap",
-    "phasors",
-    "plain_radians",
-    "query_path",
-    "radians",
-    "read_checkpoint",
-    "score_matrix",
-    "scores",
-    "similarity",
-    "similarity_matrix",
-    "stretch",
-    "true_angles",
-    "tsne",
-    "turns",
-    "wavelengths",
-]
+    "BANDS", "BFLOAT16_ROUNDING", "CHECKS", "COS_SIN_METHODS", "GUIDE", "USED_BY", "Advice", "Aliasing", "Check", "Checkpoint",
+    "Coverage", "EntryComparison", "Facts", "Use", "abel_bound", "advise", "affinities", "aliasing", "attend", "bands",
+    "compare_entries", "cosine_sum", "coverage", "critical_dimension", "decay", "divergence", "error_curves", "first_negative",
+    "pairs_of", "partial_sums", "permutation_gap", "phasors", "plain_radians", "query_path", "radians", "read_checkpoint",
+    "score_matrix", "scores", "similarity", "similarity_matrix", "stretch", "true_angles", "tsne", "turns", "wavelengths",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A checkpoint's config as facts: each layer type's spec with the length it was trained on and the length it serves."""
+"""Read a checkpoint's config: each layer type's spec, its trained length and its served length."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ropewalk.analysis.advice import Facts
-from ropewalk.analysis.exactness import WAYS
+from ropewalk.analysis.exactness import COS_SIN_METHODS
+from ropewalk.analysis.facts import Facts
 from ropewalk.errors import RopeError, integer
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.hf import Explanation, explain, from_hf
-from ropewalk.interop.config.values import find
+from ropewalk.interop.config.values import find, served_length
 from ropewalk.spec import RopeSpec
 
-#: where configs keep the longest text they serve
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
-#: layer types whose queries see no further than a window, and where configs keep its size
+#: the config keys of the window, for layer types whose queries attend only within one
 WINDOW_KEYS = {"sliding_attention": ("sliding_window", "local_attention"), "chunked_attention": ("attention_chunk_size",)}
+#: the source of a length that the caller gave
 GIVEN = "given"
+MAX_LENGTH = 1 << 40
+
+#: a length and where it came from
+Sourced = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a config says, where each value came from, and the facts of every layer type; None stands still."""
+    """The values of a config, where each came from, and the facts of every layer type."""
 
     explanation: Explanation
+    #: None for layer types that are not rotated
     layers: dict[str, Facts | None]
     #: layer type -> where its trained and its served length came from
     sources: dict[str, tuple[str, str]]
@@ -35,44 +40,41 @@ class Checkpoint:
 def read_checkpoint(config: Any, trained: int | None = None, served: int | None = None) -> Checkpoint:
     """The facts of a config: a dict, a transformers config, or the path of a config.json or of its folder.
 
-    trained  tokens seen in training; by default the scaling's original length, else the config's maximum
-    served   tokens to serve; by default the longest that the config's maximum or its scaling reaches
+    trained  tokens seen in training; None: the scaling's original length, else the config's longest sequence
+    served   tokens to serve; None: the longer of the config's longest sequence and original length times factor
     """
     loaded = config_file.load(config)
     text = config_file.text_part(loaded)
-    most = _size(text, LENGTH_KEYS)
+    length = served_length(text)
+    longest = None if length is None else (integer(length.key, length.value, low=1, high=MAX_LENGTH), length.key)
     with warnings.catch_warnings():
-        # told by the explanation, which the caller shows
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # the explanation has them, and the caller shows it
         specs = from_hf(loaded, per_layer=True)
     layers: dict[str, Facts | None] = {}
     sources: dict[str, tuple[str, str]] = {}
     for name, spec in specs.items():  # type: ignore[union-attr]  # a dict, because per_layer
         layers[name] = None
         if spec is not None:
-            (learned, learned_from), (serves, serves_from) = _lengths(spec, most, trained, served)
-            window = _size(text, WINDOW_KEYS.get(name, ()))
-            layers[name] = Facts(spec, learned, serves, window and window[0], tuple(WAYS))
+            (learned, learned_from), (serves, serves_from) = _lengths(spec, longest, trained, served)
+            layers[name] = Facts(spec, learned, serves, _window(text, name), tuple(COS_SIN_METHODS))
             sources[name] = learned_from, serves_from
     return Checkpoint(explain(loaded), layers, sources)
 
 
-def _size(config: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[int, str] | None:
-    """The first of `keys` that is given, checked, and its name."""
-    found = find(config, *keys)
-    return None if found is None else (integer(found.key, found.value, low=1, high=1 << 40), found.key)
+def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
+    window = find(config, *WINDOW_KEYS.get(layer_type, ()))
+    return None if window is None else integer(window.key, window.value, low=1, high=MAX_LENGTH)
 
 
-def _lengths(
-    spec: RopeSpec, most: tuple[int, str] | None, trained: int | None, served: int | None
-) -> tuple[tuple[int, str], tuple[int, str]]:
-    """The trained and the served length, each with where it came from."""
+def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None) -> tuple[Sourced, Sourced]:
+    """The trained and the served length, each with its source."""
     original, factor = getattr(spec.scaling, "original_length", None), getattr(spec.scaling, "factor", 1.0)
-    known = [(trained, GIVEN), (original, "the scaling's original length"), most or (None, "")]
-    learned = next(((length, source) for length, source in known if length is not None), None)
+    candidates = [(trained, GIVEN), (original, "the scaling's original length"), longest or (None, "")]
+    learned = next(((length, source) for length, source in candidates if length is not None), None)
     if learned is None:
-        raise RopeError("max_position_embeddings", "must be in the config; or give the length that was trained on", None)
+        rule = "must be in the config; or give the trained length (CLI: --trained)"
+        raise RopeError(SERVED_LENGTH_KEY, rule, None)
     if served is not None:
         return learned, (served, GIVEN)
-    reached = [] if original is None else [(int(original * factor), "original length times factor")]
-    return learned, max([*reached, *([most] if most else []), *([] if reached or most else [learned])])
+    reached = None if original is None else (int(original * factor), "original length times factor")
+    return learned, max(filter(None, (reached, longest)), default=learned)

@@ -1,12 +1,12 @@
-"""The encodings side by side: every number is counted or measured on the classes themselves, none is written by hand.
+"""A table that compares all encodings, with numbers counted or measured on the classes themselves.
 
-`python docs/tables.py` puts the table into docs/encodings.md.
+`python docs/tables.py` writes the table into docs/encodings.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +20,9 @@ from ropewalk.encodings import ENCODINGS, Encoding
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, integer
 
-#: how far beyond the trained length extrapolation is measured
+#: extrapolation is measured up to this multiple of the trained length
 STRETCH = 4
-#: a change of weights below this is rounding
+#: smaller changes of weights are rounding
 EXACT = 1e-9
 
 
@@ -30,21 +30,21 @@ EXACT = 1e-9
 class Comparison:
     """One encoding, measured in float64 as it is before training.
 
-    door          where it acts: "input", "qk", "scores", or several of them
-    drift         largest change of a causal attention weight when all positions move together; 0 means relative
-    causal_only   declared: meaningful only where a query sees no later key
-    linear        its scores have rank head_dim at most, so the n x n of them need not be formed
-    bounded       it refuses positions beyond `length`
-    parameters    trained numbers
+    entry         its entry points: "input", "qk", "scores", or several of them
+    drift         largest change of a causal attention weight when all positions are shifted together; 0 means relative
+    causal_only   as declared: defined only if no query attends to a later key
+    linear        its scores have at most rank head_dim, so linear attention can use it
+    bounded       positions beyond `length` raise an error
+    parameters    number of trained parameters
     flops         floating-point operations of its matrix products at `length` tokens
-    formed        bytes of the largest tensor it forms at `length` tokens, one row, in float32
+    formed        bytes of the largest tensor it materialises at `length` tokens, one row, in float32
     order         the power of the length that `formed` grows with
-    excess        by how much scores at up to 4 x `length` leave the range seen within `length`, in widths of that range
-    spread        how many times more keys share the attention at 4 x `length` than at `length`, all tokens alike
+    excess        how far scores at up to 4 x `length` leave their range within `length`, in widths of that range
+    spread        how many times more keys share the attention at 4 x `length` than at `length`, for equal tokens
     """
 
     name: str
-    door: str
+    entry: str
     drift: float
     causal_only: bool
     linear: bool
@@ -58,12 +58,12 @@ class Comparison:
 
     @property
     def relative(self) -> bool:
-        """Whether weights depend on positions through their differences alone."""
+        """Whether weights depend only on differences of positions."""
         return self.drift < EXACT
 
 
 def compare(names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int = 32, length: int = 128) -> list[Comparison]:
-    """One row for each of `names`, all in attention of these sizes; `length` is what each would be trained on."""
+    """Return one row for each of `names`, in attention of these sizes; `length` is the trained length."""
     integer("length", length, low=8)
     with torch.random.fork_rng(devices=[]):
         return [_measure(choice("names", name, ENCODINGS), num_heads, head_dim, length) for name in names]
@@ -75,10 +75,10 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
     encoding = layer.encoding
     (flops, formed), (_, twice) = (_cost(encoding, seq) for seq in (length, 2 * length))
     layer.double()
-    bounded = _refused(lambda: _unit_scores(encoding, torch.tensor([length])))
+    bounded = _is_bounded(encoding, length)
     return Comparison(
         name=name,
-        door=" + ".join(_doors(encoding)) or "none",
+        entry=" + ".join(_entries(encoding)) or "none",
         drift=_drift(layer, length),
         causal_only=encoding.causal_only,
         linear=_rank(encoding, bounded) <= head_dim,
@@ -92,51 +92,51 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
     )
 
 
-def _placed(encoding: Encoding, positions: Tensor) -> Tensor:
-    """Positions [S] for every axis the encoding listens to."""
+def _on_all_axes(encoding: Encoding, positions: Tensor) -> Tensor:
+    """Return positions [S] repeated for every axis of the encoding."""
     axes = encoding.rope.spec.num_axes if isinstance(encoding, Rotary) else 1
     return positions if axes == 1 else positions.expand(axes, 1, -1)
 
 
-def _refused(act: Callable[[], object]) -> bool:
+def _is_bounded(encoding: Encoding, length: int) -> bool:
     try:
-        act()
+        _unit_scores(encoding, torch.tensor([length]))
     except RopeError:
         return True
     return False
 
 
-def _doors(encoding: Encoding) -> list[str]:
-    """The doors that change what passes through them."""
+def _entries(encoding: Encoding) -> list[str]:
+    """Return the entry points at which the encoding changes its input."""
     sizes, at = encoding.sizes, torch.arange(3)
-    where = _placed(encoding, at)
+    where = _on_all_axes(encoding, at)
     x = torch.ones(1, 3, sizes.model_dim, dtype=torch.float64)
     q = torch.ones(1, sizes.num_heads, 3, sizes.head_dim, dtype=torch.float64)
     used = {
         "input": not torch.equal(encoding.embed(x, where), x),
-        "qk": not torch.equal(encoding.turn(q, where, key=False), q),
+        "qk": not torch.equal(encoding.rotate(q, where, key=False), q),
         "scores": encoding.bias(q, at, at) is not None,
     }
-    return [door for door, is_used in used.items() if is_used]
+    return [entry for entry, is_used in used.items() if is_used]
 
 
 @torch.no_grad()
 def _weights(layer: Attention, x: Tensor, at: Tensor) -> Tensor:
-    weights = layer(x, _placed(layer.encoding, at), return_weights=True).weights
-    assert weights is not None  # asked for
+    weights = layer(x, _on_all_axes(layer.encoding, at), return_weights=True).weights
+    assert weights is not None  # requested
     return weights
 
 
 def _drift(layer: Attention, length: int) -> float:
-    """Move all tokens by half of the length and look at the weights."""
+    """Return the largest change of a weight when all tokens are shifted by half of the length."""
     seq = length // 2
     x = torch.randn(1, seq, layer.encoding.sizes.model_dim, dtype=torch.float64)
-    here, there = (_weights(layer, x, torch.arange(seq) + shift) for shift in (0, length - seq))
-    return (here - there).abs().max().item()
+    before, after = (_weights(layer, x, torch.arange(seq) + shift) for shift in (0, length - seq))
+    return (before - after).abs().max().item()
 
 
 def _keys_in_use(layer: Attention, token: Tensor, seq: int) -> float:
-    """exp(entropy) of the last query's weights over `seq` equal tokens, averaged over the heads."""
+    """Return exp(entropy) of the last query's weights over `seq` equal tokens, averaged over the heads."""
     weights = _weights(layer, token.expand(1, seq, -1), torch.arange(seq))[0, :, -1]
     return torch.special.entr(weights).sum(dim=-1).exp().mean().item()
 
@@ -148,13 +148,13 @@ def _spread(layer: Attention, length: int) -> float:
 
 @torch.no_grad()
 def _scores(encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_at: Tensor) -> Tensor:
-    """Scaled scores [B, H, Sq, Sk] of tokens [B, S, model_dim] by all three doors; the projections are the identity."""
+    """Return scaled scores [B, H, Sq, Sk] of tokens [B, S, model_dim]; the projections are the identity."""
     sizes = encoding.sizes
     rotated = []
     for x, at in ((queries, q_at), (keys, k_at)):
-        where = _placed(encoding, at)
+        where = _on_all_axes(encoding, at)
         heads = encoding.embed(x, where).unflatten(-1, (sizes.num_heads, sizes.head_dim)).transpose(1, 2)
-        rotated.append(encoding.turn(heads, where, key=x is keys))
+        rotated.append(encoding.rotate(heads, where, key=x is keys))
     q, k = rotated
     scores = q @ k.transpose(-1, -2) / math.sqrt(sizes.head_dim)
     bias = encoding.bias(q, q_at, k_at)
@@ -162,9 +162,9 @@ def _scores(encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_a
 
 
 def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
-    """What each unit query at each distance finds in each unit key at position 0: [head_dim, H, distances, head_dim].
+    """Return scores of each unit query at each distance with each unit key at position 0: [head_dim, H, distances, head_dim].
 
-    All that position can put between two tokens is a mixture of these.
+    Every score is a linear combination of these.
     """
     size = encoding.sizes.head_dim
     unit = torch.eye(size, dtype=torch.float64).repeat(1, encoding.sizes.num_heads)  # the same vector for every head
@@ -173,7 +173,7 @@ def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
 
 
 def _rank(encoding: Encoding, bounded: bool) -> int:
-    """The rank of one head's scores among more tokens than it has dimensions."""
+    """Return the rank of one head's scores for more tokens than it has dimensions."""
     at = torch.arange(encoding.sizes.head_dim + 5)
     at = at.clamp(max=encoding.sizes.length - 1) if bounded else at
     queries, keys = (torch.randn(1, len(at), encoding.sizes.model_dim, dtype=torch.float64) for _ in range(2))
@@ -181,7 +181,7 @@ def _rank(encoding: Encoding, bounded: bool) -> int:
 
 
 def _excess(encoding: Encoding, length: int) -> float:
-    """How far scores beyond the length leave the range that each had within it, over the widest such range."""
+    """Return how far scores beyond the length leave their range within it, relative to the widest such range."""
     scores = _unit_scores(encoding, torch.arange(STRETCH * length))
     seen, new = scores[:, :, :length], scores[:, :, length:]
     low, high = seen.amin(dim=2), seen.amax(dim=2)
@@ -190,7 +190,7 @@ def _excess(encoding: Encoding, length: int) -> float:
 
 
 class _Largest(TorchDispatchMode):
-    """Remembers the bytes of the largest tensor formed inside; views form nothing."""
+    """Records the bytes of the largest tensor created while active; views are not counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,39 +198,39 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in given:
-                self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        inputs = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for t in tree_leaves(result):
+            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in inputs:
+                self.bytes = max(self.bytes, t.untyped_storage().nbytes())
         return result
 
 
 @torch.no_grad()
 def _cost(encoding: Encoding, seq: int) -> tuple[int, int]:
-    """(operations of matrix products, bytes of the largest tensor formed) by the doors alone, at `seq` float32 tokens."""
+    """Return (FLOPs of matrix products, bytes of the largest tensor) of the encoding alone, at `seq` float32 tokens."""
     sizes = encoding.sizes
-    at = torch.arange(seq) % sizes.length  # where tokens stand costs nothing, and a bounded encoding ends
-    where = _placed(encoding, at)
+    at = torch.arange(seq) % sizes.length  # within the bounds; the cost does not depend on positions
+    where = _on_all_axes(encoding, at)
     x = torch.ones(1, seq, sizes.model_dim)
     q = torch.ones(1, sizes.num_heads, seq, sizes.head_dim)
     weights = torch.ones(1, sizes.num_heads, seq, seq)
     with FlopCounterMode(display=False) as counted, _Largest() as largest:
         encoding.embed(x, where)
-        encoding.turn(q, where, key=False)
-        encoding.turn(q, where, key=True)
+        encoding.rotate(q, where, key=False)
+        encoding.rotate(q, where, key=True)
         encoding.bias(q, at, at)
         encoding.value_bias(weights, at, at)
     return counted.get_total_flops(), largest.bytes
 
 
 COLUMNS = (
-    "encoding", "door", "relative", "causal only", "linear", "bounded", "parameters", "largest tensor", "grows as",
+    "encoding", "entry", "relative", "causal only", "linear", "bounded", "parameters", "largest tensor", "grows as",
     "matmul FLOPs", "excess", "spread",
 )  # fmt: skip
 
 
 def as_markdown(rows: Iterable[Comparison]) -> str:
-    """The rows as a Markdown table; an encoding that is not relative shows its drift."""
+    """Return the rows as a Markdown table, with the drift of encodings that are not relative."""
     lines = [COLUMNS, ("---",) * 6 + ("---:",) * 6, *(_cells(row) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
@@ -238,7 +238,7 @@ def as_markdown(rows: Iterable[Comparison]) -> str:
 def _cells(row: Comparison) -> tuple[str, ...]:
     return (
         f"`{row.name}`",
-        row.door,
+        row.entry,
         "yes" if row.relative else f"no, {row.drift:.2g}",
         _yes(row.causal_only),
         _yes(row.linear),

@@ -1,4 +1,4 @@
-"""What a distance does to scores: decay and its bound, similarity, the cosine sum behind the base bound."""
+"""How scores depend on distance: decay and its bound, similarity, and the cosine sum of the base bound."""
 
 from __future__ import annotations
 
@@ -7,55 +7,55 @@ import numpy as np
 from ropewalk.analysis.ladder import Numbers
 from ropewalk.errors import RopeError, integer
 
-# rows of one block of distances: a million distances of 64 pairs at once would take half a gigabyte
+# distances computed at once: a million distances of 64 pairs would take half a gigabyte
 _BLOCK = 1 << 15
 
 
 def phasors(radians: Numbers, positions: Numbers) -> np.ndarray:
-    """e^{i p omega}: how far round each pair is at each position, complex [positions, pairs]."""
+    """Return e^{i p omega}, the rotation of each pair at each position: complex [positions, pairs]."""
     return np.exp(1j * np.outer(np.asarray(positions, dtype=np.float64), np.asarray(radians, dtype=np.float64)))
 
 
 def pairs_of(x: np.ndarray) -> np.ndarray:
-    """The pairs (x_i, x_{i+d/2}) of [..., d] as complex numbers [..., d/2]."""
+    """Return the pairs (x_i, x_{i+d/2}) of [..., d] as complex numbers [..., d/2]."""
     half = x.shape[-1] // 2
     if x.shape[-1] != 2 * half:
-        raise RopeError("x", "must have an even last dimension: dimensions turn in pairs", list(x.shape))
+        raise RopeError("x", "must have an even last dimension, since dimensions form pairs", list(x.shape))
     return x[..., :half] + 1j * x[..., half:]
 
 
 def scores(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Numbers) -> np.ndarray:
-    """<R_m q, R_n k> for each distance m - n; q and k are [d]."""
+    """Return <R_m q, R_n k> for each distance m - n; q and k are [d]."""
     return np.real(phasors(radians, distances) @ (pairs_of(q) * pairs_of(k).conj()))
 
 
 def partial_sums(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """|S_j|, S_j = sum of the first j phasors, j = 1 ... pairs: [distances, pairs]."""
+    """Return |S_j|, S_j = sum of the first j phasors, j = 1 ... pairs: [distances, pairs]."""
     return np.abs(np.cumsum(phasors(radians, distances), axis=-1))
 
 
 def decay(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """RoFormer's curve: the mean of |S_j| over j for each distance."""
+    """Return RoFormer's decay curve: the mean of |S_j| over j for each distance."""
     return partial_sums(radians, distances).mean(axis=-1)
 
 
 def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Numbers) -> np.ndarray:
-    """What |<R_m q, R_n k>| cannot exceed, by Abel summation: max_i |h_{i+1} - h_i| * sum_j |S_j|, h_i = q_i conj(k_i)."""
+    """Return a bound on |<R_m q, R_n k>|, by Abel summation: max_i |h_{i+1} - h_i| * sum_j |S_j|, h_i = q_i conj(k_i)."""
     products = np.append(pairs_of(q) * pairs_of(k).conj(), 0)
     return np.abs(np.diff(products)).max() * partial_sums(radians, distances).sum(axis=-1)
 
 
 def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """sum_i cos(m omega_i): how far a similar key leads a random one at distance m (the base-bound curve)."""
+    """Return sum_i cos(m omega_i): how far a similar key outscores a random one at distance m (the base-bound curve)."""
     distances, steps = np.asarray(distances, dtype=np.float64), np.asarray(radians, dtype=np.float64)
     blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))
     return np.concatenate([np.cos(np.outer(block, steps)).sum(axis=-1) for block in blocks])
 
 
 def first_negative(radians: Numbers, length: int) -> int | None:
-    """The first distance up to `length` at which the cosine sum is negative, or None.
+    """Return the first distance up to `length` at which the cosine sum is negative, or None.
 
-    Read it as a point of a jagged curve, not as a bound on the base: a slightly larger base may fail where this one passes.
+    It is one point of a jagged curve, not a bound on the base: a slightly larger base may fail at a length where this one passes.
     """
     integer("length", length, low=1)
     for start in range(1, length + 1, _BLOCK):
@@ -66,17 +66,17 @@ def first_negative(radians: Numbers, length: int) -> int | None:
 
 
 def similarity(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """Cosine similarity of two encodings that far apart: the mean of cos(m omega_i)."""
+    """Return the cosine similarity of two encodings at each distance m: the mean of cos(m omega_i)."""
     return cosine_sum(radians, distances) / len(np.asarray(radians))
 
 
 def similarity_matrix(radians: Numbers, positions: Numbers) -> np.ndarray:
-    """Cosine similarity of the encodings of every two positions: [positions, positions]."""
+    """Return the cosine similarity of the encodings of every two positions: [positions, positions]."""
     rotated = phasors(radians, positions)
     return np.real(rotated @ rotated.conj().T) / rotated.shape[-1]
 
 
 def score_matrix(q: np.ndarray, k: np.ndarray, radians: Numbers, positions: Numbers) -> np.ndarray:
-    """<R_m q, R_n k> for every two positions: [positions, positions]."""
+    """Return <R_m q, R_n k> for every two positions: [positions, positions]."""
     rotated = phasors(radians, positions)
     return np.real((rotated * pairs_of(q)) @ (rotated * pairs_of(k)).conj().T)

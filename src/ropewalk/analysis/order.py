@@ -1,4 +1,4 @@
-"""Why a position has to enter at all, and what entering does to a vector: permutations, adding against turning, paths."""
+"""The effect of positions on attention: permutations, adding against rotating, and the path of a query."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ropewalk.table import magnitude_on
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None = None) -> np.ndarray:
-    """Bidirectional softmax attention of q, k, v [tokens, d]; tokens stand at 0, 1, 2 ... and turn by `radians` if given."""
+    """Return bidirectional softmax attention of q, k, v [tokens, d], rotated at positions 0, 1, 2 ... if `radians` are given."""
     left, right = pairs_of(q), pairs_of(k)
     if radians is not None:
         rotated = phasors(radians, range(len(q)))
@@ -27,39 +27,39 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None 
 def permutation_gap(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, order: Sequence[int] | np.ndarray, radians: Numbers | None = None
 ) -> float:
-    """The largest change of any token's output when the tokens are put in another order.
+    """Return the largest change of any token's output when the tokens are reordered.
 
-    Zero without positions: to attention alone "cat chases mouse" is "mouse chases cat".
+    Without positions it is zero: attention alone cannot distinguish "cat chases mouse" from "mouse chases cat".
     """
     order = np.asarray(order)
     return float(np.abs(attend(q[order], k[order], v[order], radians) - attend(q, k, v, radians)[order]).max())
 
 
 @dataclass(frozen=True, eq=False)
-class Doors:
-    """One query and one key at a fixed distance, moved on together: their score and the query's norm at each shift."""
+class EntryComparison:
+    """A query and a key at a fixed distance, shifted together: their score and the query's norm at each shift."""
 
     added_score: np.ndarray
-    turned_score: np.ndarray
+    rotated_score: np.ndarray
     added_norm: np.ndarray
-    turned_norm: np.ndarray
+    rotated_norm: np.ndarray
 
 
-def doors(q: np.ndarray, k: np.ndarray, radians: Numbers, distance: int, shifts: Numbers) -> Doors:
-    """Adding a sinusoidal encoding against turning by the same frequencies; q [d] stands `distance` after k [d]."""
+def compare_entries(q: np.ndarray, k: np.ndarray, radians: Numbers, distance: int, shifts: Numbers) -> EntryComparison:
+    """Compare adding a sinusoidal encoding with rotating by the same frequencies; q [d] is `distance` after k [d]."""
     shifts = np.asarray(shifts, dtype=np.float64)
     early, late = phasors(radians, shifts), phasors(radians, shifts + distance)
     added_q, added_k = pairs_of(q) + late, pairs_of(k) + early
-    turned_q, turned_k = pairs_of(q) * late, pairs_of(k) * early
+    rotated_q, rotated_k = pairs_of(q) * late, pairs_of(k) * early
     score = lambda left, right: np.real((left * right.conj()).sum(axis=-1))  # noqa: E731 - one line, used twice
     norm = lambda x: np.sqrt((np.abs(x) ** 2).sum(axis=-1))  # noqa: E731
-    return Doors(score(added_q, added_k), score(turned_q, turned_k), norm(added_q), norm(turned_q))
+    return EntryComparison(score(added_q, added_k), score(rotated_q, rotated_k), norm(added_q), norm(rotated_q))
 
 
 def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) -> np.ndarray:
-    """Where the query pair (1, 0) stands at each position, magnitude and growth included: complex [positions, pairs]."""
-    found = spec.with_(precision="exact").ladder_frequencies(length)
-    path = phasors(found.radians.numpy(), positions) * float(magnitude_on(spec, found.magnitude, key=False))
-    if found.growth is not None:
-        path = path * np.exp(np.outer(np.asarray(positions, dtype=np.float64) - found.center, found.growth.numpy()))
+    """Return the query pair (1, 0) rotated to each position, with magnitude and growth: complex [positions, pairs]."""
+    exact = spec.with_(precision="exact").ladder_frequencies(length)
+    path = phasors(exact.radians.numpy(), positions) * float(magnitude_on(spec, exact.magnitude, key=False))
+    if exact.growth is not None:
+        path = path * np.exp(np.outer(np.asarray(positions, dtype=np.float64) - exact.center, exact.growth.numpy()))
     return path

@@ -1,4 +1,7 @@
-"""Attention with any encoding: softmax in O(n^2), linear in O(n), and a cache that can be re-rotated."""
+"""Attention layers that accept any encoding.
+
+`Attention` is softmax attention in O(n^2), `LinearAttention` and `linear_attention` are O(n), `KVCache` holds keys and values.
+"""
 
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.linear import LinearAttention, linear_attention

@@ -1,9 +1,9 @@
-"""LinearAttention: RoPE in O(n). The n x n weights are never formed.
+"""Linear attention with RoPE, in O(n): the n x n weights are never formed.
 
     numerator   out_i = sum_j [R_i phi(q_i)].[R_j phi(k_j)] v_j / sum_j phi(q_i).phi(k_j)       rotation in the numerator only
     cosine      out_i = sum_j (1 + a cos_ij) v_j / sum_j (1 + a cos_ij), cos_ij = (R_i q_i/|q_i|).(R_j k_j/|k_j|)
 
-Both are sums over keys of a feature times a value, so a chunk needs only the state left by those before it.
+Both are sums over keys of a feature times a value, so a chunk of queries needs only the sums over earlier chunks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.linear_sums import CHUNK, FEATURES, FORMS, State, attend, empty_state, features
+from ropewalk.attention.linear_sums import CHUNK, FEATURE_MAPS, FORMS, State, attend, empty_state, make_features
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Linear
-from ropewalk.kernels.linear import api as kernels
-from ropewalk.kernels.linear.api import Ask
+from ropewalk.kernels import linear as kernels
+from ropewalk.kernels.linear import LinearCall
+from ropewalk.positions import left_padded
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
@@ -41,50 +42,51 @@ def linear_attention(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> tuple[Tensor, State]:
-    """Attend q, k [B, H, S, D], v [B, H, S, Dv] in time and memory linear in S; also the state to go on from.
+    """Attend in time and memory linear in S: q, k [B, H, S, D], v [B, H, S, Dv]; return the output and the new state.
 
-    positions default to the order of the real tokens behind `state`. padding [B, S] is True for real tokens.
-    backend None takes the Triton kernels where they can, "torch" and "triton" insist.
+    positions  count the real tokens by default, starting after those in `state`
+    padding    [B, S], True for real tokens
+    state      of the tokens before these, as an earlier call returned it
+    backend    "triton", "torch", or None for Triton if it can run this call
     """
     feature = check_linear(q, k, v, rope, form, phi, state, chunk)
     if documents is not None and state is not None:
-        raise RopeError("documents", "are packed into whole sequences; a state goes on with one", list(documents.shape))
+        raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))
     seq = q.shape[-2]
     if state is None:
         state = empty_state(q, v, form)
     if positions is None:
-        order = torch.arange(seq, device=q.device) if padding is None else (padding.long().cumsum(-1) - 1).clamp(min=0)
-        positions = order + state.count[:, None]
+        counted = torch.arange(seq, device=q.device) if padding is None else left_padded(padding)
+        positions = counted + state.count[:, None]
     reason = why_not_triton(q, v, rope, feature, scale, causal, documents)
     if backend == "triton" and reason is not None:
-        raise RopeError("backend", f"'triton' cannot take this call: {reason}", backend)
-    seen = state.count + (seq if padding is None else padding.sum(-1))
+        raise RopeError("backend", f"'triton' cannot run this call: {reason}; use 'torch'", backend)
+    count = state.count + (seq if padding is None else padding.sum(-1))
     if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
-        ask = Ask(rope.spec, feature or "", positions, padding, eps)
+        call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         trained = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
         trained = trained if form == "cosine" else None
-        out, mixed, total = _InKernels.apply(q, k, v, state.mixed, state.total, trained, ask)  # type: ignore[misc]  # three
-        return out, State(mixed, total, seen)
-    found = features(q, k, rope, positions, form, FEATURES[phi] if isinstance(phi, str) else phi, scale)
-    out, mixed, total = attend(found, v, padding, state, causal, documents, chunk, eps)
-    return out.to(v.dtype), State(mixed, total, seen)
+        out, mixed, total = _KernelAttention.apply(q, k, v, state.mixed, state.total, trained, call)  # type: ignore[misc]  # three
+        return out, State(mixed, total, count)
+    features = make_features(q, k, rope, positions, padding, form, phi, scale)
+    out, mixed, total = attend(features, v, state, causal, documents, chunk, eps)
+    return out.to(v.dtype), State(mixed, total, count)
 
 
 def check_linear(
     q: Tensor, k: Tensor, v: Tensor, rope: Rope, form: str, phi: str | Callable, state: State | None, chunk: int
 ) -> str | None:
-    """Refuse what no backend takes; the name of the features, None where they are the user's own."""
+    """Raise an error for bad arguments; return the name of the feature map, or None if it is the caller's own function."""
     choice("form", form, FORMS)
     if isinstance(phi, str):
-        choice("phi", phi, FEATURES)
+        choice("phi", phi, FEATURE_MAPS)
     integer("chunk", chunk, low=1)
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1]:
-        rule = "must have q's batch, heads, tokens and (k) head_dim; repeat shared heads first"
+        rule = "must match q in batch, heads, tokens and (k only) head_dim; repeat shared heads first"
         raise RopeError("k, v", rule, [list(t.shape) for t in (q, k, v)])
     if state is not None and rope.spec.needs_length:
-        raise RopeError(
-            "state", "holds keys turned for one length; a scaling that follows it needs softmax attention", rope.spec.scaling
-        )
+        rule = "holds keys rotated for an earlier length; with a scaling that depends on the length use softmax attention"
+        raise RopeError("state", rule, rope.spec.scaling)
     if form == "cosine":
         return form
     return phi if isinstance(phi, str) else None
@@ -93,55 +95,56 @@ def check_linear(
 def why_not_triton(
     q: Tensor, v: Tensor, rope: Rope, feature: str | None, scale: Tensor | float, causal: bool, documents: Tensor | None
 ) -> str | None:
-    """The reason why the Triton kernels cannot take this call, or None."""
+    """Why the Triton kernels cannot run this call; None if they can."""
     if not causal:
-        return "a bidirectional pass is two matrix products, which torch has"
+        return "they are causal; a bidirectional pass is two matrix products in torch"
     if documents is not None:
-        return "their sums run through the whole row; packed documents go through torch"
+        return "they do not support packed documents"
     if torch.compiler.is_compiling():
-        return "torch.compile makes its own kernels of the definition"
+        return "under torch.compile the torch code is compiled instead"
     return kernels.why_not(q, v, rope.spec, feature, scale)
 
 
-class _InKernels(torch.autograd.Function):
-    """Forward by the Triton kernels; backward by the definition, computed once more: still linear in the length."""
+class _KernelAttention(torch.autograd.Function):
+    """Forward by the Triton kernels; backward recomputes in plain torch, which is also linear in the length."""
 
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, total: Tensor, scale: Tensor | None, ask: Ask
+        ctx, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, total: Tensor, scale: Tensor | None, call: LinearCall
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.ask = ask
+        ctx.call = call
         ctx.save_for_backward(q, k, v, mixed, total, scale)
-        return kernels.run(q, k, v, mixed, total, scale, ask)
+        return kernels.run(q, k, v, mixed, total, scale, call)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ask: Ask = ctx.ask
-        wanted: tuple[bool, ...] = ctx.needs_input_grad[:6]
+        call: LinearCall = ctx.call
+        needed: tuple[bool, ...] = ctx.needs_input_grad[:6]
         inputs: Any = [
-            t if t is None else t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, wanted, strict=True)
+            t if t is None else t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
         q, k, v, mixed, total, scale = inputs
-        form, phi = ("cosine", "elu") if ask.feature == "cosine" else ("numerator", ask.feature)
+        form, phi = ("cosine", "elu") if call.feature == "cosine" else ("numerator", call.feature)
         with torch.enable_grad():
-            found = features(q, k, Rope(ask.spec), ask.positions, form, FEATURES[phi], 1.0 if scale is None else scale)
-            out, *state = attend(found, v, ask.real, State(mixed, total, ask.positions), causal=True, eps=ask.eps)
+            scale = 1.0 if scale is None else scale
+            features = make_features(q, k, Rope(call.spec), call.positions, call.real, form, phi, scale)
+            out, *state = attend(features, v, State(mixed, total, call.positions), causal=True, eps=call.eps)
         trained = [t for t in inputs if t is not None and t.requires_grad]
-        got = iter(torch.autograd.grad((out.to(v.dtype), *state), trained, grads, allow_unused=True))
-        return *(next(got) if need else None for need in wanted), None
+        input_grads = iter(torch.autograd.grad((out.to(v.dtype), *state), trained, grads, allow_unused=True))
+        return *(next(input_grads) if need else None for need in needed), None
 
 
-def still_rope(head_dim: int) -> Rope:
-    """A rope that turns nothing, by its spec alone: for linear attention whose positions come in elsewhere, or not at all."""
-    # a frequency below 2^-64 turns is zero at every position
+def identity_rope(head_dim: int) -> Rope:
+    """Return a Rope that rotates by 0 everywhere, for linear attention with positions added elsewhere or none."""
+    # frequencies below 2^-64 turns per step are rounded to 0
     return Rope(RopeSpec(head_dim=head_dim, rotary_dim=2, scaling=Linear(factor=1e30)))
 
 
 class LinearAttention(nn.Module):
-    """Multi-head linear attention with RoPE; the same projections as `Attention`, memory and time linear in the length.
+    """Multi-head linear attention with RoPE and the projections of `Attention`; time and memory are linear in the length.
 
-    form "numerator" rotates the numerator only; "cosine" weighs by 1 + a cos with a trained 0 < a <= 1, always >= 0.
-    A norm follows the heads by default, since the weights of the first form do not sum to one.
+    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0 with a trained 0 < a <= 1.
+    By default each head's output is normed, since the weights of the first form do not sum to one.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class LinearAttention(nn.Module):
         self.head_dim = model_dim // num_heads if head_dim is None else head_dim
         choice("form", form, FORMS)
         if isinstance(phi, str):
-            choice("phi", phi, FEATURES)
+            choice("phi", phi, FEATURE_MAPS)
         self.rope = Rope(RopeSpec(head_dim=self.head_dim) if spec is None else spec)
         self.form, self.phi, self.causal, self.chunk = form, phi, causal, chunk
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(model_dim, num_heads * self.head_dim, bias=bias) for _ in range(3))
@@ -183,7 +186,7 @@ class LinearAttention(nn.Module):
         documents: Tensor | None = None,
         state: State | None = None,
     ) -> tuple[Tensor, State]:
-        """Attend over x [B, S, model_dim]; pass the returned state to go on, one token or many at a time."""
+        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence."""
         q, k, v = (
             proj(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)

@@ -1,7 +1,8 @@
-"""Who may look at whom: causality, window, documents, padding and the caller's own mask, as one additive or boolean mask."""
+"""Visibility: which keys a query may attend to, by causality, window, documents, padding and the caller's mask."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +13,13 @@ from ropewalk.errors import RopeError, integer
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """The rules of one call. `offset` keys came before the first query, so causality is right with a cache.
+    """The masking of one attention call.
 
-    `window` counts how many keys, itself included, a query sees to the left (and to the right where not causal).
-    `padding` [B, Sk] is True for real keys; `documents` are the [B, S] numbers of packed documents;
-    `mask` is the caller's own: boolean, True = may look, or float to be added; broadcastable to [B, H, Sq, Sk].
+    window     keys a query attends to, itself included, to the left (and as many to the right if not causal)
+    padding    [B, Sk], True for real keys
+    documents  [B, S], the number of each token's packed document
+    mask       the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores
+    offset     cached keys before the first query, which causality and window must count
     """
 
     causal: bool = False
@@ -33,35 +36,32 @@ class Visibility:
         if self.padding is not None and self.padding.dtype != torch.bool:
             raise RopeError("padding", "must be boolean [batch, keys], True for real tokens", self.padding.dtype)
         if self.mask is not None and self.mask.dtype != torch.bool and not self.mask.is_floating_point():
-            raise RopeError("mask", "must be boolean (True = may look) or float (added to the scores)", self.mask.dtype)
+            raise RopeError("mask", "must be boolean (True = attend) or float (added to the scores)", self.mask.dtype)
 
     @property
     def only_causal(self) -> bool:
-        """Nothing but causality: backends have a flag for that."""
+        """Whether causality is the only restriction, which backends have a flag for."""
         return self.causal and all(x is None for x in (self.window, self.padding, self.q_documents, self.mask))
 
     def allowed(self, q_len: int, k_len: int, device: torch.device) -> Tensor | None:
-        """Boolean, broadcastable to [B, H, Sq, Sk], True = may look; None if all may."""
-        rules = []
+        """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if nothing is masked."""
+        masks = []
         if self.causal or self.window is not None:
             queries = torch.arange(q_len, device=device)[:, None] + self.offset
             ahead = torch.arange(k_len, device=device)[None, :] - queries  # key - query
             if self.causal:
-                rules.append(ahead <= 0)
+                masks.append(ahead <= 0)
             if self.window is not None:
-                rules.append(ahead.abs() < self.window)
+                masks.append(ahead.abs() < self.window)
         if self.padding is not None:
-            rules.append(self.padding[:, None, None, :])
+            masks.append(self.padding[:, None, None, :])
         if self.q_documents is not None and self.k_documents is not None:
-            rules.append((self.q_documents[:, :, None] == self.k_documents[:, None, :])[:, None])
+            masks.append((self.q_documents[:, :, None] == self.k_documents[:, None, :])[:, None])
         if self.mask is not None and self.mask.dtype == torch.bool:
-            rules.append(self.mask)
-        allowed = None
-        for rule in rules:
-            allowed = rule if allowed is None else allowed & rule
-        return allowed
+            masks.append(self.mask)
+        return functools.reduce(torch.logical_and, masks) if masks else None
 
     @property
     def added(self) -> Tensor | None:
-        """The caller's float mask."""
+        """The caller's mask if it is a float one, else None."""
         return self.mask if self.mask is not None and self.mask.is_floating_point() else None

@@ -1,4 +1,4 @@
-"""What is timed: shapes, the tensors of a case, and the definition every contender must agree with first."""
+"""The timed cases: named shapes, their tensors, and the float64 definition that every contender must agree with."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ SHAPES: dict[str, tuple[int, int, int, int, int, torch.dtype]] = {
     "8x32x2048x256": (8, 2048, 32, 32, 256, torch.bfloat16),
     "4x32x8192x128": (4, 8192, 32, 32, 128, torch.bfloat16),
 }
-#: relative rms error a contender may have: rounding of its dtype, with room for tables in that dtype
-GATE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-4}
-
-
-#: the plain case, and what must stay near it: restarting positions, three axes, a quarter of the head turned
+#: the largest relative rms error of a contender: rounding to its dtype, with a margin for tables in that dtype
+TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-4}
+#: the plain case, and those that must not cost more: restarting positions, three axes, a quarter of the head rotated
 VARIANTS = ("plain", "packed", "mrope", "partial")
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Query, key and positions of one shape; `order` is "bshd" or "bhsd", the order of the axes in memory."""
+    """Query, key and positions of one shape; `order` is the memory order of the axes, "bshd" or "bhsd"."""
 
     name: str
     order: str
@@ -62,7 +60,7 @@ class Case:
 def make_case(
     name: str, order: str, device: str = "cpu", dtype: torch.dtype | None = None, variant: str = "plain", seed: int = 0
 ) -> Case:
-    """Random tensors of a named shape. A decode shape (one token a row) gets scattered positions."""
+    """Random tensors of a named shape; a decode shape (one token per row) gets random positions."""
     batch, seq, q_heads, k_heads, head_dim, own_dtype = SHAPES[name]
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -88,24 +86,24 @@ def make_case(
 
 
 def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
-    """x turned by the float64 definition: no table, no kernel, plain cos and sin of position times frequency."""
+    """x rotated in float64 by cos and sin of position times frequency, without tables or kernels."""
     pairs = case.spec.pairs
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
-    where = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
-    angles = where * radians
+    per_pair = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
+    angles = per_pair * radians
     cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))
     rotated = reference.rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
     return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)
 
 
 def rms_error(rotated: tuple[Tensor, Tensor], case: Case) -> float:
-    """Relative root-mean-square distance from the definition, over q and k; row by row, so that it fits in memory."""
-    wrong = right = 0.0
+    """Relative root-mean-square error of q and k; computed row by row where the whole batch would not fit in memory."""
+    squared_error = squared_norm = 0.0
     rows_at_once = 1 if case.q[0].numel() > 1 << 20 else case.q.shape[0]
     for y, x in zip(rotated, (case.q, case.k), strict=True):
         for row in range(0, x.shape[0], rows_at_once):
             part = slice(row, row + rows_at_once)
             exact = definition(x[part], case.positions[..., part, :], case)
-            wrong += float((y[part].double() - exact).square().sum())
-            right += float(exact.square().sum())
-    return (wrong / right) ** 0.5
+            squared_error += float((y[part].double() - exact).square().sum())
+            squared_norm += float(exact.square().sum())
+    return (squared_error / squared_norm) ** 0.5

@@ -1,7 +1,8 @@
-"""`ropewalk bench`: the correctness gate, then times beside the copy ceiling, as a table and as JSON lines."""
+"""`ropewalk bench`: times of the rotation beside a copy, as a table, as JSON lines and as a chart."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,34 +14,35 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ropewalk.bench import chart, cpu, gpu, rows
+from ropewalk.machine import machine
 
 
 def bench(
-    device: Annotated[str, typer.Option(help="cpu or cuda; the GPU where there is one")] = "",
-    shape: Annotated[list[str] | None, typer.Option(help="shapes to run, by name; all by default")] = None,
-    contender: Annotated[list[str] | None, typer.Option(help="contenders to run, by name; all by default")] = None,
-    out: Annotated[Path | None, typer.Option(help="write the rows here as JSON lines")] = None,
-    plot: Annotated[Path | None, typer.Option(help="write a chart of the rows here (PNG)")] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="print JSON lines instead of a table")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; cuda by default if there is a GPU.")] = "",
+    shape: Annotated[list[str] | None, typer.Option(help="Name of a shape to time; may be repeated; all by default.")] = None,
+    contender: Annotated[list[str] | None, typer.Option(help="Name of a contender; may be repeated; all by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows to this file, as JSON lines.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a chart of the rows to this PNG file.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")] = False,
 ) -> None:
-    """Time the rotation against the peers found here; what disagrees with the definition is not timed."""
+    """Time the rotation beside a copy and beside other installed libraries; one that computes wrong results is not timed."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = rows.machine(device)
-    chosen = tuple(contender) if contender else tuple(cpu.CONTENDERS)
-    measured: Iterator[dict[str, Any]]
+    facts = machine(device)
+    contenders = tuple(contender) if contender else tuple(cpu.CONTENDERS)
+    measured: Iterator[rows.Row]
     if device == "cuda":
-        measured = gpu.measure(tuple(shape) if shape else tuple(n for n in gpu.SHAPES if n not in cpu.CPU_SHAPES), chosen)
+        measured = gpu.measure(tuple(shape) if shape else tuple(n for n in gpu.SHAPES if n not in cpu.CPU_SHAPES), contenders)
     else:
-        measured = cpu.measure(tuple(shape) if shape else tuple(cpu.CPU_SHAPES), chosen)
-    done: list[dict[str, Any]] = []
+        measured = cpu.measure(tuple(shape) if shape else tuple(cpu.CPU_SHAPES), contenders)
+    done: list[rows.Row] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=None)
         for row in measured:
-            done.append({**row, **found})
+            done.append({**row, **facts})
             progress.update(task, description=f"{row['shape']} {row['contender']}")
             if json_lines:
-                print(rows.json.dumps(done[-1]))
+                print(json.dumps(done[-1]))
     if not json_lines:
         Console().print(_table(done))
     if out is not None:

@@ -1,4 +1,4 @@
-"""CPU timings: one thread, CPU time (not wall time), contenders taken in turn, lower quartile; beside torch's copy_."""
+"""CPU timings: lower quartile of the CPU time of one thread, beside torch's `copy_`; contenders alternate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,25 +15,25 @@ import torch
 from ropewalk.bench.cases import SHAPES, Case, make_case
 from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
 
-#: the shapes that fit a small machine: batch, tokens, query heads, key heads, head_dim
+#: shapes that fit a small machine: batch, tokens, query heads, key heads, head_dim, dtype
 CPU_SHAPES = {
     "cpu prefill": (1, 2048, 32, 32, 128, torch.float32),
     "cpu mid": (1, 256, 32, 32, 128, torch.float32),
     "cpu decode": (1, 1, 32, 8, 128, torch.float32),
 }
 SHAPES.update(CPU_SHAPES)
-#: [B, H, S, D] in memory, and as a view of [B, S, H, D], which is how a model's projections hand over their heads
+#: [B, H, S, D] contiguous, and as a view of [B, S, H, D], as a model's projections produce it
 ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = 12
-#: seconds of untimed calls before each timing: allocators give pages back some ten milliseconds after they were freed
-SETTLING = 0.025
+#: seconds of untimed calls before each timing: an allocator returns freed pages to the system some ten milliseconds later
+WARM_UP = 0.025
 
 
-def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004) -> dict[str, float]:
-    """Lower-quartile CPU microseconds of each call; one after the other in every round, so that noise meets all alike.
+def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004) -> dict[str, float]:
+    """Lower-quartile CPU microseconds of each call. Every round times all calls, so that noise affects them equally.
 
-    Every timing follows untimed calls of the same, so that none pays for what the one before left in caches and allocator.
+    Untimed calls precede each timing, so that it does not depend on what the call before left in caches and allocator.
     """
     loops, taken = {}, {name: [] for name in calls}
     for name, call in calls.items():
@@ -42,9 +43,9 @@ def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_
         loops[name] = max(1, int(at_least / max(time.process_time() - start, 1e-6)))
     for _ in range(rounds):
         for name, call in calls.items():
-            settled = time.perf_counter() + SETTLING
+            warm = time.perf_counter() + WARM_UP
             call()
-            while time.perf_counter() < settled:
+            while time.perf_counter() < warm:
                 call()
             start = time.process_time()
             for _ in range(loops[name]):
@@ -53,14 +54,25 @@ def times_in_turn(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_
     return {name: statistics.quantiles(sorted(values), n=4)[0] for name, values in taken.items()}
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch's CPU operations in one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def copy_call(case: Case) -> Callable[[], Any]:
-    """The ceiling: copy q and k into tensors that exist."""
+    """A copy of q and k into existing tensors, which no rotation can beat by much."""
     q, k = torch.empty_like(case.q), torch.empty_like(case.k)
     return lambda: (q.copy_(case.q), k.copy_(case.k))
 
 
 def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
-    """One forward and one backward through autograd."""
+    """One forward and backward pass through autograd."""
     q, k = case.q.clone().requires_grad_(), case.k.clone().requires_grad_()
     grads = (torch.randn_like(q), torch.randn_like(k))
     return lambda: torch.autograd.grad(call(q, k), (q, k), grads)
@@ -70,17 +82,14 @@ def measure(
     names: tuple[str, ...] = tuple(CPU_SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS), rounds: int = ROUNDS
 ) -> Iterator[dict[str, Any]]:
     """One row for each shape, dtype, contender and pass that can run here and agrees with the definition."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for name in names:
             for order, dtype in itertools.product(ORDERS.get(name, ("bhsd",)), DTYPES):
                 yield from _case_rows(_ordered(make_case(name, "bhsd", dtype=dtype), order), order, contenders, rounds)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _ordered(case: Case, order: str) -> Case:
+    """The case with q and k in the memory order of ORDERS."""
     if order == "bhsd":
         return case
     q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (case.q, case.k))
@@ -88,11 +97,11 @@ def _ordered(case: Case, order: str) -> Case:
 
 
 def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
-    head = {"shape": case.name, "order": order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
+    common = {"shape": case.name, "order": order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
     calls, errors = {}, {}
     for contender in contenders:
         if reason := why_not(contender, case):
-            yield {**head, "contender": contender, "skipped": reason}
+            yield {**common, "contender": contender, "skipped": reason}
             continue
         call = CONTENDERS[contender](case)
         with torch.no_grad():
@@ -100,26 +109,26 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
         if good:
             calls[contender] = call
         else:
-            yield {**head, "contender": contender, "skipped": "does not agree with the definition"}
+            yield {**common, "contender": contender, "skipped": "does not agree with the definition"}
     with torch.no_grad():
         timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
-        taken = times_in_turn({"copy": copy_call(case), **timed}, rounds)
+        taken = alternating_times({"copy": copy_call(case), **timed}, rounds)
     copy = taken.pop("copy")
     for contender, us in taken.items():
-        yield _row(head, contender, "forward", us, copy, errors[contender])
+        yield _row(common, contender, "forward", us, copy, errors[contender])
     if case.decode:
         return
     trained = {name: calls[name] for name in ("ropewalk", "transformers, eager") if name in calls}
-    taken = times_in_turn({name: forward_backward(call, case) for name, call in trained.items()}, max(4, rounds // 2))
+    taken = alternating_times({name: forward_backward(call, case) for name, call in trained.items()}, max(4, rounds // 2))
     for contender, us in taken.items():
-        yield _row(head, contender, "forward+backward", us, 2 * copy, errors[contender])
+        yield _row(common, contender, "forward+backward", us, 2 * copy, errors[contender])
 
 
-def _row(head: dict[str, Any], contender: str, what: str, us: float, copy: float, error: float) -> dict[str, Any]:
+def _row(common: dict[str, Any], contender: str, what: str, us: float, copy: float, error: float) -> dict[str, Any]:
     measured = {
         "us": round(us, 2),
         "copy_us": round(copy, 2),
         "times_copy": round(us / copy, 2),
         "rms_error": float(f"{error:.3g}"),
     }
-    return {**head, "contender": contender, "pass": what, **measured}
+    return {**common, "contender": contender, "pass": what, **measured}

@@ -1,4 +1,4 @@
-"""GPU timings by CUDA-graph replay over buffers larger than the L2 cache, each beside one flat copy of the same bytes."""
+"""GPU timings: CUDA graphs replayed over buffers larger than the L2 cache, beside one flat copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.bench.cases import SHAPES, VARIANTS, Case, make_case
+from ropewalk.bench.cases import SHAPES, Case, make_case
 from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
 
 COLD_BYTES = 256 << 20
 DECODE = ("B", "C")
-#: forms that nobody trains with
+#: contenders without a forward+backward timing
 FORWARD_ONLY = ("ropewalk, in place", "ropewalk, positions", "ropewalk, interleaved", "ropewalk, basic", "ropewalk, eager")
 REPLAYS = 25
 
 
 def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
-    """Median microseconds of one call, from replays of a graph that holds all of them."""
+    """Median microseconds of one call, from replays of one graph that holds all calls."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -33,7 +33,7 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
     graph, kept = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         for call in calls:
-            kept.append(call())  # kept, so that no two calls write to the same (cached) memory
+            kept.append(call())  # results stay alive, so that no two calls write to the same, cached memory
     for _ in range(3):
         graph.replay()
     times = []
@@ -49,9 +49,9 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
 
 
 def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict[str, float]:
-    """Microseconds a call takes in an eager loop: host and device overlapped, whichever is slower.
+    """Microseconds per call of an eager loop, where host and device overlap: the time of the slower one.
 
-    Lower quartile and median of rounds over a second and more: a rented core runs at half its speed while its sibling works.
+    Lower quartile and median of rounds over more than a second: a rented core runs at half speed while its sibling is busy.
     """
     times = []
     for _ in range(rounds):
@@ -69,7 +69,7 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Memory a call allocates at its peak, outputs included."""
+    """Peak memory that a call allocates, outputs included."""
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -80,28 +80,28 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 
 def copies(case: Case) -> list[Case]:
-    """As many sets of tensors as it takes to leave the cache behind."""
+    """Enough copies of the tensors to exceed the L2 cache."""
     count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
     return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
 
 
 def ceiling_us(sets: list[Case], passes: int = 1) -> float:
-    """`passes` flat copies of the bytes of q and k: what no out-of-place rotation can beat by much."""
+    """Microseconds of `passes` flat copies of the bytes of q and k, which no rotation can beat by much."""
     flats = [torch.empty(case.bytes, dtype=torch.uint8, device="cuda") for case in sets for _ in range(2)]
     pairs = [(flats[2 * i], flats[2 * i + 1]) for i in range(len(sets))]
     return passes * replay_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs])
 
 
 def forward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
-    """One call for each set of tensors."""
+    """One forward call for each set of tensors."""
     return [lambda s=s: call(s.q, s.k) for s in sets]
 
 
 def backward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
-    """Forward and backward through autograd, with given gradients."""
+    """One forward and backward pass with random gradients for each set of tensors."""
 
     def step(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> tuple[Tensor, ...]:
-        # a view, because kernels that write in place must not meet a leaf
+        # views, because a kernel that writes in place must not get a leaf
         return torch.autograd.grad(call(q.view_as(q), k.view_as(k)), (q, k), (dq, dk))
 
     prepared = []
@@ -118,23 +118,13 @@ def measure(names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] 
             sets = copies(make_case(name, order, "cuda"))
             row = {"shape": name, "order": order, "dtype": str(sets[0].q.dtype).removeprefix("torch.")}
             for contender in contenders:
-                yield from _rows(contender, sets, row)
+                yield from rows_of(contender, sets, row)
             del sets
             torch.cuda.empty_cache()
 
 
-def measure_variants(names: tuple[str, ...] = ("A", "D")) -> Iterator[dict[str, Any]]:
-    """ropewalk alone on what should cost no more than the plain case."""
-    for name, order in ((name, order) for name in names for order in ("bshd", "bhsd")):
-        for variant in VARIANTS:
-            sets = copies(make_case(name, order, "cuda", variant=variant))
-            row = {"shape": name, "order": order, "dtype": "bfloat16", "variant": variant}
-            yield from _rows("ropewalk, positions", sets, row)
-            del sets
-            torch.cuda.empty_cache()
-
-
-def _rows(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of one contender on one case; one row with the reason if it cannot be timed."""
     case, row = sets[0], {**row, "contender": contender}
     if reason := why_not(contender, case):
         yield {**row, "skipped": reason}
@@ -147,19 +137,19 @@ def _rows(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dic
             if not good:
                 yield {**row, "skipped": "does not agree with the definition"}
                 return
-            measured = against(forward_calls(call, sets), lambda: ceiling_us(sets))
+            measured = beside_copy(forward_calls(call, sets), lambda: ceiling_us(sets))
             yield {**row, "pass": "forward", **measured, "peak_bytes": peak_bytes(lambda: call(case.q, case.k))}
             if row["shape"] in DECODE:
                 yield {**row, "pass": "eager loop", **host_us(lambda: call(case.q, case.k))}
         if row["shape"] not in DECODE and contender not in FORWARD_ONLY:
-            yield {**row, "pass": "forward+backward", **against(backward_calls(call, sets[:2]), lambda: ceiling_us(sets, 2))}
+            yield {**row, "pass": "forward+backward", **beside_copy(backward_calls(call, sets[:2]), lambda: ceiling_us(sets, 2))}
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         yield {**row, "skipped": "does not fit in memory"}
 
 
-def against(calls: list[Callable[[], Any]], ceiling: Callable[[], float]) -> dict[str, float]:
-    """The time of a call beside the copies', which are timed before and after it: clocks and memory drift."""
+def beside_copy(calls: list[Callable[[], Any]], ceiling: Callable[[], float]) -> dict[str, float]:
+    """The time of a call and of the copies, which are timed before and after it because clocks and memory drift."""
     before, us, after = ceiling(), replay_us(calls), ceiling()
     copy = (before + after) / 2
     return {"us": round(us, 3), "copy_us": round(copy, 3), "percent_of_copy": round(100 * copy / us, 1)}

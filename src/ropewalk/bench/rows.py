@@ -1,47 +1,43 @@
-"""A result is a JSON line with its machine and versions; a claim without one does not count."""
+"""Result rows: JSON lines that carry the machine and the versions they were measured with."""
 
 from __future__ import annotations
 
-import datetime
+import argparse
 import json
-import platform
-from importlib import metadata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ropewalk.machine import machine
 
-def machine(device: str) -> dict[str, Any]:
-    """The machine and the versions a row was measured with."""
-    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
-    versions = {}
-    for package in ("torch", "triton", "transformers", "liger-kernel", "rotary-embedding-torch"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    versions["torch"] = torch.__version__
-    return {"machine": name, "python": platform.python_version(), "versions": versions, "date": str(datetime.date.today())}
+Row = dict[str, Any]
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.lower().startswith(("model name", "cpu part")):
-                return f"{platform.machine()} {line.split(':', 1)[1].strip()}"
-    return f"{platform.machine()} {platform.processor()}".strip()
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as JSON lines, whole or not at all."""
+def write(path: Path, rows: list[Row]) -> None:
+    """Write rows as JSON lines; the file is replaced only when all are written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".part")
     draft.write_text("".join(json.dumps(row) + "\n" for row in rows))
     draft.replace(path)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[Row]:
     """The rows of a results file."""
     return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def run_script(about: str | None, measures: dict[str, Callable[[], Iterable[Row]]]) -> None:
+    """The command line of a script in `benchmarks/`: measure on a device, print every row, write all of them to --out."""
+    parser = argparse.ArgumentParser(description=about)
+    usual = "cuda" if "cuda" in measures and (torch.cuda.is_available() or len(measures) == 1) else "cpu"
+    parser.add_argument("--device", choices=list(measures), default=usual)
+    parser.add_argument("--out", type=Path, help="write the rows to this file, as JSON lines")
+    options = parser.parse_args()
+    rows = []
+    for row in measures[options.device]():
+        rows.append({**row, **machine(options.device)})
+        print(json.dumps(rows[-1]), flush=True)
+    if options.out is not None:
+        write(options.out, rows)

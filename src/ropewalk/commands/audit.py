@@ -1,4 +1,4 @@
-"""`ropewalk audit`: what other engines compute from one config, and where they part from transformers."""
+"""`ropewalk audit`: what other engines compute from one config, and how it differs from transformers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import typer
 from rich.table import Table
 
 from ropewalk.commands import console
-from ropewalk.interop.engines.audit import Audit, Finding
-from ropewalk.interop.engines.audit import audit as run_audit
-from ropewalk.interop.engines.rules import ENGINES, REFERENCE
+from ropewalk.interop.engines import ENGINES, REFERENCE, Audit, Finding
+from ropewalk.interop.engines import audit as run_audit
 
 COLUMNS = ("magnitude", "logits", "first pair", "pairs", "worst score", "mean", "0.1 rad off", "pi off", "tokens")
 
@@ -20,19 +19,19 @@ COLUMNS = ("magnitude", "logits", "first pair", "pairs", "worst score", "mean", 
 def audit(
     config: Annotated[Path, typer.Argument(help="A config.json, or the folder of a model.")],
     length: Annotated[int | None, typer.Option(help="Tokens of the longest sequence of a batch.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="The longest sequence an engine is started for.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="The longest sequence that an engine is started with.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Show what transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from one config, and how much they differ."""
-    found = run_audit(config, length=length, max_model_len=max_model_len)
+    result = run_audit(config, length=length, max_model_len=max_model_len)
     if json:
-        print(json_format.dumps(found.as_dict(), indent=2))
+        print(json_format.dumps(result.as_dict(), indent=2))
         return
     out = console()
-    for layer_type, asked in dict.fromkeys((f.layer_type, f.length) for f in found.findings):
-        group = [f for f in found.findings if (f.layer_type, f.length) == (layer_type, asked)]
-        out.print(_table(f"{layer_type}, sequences of {asked:,} tokens", group))
-    for line in _reasons(found):
+    for layer_type, tokens in dict.fromkeys((f.layer_type, f.length) for f in result.findings):
+        group = [f for f in result.findings if (f.layer_type, f.length) == (layer_type, tokens)]
+        out.print(_table(f"{layer_type}, sequences of {tokens:,} tokens", group))
+    for line in _reasons(result):
         out.print(line)
 
 
@@ -49,28 +48,27 @@ def _table(title: str, findings: list[Finding]) -> Table:
 def _cells(finding: Finding) -> list[str]:
     if finding.magnitude is None:
         return [finding.problem or "not known"]
-    size = f"{finding.magnitude:.5g}"
-    found = finding.difference
-    if found is None:
-        return [size, "reference" if finding.engine == REFERENCE else "the same"]
+    magnitude, difference = f"{finding.magnitude:.5g}", finding.difference
+    if difference is None:
+        return [magnitude, "reference" if finding.engine == REFERENCE else "the same"]
     return [
-        size,
-        f"x {found.temperature:.4g}",
-        "-" if found.first_pair is None else str(found.first_pair),
-        str(found.pairs),
-        f"{found.score_worst:.3g}",
-        f"{found.score_mean:.3g}",
-        "never" if found.until_tenth is None else f"after {found.until_tenth:,}",
-        "never" if found.until_half_turn is None else f"after {found.until_half_turn:,}",
-        found.tokens,
+        magnitude,
+        f"x {difference.temperature:.4g}",
+        "-" if difference.first_pair is None else str(difference.first_pair),
+        str(difference.pairs),
+        f"{difference.score_worst:.3g}",
+        f"{difference.score_mean:.3g}",
+        "never" if difference.until_tenth is None else f"after {difference.until_tenth:,}",
+        "never" if difference.until_half_turn is None else f"after {difference.until_half_turn:,}",
+        difference.tokens,
     ]
 
 
-def _reasons(found: Audit) -> list[str]:
-    """Each rule once, with the engine it belongs to, where and when it was read."""
+def _reasons(result: Audit) -> list[str]:
+    """Each rule of an engine once, with its source and the date it was read; then the warnings."""
     lines = {
         f"{ENGINES[f.engine].title}, {rule.about}: {rule.does} ({rule.reference}; read {rule.read})"
-        for f in found.findings
+        for f in result.findings
         for rule in f.rules
     }
-    return [*sorted(lines), *(f"warning: {text}" for text in found.warnings)]
+    return [*sorted(lines), *(f"warning: {text}" for text in result.warnings)]

@@ -1,10 +1,10 @@
-"""`ropewalk convert`: a checkpoint folder from one pair layout to the other, or which layout it is in."""
+"""`ropewalk convert`: convert a checkpoint folder from one pair layout to the other, or detect its layout."""
 
 from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,53 +12,52 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from ropewalk.commands import console
 from ropewalk.errors import RopeError
-from ropewalk.interop.checkpoint.convert import Conversion, convert_checkpoint
-from ropewalk.interop.checkpoint.which_layout import which_layout
+from ropewalk.interop.checkpoint import Conversion, convert_checkpoint, which_layout
 
 
 def convert(
     source: Annotated[Path, typer.Argument(help="The checkpoint folder: safetensors and config.json.")],
     target: Annotated[Path | None, typer.Argument(help="The folder to write; it must not exist.")] = None,
-    from_layout: Annotated[str, typer.Option("--from", help="The layout it is in: half or interleaved.")] = "",
-    to_layout: Annotated[str, typer.Option("--to", help="The layout it should be in.")] = "",
-    config: Annotated[Path | None, typer.Option(help="The config.json that gives the sizes, for a folder without one.")] = None,
-    which: Annotated[bool, typer.Option("--which", help="Only tell which layout the folder is in, with evidence.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change; write nothing.")] = False,
+    from_layout: Annotated[str, typer.Option("--from", help="The present layout: half or interleaved.")] = "",
+    to_layout: Annotated[str, typer.Option("--to", help="The layout to convert to.")] = "",
+    config: Annotated[Path | None, typer.Option(help="The config.json with the sizes, if the folder has none.")] = None,
+    which: Annotated[bool, typer.Option("--which", help="Only print which layout the folder has, with the evidence.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change; write nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Convert the q and k rows of a checkpoint between the half-split and the interleaved pair layout."""
+    """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout."""
     if which:
-        found = which_layout(source, config=config)
-        print(json_format.dumps(found.as_dict(), indent=2) if json else found)
+        evidence = which_layout(source, config=config)
+        print(json_format.dumps(evidence.as_dict(), indent=2) if json else evidence)
         return
     if target is None and not dry_run:
         raise RopeError("target", "must be given, or --dry-run, or --which", None)
-    plan = convert_checkpoint(source, None, from_layout, to_layout, config=config)
-    if not dry_run:
-        _run(source, target, plan, config)
+    conversion = convert_checkpoint(source, None, from_layout, to_layout, config=config)
+    if target is not None and not dry_run:
+        _run(source, target, conversion, config)
     if json:
-        print(json_format.dumps({**plan.as_dict(), "written": None if dry_run else str(target)}, indent=2))
+        print(json_format.dumps({**conversion.as_dict(), "written": None if dry_run else str(target)}, indent=2))
     else:
-        _show(plan, None if dry_run else target)
+        _show(conversion, None if dry_run else target)
 
 
-def _run(source: Path, target: Any, plan: Conversion, config: Path | None) -> None:
+def _run(source: Path, target: Path, conversion: Conversion, config: Path | None) -> None:
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    out = Console(stderr=True)  # stdout is for the result, and may be piped
+    out = Console(stderr=True)  # stdout has only the result, which may be piped
+    layouts = conversion.source_layout, conversion.target_layout
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("", total=plan.bytes)
-        convert_checkpoint(
-            source, target, plan.source_layout, plan.target_layout, config=config, progress=lambda done: bar.advance(task, done)
-        )
+        task = bar.add_task("", total=conversion.bytes)
+        convert_checkpoint(source, target, *layouts, config=config, progress=lambda done: bar.advance(task, done))
 
 
-def _show(plan: Conversion, target: Path | None) -> None:
+def _show(conversion: Conversion, target: Path | None) -> None:
     out = console()
-    roles = [*plan.converted.values()]
+    roles = [*conversion.converted.values()]
     counts = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
-    out.print(f"{plan.source_layout} -> {plan.target_layout}: {counts} tensors change, {len(plan.copied)} stay")
-    if plan.left_out:
-        out.print(f"not copied: {', '.join(plan.left_out)}")
-    for text in plan.warnings:
+    layouts = f"{conversion.source_layout} -> {conversion.target_layout}"
+    out.print(f"{layouts}: {counts} tensors change, {len(conversion.copied)} stay")
+    if conversion.left_out:
+        out.print(f"not copied: {', '.join(conversion.left_out)}")
+    for text in conversion.warnings:
         out.print(f"warning: {text}")
     out.print("nothing written (--dry-run)" if target is None else f"written to {target}")

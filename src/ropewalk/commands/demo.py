@@ -1,4 +1,4 @@
-"""`ropewalk demo`: the whole story on this machine: self-check, a race, two studies, and one page that tells it."""
+"""`ropewalk demo`: self-check, a short benchmark and two studies on this machine, and one page with all results."""
 
 from __future__ import annotations
 
@@ -8,119 +8,111 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as Shown
+from rich.table import Table as RichTable
 
 from ropewalk import RopeSpec, __version__, selfcheck
-from ropewalk.commands import console
-from ropewalk.commands.info import machine
+from ropewalk.commands import console, device_of
 from ropewalk.errors import choice, integer
-from ropewalk.lab.studies.page import Table
+from ropewalk.lab.studies.findings import Table
+from ropewalk.machine import machine
 
-#: what the demo asks of each study: enough for its first table, in minutes on two cores
+#: settings of each study: enough for its first table, in minutes on two cores
 STUDIES: dict[str, list[str]] = {
     "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
     "extend": ['methods=["none", "linear", "ntk", "yarn"]', "factors=[4]", "tuned_factors=[]"],
 }
-#: a tenth fewer steps than the preset has, so that four models are trained within eight minutes
+#: a tenth fewer steps than the preset, so that four models are trained within eight minutes
 STEPS = "train.stages=[{length=128, batch=8, steps=540}]"
 NEXT = """Next:
-  ropewalk explore                                     turn the knobs in a browser
+  ropewalk explore                                     change the settings of a rope in a browser
   ropewalk inspect config.json                         explain a checkpoint's rope
   ropewalk lab list                                    more studies: fine-tuning, pass keys, linear attention, images, ...
   ropewalk lab run extend --preset cpu --out {out}     every method, also after a little training
-  ropewalk bench                                       the whole race"""
+  ropewalk bench                                       the whole benchmark"""
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the reports, pictures and rows.")] = Path("demo"),
     tokens: Annotated[int, typer.Option(help="Length of the sequence that is timed.")] = 1024,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")] = "auto",
     preset: Annotated[str, typer.Option(help="Size of the studies: smoke (seconds), cpu (minutes), gpu.")] = "cpu",
     check_only: Annotated[bool, typer.Option("--check-only", help="Only the self-check: seconds, and no training.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Check this machine, race the kernels, train and extend small models, and write one page about it.
+    """Check this machine, time the kernels, train and extend small models, and write one page with the results.
 
-    A demo that was interrupted goes on where it stopped. Exit code 1 if any error is beyond its bound.
+    An interrupted demo continues where it stopped. The exit code is 1 if any error is beyond its bound.
     """
     start = time.perf_counter()
     integer("tokens", tokens, low=1, high=1 << 20)
     choice("preset", preset, ("smoke", "cpu", "gpu"))
-    device = _device(device)
+    device = device_of(device)
     out.mkdir(parents=True, exist_ok=True)
     report = _run(tokens, device)
     sections = [_precision(report), _laws(report), _speed(report, tokens, device)]
     pictures, missing = _pictures(out)
     paths = [out / "report.md", *pictures]
-    paths[0].write_text(markdown(report, sections, pictures), encoding="utf-8")
+    paths[0].write_text(markdown(report, sections, pictures, device), encoding="utf-8")
     if not json:
-        _show(sections, report.ok)
-    told: dict[str, Any] = {}
-    # what a wrong kernel teaches is worth nothing
+        _show_tables(sections)
+        console().print(_outcome(report.ok), style="green" if report.ok else "red")
+    claims: dict[str, Any] = {}
+    # models trained with a wrong kernel would prove nothing
     if report.ok and not check_only:
-        race = _race()
+        timed = _benchmark()
         if not json:
-            _show_tables([race])
-        told, page = _study(out, preset, device, [*sections, race], json)
+            _show_tables([timed])
+        claims, page = _study(out, preset, device, [*sections, timed], json)
         paths.append(page)
     if json:
         rows = {name: [asdict(row) | {"ok": row.ok} for row in part] for name, part in vars(report).items()}
-        found = {"ok": report.ok, "machine": machine(), "report": str(paths[0]), **rows}
-        print(json_format.dumps(found | ({"page": str(paths[-1]), "studies": told} if told else {}), indent=2))
+        result = {"ok": report.ok, "machine": machine(device), "report": str(paths[0]), **rows}
+        print(json_format.dumps(result | ({"page": str(paths[-1]), "studies": claims} if claims else {}), indent=2))
     else:
         _end(out, paths, missing, time.perf_counter() - start)
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _race() -> Table:
-    """The rotation of this package against the libraries found here, in turn, on one core."""
+def _benchmark() -> Table:
+    """Times of the rotation beside other installed libraries, on one core."""
     from ropewalk.bench import cpu
 
-    rows = []
-    for row in cpu.measure(("cpu mid",), rounds=3):
-        if row.get("pass") == "forward":
-            rows.append(
-                (row["contender"], row["dtype"], f"{row['us']:.0f}", f"{row['times_copy']:.2f}", f"{row['rms_error']:.1e}")
-            )
+    rows = [
+        (row["contender"], row["dtype"], f"{row['us']:.0f}", f"{row['times_copy']:.2f}", f"{row['rms_error']:.1e}")
+        for row in cpu.measure(("cpu mid",), rounds=3)
+        if row.get("pass") == "forward"
+    ]
     rows.sort(key=lambda cells: (cells[1], float(cells[3])))
-    note = "256 tokens, 32 heads of 128; CPU time of one thread, few rounds: `ropewalk bench` takes its time."
-    return Table("A short race", ("contender", "dtype", "us", "x copy", "rms error"), rows, note)
+    note = "256 tokens, 32 heads of 128; CPU time of one thread in three rounds; `ropewalk bench` measures more."
+    return Table("Short benchmark", ("contender", "dtype", "us", "x copy", "rms error"), rows, note)
 
 
 def _study(out: Path, preset: str, device: str, sections: list[Table], quiet: bool) -> tuple[dict[str, Any], Path]:
-    """Run the studies; their claims as plain data, and the page of everything."""
+    """Run the studies; return their claims as plain data, and the path of the page with everything."""
     from ropewalk.commands.lab import show
     from ropewalk.lab import report
     from ropewalk.lab import studies as lab
 
-    told = {}
+    claims = {}
     for name, changes in STUDIES.items():
         usual = lab.STUDIES[name].presets[preset]["changes"]
         shorter = [f"changes={json_format.dumps([*usual, STEPS])}"] if preset == "cpu" else []
         folder = lab.run_study(lab.STUDIES[name], preset, out, changes=[*changes, *shorter], device=device, quiet=quiet)
-        found = lab.STUDIES[name].page(*lab.read_study(folder))
-        told[name] = [asdict(claim) for claim in found.claims]
+        page = lab.STUDIES[name].findings(*lab.read_study(folder))
+        claims[name] = [asdict(claim) for claim in page.claims]
         if not quiet:
-            show(found, name)
-    return told, report.write_report(out, sections)
-
-
-def _device(name: str) -> str:
-    has_gpu = torch.cuda.is_available()
-    if name == "auto":
-        return "cuda" if has_gpu else "cpu"
-    return choice("device", name, ("cpu", "cuda") if has_gpu else ("cpu",))
+            show(page, name)
+    return claims, report.write_report(out, sections)
 
 
 def _run(tokens: int, device: str) -> selfcheck.Report:
     steps = list(selfcheck.steps(tokens, device))
     rows: list = []
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    # progress belongs to the terminal: stdout stays clean for --json and for pipes
+    # progress goes to stderr: stdout stays clean for --json and for pipes
     screen = Console(stderr=True)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("", total=len(steps))
@@ -133,27 +125,20 @@ def _run(tokens: int, device: str) -> selfcheck.Report:
 
 def _precision(report: selfcheck.Report) -> Table:
     rows = [
-        (
-            row.policy,
-            f"{row.position:,}",
-            f"{row.error:.1e}",
-            f"{row.bound:.1e}",
-            f"{row.own_error:.1e}",
-            _verdict(row.ok),
-        )
+        (row.policy, f"{row.position:,}", f"{row.error:.1e}", f"{row.bound:.1e}", f"{row.own_error:.1e}", _verdict(row.ok))
         for row in report.precision
     ]
     return Table(
         "Precision of cos and sin",
         ("precision", "near position", "error", "bound", "own error", ""),
         rows,
-        "error: against theta^(-2i/d) in 60 digits. own error: against the float64 or float32 frequencies that policy keeps.",
+        "error: against theta^(-2i/d) in 60 digits. own error: against the float64 or float32 frequencies of that policy.",
     )
 
 
 def _laws(report: selfcheck.Report) -> Table:
     rows = [(law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws]
-    return Table("Laws", ("law", "error", "bound", ""), rows, "Measured on the backend that a plain call picks.")
+    return Table("Laws", ("law", "error", "bound", ""), rows, "Measured on the default backend.")
 
 
 def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
@@ -170,10 +155,10 @@ def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
         rows.append((row.name, row.dtype, error, f"{row.milliseconds:.2f}", copies, halves, verdict))
     return Table(
         f"One q [1, 32, {tokens}, 128] and k [1, 8, {tokens}, 128] on {device}",
-        ("way", "dtype", "error", "ms", "x copy", "x rotate_half", ""),
+        ("backend", "dtype", "error", "ms", "x copy", "x rotate_half", ""),
         rows,
         "error: largest, over both layouts and positions up to 10,000,000, relative to the length of the pair. "
-        "rotate_half gets its table ready-made in the tensor's dtype; it shows no verdict because it makes no promise.",
+        "rotate_half uses a ready-made table in the tensor's dtype; it has no error bound and so no verdict.",
     )
 
 
@@ -185,10 +170,14 @@ def _verdict(ok: bool) -> str:
     return "ok" if ok else "BEYOND ITS BOUND"
 
 
+def _outcome(ok: bool) -> str:
+    return "Every error is within its bound." if ok else "Some errors are beyond their bound."
+
+
 def _pictures(out: Path) -> tuple[list[Path], str | None]:
-    """The pictures written, and what to install where they could not be."""
+    """Write the pictures; return their paths, and what to install if matplotlib is missing."""
     try:
-        import matplotlib  # noqa: F401 - only asked whether it is there
+        import matplotlib  # noqa: F401 - only checked for
     except ImportError:
         return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
     from ropewalk import plots
@@ -200,11 +189,12 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
     return [plots.save(figure, out / f"{name}.png") for name, figure in figures.items()], None
 
 
-def markdown(report: selfcheck.Report, sections: list[Table], pictures: list[Path]) -> str:
+def markdown(report: selfcheck.Report, sections: list[Table], pictures: list[Path], device: str) -> str:
     """The whole report as Markdown."""
-    where = ", ".join(f"{name} {value}" for name, value in machine().items() if value is not None)
-    outcome = "Every error is within its bound." if report.ok else "**Some errors are beyond their bound.**"
-    parts = [f"# ropewalk {__version__} self-check", f"torch {torch.__version__}; {where}.", outcome]
+    facts = machine(device)
+    measured = f"{facts['machine']}, Python {facts['python']}, torch {facts['versions']['torch']}, {facts['date']}."
+    outcome = _outcome(report.ok) if report.ok else f"**{_outcome(report.ok)}**"
+    parts = [f"# ropewalk {__version__} self-check", measured, outcome]
     for section in sections:
         head = [section.columns, tuple("---" for _ in section.columns)]
         parts += [f"## {section.title}", "\n".join("| " + " | ".join(row) + " |" for row in (*head, *section.rows)), section.note]
@@ -212,25 +202,21 @@ def markdown(report: selfcheck.Report, sections: list[Table], pictures: list[Pat
     return "\n\n".join(parts) + "\n"
 
 
-def _show(sections: list[Table], ok: bool) -> None:
-    _show_tables(sections)
-    told = "Every error is within its bound." if ok else "Some errors are beyond their bound."
-    console().print(told, style="green" if ok else "red")
-
-
 def _show_tables(sections: list[Table]) -> None:
-    to = console()
+    out = console()
     for section in sections:
-        table = Shown(*section.columns, title=section.title, caption=section.note, title_justify="left", caption_justify="left")
+        table = RichTable(
+            *section.columns, title=section.title, caption=section.note, title_justify="left", caption_justify="left"
+        )
         for row in section.rows:
             table.add_row(*row, style="red" if row[-1].startswith("BEYOND") else None)
-        to.print(table)
-        to.print()
+        out.print(table)
+        out.print()
 
 
 def _end(out: Path, paths: list[Path], missing: str | None, seconds: float) -> None:
-    to = console()
-    to.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)
+    screen = console()
+    screen.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)
     if missing:
-        to.print(missing)
-    to.print(NEXT.format(out=out), soft_wrap=True)
+        screen.print(missing)
+    screen.print(NEXT.format(out=out), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`ropewalk explore`: the interactive page, served to this machine's own browser."""
+"""`ropewalk explore`: the interactive page, served on this machine only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ropewalk.explorer.launch import HOME, launch
 
 def explore(
     port: Annotated[int, typer.Option(help="The port of the page on this machine.")] = 8501,
-    report: Annotated[Path | None, typer.Option(help="A report of the lab to show beside it: .html or .md.")] = None,
+    report: Annotated[Path | None, typer.Option(help="A report of the lab to show in the page: .html or .md.")] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Turn the knobs of a rope in your browser and see what they do; in English and Chinese, offline.
+    """Change the settings of a rope in the browser and see their effect; in English and Chinese, offline.
 
-    The page is served to this machine alone (127.0.0.1). A dropped config.json is read as data, at most 1 MB. Ctrl-C ends it.
+    The page is served on 127.0.0.1 only. A dropped config.json is read as data, at most 1 MB. Ctrl-C stops the server.
     """
-    console().print(f"http://{HOME}:{port}  (Ctrl-C ends it)", soft_wrap=True)
+    console().print(f"http://{HOME}:{port}  (Ctrl-C stops it)", soft_wrap=True)
     launch(port, browser, report)

@@ -1,4 +1,4 @@
-"""`ropewalk extend`: a config.json for a longer context; the weights stay where they are."""
+"""`ropewalk extend`: write a config.json for a longer context; the weights are not touched."""
 
 from __future__ import annotations
 
@@ -14,56 +14,57 @@ import typer
 from ropewalk.commands import console
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.extend.model import extend as extend_config
+from ropewalk.interop.extend import extend as extend_config
 
 
 def extend(
-    config: Annotated[Path, typer.Argument(help="A config.json, or the folder that holds one.")],
+    config: Annotated[Path, typer.Argument(help="A config.json, or the folder that contains one.")],
     kind: Annotated[str, typer.Argument(help="linear, ntk, dynamic, yarn, longrope or llama3.")],
-    factor: Annotated[float, typer.Option(help="How much longer the context shall be.")],
+    factor: Annotated[float, typer.Option(help="How many times longer the context becomes.")],
     option: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the scaling, as name=JSON; may be repeated.")
     ] = None,
-    original_length: Annotated[int | None, typer.Option(help="The trained length, if not what the config says.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a scaling that is there already.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where to write the new config.json; it must not exist.")] = None,
+    original_length: Annotated[int | None, typer.Option(help="The trained length; by default from the config.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the scaling that the config has.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The config.json to write; it must not exist.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: the changes and the whole new config.")] = False,
 ) -> None:
-    """Write a config for a longer context, and say what changes and which engines read it otherwise."""
+    """Write a config for a longer context, and print what changes and which engines read it differently."""
     changed = config_file.read(config)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # told below
+        warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(
             changed, kind, factor=factor, original_length=original_length, overwrite=overwrite, **_options(option or [])
         )
-    assert report is not None  # a kind was given
+    assert report is not None  # None is only returned without a kind
     if not report.saved:
-        raise RopeError("kind", "must be one that a config can say", kind)
+        raise RopeError("kind", "must be one that a config.json can express", kind)
     if out is not None:
         _write(out, changed)
     if json:
-        changes = {key: {"before": before, "after": after} for key, (before, after) in report.changes.items()}
+        changes = {name: {"before": before, "after": after} for name, (before, after) in report.changes.items()}
         notes = {"disagreements": list(report.disagreements), "notes": list(report.notes)}
         print(json_format.dumps({"kind": kind, "factor": factor, "changes": changes, **notes, "config": changed}, indent=2))
     else:
         console().print(f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}")
 
 
-def _options(given: list[str]) -> dict[str, Any]:
-    found = {}
-    for text in given:
+def _options(texts: list[str]) -> dict[str, Any]:
+    """The values of --set by name."""
+    options = {}
+    for text in texts:
         name, equals, value = text.partition("=")
         try:
-            found[name] = json_format.loads(value)
+            options[name] = json_format.loads(value)
         except ValueError:
-            raise RopeError("--set", "must be name=JSON, such as beta_fast=16", text) from None
+            equals = ""
         if not equals or not name.isidentifier():
             raise RopeError("--set", "must be name=JSON, such as beta_fast=16", text)
-    return found
+    return options
 
 
 def _write(path: Path, config: dict[str, Any]) -> None:
-    """The whole file or none, and never over another one."""
+    """Write a whole file or none, and never replace an existing one."""
     text = json_format.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:

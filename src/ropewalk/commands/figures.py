@@ -1,4 +1,4 @@
-"""`ropewalk figures DIR`: every figure as a file, and a sheet with all of them."""
+"""`ropewalk figures`: write every figure, and a sheet with all of them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ropewalk.commands import console
 from ropewalk.errors import RopeError, choice
 from ropewalk.plots import FIGURES, FORMATS, Look, View, write_all
 
-NO_FACE = "no font with Chinese glyphs was found: the labels are English; install one, such as Noto Sans CJK"
+NO_FONT = "no font with Chinese glyphs was found: the labels are English; install one, such as Noto Sans CJK"
 
 
 def figures(
-    folder: Annotated[Path, typer.Argument(help="Where to write the figures.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write to.")],
     format: Annotated[str, typer.Option(help="png, svg or pdf; the contact sheet is always PNG.")] = "png",
-    dark: Annotated[bool, typer.Option("--dark", help="Dark paper.")] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
     language: Annotated[str, typer.Option(help="en or zh; zh needs a font with Chinese glyphs.")] = "en",
     only: Annotated[list[str] | None, typer.Option(help="Name of one figure; may be repeated.")] = None,
     config: Annotated[Path | None, typer.Option(help="Draw the rope of this config.json or model folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
-    """Write every figure of rotary encodings and a contact sheet."""
+    """Write every figure about rotary encodings and a contact sheet."""
     choice("format", format, FORMATS)
     names = [choice("only", name, FIGURES) for name in only or FIGURES]
     look = Look(dark, language)
     view = View(look=look) if config is None else _view_of(config, look)
     paths = write_all(folder, view, names, format)
-    note = NO_FACE if language == "zh" and not look.face else None
+    note = NO_FONT if language == "zh" and not look.font else None
     if json:
         print(json_format.dumps({"figures": {p.stem: str(p) for p in paths[:-1]}, "sheet": str(paths[-1]), "note": note}))
         return
@@ -41,10 +41,10 @@ def figures(
 
 
 def _view_of(config: Path, look: Look) -> View:
-    """The view of the first layer type that turns."""
+    """The view of the first layer type that has a rope."""
     from ropewalk.analysis import read_checkpoint
 
     facts = next((each for each in read_checkpoint(config).layers.values() if each is not None), None)
     if facts is None:
-        raise RopeError("config", "must rotate at least one layer type", str(config))
+        raise RopeError("config", "must have a rope in at least one layer type", str(config))
     return View(facts.spec, facts.trained, facts.served, look)

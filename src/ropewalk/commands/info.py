@@ -1,4 +1,4 @@
-"""`ropewalk info`: what is installed, what the machine has, and which kernels run on it."""
+"""`ropewalk info`: installed versions, the machine, and which backends, extras and caches there are."""
 
 from __future__ import annotations
 
@@ -13,92 +13,92 @@ import typer
 from rich.table import Table
 
 from ropewalk import RopeSpec, __version__
+from ropewalk.caches import CacheInfo, cache_infos
 from ropewalk.commands import console
 from ropewalk.kernels import available
-from ropewalk.table import CACHE, memory
+from ropewalk.machine import device_name, version
+from ropewalk.table import memory
 
-#: whose versions are worth a line, the package itself and Python aside
+#: packages whose versions are shown besides ropewalk and Python
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "streamlit")
-# `dev` is all of them and the tools that build this package
+# `dev` is for work on this package
 _NOT_SHOWN = ("dev",)
 MEMORY_LENGTH = 131_072
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False) -> None:
-    """Show versions, the machine, the extras and backends found here with the reason for each that is not, and cache memory."""
-    found = gather()
+    """Show versions, the machine, caches, and the backends and extras with the reason if one is missing."""
+    facts = gather()
     if json:
-        print(json_format.dumps(found, indent=2))
+        print(json_format.dumps(facts, indent=2))
         return
     out = console()
-    versions = {name: version or "not installed" for name, version in found["versions"].items()}
-    for title, rows in (("Versions", versions), ("Machine", found["machine"]), ("Table cache", found["cache"])):
+    versions = {name: number or "not installed" for name, number in facts["versions"].items()}
+    caches = {each.name: _size(each) for each in cache_infos()}
+    table_bytes = f"Bytes of cos and sin for {MEMORY_LENGTH:,} tokens of 128 dimensions"
+    extras = {name: f"needs {', '.join(gap)}; pip install 'ropewalk[{name}]'" for name, gap in facts["extras"].items() if gap}
+    for title, rows in (
+        ("Versions", versions),
+        ("Machine", facts["machine"]),
+        ("Caches", caches),
+        (table_bytes, facts["table_bytes"]),
+        ("Extras", dict.fromkeys(facts["extras"], "installed") | extras),
+    ):
         out.print(_pairs(title, rows))
-    extras = {name: f"needs {', '.join(gap)}; pip install 'ropewalk[{name}]'" for name, gap in found["extras"].items() if gap}
-    out.print(_pairs("Extras", dict.fromkeys(found["extras"], "installed") | extras))
-    for device, backends in found["backends"].items():
+    for device, backends in facts["backends"].items():
         out.print(_pairs(f"Backends on {device}", {name: reason or "runs" for name, reason in backends.items()}))
 
 
 def gather() -> dict[str, Any]:
-    """Everything `info` shows, as plain data."""
+    """Everything that `info` shows, as plain data."""
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    table = memory(RopeSpec(128), MEMORY_LENGTH)
     return {
-        "versions": {"ropewalk": __version__, "python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        "machine": machine(),
+        "versions": {"ropewalk": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpu": f"{device_name()}, {torch.backends.cpu.get_cpu_capability()}",
+            "threads": torch.get_num_threads(),
+            "gpu": device_name("cuda") if torch.cuda.is_available() else None,
+        },
         "extras": {name: missing for name, missing in extras().items() if name not in _NOT_SHOWN},
         "backends": {device: available(device) for device in devices},
-        "cache": {"kept_tables": len(CACHE), "kept_bytes": CACHE.bytes, "limit_bytes": CACHE.limit}
-        | {f"{form}_bytes_for_{MEMORY_LENGTH}_tokens_of_128_dims": size for form, size in table.items()},
-    }
-
-
-def machine() -> dict[str, Any]:
-    """The machine in the words a report needs."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
+        "caches": [each._asdict() for each in cache_infos()],
+        "table_bytes": memory(RopeSpec(128), MEMORY_LENGTH),
     }
 
 
 def extras() -> dict[str, list[str]]:
-    """Every extra of the installed package with the packages it lacks here; empty where the package is not installed."""
+    """The missing packages of every extra; empty if ropewalk itself is not installed."""
     try:
-        wanted = metadata.requires("ropewalk") or []
+        required = metadata.requires("ropewalk") or []
     except metadata.PackageNotFoundError:
         return {}
     needs: dict[str, list[str]] = {}
-    for line in wanted:
+    for line in required:
         # such as: typer>=0.12; extra == "cli", or: ropewalk[cli]; extra == "lab"
-        found = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?.*extra == ['\"](\w+)['\"]", line)
-        if found is not None:
-            package, others, extra = found.groups()
+        match = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?.*extra == ['\"](\w+)['\"]", line)
+        if match is not None:
+            package, others, extra = match.groups()
             needs.setdefault(extra, []).extend(f"[{other}]" for other in (others or "").split(",") if other)
             if package != "ropewalk":
                 needs[extra].append(package)
-    return {extra: sorted(_lacking(extra, needs)) for extra in sorted(needs)}
+    return {extra: sorted(_missing(extra, needs)) for extra in sorted(needs)}
 
 
-def _lacking(extra: str, needs: dict[str, list[str]]) -> set[str]:
-    """The packages of an extra, and of the extras it names, that are not installed."""
-    found: set[str] = set()
+def _missing(extra: str, needs: dict[str, list[str]]) -> set[str]:
+    """The packages of an extra, and of the extras it includes, that are not installed."""
+    missing: set[str] = set()
     for name in needs.get(extra, ()):
         if name.startswith("["):
-            found |= _lacking(name.strip("[]"), needs)
-        elif _version(name) is None:
-            found.add(name)
-    return found
+            missing |= _missing(name.strip("[]"), needs)
+        elif version(name) is None:
+            missing.add(name)
+    return missing
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _size(cache: CacheInfo) -> str:
+    size = f"{cache.entries:,} of {cache.most_entries:,} entries"
+    return size if cache.most_bytes is None else f"{size}, {cache.bytes:,} of {cache.most_bytes:,} bytes"
 
 
 def _pairs(title: str, rows: dict[str, Any]) -> Table:

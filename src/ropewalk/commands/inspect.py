@@ -1,4 +1,4 @@
-"""`ropewalk inspect config.json`: what a checkpoint's rope is, how far it reaches, how exact it is, and what to do."""
+"""`ropewalk inspect config.json`: a checkpoint's rope, its usable length, precision and memory, and advice."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ from ropewalk.analysis import Checkpoint, Facts
 from ropewalk.commands import console
 from ropewalk.plots import View, contact_sheet, draw, format_of, save
 
-#: what `--plot` draws of every layer type
+#: the figures that `--plot` draws for every layer type
 PLOTTED = ("spectrum", "coverage", "similarity", "precision")
-AGAINST = "against the float32 frequencies of transformers, which the checkpoint was trained with"
-#: rows of the ladder on the screen; --json has them all
+ERROR_NOTE = "against the float32 frequencies of transformers, which the checkpoint was trained with"
+#: pairs that are printed; --json has all
 SHOWN_PAIRS = 9
 
 
 def inspect(
-    config: Annotated[Path, typer.Argument(help="A config.json, or a model folder that holds one.")],
-    trained: Annotated[int | None, typer.Option(help="Tokens seen in training, where the config does not say.")] = None,
-    served: Annotated[int | None, typer.Option(help="Tokens to serve; the longest the config reaches by default.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf.")] = None,
-    guide: Annotated[bool, typer.Option("--guide", help="Also show which variant suits which use.")] = False,
+    config: Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")],
+    trained: Annotated[int | None, typer.Option(help="The trained length; by default from the config.")] = None,
+    served: Annotated[int | None, typer.Option(help="The served length; by default the longest that the config allows.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw figures to this .png, .svg or .pdf file.")] = None,
+    guide: Annotated[bool, typer.Option("--guide", help="Also show which scaling suits which use.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Explain the rope of a checkpoint: every value and its source, wavelengths, coverage, precision, memory, advice."""
     if plot is not None:
-        # before the work, not after it
-        format_of(plot)
-    found = analysis.read_checkpoint(config, trained, served)
-    report = gather(found)
+        format_of(plot)  # a wrong suffix is refused before the work
+    checkpoint = analysis.read_checkpoint(config, trained, served)
+    report = gather(checkpoint)
     if guide:
         report["guide"] = [asdict(use) for use in analysis.GUIDE]
     if plot is not None:
-        _plot(found, plot)
+        _plot(checkpoint, plot)
         report["plot"] = str(plot)
     if json:
         print(json_format.dumps(report, indent=2, allow_nan=False))
@@ -51,21 +50,22 @@ def inspect(
     _show(console(), report)
 
 
-def gather(found: Checkpoint) -> dict[str, Any]:
-    """Everything `inspect` shows, as plain data."""
-    values = found.explanation.as_dict()
-    layers = {name: _layer(found, name, facts, values.get(name, {})) for name, facts in found.layers.items()}
-    return {"model_type": found.explanation.model_type, "warnings": list(found.explanation.warnings), "layers": layers}
+def gather(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Everything that `inspect` shows, as plain data."""
+    explanation = checkpoint.explanation
+    values = explanation.as_dict()
+    layers = {name: _layer(checkpoint, name, facts, values.get(name, {})) for name, facts in checkpoint.layers.items()}
+    return {"model_type": explanation.model_type, "warnings": list(explanation.warnings), "layers": layers}
 
 
-def _layer(found: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]) -> dict[str, Any]:
+def _layer(checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]) -> dict[str, Any]:
     if facts is None:
-        return {"values": values, "turns": False}
-    sources = dict(zip(("trained_from", "served_from"), found.sources[name], strict=True))
-    errors = {way: {"error": error, "used_by": analysis.USED_BY[way]} for way, error in facts.errors.items()}
+        return {"values": values, "rotates": False}
+    sources = dict(zip(("trained_from", "served_from"), checkpoint.sources[name], strict=True))
+    errors = {name: {"error": error, "used_by": analysis.USED_BY[name]} for name, error in facts.errors.items()}
     return {
         "values": values,
-        "turns": True,
+        "rotates": True,
         "summary": {"trained": facts.trained, "served": facts.served} | sources | _summary(facts),
         "pairs": _pairs(facts),
         "precision": errors,
@@ -75,12 +75,12 @@ def _layer(found: Checkpoint, name: str, facts: Facts | None, values: dict[str, 
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
-    critical, repeats = analysis.critical_dimension(analysis.plain_radians(facts.spec), facts.seen), facts.aliasing
+    critical, repeats = analysis.critical_dimension(analysis.plain_radians(facts.spec), facts.trained_distance), facts.aliasing
     return {
         "window": facts.window,
-        "dimensions_that_turn": 2 * facts.spec.pairs,
+        "rotated_dimensions": 2 * facts.spec.pairs,
         "critical_dimension": critical,
-        "pairs_never_round_in_training": facts.spec.pairs - critical // 2,
+        "pairs_below_one_turn_in_training": facts.spec.pairs - critical // 2,
         "pairs_with_new_angles_unscaled": int(facts.coverage.new_angles(facts.coverage.unscaled).sum()),
         "pairs_with_new_angles": facts.new_angles,
         "shortest_wavelength": _finite(repeats.shortest),
@@ -94,16 +94,16 @@ def _summary(facts: Facts) -> dict[str, Any]:
 
 
 def _pairs(facts: Facts) -> list[dict[str, Any]]:
-    turns, new = facts.coverage, facts.coverage.new_angles(facts.coverage.scaled)
+    coverage, new = facts.coverage, facts.coverage.new_angles(facts.coverage.scaled)
     waves = analysis.wavelengths(analysis.plain_radians(facts.spec)), analysis.wavelengths(facts.radians)
     return [
         {
             "pair": i,
             "wavelength": _finite(waves[0][i]),
             "scaled_wavelength": _finite(waves[1][i]),
-            "turns_in_training": float(turns.trained[i]),
-            "turns_served_unscaled": float(turns.unscaled[i]),
-            "turns_served": float(turns.scaled[i]),
+            "turns_in_training": float(coverage.trained[i]),
+            "turns_served_unscaled": float(coverage.unscaled[i]),
+            "turns_served": float(coverage.scaled[i]),
             "band": facts.bands[i],
             "new_angles": bool(new[i]),
         }
@@ -112,13 +112,13 @@ def _pairs(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: a pair that stands still has no wavelength."""
+    """None for infinity, which JSON lacks: the wavelength of a pair that does not rotate."""
     return float(value) if math.isfinite(value) else None
 
 
-def _plot(found: Checkpoint, path: Path) -> None:
-    turning = {name: facts for name, facts in found.layers.items() if facts is not None}
-    views = {name: View(facts.spec, facts.trained, facts.served) for name, facts in turning.items()}
+def _plot(checkpoint: Checkpoint, path: Path) -> None:
+    rotated = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
+    views = {name: View(facts.spec, facts.trained, facts.served) for name, facts in rotated.items()}
     drawn = {f"{layer}: {name}": draw(name, view) for layer, view in views.items() for name in PLOTTED}
     save(contact_sheet(drawn, across=2), path)
 
@@ -129,12 +129,12 @@ def _show(out: Console, report: dict[str, Any]) -> None:
         out.print(f"warning: {text}", style="yellow", soft_wrap=True)
     for name, layer in report["layers"].items():
         out.print()
-        out.print(name if layer["turns"] else f"{name}: stands still, no rope", style="bold")
-        for table in _tables(layer) if layer["turns"] else ():
+        out.print(name if layer["rotates"] else f"{name}: no rope", style="bold")
+        for table in _tables(layer) if layer["rotates"] else ():
             out.print(table)
     if "guide" in report:
         rows = [(use["use"], use["choose"], use["because"], use["figure"]) for use in report["guide"]]
-        out.print(_table("Which variant for which use", ("use", "choose", "because", "figure"), rows))
+        out.print(_table("Which scaling for which use", ("use", "choose", "because", "figure"), rows))
     if "plot" in report:
         out.print(f"written: {report['plot']}", soft_wrap=True)
 
@@ -142,18 +142,18 @@ def _show(out: Console, report: dict[str, Any]) -> None:
 def _tables(layer: dict[str, Any]) -> list[Table]:
     values = [(name, _short(entry["value"]), entry["source"]) for name, entry in layer["values"].items()]
     summary = [(name.replace("_", " "), _cell(value)) for name, value in layer["summary"].items()]
-    rows = layer["pairs"]
+    rows, served = layer["pairs"], layer["summary"]["served"]
     chosen = np.unique(np.linspace(0, len(rows) - 1, SHOWN_PAIRS).round().astype(int))
     ladder = [tuple(map(_cell, rows[i].values())) for i in chosen]
     heads = ("pair", "wavelength", "scaled", "turns trained", "unscaled", "served", "band", "new angles")
-    errors = [(way, f"{entry['error']:.1e}", entry["used_by"]) for way, entry in layer["precision"].items()]
+    errors = [(name, f"{entry['error']:.1e}", entry["used_by"]) for name, entry in layer["precision"].items()]
     memory = [(form.replace("_", " "), f"{size:,}") for form, size in layer["memory_bytes"].items()]
     advice = [(each["advice"], each["because"], each["figure"]) for each in layer["advice"]]
     return [
-        _table("Values", ("value of the spec", "is", "from"), values),
-        _table("Reach", ("", ""), summary),
+        _table("Values", ("field of the spec", "value", "from"), values),
+        _table("Length", ("", ""), summary),
         _table(f"Pairs ({len(chosen)} of {len(rows)})", heads, ladder),
-        _table(f"Error of cos and sin near token {layer['summary']['served']:,}", ("way", "error", "used by"), errors, AGAINST),
+        _table(f"Error of cos and sin near token {served:,}", ("angle", "error", "used by"), errors, ERROR_NOTE),
         _table("Memory of cos and sin", ("form", "bytes"), memory),
         _table("Advice", ("do", "because", "figure"), advice),
     ]

@@ -1,4 +1,4 @@
-"""`ropewalk lab`: studies to list and run, their report, and single trainings."""
+"""`ropewalk lab`: list and run studies, write their report, train one model."""
 
 from __future__ import annotations
 
@@ -6,30 +6,23 @@ import json as json_format
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.table import Table
 
-from ropewalk.commands import console
+from ropewalk.commands import console, device_of
 from ropewalk.commands.train import train_command
 from ropewalk.errors import choice
 from ropewalk.lab.report import read_all, write_report
 from ropewalk.lab.studies import STUDIES, read_study, run_study
-from ropewalk.lab.studies.page import Page
+from ropewalk.lab.studies.findings import Findings
 
 app = typer.Typer(no_args_is_help=True, help="Train, extend and compare: studies that write rows, figures and one report.")
 app.command("train")(train_command)
 
 
-def device_of(name: str) -> str:
-    """The device a command was asked to use."""
-    here = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    return here[-1] if name == "auto" else choice("device", name, here)
-
-
 @app.command("list")
 def list_studies(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Every study, what it asks, and its presets."""
+    """Show every study with its question and its presets."""
     if json:
         print(json_format.dumps({s.name: {"about": s.about, "presets": s.presets} for s in STUDIES.values()}, indent=2))
         return
@@ -41,31 +34,31 @@ def list_studies(json: Annotated[bool, typer.Option("--json", help="Print one JS
 
 @app.command("run")
 def run(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Studies by name, or all.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of studies, or all.")],
     preset: Annotated[str, typer.Option(help="smoke (seconds), cpu (minutes), gpu (minutes on one large GPU), cluster.")] = "cpu",
-    seeds: Annotated[int | None, typer.Option(help="Trainings of each model; by default as the preset has it.")] = None,
-    out: Annotated[Path, typer.Option(help="Where rows, figures and the report go; what is there is not measured again.")] = Path(
-        "lab"
-    ),
+    seeds: Annotated[int | None, typer.Option(help="Trainings of each model; by default as in the preset.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for rows, figures and the report; rows that it contains are not measured again.")
+    ] = Path("lab"),
     change: Annotated[
         list[str] | None, typer.Option("--set", help='Change one setting, as in "windows=8"; see lab list.')
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
-    models: Annotated[Path | None, typer.Option(help="Where trained models are kept; by default OUT/models.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes side by side on a CPU; by default one a core.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")] = "auto",
+    models: Annotated[Path | None, typer.Option(help="Folder for trained models; by default OUT/models.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Parallel processes on a CPU; by default one per core.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run studies and write the report: `ropewalk lab run encodings extend --preset cpu --out lab`."""
-    wanted = list(STUDIES) if names == ["all"] else [choice("study", name, STUDIES) for name in names]
-    where = device_of(device)
-    for name in wanted:
+    chosen = list(STUDIES) if names == ["all"] else [choice("study", name, STUDIES) for name in names]
+    device = device_of(device)
+    for name in chosen:
         study = STUDIES[name]
         folder = run_study(
-            study, preset, out, seeds=seeds, changes=change or (), device=where, models=models, workers=workers, quiet=json
+            study, preset, out, seeds=seeds, changes=change or (), device=device, models=models, workers=workers, quiet=json
         )
         if not json:
-            show(study.page(*read_study(folder)), name)
-    _written(out, json)
+            show(study.findings(*read_study(folder)), name)
+    _write_report(out, json)
 
 
 @app.command("report")
@@ -73,27 +66,27 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `lab run` wrote.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write one self-contained page of every study found in a folder."""
-    _written(folder, json)
+    """Write one self-contained page with every study of a folder."""
+    _write_report(folder, json)
 
 
-def _written(folder: Path, json: bool) -> None:
+def _write_report(folder: Path, json: bool) -> None:
     path = write_report(folder)
     if json:
-        claims = {name: [vars(claim) for claim in page.claims] for name, (page, _) in read_all(folder).items()}
+        claims = {name: [vars(claim) for claim in findings.claims] for name, (findings, _) in read_all(folder).items()}
         print(json_format.dumps({"report": str(path), "studies": claims}, indent=2))
     else:
         console().print(f"report: {path}", soft_wrap=True)
 
 
-def show(page: Page, name: str) -> None:
-    """A study's tables and claims on the screen."""
+def show(findings: Findings, name: str) -> None:
+    """Print the tables and claims of a study."""
     out = console()
-    for found in page.tables:
-        table = Table(*found.columns, title=f"{name}: {found.title}", title_justify="left", caption=found.note or None)
-        for cells in found.rows:
+    for part in findings.tables:
+        table = Table(*part.columns, title=f"{name}: {part.title}", title_justify="left", caption=part.note or None)
+        for cells in part.rows:
             table.add_row(*cells)
         out.print(table)
-    marks: dict[str, Any] = {"holds": "green", "does not hold": "red"}
-    for claim in page.claims:
-        out.print(f"{claim.verdict}: {claim.text} ({claim.evidence})", style=marks.get(claim.verdict))
+    colours: dict[str, Any] = {"holds": "green", "does not hold": "red"}
+    for claim in findings.claims:
+        out.print(f"{claim.verdict}: {claim.text} ({claim.evidence})", style=colours.get(claim.verdict))

@@ -1,4 +1,4 @@
-"""`ropewalk train`: one run from a preset, alone or under torchrun, continued where its folder has a checkpoint."""
+"""`ropewalk train`: train one model from a preset, alone or under torchrun; continues from a checkpoint in its folder."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ropewalk.lab.settings import read_preset
 
 def train_command(
     preset: Annotated[str, typer.Argument(help="A preset's name (smoke, cpu, gpu, ...) or the path of a TOML file.")],
-    folder: Annotated[Path, typer.Option(help="Where the log and checkpoints go; a run found there is continued.")] = Path("run"),
+    folder: Annotated[Path, typer.Option(help="Folder for the log and checkpoints; a run in it is continued.")] = Path("run"),
     change: Annotated[list[str] | None, typer.Option("--set", help='Change one value, as in "train.learning_rate=1e-3".')] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda if there is a GPU.")] = None,
     parallel: Annotated[str | None, typer.Option(help="Under torchrun: ddp, fsdp or context.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of this process on a CPU.")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files beside the log.")] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of this process.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Train a model: `ropewalk train cpu --folder runs/rope --set model.encoding=rope`."""
-    wanted = read_preset(preset, change or ())
+    settings = read_preset(preset, change or ())
     if threads is not None:
         torch.set_num_threads(threads)
     with launched(parallel, device) as group:
-        trainer = make_trainer(wanted, folder, parallel=group, tensorboard=tensorboard, progress=not json)
+        trainer = make_trainer(settings, folder, parallel=group, tensorboard=tensorboard, progress=not json)
         outcome = trainer.run()
         if not group.first:
             return

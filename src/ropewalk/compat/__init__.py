@@ -1,4 +1,4 @@
-"""Drop-ins: other libraries' names and shapes on our kernels. Change the import, keep the results.
+"""Drop-in replacements for the rotary APIs of other libraries, computed by our kernels: only the import changes.
 
-Each module is named after what it stands in for and imported by itself; `import ropewalk` loads none of them.
+Each module is named after the library it replaces; import it by name, since `import ropewalk` loads none of them.
 """

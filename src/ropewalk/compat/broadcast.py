@@ -1,4 +1,4 @@
-"""Tables of any shape that broadcasts against a tensor's tokens, brought to the one shape the kernels take."""
+"""Rotation by cos and sin tables of any shape that broadcasts against the tokens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ropewalk.kernels.reference import split_pairs
 from ropewalk.rotation import rotate_by
 
 
-def turn_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
-    """x [..., D] turned by cos and sin [..., P] whose leading axes broadcast against those of x.
+def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
+    """Rotate x [..., D] by cos and sin [..., P], whose leading axes broadcast against those of x.
 
-    Axes before those the table varies along are rows, axes behind them are heads: [B, H, S, D] by [S, P],
-    [B, S, H, D] by [S, 1, P] and an image [B, height, width, D] by [height, width, P] are all one call.
+    Axes along which the table varies count tokens, axes before them rows, and axes after them heads: [B, H, S, D] by
+    [S, P], [B, S, H, D] by [S, 1, P], an image [B, height, width, D] by [height, width, P].
     """
     tokens = x.shape[:-1]
     sizes = (1,) * (len(tokens) + 1 - cos.ndim) + cos.shape[:-1]
     if len(sizes) != len(tokens) or any(size not in (1, most) for size, most in zip(sizes, tokens, strict=True)):
-        raise RopeError("freqs", f"must broadcast against the tokens {list(tokens)} of x", list(cos.shape))
+        raise RopeError("freqs", f"must broadcast against the leading axes {list(tokens)} of x", list(cos.shape))
     varying = [axis for axis, size in enumerate(sizes) if size != 1] or [len(tokens) - 1]
     first, last = varying[0], varying[-1] + 1
     seq = tokens[first:last]
@@ -32,11 +32,11 @@ def turn_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int 
 
 
 def pair_entries(name: str, table: Tensor) -> Tensor:
-    """One entry a pair of a table [..., 2P] that repeats every entry for the neighbouring dimension."""
+    """Return one entry per pair [..., P] of a table [..., 2P] that repeats every entry for the neighbouring dimension."""
     if table.shape[-1] % 2:
         raise RopeError(name, "must have two entries for each pair of dimensions", list(table.shape))
     first, second = split_pairs(table, "interleaved")
     readable = table.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and not bool((first == second).all()):
-        raise RopeError(name, "must repeat each entry for the neighbouring dimension: other tables are not rotations", "unequal")
+        raise RopeError(name, "must repeat each entry for the neighbouring dimension, otherwise it is not a rotation", "unequal")
     return first

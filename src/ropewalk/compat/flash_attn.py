@@ -1,17 +1,16 @@
-"""The rotary API of flash-attn on our kernels: x [batch, tokens, heads, dim] or packed [tokens, heads, dim], on any device.
+"""Drop-in for flash-attn's rotary API: x [batch, tokens, heads, dim] or packed [tokens, heads, dim], on any device.
 
-`RotaryEmbedding` needs no table: it turns at exact positions of any size. The functions that take tables refuse positions
-past their end, where the original leaves tokens unturned without a word.
+`RotaryEmbedding` needs no table and rotates at positions of any size. The functions that take tables raise an error for
+positions past the end of the table, where the original silently leaves tokens unrotated.
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk import positions, rotation
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Default, XPos
 from ropewalk.kernels.reference import join_pairs, split_pairs
@@ -30,13 +29,13 @@ __all__ = [
 
 
 def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
-    """A quarter turn: (-x2, x1) of the halves, or of every two neighbours."""
+    """Rotate by a quarter turn: (-x2, x1) of the two halves, or of every two neighbouring dimensions."""
     first, second = split_pairs(x, _layout(interleaved))
     return join_pairs(-second, first, _layout(interleaved))
 
 
 def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """x [B, S, H, D] turned by tables [S, P] or [B, S, P] of its own tokens."""
+    """Rotate x [B, S, H, D] by tables [S, P] or [B, S, P], which hold one row per token."""
     return rotation.rotate_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3)
 
 
@@ -50,11 +49,11 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """The first 2P dims of x turned by rows of tables [positions, P].
+    """Rotate the first 2P dimensions of x by the rows of tables [positions, P] that belong to its tokens.
 
     x               [B, S, H, D], or packed [T, H, D] where `cu_seqlens` [B + 1] gives the boundaries
     seqlen_offsets  how far each sequence is shifted: an int, or [B]
-    max_seqlen      accepted; positions are counted from the boundaries
+    max_seqlen      accepted and ignored, since positions follow from the boundaries
     """
     rows = _rows(x, seqlen_offsets, cu_seqlens)
     cos, sin = (_table_rows(name, table, rows) for name, table in (("cos", cos), ("sin", sin)))
@@ -75,7 +74,7 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets: int | Tensor = 0,
     num_heads_q: int | None = None,
 ) -> Tensor:
-    """Turn the queries and keys of a fused projection in place and return it; keys by `cos_k`, `sin_k` if given.
+    """Rotate the queries and keys of a fused projection in place and return it; keys by `cos_k`, `sin_k` if given.
 
     qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`.
     """
@@ -88,12 +87,12 @@ def apply_rotary_emb_qkv_(
 def apply_rotary_emb_kv_(
     kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
 ) -> Tensor:
-    """Turn the keys of kv [B, S, 2, H, D] in place and return it."""
+    """Rotate the keys of kv [B, S, 2, H, D] in place and return it."""
     apply_rotary_emb(_keys(kv), cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
     return kv
 
 
-@lru_cache(maxsize=256)
+@cached("flash_attn ropes", entries=256)
 def _rope(head_dim: int, dim: int, base: float, interleaved: bool, scale_base: float | None, center: int) -> Rope:
     scaling = Default() if scale_base is None else XPos(scale_base, center)
     layout = _layout(interleaved)
@@ -101,11 +100,11 @@ def _rope(head_dim: int, dim: int, base: float, interleaved: bool, scale_base: f
 
 
 class RotaryEmbedding(nn.Module):
-    """Turn queries and keys in place, at any position; `scale_base` makes it xPos.
+    """Rotate queries and keys in place, at any position; with `scale_base` it is xPos.
 
-    dim          how many leading dims of a head turn
-    xpos_center  where xPos's growth is 1. None centres it on each call's own length, as a fresh module of the original
-                 does; keys kept from earlier calls would not agree with that, so calls with an offset want it given
+    dim          how many leading dimensions of a head are rotated
+    xpos_center  the position at which xPos's growth is 1; None takes the middle of each call's own length, as a new module
+                 of the original does. Cached keys would then not match, so calls with an offset must give it
     """
 
     def __init__(
@@ -121,25 +120,25 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if not pos_idx_in_fp32:
-            raise RopeError("pos_idx_in_fp32", "must be true: bfloat16 cannot count past 256", pos_idx_in_fp32)
+            raise RopeError("pos_idx_in_fp32", "must be true: bfloat16 cannot represent all integers above 256", pos_idx_in_fp32)
         self.dim, self.base, self.interleaved = integer("dim", dim, low=2), number("base", base, above=0), interleaved
         self.scale_base = None if scale_base is None else number("scale_base", scale_base, above=0)
         self.xpos_center = xpos_center
-        self._ask(dim, 0)  # refuse a bad combination now, not at the first call
+        self._rope_for(dim, 0)  # raises an error for a bad combination now, not at the first call
 
-    def _ask(self, head_dim: int, center: int) -> Rope:
+    def _rope_for(self, head_dim: int, center: int) -> Rope:
         return _rope(head_dim, self.dim, self.base, self.interleaved, self.scale_base, center)
 
     @property
     def inv_freq(self) -> Tensor:
-        """Radians per step of each pair, float32; made when asked for, so nothing can round or lose them."""
-        return self._ask(self.dim, 0).spec.ladder_frequencies().radians.to(torch.float32)
+        """Radians per step of each pair, float32; computed on access, so that no cast of the module can round them."""
+        return self._rope_for(self.dim, 0).spec.ladder_frequencies().radians.to(torch.float32)
 
     def cos_sin(
         self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32, *, key: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Tables [seqlen, P] for the functions of this module, and for flash-attn's own kernels; `key` under xPos."""
-        return self._ask(self.dim, self._center(seqlen)).cos_sin(torch.arange(seqlen, device=device), dtype, key=key)
+        """Return tables [seqlen, P] for the functions of this module or of flash-attn; `key` matters for xPos only."""
+        return self._rope_for(self.dim, self._center(seqlen)).cos_sin(torch.arange(seqlen, device=device), dtype, key=key)
 
     def forward(
         self,
@@ -149,17 +148,12 @@ class RotaryEmbedding(nn.Module):
         max_seqlen: int | None = None,
         num_heads_q: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Turn in place and return what came: qkv, or q [B, S, H, D] and kv [B, S, 2, H, D].
+        """Rotate in place and return the arguments: qkv, or q [B, S, H, D] and kv [B, S, 2, H, D].
 
         qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`; `seqlen_offset` an int or [B].
         """
         q, k = _queries_and_keys(qkv, num_heads_q) if kv is None else (qkv, _keys(kv))
-        center = 0
-        if self.scale_base is not None and self.xpos_center is None:
-            center = self._center(self._length(qkv.shape[1], seqlen_offset, max_seqlen))
-        elif self.xpos_center is not None:
-            center = self.xpos_center
-        rope = self._ask(q.shape[-1], center)
+        rope = self._rope_for(q.shape[-1], self._center(qkv.shape[1], seqlen_offset, max_seqlen))
         if q.shape[1] == k.shape[1]:
             rope(q, k, offset=seqlen_offset, seq_dim=-3, inplace=True)
         else:
@@ -167,16 +161,14 @@ class RotaryEmbedding(nn.Module):
             rope.rotate(k, offset=seqlen_offset, seq_dim=-3, inplace=True, key=True)
         return qkv if kv is None else (qkv, kv)
 
-    def _center(self, length: int) -> int:
-        return length // 2 if self.xpos_center is None else self.xpos_center
-
-    def _length(self, seq: int, offset: int | Tensor, max_seqlen: int | None) -> int:
-        if max_seqlen is not None:
-            return max_seqlen
-        if isinstance(offset, Tensor) or offset:
-            rule = "must be given, or max_seqlen, for xPos with an offset: a centre that moves spoils the keys kept before"
+    def _center(self, seq: int, offset: int | Tensor = 0, max_seqlen: int | None = None) -> int:
+        """The position at which xPos's growth is 1 in a call with `seq` tokens."""
+        if self.scale_base is None or self.xpos_center is not None:
+            return self.xpos_center or 0
+        if max_seqlen is None and (isinstance(offset, Tensor) or offset):
+            rule = "must be given (or max_seqlen) for xPos with an offset, because cached keys need a fixed center"
             raise RopeError("xpos_center", rule, None)
-        return seq
+        return (seq if max_seqlen is None else max_seqlen) // 2
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}, scale_base={self.scale_base}"
@@ -202,7 +194,7 @@ def _keys(kv: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The table row of every token: [S], [B, S], or packed [T]."""
+    """Return the table row of every token: [S], [B, S], or packed [T]."""
     if cu_seqlens is None:
         if x.ndim != 4:
             raise RopeError("x", "must be [B, S, H, D] without cu_seqlens", list(x.shape))
@@ -217,10 +209,11 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _table_rows(name: str, table: Tensor, rows: Tensor) -> Tensor:
-    rule = "must have a row for every position: tokens past its end would stay unturned"
+    """Return the selected rows of the table, after a check that it has them."""
+    rule = "must have a row for every position; make the table longer"
     inside = ((rows >= 0) & (rows < len(table))).all()
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
-        # no read-back from the device
+        # reading the result would synchronize with the device
         torch.ops.aten._assert_async.msg(inside, f"{name}: {rule}")
     elif not bool(inside):
         raise RopeError(name, rule, [list(table.shape), int(rows.max())])

@@ -1,4 +1,4 @@
-"""MiniMind's two rotary functions on our kernels: tables right at every position, and `position_ids` that count."""
+"""Drop-in for MiniMind's two rotary functions: tables exact at every position, and `position_ids` are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk import rotation
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Given
-from ropewalk.frequencies.scaling import check_log_theta, periods, turns_to_pair
+from ropewalk.frequencies.formulas import check_log_theta, periods, turns_to_pair
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
@@ -22,9 +22,9 @@ __all__ = ["apply_rotary_pos_emb", "precompute_freqs_cis"]
 def precompute_freqs_cis(
     dim: int, end: int = 32 * 1024, rope_base: float = 1e6, rope_scaling: Mapping[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [end, dim], both halves alike, float32; `rope_scaling` is a YaRN config as MiniMind reads it.
+    """Return cos and sin [end, dim], float32, both halves equal; `rope_scaling` is a YaRN config as MiniMind reads it.
 
-    Frequencies are scaled only where `end` is past the trained length; `attention_factor` is 1 unless given.
+    Frequencies are scaled only if `end` exceeds the trained length; `attention_factor` is 1 unless given.
     """
     integer("end", end, low=1)
     radians = 1.0 / periods(integer("dim", dim, low=2), number("rope_base", rope_base, above=0), torch.float64)
@@ -39,12 +39,12 @@ def precompute_freqs_cis(
 
 
 def _slowing(dim: int, base: float, length: int, given: Mapping[str, Any]) -> Tensor:
-    """What each pair's pace is multiplied by: 1 for fast pairs, 1 / factor for slow ones."""
+    """Return the factor on each pair's frequency: 1 for fast pairs, 1 / factor for slow ones."""
     check_log_theta(base)
     factor = number("factor", given.get("factor", 16), low=1)
-    fast, slow = (number(key, given.get(key, usual), above=0) for key, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    fast, slow = (number(name, given.get(name, default), above=0) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
     low = max(math.floor(turns_to_pair(fast, dim, base, length)), 0)
-    # at the last pair, where transformers stops at the last dimension
+    # MiniMind clips at the last pair, transformers at the last dimension
     high = min(math.ceil(turns_to_pair(slow, dim, base, length)), dim // 2 - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 0.001)).clamp(0, 1)
     return 1 - ramp + ramp / factor
@@ -53,15 +53,15 @@ def _slowing(dim: int, base: float, length: int, given: Mapping[str, Any]) -> Te
 def apply_rotary_pos_emb(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """q and k [B, S, H, D] turned by tables [S, D]; with `position_ids` [S] or [B, S] by those rows of longer tables.
+    """Rotate q and k [B, S, H, D] by tables [S, D], or by the rows `position_ids` [S] or [B, S] of longer tables.
 
-    `unsqueeze_dim` is where the tables get an axis for the heads: 1 for heads behind tokens, 0 for heads before them.
+    `unsqueeze_dim` is where the tables get an axis for the heads: 1 if heads come after tokens, 0 if before.
     """
     if position_ids is None:
         return rotation.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
     if cos.ndim != 2:
-        raise RopeError("cos", "must be [positions, D] where position_ids choose its rows", list(cos.shape))
-    heads_behind = unsqueeze_dim % (cos.ndim + 1) >= 1
-    # the chosen rows are [S, D] or [B, S, D]: one axis for the heads behind or before their tokens
-    axis = position_ids.ndim if heads_behind else position_ids.ndim - 1
+        raise RopeError("cos", "must be [positions, D] if position_ids are given", list(cos.shape))
+    heads_after = unsqueeze_dim % (cos.ndim + 1) >= 1
+    # the selected rows are [S, D] or [B, S, D]; the axis of the heads goes after or before the tokens
+    axis = position_ids.ndim if heads_after else position_ids.ndim - 1
     return rotation.apply_rotary_pos_emb(q, k, cos[position_ids], sin[position_ids], axis)

@@ -1,24 +1,24 @@
-"""The API of rotary-embedding-torch on our kernels: the same frequencies, exact angles, no cache to go stale.
+"""Drop-in for rotary-embedding-torch: the same frequencies, exact angles, and no cache that can become stale.
 
-Pairs are neighbouring dimensions. `rotate_*` turn at integer positions without a table, so they are as exact in bfloat16
-and at position 10^7 as at 10; tensors of angles (`forward`, `get_axial_freqs`) are float32, as in the original.
+Pairs are neighbouring dimensions. The `rotate_*` methods need no table: at integer positions they are as exact in bfloat16
+and at position 10^7 as at 10. Tensors of angles (`forward`, `get_axial_freqs`) are float32, as in the original.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk import rotation
-from ropewalk.compat.broadcast import pair_entries, turn_broadcast
+from ropewalk.caches import cached
+from ropewalk.compat.broadcast import pair_entries, rotate_broadcast
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.frequencies import Given
-from ropewalk.frequencies.scaling import CPU, ntk_theta, periods
+from ropewalk.frequencies.formulas import CPU, ntk_theta, periods
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.spec import RopeSpec
 
@@ -32,7 +32,7 @@ def broadcat(tensors: Sequence[Tensor], dim: int = -1) -> Tensor:
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """(-x1, x0) of every two neighbours: a quarter turn."""
+    """Rotate every two neighbouring dimensions by a quarter turn: (-x1, x0)."""
     first, second = split_pairs(x, "interleaved")
     return join_pairs(-second, first, "interleaved")
 
@@ -45,43 +45,43 @@ def apply_rotary_emb(
     seq_dim: int = -2,
     freqs_seq_dim: int | None = None,
 ) -> Tensor:
-    """Turn the dims of t from `start_index` by the angles `freqs` [..., 2P], each entry given twice; times `scale`.
+    """Rotate t from dimension `start_index` on by the angles `freqs` [..., 2P], each given twice, and multiply by `scale`.
 
-    freqs broadcast against t. Where they are [S, 2P], or t has three axes, or `freqs_seq_dim` says which axis counts
-    tokens, the last as many as t has are taken.
+    freqs broadcast against t. If they are [S, 2P], or t has three axes, or `freqs_seq_dim` names the axis of the tokens,
+    only the last S of them are used, S being the number of tokens of t.
     """
     if freqs_seq_dim is None and (freqs.ndim == 2 or t.ndim == 3):
         freqs_seq_dim = 0
     if freqs_seq_dim is not None:
         seq, known = t.shape[seq_dim], freqs.shape[freqs_seq_dim]
         if known < seq:
-            raise RopeError("freqs", f"must hold angles for the {seq} tokens of t", list(freqs.shape))
+            raise RopeError("freqs", f"must have angles for the {seq} tokens of t", list(freqs.shape))
         freqs = freqs.narrow(freqs_seq_dim, known - seq, seq)
     if start_index + freqs.shape[-1] > t.shape[-1]:
         raise RopeError("t", f"must have at least {start_index + freqs.shape[-1]} dimensions for these angles", list(t.shape))
     angles = pair_entries("freqs", freqs).to(torch.float64)
     size = pair_entries("scale", scale).to(torch.float64) if isinstance(scale, Tensor) and scale.ndim else scale
-    return turn_broadcast(t, angles.cos() * size, angles.sin() * size, "interleaved", start_index)
+    return rotate_broadcast(t, angles.cos() * size, angles.sin() * size, "interleaved", start_index)
 
 
 def apply_learned_rotations(rotations: Tensor, t: Tensor, start_index: int = 0, freq_ranges: Tensor | None = None) -> Tensor:
-    """Turn t by trained angles [..., R], one a pair; `freq_ranges` [F] makes R * F angles of them."""
+    """Rotate t by trained angles [..., R], one per pair; with `freq_ranges` [F] there are R * F angles."""
     if freq_ranges is not None:
         rotations = (rotations.unsqueeze(-1) * freq_ranges).flatten(-2)
     return apply_rotary_emb(join_pairs(rotations, rotations, "interleaved"), t, start_index)
 
 
-@lru_cache(maxsize=256)
+@cached("rotary_embedding_torch specs", entries=256)
 def _spec(radians: tuple[float, ...], head_dim: int) -> RopeSpec:
     return RopeSpec(head_dim, scaling=Given(radians), rotary_dim=2 * len(radians), layout="interleaved")
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary embedding of neighbouring pairs; the parameters of the original.
+    """Rotary embedding of neighbouring pairs, with the parameters of the original.
 
-    `freqs` stays in the state dict, so checkpoints of the original load and save; only where `learned_freq` is set is it
-    a parameter, so half() cannot round it and DDP does not wait for its gradient. `cache_if_possible` and
-    `cache_max_seq_len` are accepted and not needed. `t`, `q`, `k` are [..., S, D], or [..., S, H, D] with
+    `freqs` is in the state dict, so checkpoints of the original load and save. It is a parameter only if `learned_freq`
+    is set; otherwise half() cannot round it and DDP does not wait for its gradient. `cache_if_possible` and
+    `cache_max_seq_len` are accepted and ignored. `t`, `q`, `k` are [..., S, D], or [..., S, H, D] with
     `seq_before_head_dim`.
     """
 
@@ -112,15 +112,15 @@ class RotaryEmbedding(nn.Module):
         self.seq_before_head_dim = flag("seq_before_head_dim", seq_before_head_dim)
         self.default_seq_dim = -3 if seq_before_head_dim else -2
         self.scale_base = number("xpos_scale_base", xpos_scale_base, above=0)
-        # an integer that knows the module's device and that no cast can change
+        # an integer buffer tracks the device of the module, and no cast changes it
         self.register_buffer("dummy", torch.zeros((), dtype=torch.int64), persistent=False)
-        freqs = self._start(custom_freqs, theta * 1.0, theta_rescale_factor, max_freq, num_freqs)
+        freqs = self._initial_freqs(custom_freqs, theta * 1.0, theta_rescale_factor, max_freq, num_freqs)
         if learned_freq:
             self.freqs = nn.Parameter(freqs)
         else:
             self._radians = tuple(freqs.double().tolist())
 
-    def _start(self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int) -> Tensor:
+    def _initial_freqs(self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int) -> Tensor:
         if given is not None:
             if given.ndim != 1 or not given.is_floating_point():
                 raise RopeError("custom_freqs", "must be floats [pairs]", [given.dtype, list(given.shape)])
@@ -133,7 +133,7 @@ class RotaryEmbedding(nn.Module):
         return 1.0 / periods(self.dim, base, torch.float32)[: self.dim // 2]
 
     def __getattr__(self, name: str) -> Any:
-        # the original's tensors, made when asked for: a module without them has nothing to round or to lose
+        # tensors of the original, computed on access, so that no cast of the module can round them
         if name == "freqs" and "_radians" in self.__dict__:
             return torch.tensor(self._radians, dtype=torch.float32, device=self.device)
         if name == "scale" and self.__dict__.get("use_xpos"):
@@ -147,22 +147,22 @@ class RotaryEmbedding(nn.Module):
     def get_seq_pos(
         self, seq_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None, offset: float | Tensor = 0
     ) -> Tensor:
-        """offset, offset + 1, ... over `interpolate_factor`; never below float32, which cannot count past 256 in bfloat16."""
-        counted = torch.arange(seq_len, device=device or self.device, dtype=torch.float64) + offset
+        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or wider, since bfloat16 fails above 256."""
+        positions = torch.arange(seq_len, device=device or self.device, dtype=torch.float64) + offset
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        return (counted / self.interpolate_factor).to(wide)
+        return (positions / self.interpolate_factor).to(wide)
 
     def forward(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """The angles [..., 2P] of positions t [...], every one twice; from t alone, whatever was asked before."""
+        """Return the angles [..., 2P] of positions t [...], each twice; `seq_len` and `offset` are ignored."""
         angles = self._angles(t)
         return join_pairs(angles, angles, "interleaved").to(torch.float32)
 
     def rotate_queries_or_keys(
         self, t: Tensor, seq_dim: int | None = None, offset: float | Tensor = 0, scale: float | Tensor | None = None
     ) -> Tensor:
-        """t turned at positions offset, offset + 1, ...; `scale` multiplies the result (xPos)."""
+        """Rotate t at positions offset, offset + 1, ... and multiply the result by `scale` (xPos)."""
         if self.use_xpos and scale is None:
-            raise RopeError("scale", "must be given under use_xpos; call rotate_queries_and_keys with both", None)
+            raise RopeError("scale", "must be given with use_xpos; or call rotate_queries_and_keys", None)
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
         if scale is None and not self.learned_freq and not isinstance(offset, float):
             slowed = tuple(radians / self.interpolate_factor for radians in self._radians)
@@ -172,14 +172,14 @@ class RotaryEmbedding(nn.Module):
             if size.ndim != 2:
                 raise RopeError("scale", "must be a number or [tokens, dimensions]", list(size.shape))
             size = pair_entries("scale", size)
-        return self._turn(t, self._steps(t.shape[seq_dim], offset, t.device), seq_dim, size)
+        return self._rotate(t, self._steps(t.shape[seq_dim], offset, t.device), seq_dim, size)
 
     def rotate_queries_with_cached_keys(
         self, q: Tensor, k: Tensor, seq_dim: int | None = None, offset: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Queries at the end of keys that were kept unturned: k from position 0, q from k's length - q's + offset.
+        """Rotate q and unrotated cached keys k: k from position 0 on, q from (k's length - q's length + offset) on.
 
-        Under xPos both are centred on the middle of k, so the scores are those of the whole sequence turned at once.
+        With xPos both are centred on the middle of k, so the scores are those of the whole sequence.
         """
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
         q_len, k_len = q.shape[seq_dim], k.shape[seq_dim]
@@ -191,26 +191,26 @@ class RotaryEmbedding(nn.Module):
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
         steps = self._steps(k_len, 0, k.device)
         growth = self._growth(steps, k_len // 2)
-        rotated = self._turn(q, self._steps(q_len, start + offset, q.device), seq_dim, growth[start:])
-        return rotated, self._turn(k, steps, seq_dim, 1 / growth)
+        rotated = self._rotate(q, self._steps(q_len, start + offset, q.device), seq_dim, growth[start:])
+        return rotated, self._rotate(k, steps, seq_dim, 1 / growth)
 
     def rotate_queries_and_keys(self, q: Tensor, k: Tensor, seq_dim: int | None = None) -> tuple[Tensor, Tensor]:
-        """xPos: queries grow and keys shrink with position, both from the middle of the sequence."""
+        """Rotate q and k with xPos: queries grow and keys shrink with position, relative to the middle of the sequence."""
         if not self.use_xpos:
-            raise RopeError("use_xpos", "must be set for rotate_queries_and_keys; else call rotate_queries_or_keys", False)
+            raise RopeError("use_xpos", "must be True for rotate_queries_and_keys; otherwise call rotate_queries_or_keys", False)
         return self.rotate_queries_with_cached_keys(q, k, seq_dim)
 
     def get_scale(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """xPos's growth [S, dim] at positions t [S], centred on the middle of t; every entry twice, float32."""
+        """Return xPos's growth [S, dim], float32, at positions t [S], centred on the middle of t; each entry twice."""
         if not self.use_xpos:
-            raise RopeError("use_xpos", "must be set for get_scale", False)
+            raise RopeError("use_xpos", "must be True for get_scale", False)
         growth = self._growth(t.to(torch.float64), len(t) // 2)
         return join_pairs(growth, growth, "interleaved").to(torch.float32)
 
     def get_axial_freqs(self, *dims: int, offsets: Sequence[float] | Tensor | None = None) -> Tensor:
-        """Angles [*dims, 2P * axes] of a grid, a ladder of frequencies for each axis; for `apply_rotary_emb`.
+        """Return the angles [*dims, 2P * axes] of a grid, for `apply_rotary_emb`; each axis has all frequencies.
 
-        "pixel" frequencies run from -1 to 1 along each axis, the others count; `offsets` shifts each axis.
+        With "pixel" frequencies positions run from -1 to 1 along each axis, else 0, 1, 2 ...; `offsets` shifts each axis.
         """
         if offsets is not None and len(offsets) != len(dims):
             raise RopeError("offsets", f"must have one offset for each of the {len(dims)} axes", list(offsets))
@@ -222,14 +222,14 @@ class RotaryEmbedding(nn.Module):
         return broadcat(parts)
 
     def _angles(self, positions: Tensor) -> Tensor:
-        """float64 angles [..., P] with a gradient to trained frequencies; plain products, which autocast leaves alone."""
+        """Return float64 angles [..., P], with a gradient to trained frequencies; autocast does not change products."""
         freqs = self.freqs if self.learned_freq else torch.tensor(self._radians, dtype=torch.float64, device=CPU)
         return positions.to(torch.float64).unsqueeze(-1) * freqs.to(positions.device, torch.float64)
 
     def _steps(self, seq: int, offset: float | Tensor, device: torch.device) -> Tensor:
         return self.get_seq_pos(seq, device, torch.float64, offset)
 
-    def _turn(self, x: Tensor, positions: Tensor, seq_dim: int, size: float | Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor, seq_dim: int, size: float | Tensor) -> Tensor:
         angles = self._angles(positions)
         cos, sin = angles.cos() * size, angles.sin() * size
         return rotation.rotate_by(x, cos, sin, layout="interleaved", seq_dim=seq_dim)
@@ -247,12 +247,12 @@ class RotaryEmbedding(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        key = prefix + "freqs"
-        if self.learned_freq or key not in state_dict:
+        name = prefix + "freqs"
+        if self.learned_freq or name not in state_dict:
             return
-        unexpected_keys[:] = [name for name in unexpected_keys if name != key]
-        found = state_dict[key]
-        if found.shape != self.freqs.shape:
-            error_msgs.append(f"{key}: must be {list(self.freqs.shape)}; got {list(found.shape)}")
+        unexpected_keys[:] = [each for each in unexpected_keys if each != name]
+        freqs = state_dict[name]
+        if freqs.shape != self.freqs.shape:
+            error_msgs.append(f"{name}: must be {list(self.freqs.shape)}; got {list(freqs.shape)}")
         else:
-            self._radians = tuple(found.double().tolist())
+            self._radians = tuple(freqs.double().tolist())

@@ -1,9 +1,9 @@
-"""torch's own context parallel, for what its fused CUDA kernels can do: plain causal attention over head-tail shards."""
+"""torch's context parallel as an engine: plain causal attention over head_tail shards, by fused CUDA kernels."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,31 +11,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ropewalk.distributed.sharding import Ring
-from ropewalk.distributed.tiles import Rule
+from ropewalk.distributed.tiles import Masking
 
 
-def torch_why_not(q: Tensor, k: Tensor, rule: Rule, order: str | None, hidden: Sequence[str] = ()) -> str | None:
-    """Why torch's context parallel cannot run this attention; `hidden` names what hides keys beside causality."""
+def torch_why_not(q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, masks: Iterable[str] = ()) -> str | None:
+    """Why torch's context parallel cannot run this attention, or None; `masks` names the masks given besides causality."""
     if q.device.type != "cuda":
-        return f"torch's context parallel knows CUDA kernels only, and q is on {q.device.type}"
+        return f"torch's context parallel needs CUDA, and q is on {q.device.type}"
     if importlib.util.find_spec("torch.distributed.tensor.experimental") is None:
         return "this torch has no context parallel"
-    if rule.bias is not None:
-        return "torch's context parallel adds no bias to the scores"
-    if rule.window is not None or hidden:
-        return f"torch's context parallel hides by causality alone, not by {', '.join(hidden) or 'window'}"
-    if order != "head_tail" or not rule.causal:
-        return "torch's context parallel is for causal attention over head_tail shards"
+    if masking.bias is not None:
+        return "torch's context parallel supports no bias on the scores"
+    if hidden := [*masks, *(["window"] if masking.window is not None else [])]:
+        return f"torch's context parallel masks by causality only, not by {', '.join(hidden)}"
+    if not (isinstance(order, str) and order == "head_tail") or not masking.causal:
+        return "torch's context parallel supports only causal attention over head_tail shards"
     if q.dtype == torch.float64:
-        return "torch's fused kernels have no float64"
+        return "torch's fused kernels do not support float64"
     if q.shape[1] != k.shape[1] and q.dtype == torch.float32:
-        return "torch's float32 kernel does not share keys between heads"
+        return "torch's float32 kernel cannot share keys between heads"
     return None
 
 
 @contextmanager
-def _patched(mesh) -> Iterator[None]:
-    """torch's context, which must have a buffer to cut: 2W tokens, the fewest that head-tail can."""
+def _torch_context(mesh) -> Iterator[None]:
+    """Enter torch's context_parallel; it must have a buffer to shard, here of 2W tokens, the fewest for head_tail."""
     from torch.distributed.tensor.experimental import context_parallel
 
     tokens = torch.empty(2 * mesh.size(), device=mesh.device_type)
@@ -44,12 +44,12 @@ def _patched(mesh) -> Iterator[None]:
 
 
 def run_torch(q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tensor:
-    """Causal attention by torch's context parallel on shards that lie here already."""
+    """Return causal attention by torch's context parallel, for tensors that are sharded already."""
     return _TorchRing.apply(q, k, v, scale, ring)  # type: ignore[return-value]
 
 
 class _TorchRing(torch.autograd.Function):
-    """torch's context must be open in the backward too, which runs long after the call that opened it."""
+    """Enters torch's context in forward and again in backward, which runs after forward has left it."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tensor:
@@ -58,7 +58,7 @@ class _TorchRing(torch.autograd.Function):
         group = torch.distributed.group.WORLD if ring.group is None else ring.group
         ctx.mesh = DeviceMesh.from_group(group, "cuda")  # type: ignore[arg-type]
         ctx.inputs = [t.detach().requires_grad_(t.requires_grad) for t in (q, k, v)]
-        with torch.set_grad_enabled(any(ctx.needs_input_grad)), _patched(ctx.mesh):
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)), _torch_context(ctx.mesh):
             q, k, v = ctx.inputs
             grouped = q.shape[1] != k.shape[1]
             ctx.out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -66,7 +66,7 @@ class _TorchRing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        wanted = [t for t in ctx.inputs if t.requires_grad]
-        with _patched(ctx.mesh):
-            found = iter(torch.autograd.grad(ctx.out, wanted, grad))
-        return *(next(found) if t.requires_grad else None for t in ctx.inputs), None, None
+        trained = [t for t in ctx.inputs if t.requires_grad]
+        with _torch_context(ctx.mesh):
+            grads = iter(torch.autograd.grad(ctx.out, trained, grad))
+        return *(next(grads) if t.requires_grad else None for t in ctx.inputs), None, None

@@ -1,9 +1,10 @@
-"""How the registered ops lie on a device mesh: DTensor's rules for tensor, batch and sequence parallel rotation.
+"""DTensor sharding rules of the registered ops, for tensor, batch and sequence parallel rotation.
 
-rows      x and its positions [B, S] cut alike; positions [S] whole
-heads     positions whole: every head turns alike
-tokens    only with positions cut the same way: counting would start again on every rank
-head_dim  never: pairs would be torn apart
+x may be sharded along   positions must be
+rows                     sharded alike if [B, S], replicated if [S]
+heads                    replicated
+tokens                   given and sharded alike, since default positions would restart at 0 on every rank
+head_dim                 never: it would split pairs
 """
 
 from __future__ import annotations
@@ -15,50 +16,52 @@ from ropewalk.kernels.request import token_axes
 
 
 def register_rules() -> None:
-    """Teach DTensor how to cut ropewalk's ops; once in each process, before the first DTensor is turned."""
+    """Register the rules with DTensor; call it once in each process, before the first DTensor is rotated."""
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:
-        raise RopeError("torch", "must have torch.distributed.tensor.experimental.register_sharding", torch.__version__) from None
+        rule = "must provide torch.distributed.tensor.experimental.register_sharding; use a newer version"
+        raise RopeError("torch", rule, torch.__version__) from None
     ops = torch.ops.ropewalk
     register_sharding(ops.rotate.default)(_rotate_rules)
     register_sharding(ops.rotate_.default)(_rotate_inplace_rules)
     register_sharding(ops.rotate_qk.default)(_rotate_qk_rules)
-    register_sharding(ops.turn.default)(_turn_rules)
+    register_sharding(ops.turn.default)(_rotate_by_rules)
     register_sharding(ops.cos_sin.default)(_cos_sin_rules)
 
 
-def _whole(x):
+def _replicate(x):
     """Replicate() for a tensor, None for anything else."""
     from torch.distributed.tensor import Replicate
 
     return Replicate() if hasattr(x, "ndim") else None
 
 
-def _cut(x, dim: int):
+def _shard(x, dim: int):
     from torch.distributed.tensor import Shard
 
     return Shard(dim % x.ndim)
 
 
-def _cut_rows(x, rows: int):
-    """Cut along the rows axis of positions [.., B, S] or lengths [B], if they have one row for each of x's."""
+def _shard_rows(x, rows: int):
+    """Shard the rows of positions [.., B, S], or replicate them if all rows of x share one."""
     dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))
-    return _whole(x) if dim is None or x.shape[dim] == 1 != rows else _cut(x, dim)
+    return _replicate(x) if dim is None or x.shape[dim] == 1 != rows else _shard(x, dim)
 
 
 def _angle_rules(x, positions, length, seq_dim: int) -> list:
-    """(placement of x, of positions, of length) for everything that may be cut, and for nothing cut."""
+    """Return (placement of x, of positions, of length) for every axis that may be sharded, and for none."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
-    whole = _whole(positions), _whole(length)
-    rules = [(_whole(x), *whole)]
+    replicated = _replicate(positions), _replicate(length)
+    rules = [(_replicate(x), *replicated)]
     if batch is not None:
-        own_length = getattr(length, "ndim", 0) == 1 and length.shape[0] > 1
-        rules.append((_cut(x, batch), _cut_rows(positions, x.shape[batch]), _cut(length, 0) if own_length else whole[1]))
+        per_row = getattr(length, "ndim", 0) == 1 and length.shape[0] > 1
+        length_at = _shard(length, 0) if per_row else replicated[1]
+        rules.append((_shard(x, batch), _shard_rows(positions, x.shape[batch]), length_at))
     if head is not None:
-        rules.append((_cut(x, head), *whole))
+        rules.append((_shard(x, head), *replicated))
     if positions is not None:
-        rules.append((_cut(x, seq), _cut(positions, -1), whole[1]))
+        rules.append((_shard(x, seq), _shard(positions, -1), replicated[1]))
     return rules
 
 
@@ -71,8 +74,8 @@ def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_p
 
 
 def _rotate_inplace_rules(*args) -> list:
-    """As out of place, with nothing returned; torch refuses a cut that would have to change."""
-    return [([], placed) for _, placed in _rotate_rules(*args)]
+    """As out of place, but nothing is returned; torch raises an error if x would have to be resharded."""
+    return [([], inputs) for _, inputs in _rotate_rules(*args)]
 
 
 def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power) -> list:
@@ -83,22 +86,22 @@ def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magni
     ]
     head = token_axes(q.ndim, seq_dim)[2]
     if head is not None:
-        # too few key heads to cut: they stay whole beside cut queries
-        q_at, k_at = _cut(q, head), _whole(k)
-        rules.append(([q_at, k_at], [q_at, k_at, _whole(positions), None, _whole(length), *rest]))
+        # k with too few heads to shard stays replicated while q is sharded
+        q_at, k_at = _shard(q, head), _replicate(k)
+        rules.append(([q_at, k_at], [q_at, k_at, _replicate(positions), None, _replicate(length), *rest]))
     return rules
 
 
-def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
+def _rotate_by_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
     seq, batch, head = token_axes(x.ndim, seq_dim)
     rest = [None] * 4
-    placed = [(_whole(x), _whole(cos)), (_cut(x, seq), _cut(cos, -2))]
-    # tables are [S, P], [B, S, P] or [B, H, S, P]; an axis of size 1 serves all
+    placements = [(_replicate(x), _replicate(cos)), (_shard(x, seq), _shard(cos, -2))]
+    # tables are [S, P], [B, S, P] or [B, H, S, P]; an axis of size 1 is broadcast
     for axis, dim, least in ((batch, 0, 3), (head, 1, 4)):
         if axis is not None:
             own = cos.ndim >= least and cos.shape[dim] > 1
-            placed.append((_cut(x, axis), _cut(cos, dim) if own else _whole(cos)))
-    return [([at], [at, table_at, table_at, *rest]) for at, table_at in placed]
+            placements.append((_shard(x, axis), _shard(cos, dim) if own else _replicate(cos)))
+    return [([at], [at, table_at, table_at, *rest]) for at, table_at in placements]
 
 
 def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list:
@@ -106,10 +109,10 @@ def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list
 
     rest = [None] * 4
     per_row = getattr(length, "ndim", 0) == 1
-    whole, tokens = _whole(positions), Shard(1 if positions.ndim > 1 or per_row else 0)
-    rules = [([whole, whole], [whole, _whole(length), *rest])]
-    rules.append(([tokens, tokens], [_cut(positions, -1), _whole(length), *rest]))
+    replicated, tokens = _replicate(positions), Shard(1 if positions.ndim > 1 or per_row else 0)
+    rules = [([replicated, replicated], [replicated, _replicate(length), *rest])]
+    rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *rest]))
     if positions.ndim > 1 and (length is None or (per_row and length.shape[0] == positions.shape[-2])):
         rows = Shard(0)
-        rules.append(([rows, rows], [_cut(positions, -2), None if length is None else rows, *rest]))
+        rules.append(([rows, rows], [_shard(positions, -2), None if length is None else rows, *rest]))
     return rules

@@ -1,4 +1,4 @@
-"""Linear attention over a sequence that lies on many ranks: what a past leaves behind is small, so states travel, not keys."""
+"""Linear attention over a sequence that is sharded across ranks: only the small state of each rank is exchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ropewalk.attention.linear import check_linear
-from ropewalk.attention.linear_sums import CHUNK, FEATURES, State, attend, features
+from ropewalk.attention.linear_sums import CHUNK, State, attend, key_sums, make_features
 from ropewalk.distributed.sharding import Ring, gather
 from ropewalk.rope import Rope
 
@@ -30,45 +30,41 @@ def ring_linear_attention(
     chunk: int = CHUNK,
     eps: float = 1e-6,
 ) -> tuple[Tensor, State]:
-    """`linear_attention` of this rank's contiguous shard q, k, v [B, H, S, D] as if it saw the whole sequence.
+    """Apply `linear_attention` to this rank's contiguous shard q, k, v [B, H, S, D], attending to all ranks.
 
-    Every rank calls; positions default to the tokens' order over all ranks. The state returned is the one after this
-    rank's tokens (after all tokens where not causal); the last rank's goes on with the sequence.
+    Every rank must call it. Positions default to the tokens' indices in the whole sequence. The returned state is the one
+    after this rank's tokens (after all tokens if not causal); use the last rank's state to continue the sequence.
     """
     ring = Ring(group)
     check_linear(q, k, v, rope, form, phi, None, chunk)
     if positions is None:
         positions = torch.arange(q.shape[-2], device=q.device) + ring.rank * q.shape[-2]
-    found = features(q, k, rope, positions, form, FEATURES[phi] if isinstance(phi, str) else phi, scale)
-    k_side, k_plain = found.k, found.k_plain
-    if padding is not None:
-        real = padding[:, None, :, None]
-        k_side, k_plain = k_side * real, k_plain * real
-    mixed, total = k_side.transpose(-1, -2) @ v.to(k_side.dtype), k_plain.sum(dim=-2)
+    features = make_features(q, k, rope, positions, padding, form, phi, scale)
+    mixed, total = key_sums(features, v)
     sums = torch.cat((mixed.flatten(1), total.flatten(1)), dim=1)
-    mixed_sums, total_sums = _FromOthers.apply(sums, ring, causal).split((mixed[0].numel(), total[0].numel()), dim=1)  # type: ignore[union-attr]
-    seen = torch.full((q.shape[0],), q.shape[-2], device=q.device) if padding is None else padding.sum(dim=-1)
-    before = gather(seen, group)[_heard(ring, causal)].sum(dim=0)
+    mixed_sums, total_sums = _SumOfOthers.apply(sums, ring, causal).split((mixed[0].numel(), total[0].numel()), dim=1)  # type: ignore[union-attr]
+    count = torch.full((q.shape[0],), q.shape[-2], device=q.device) if padding is None else padding.sum(dim=-1)
+    before = gather(count, group)[_visible_ranks(ring, causal)].sum(dim=0)
     state = State(mixed_sums.view_as(mixed), total_sums.view_as(total), before)
-    out, mixed, total = attend(found, v, padding, state, causal, chunk=chunk, eps=eps)
-    return out.to(v.dtype), State(mixed, total, before + seen)
+    out, mixed, total = attend(features, v, state, causal, chunk=chunk, eps=eps)
+    return out.to(v.dtype), State(mixed, total, before + count)
 
 
-def _heard(ring: Ring, causal: bool) -> list[int]:
-    """The other ranks whose keys this one sees."""
+def _visible_ranks(ring: Ring, causal: bool) -> list[int]:
+    """The other ranks whose keys this rank attends to."""
     return [rank for rank in range(ring.size) if rank < ring.rank or (not causal and rank > ring.rank)]
 
 
-class _FromOthers(torch.autograd.Function):
-    """The sum of what other ranks have; its transpose takes from those who heard this one."""
+class _SumOfOthers(torch.autograd.Function):
+    """The sum of x over the visible ranks; backward sums the gradients of the ranks that attend to this one."""
 
     @staticmethod
     def forward(ctx, x: Tensor, ring: Ring, causal: bool) -> Tensor:
         ctx.ring, ctx.causal = ring, causal
-        return gather(x, ring.group)[_heard(ring, causal)].sum(dim=0)
+        return gather(x, ring.group)[_visible_ranks(ring, causal)].sum(dim=0)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         ring: Ring = ctx.ring
-        listeners = [rank for rank in range(ring.size) if rank > ring.rank or (not ctx.causal and rank < ring.rank)]
-        return gather(grad, ring.group)[listeners].sum(dim=0), None, None
+        later = [rank for rank in range(ring.size) if rank > ring.rank or (not ctx.causal and rank < ring.rank)]
+        return gather(grad, ring.group)[later].sum(dim=0), None, None

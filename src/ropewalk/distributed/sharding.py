@@ -1,7 +1,7 @@
-"""One sequence over many ranks: who holds which tokens, cutting and joining, and the ring the shards travel on.
+"""Sharding of sequences: which rank holds which tokens, split and gather, and a ring of point-to-point transfers.
 
-contiguous   rank r holds chunk r of W                       simple; under causality the last rank works most
-head_tail    rank r holds chunks r and 2W - 1 - r of 2W      every rank sees as many keys as any other
+contiguous   rank r holds chunk r of W                       simple; under causality the last rank has the most work
+head_tail    rank r holds chunks r and 2W - 1 - r of 2W      under causality all ranks have the same work
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARD_KINDS = ("contiguous", "head_tail")
 
 
 def shard_positions(seq: int, rank: int, world: int, kind: str = "contiguous") -> Tensor:
-    """The indices of the tokens that `rank` of `world` holds, in its order: int64 [seq / world]."""
+    """Return the indices of the tokens that `rank` of `world` holds, in its order: int64 [seq / world]."""
     choice("kind", kind, SHARD_KINDS)
     integer("world", world, low=1)
     integer("rank", rank, low=0, high=world - 1)
@@ -31,13 +31,13 @@ def shard_positions(seq: int, rank: int, world: int, kind: str = "contiguous") -
 
 
 def shard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: str = "contiguous") -> Tensor:
-    """This rank's tokens of a whole tensor whose tokens lie along `dim`."""
-    held = shard_positions(x.shape[dim], dist.get_rank(group), dist.get_world_size(group), kind)
-    return x.index_select(dim, held.to(x.device))
+    """Return this rank's tokens of a whole tensor; `dim` is the axis of the tokens."""
+    indices = shard_positions(x.shape[dim], dist.get_rank(group), dist.get_world_size(group), kind)
+    return x.index_select(dim, indices.to(x.device))
 
 
 def unshard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: str = "contiguous") -> Tensor:
-    """The whole tensor from every rank's shard, in the order of the tokens; the gradients of all ranks add up."""
+    """Gather every rank's shard into the whole tensor, in token order; in backward the gradients of all ranks are summed."""
     world = dist.get_world_size(group)
     seq = x.shape[dim] * world
     order = torch.cat([shard_positions(seq, rank, world, kind) for rank in range(world)]).argsort()
@@ -45,15 +45,15 @@ def unshard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: s
 
 
 def gather(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Every rank's x, [world, ...], without a gradient."""
+    """Return every rank's x, [world, ...], without a gradient."""
     x = x.contiguous()
-    found = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, x, group=group)
-    return torch.stack(found)
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x, group=group)
+    return torch.stack(parts)
 
 
 class _Gather(torch.autograd.Function):
-    """gather, whose transpose adds what every rank wants of this rank's x."""
+    """`gather` with a gradient: backward sums all ranks' gradients of this rank's x."""
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -68,7 +68,7 @@ class _Gather(torch.autograd.Function):
 
 
 class Ring:
-    """The ranks of a group in a circle: what this rank passes on goes to the next, what it receives is of the previous."""
+    """The ranks of a group in a circle: each sends to the next rank and receives from the previous one."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
@@ -76,23 +76,26 @@ class Ring:
         self.next, self.previous = (dist.get_global_rank(world, (self.rank + by) % self.size) for by in (1, -1))  # type: ignore[arg-type]
 
     def source(self, step: int) -> int:
-        """Whose shard is here after `step` passes."""
+        """Return the rank whose shard is here after `step` transfers."""
         return (self.rank - step) % self.size
 
-    def pass_on(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Start sending `tensors` on; the returned call waits for those that arrive. Do not write to them meanwhile."""
+    def send_next(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Start sending `tensors` to the next rank; the returned function waits for and returns those of the previous rank.
+
+        Do not write to `tensors` before that.
+        """
         if self.size == 1:
             return lambda: list(tensors)
         sent = [t.contiguous() for t in tensors]
-        arriving = [torch.empty_like(t) for t in sent]
+        received = [torch.empty_like(t) for t in sent]
         operations = [dist.P2POp(dist.isend, t, self.next, self.group) for t in sent]
-        operations += [dist.P2POp(dist.irecv, t, self.previous, self.group) for t in arriving]
+        operations += [dist.P2POp(dist.irecv, t, self.previous, self.group) for t in received]
         works = dist.batch_isend_irecv(operations)
 
-        def arrived() -> list[Tensor]:
+        def wait() -> list[Tensor]:
             for work in works:
                 work.wait()
             sent.clear()
-            return arriving
+            return received
 
-        return arrived
+        return wait

@@ -1,4 +1,7 @@
-"""Every encoding by name. Add a class here and attention, tests, models, studies and the comparison table pick it up."""
+"""Positional encodings by name, for use in attention.
+
+A class added to `ENCODINGS` is also used by the models, the tests, the studies and the comparison table.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ropewalk.encodings.rotary import (
 )
 from ropewalk.errors import choice
 
-#: every encoding by name; the class says which of the three doors it uses
+#: every encoding by name; the class attribute `entry` says where it acts
 ENCODINGS: dict[str, type[Encoding]] = {
     "none": Encoding,
     "learned": Learned,
@@ -40,9 +43,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
 
 
 def make_encoding(name: str, *, num_heads: int, head_dim: int, model_dim: int | None = None, length: int = 2048) -> Encoding:
-    """The encoding of that name for an attention of these sizes."""
-    choice("encoding", name, ENCODINGS)
-    return ENCODINGS[name](Sizes(num_heads, head_dim, model_dim or num_heads * head_dim, length))
+    """Create the encoding called `name` for attention of these sizes; `length` is the longest trained sequence."""
+    return ENCODINGS[choice("encoding", name, ENCODINGS)](Sizes(num_heads, head_dim, model_dim or num_heads * head_dim, length))
 
 
 __all__ = ["ENCODINGS", "Encoding", "Sizes", "make_encoding"]

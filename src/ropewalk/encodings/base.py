@@ -1,8 +1,8 @@
-"""The three doors a position can enter attention by; an encoding overrides one of them.
+"""The interface of an encoding. Positions can enter attention at three entry points; an encoding overrides at least one.
 
-input   x + e(position)                        before the projections
-q, k    turn(q, position), turn(k, position)   after the projections
-scores  q.k + b(position_q, position_k)        before the softmax
+input   x + e(position)                            before the projections
+q, k    rotate(q, position), rotate(k, position)   after the projections
+scores  q.k + b(position_q, position_k)            before the softmax
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an encoding may need to know of the attention it serves; `length` is the longest sequence trained on."""
+    """Sizes of the attention layer an encoding belongs to; `length` is the longest trained sequence."""
 
     num_heads: int
     head_dim: int
@@ -24,21 +24,21 @@ class Sizes:
 
 
 class Encoding(nn.Module):
-    """No position at all, and the interface of all others.
+    """Base class of all encodings; on its own it adds no positions.
 
-    Positions are integer [S] or [B, S] (or [axes, B, S] where an encoding has axes). The class attributes declare what
-    the comparison table shows; tests measure each of them.
+    Positions are integer [S] or [B, S] (or [axes, B, S] for an encoding with several axes). The class attributes below
+    appear in the comparison table; tests measure each of them.
     """
 
-    #: "none", "input", "qk" or "scores"
-    door: ClassVar[str] = "none"
-    #: scores depend on positions through their difference alone
+    #: the entry point: "none", "input", "qk" or "scores"
+    entry: ClassVar[str] = "none"
+    #: scores depend only on the difference of positions
     relative: ClassVar[bool] = True
-    #: meaningful only where a query sees no later key
+    #: defined only if no query attends to a later key
     causal_only: ClassVar[bool] = False
-    #: works where the n x n scores are never formed
+    #: works with linear attention, which never forms the n x n scores
     linear: ClassVar[bool] = True
-    #: has a position, or a distance, beyond which it knows nothing
+    #: undefined beyond a maximum position
     bounded: ClassVar[bool] = False
 
     def __init__(self, sizes: Sizes) -> None:
@@ -46,23 +46,23 @@ class Encoding(nn.Module):
         self.sizes = sizes
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """The input door: x [B, S, model_dim]."""
+        """Return x [B, S, model_dim] with positions added (entry point "input")."""
         return x
 
-    def turn(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """The q/k door: x [B, H, S, head_dim]."""
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        """Return q, or k if `key`, [B, H, S, head_dim], with positions applied (entry point "qk")."""
         return x
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """The score door: what to add to the scaled scores, broadcastable to [B, H, Sq, Sk]; None for nothing."""
+        """Return what to add to the scaled scores, broadcastable to [B, H, Sq, Sk], or None (entry point "scores")."""
         return None
 
     def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """What relative values add to the output [B, H, Sq, head_dim], from the weights [B, H, Sq, Sk]; None for nothing."""
+        """Return what relative values add to the output [B, H, Sq, head_dim], given weights [B, H, Sq, Sk], or None."""
         return None
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] where rows differ."""
+    """Query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions differ by row."""
     distance = q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
     return distance if distance.ndim == 2 else distance.unsqueeze(1)

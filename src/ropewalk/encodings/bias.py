@@ -1,4 +1,4 @@
-"""Encodings at the score door: a number for each head and distance is added to the scores."""
+"""Encodings that add a bias for each head and distance to the scores."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from ropewalk.encodings.base import Encoding, Sizes, distances
 from ropewalk.errors import choice
 
 
+class ScoreBias(Encoding):
+    """Base class of the encodings that override `bias`."""
+
+    entry: ClassVar[str] = "scores"
+    linear: ClassVar[bool] = False
+
+
 def alibi_slopes(num_heads: int) -> Tensor:
-    """2^(-8h/n) for h = 1 ... n; for other counts the nearest power of two, filled up from twice that power."""
+    """ALiBi's slopes, 2^(-8h/n) for h = 1 ... n; if n is no power of two, slopes of the next lower and higher power are mixed."""
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
     return torch.tensor((slopes + between)[:num_heads], dtype=torch.float64)
 
 
-class Alibi(Encoding):
-    """A penalty of slope_h * |distance|, different for every head; nothing is trained."""
-
-    door: ClassVar[str] = "scores"
-    linear: ClassVar[bool] = False
+class Alibi(ScoreBias):
+    """ALiBi: subtracts slope_h * |distance|, with a fixed slope per head."""
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         slopes = alibi_slopes(self.sizes.num_heads).to(q.device).view(-1, 1, 1)
@@ -33,9 +37,9 @@ class Alibi(Encoding):
 
 
 def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool) -> Tensor:
-    """The bucket of query - key: half of them exact, the rest logarithmic up to `farthest`.
+    """T5's bucket of query - key: half of the buckets hold one distance each, the rest are logarithmic up to `farthest`.
 
-    Bidirectional: later keys have half of the buckets to themselves. Causal: they share bucket 0.
+    Bidirectional: later keys use their own half of the buckets. Causal: they share bucket 0.
     """
     bucket = torch.zeros_like(distance)
     if bidirectional:
@@ -50,11 +54,8 @@ def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool
     return bucket + torch.where(distance < exact, distance, far)
 
 
-class T5Bias(Encoding):
-    """A trained number for each head and bucket of distances."""
-
-    door: ClassVar[str] = "scores"
-    linear: ClassVar[bool] = False
+class T5Bias(ScoreBias):
+    """T5: a trained bias for each head and bucket of distances."""
 
     def __init__(self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True) -> None:
         super().__init__(sizes)
@@ -67,7 +68,7 @@ class T5Bias(Encoding):
 
 
 class T5CausalBias(T5Bias):
-    """T5's buckets as its decoder has them: all of them look back."""
+    """T5's decoder bias: all buckets are for earlier keys."""
 
     causal_only: ClassVar[bool] = True
 
@@ -75,16 +76,13 @@ class T5CausalBias(T5Bias):
         super().__init__(sizes, buckets, farthest, bidirectional=False)
 
 
-class Kerple(Encoding):
-    """KERPLE: -r1 log(1 + r2 |distance|) or -r1 |distance|^r2; two trained positive numbers a head, the power at most 2."""
-
-    door: ClassVar[str] = "scores"
-    linear: ClassVar[bool] = False
+class Kerple(ScoreBias):
+    """KERPLE: -r1 log(1 + r2 |distance|) or -r1 |distance|^r2, r2 <= 2; r1 and r2 are positive and trained per head."""
 
     def __init__(self, sizes: Sizes, form: str = "log") -> None:
         super().__init__(sizes)
         self.form = choice("form", form, ("log", "power"))
-        # softplus and sigmoid keep the kernels conditionally positive definite whatever training does
+        # softplus and sigmoid keep the kernels conditionally positive definite during training
         self.raw_scale = nn.Parameter(torch.zeros(sizes.num_heads))
         self.raw_shape = nn.Parameter(torch.zeros(sizes.num_heads))
 
@@ -93,7 +91,7 @@ class Kerple(Encoding):
         scale = F.softplus(self.raw_scale).float().view(-1, 1, 1)
         if self.form == "log":
             return -scale * torch.log1p(F.softplus(self.raw_shape).float().view(-1, 1, 1) * distance)
-        # log of at least 1 keeps the gradient finite at distance 0, where the power is 0 by itself
+        # the clamp keeps the gradient finite at distance 0, where the power is replaced by 0
         power = torch.exp(2 * torch.sigmoid(self.raw_shape).float().view(-1, 1, 1) * distance.clamp(min=1).log())
         return -scale * torch.where(distance > 0, power, 0.0)
 
@@ -105,13 +103,11 @@ class KerplePower(Kerple):
         super().__init__(sizes, "power")
 
 
-class Fire(Encoding):
-    """FIRE: a small trained network of log(c d + 1) / log(c max(L, i) + 1): distances as a share of what is seen."""
+class Fire(ScoreBias):
+    """FIRE: an MLP of log(c d + 1) / log(c max(L, i) + 1), the distance d relative to the query position i."""
 
-    door: ClassVar[str] = "scores"
-    relative: ClassVar[bool] = False  # the share depends on the query's own position
+    relative: ClassVar[bool] = False  # the ratio depends on the query's own position
     causal_only: ClassVar[bool] = True
-    linear: ClassVar[bool] = False
 
     def __init__(self, sizes: Sizes, width: int = 32) -> None:
         super().__init__(sizes)
@@ -125,16 +121,13 @@ class Fire(Encoding):
         threshold = self.sizes.length * torch.sigmoid(self.raw_threshold).float()
         seen = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)  # [Sq, 1] or [B, Sq, 1]
         seen = seen if seen.ndim == 2 else seen.unsqueeze(1)
-        share = torch.log1p(rate * distance) / torch.log1p(rate * seen).clamp(min=1e-6)
-        found = self.out(self.hidden(share.unsqueeze(-1).to(self.hidden.weight.dtype)).relu()).movedim(-1, -3)
-        return found if found.ndim == 3 else found.squeeze(1)
+        ratio = torch.log1p(rate * distance) / torch.log1p(rate * seen).clamp(min=1e-6)
+        bias = self.out(self.hidden(ratio.unsqueeze(-1).to(self.hidden.weight.dtype)).relu()).movedim(-1, -3)
+        return bias if bias.ndim == 3 else bias.squeeze(1)
 
 
-class RelativeBias(Encoding):
-    """A trained number for each head and each distance up to `length`; farther ones share the last."""
-
-    door: ClassVar[str] = "scores"
-    linear: ClassVar[bool] = False
+class RelativeBias(ScoreBias):
+    """A trained bias for each head and each distance below `length`; larger distances share the last one."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -142,30 +135,27 @@ class RelativeBias(Encoding):
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         most = self.sizes.length - 1
-        place = distances(q_positions, k_positions).clamp(-most, most) + most
-        found = self.table[:, place]  # [H, (B, 1,) Sq, Sk]
-        return found if place.ndim == 2 else found.squeeze(2).movedim(0, 1)
+        index = distances(q_positions, k_positions).clamp(-most, most) + most
+        bias = self.table[:, index]  # [H, (B, 1,) Sq, Sk]
+        return bias if index.ndim == 2 else bias.squeeze(2).movedim(0, 1)
 
 
-class RelativeVectors(Encoding):
-    """NEZHA: sinusoidal vectors of the clipped distance, met by the query and mixed into the values; nothing is trained."""
-
-    door: ClassVar[str] = "scores"
-    linear: ClassVar[bool] = False
+class RelativeVectors(ScoreBias):
+    """NEZHA: fixed sinusoidal vectors of the clipped distance, multiplied with the query and added to the values."""
 
     def __init__(self, sizes: Sizes, farthest: int = 64) -> None:
         super().__init__(sizes)
         self.farthest = farthest
 
     def _vectors(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """[Sq, Sk, head_dim], or [B, Sq, Sk, head_dim]."""
-        place = distances(q_positions, k_positions)
-        place = (place.squeeze(1) if place.ndim == 4 else place).clamp(-self.farthest, self.farthest) + self.farthest
+        """The vector of every distance, [Sq, Sk, head_dim] or [B, Sq, Sk, head_dim]."""
+        index = distances(q_positions, k_positions)
+        index = (index.squeeze(1) if index.ndim == 4 else index).clamp(-self.farthest, self.farthest) + self.farthest
         size = self.sizes.head_dim
-        radians = 10_000.0 ** (-torch.arange(0, size, 2, device=place.device, dtype=torch.float64) / size)
-        angles = torch.arange(2 * self.farthest + 1, device=place.device).unsqueeze(-1) * radians
+        radians = 10_000.0 ** (-torch.arange(0, size, 2, device=index.device, dtype=torch.float64) / size)
+        angles = torch.arange(2 * self.farthest + 1, device=index.device).unsqueeze(-1) * radians
         table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :size]
-        return table.to(dtype)[place]
+        return table.to(dtype)[index]
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         vectors = self._vectors(q_positions, k_positions, q.dtype)

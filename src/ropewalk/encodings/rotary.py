@@ -1,4 +1,4 @@
-"""Encodings at the q/k door: RoPE after any spec, alone or with a bias beside it."""
+"""Encodings that rotate q and k: RoPE of any spec, alone or combined with a score bias."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from ropewalk.spec import RopeSpec
 
 
 class Rotary(Encoding):
-    """RoPE: q and k turn with their positions, so their product knows the distance and nothing else."""
+    """RoPE: q and k are rotated by their positions, so their dot product depends only on the distance."""
 
-    door: ClassVar[str] = "qk"
+    entry: ClassVar[str] = "qk"
 
     def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
         super().__init__(sizes)
         self.rope = Rope(spec if spec is not None else self.default_spec(sizes))
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
+        """Return the spec to use if none is given."""
         return RopeSpec(head_dim=sizes.head_dim)
 
-    def turn(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
         return self.rope.rotate(x, positions, key=key, length=length)
 
 
 class XPosRotary(Rotary):
-    """xPos: RoPE whose pairs also decay with distance."""
+    """xPos: RoPE whose scores also decay with distance."""
 
     causal_only: ClassVar[bool] = True
 
@@ -62,14 +63,14 @@ class VideoRotary(Rotary):
 
 
 class _RotaryWithBias(Rotary):
-    """Both the q/k and the score door."""
+    """RoPE plus the score bias of another encoding, `bias_class`."""
 
     linear: ClassVar[bool] = False
-    beside: ClassVar[type[Encoding]]
+    bias_class: ClassVar[type[Encoding]]
 
     def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
         super().__init__(sizes, spec)
-        self.other = self.beside(sizes)
+        self.other = self.bias_class(sizes)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         return self.other.bias(q, q_positions, k_positions)
@@ -78,10 +79,10 @@ class _RotaryWithBias(Rotary):
 class RotaryAlibi(_RotaryWithBias):
     """RoPE + ALiBi."""
 
-    beside = Alibi
+    bias_class = Alibi
 
 
 class RotaryRelativeBias(_RotaryWithBias):
-    """RoPE + a learned bias of the distance."""
+    """RoPE + a learned bias per distance."""
 
-    beside = RelativeBias
+    bias_class = RelativeBias

@@ -1,15 +1,15 @@
-"""Numbers as charts that the browser draws: Vega-Lite as plain dicts, small enough to follow a slider."""
+"""Charts as Vega-Lite dicts, which the browser draws; small enough to follow a slider."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ropewalk import analysis
-from ropewalk.explorer.words import Say
+from ropewalk.caches import cached
+from ropewalk.explorer.words import Translate
 from ropewalk.frequencies import Default
 from ropewalk.plots.look import ON_LIGHT
 from ropewalk.spec import RopeSpec
@@ -18,16 +18,16 @@ MAP_POSITIONS = 48
 CURVE_POINTS = 240
 PRECISION_POINTS = 13
 HEIGHT = 360
-# logarithmic axes have many lines
+# lighter grid: logarithmic axes have many lines
 GRID = {"gridOpacity": 0.3}
-# a logarithmic axis has no place for zero
+# values below this are left out of logarithmic axes
 _TINY = 1e-12
 
 Series = Mapping[str, tuple[Any, Any]]
 
 
 def lines(series: Series, title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False, dashed: str = "") -> dict:
-    """Lines (xs, ys) by label on shared axes; the one labelled `dashed` is a mark to read the others by."""
+    """Lines (xs, ys) by label on shared axes; the one labelled `dashed` is a reference line."""
     rows = [
         {"x": float(a), "y": float(b), "of": label}
         for label, (xs, ys) in series.items()
@@ -38,7 +38,7 @@ def lines(series: Series, title: str, x: str, y: str, *, log_x: bool = False, lo
     scale = lambda log: {"type": "log"} if log else {"zero": False, "nice": False}  # noqa: E731 - one line, used twice
     return {
         "title": title,
-        # the legend takes its rows from the chart
+        # the legend is drawn inside this height
         "height": HEIGHT + 30 * (len(series) // 2),
         "data": {"values": rows},
         "mark": {"type": "line", "clip": True, "tooltip": True},
@@ -54,90 +54,91 @@ def lines(series: Series, title: str, x: str, y: str, *, log_x: bool = False, lo
     }  # fmt: skip
 
 
-def spectrum(spec: RopeSpec, trained: int, served: int, say: Say) -> dict:
+def spectrum(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
     """Tokens per turn of every pair, plain and scaled, beside the trained length."""
     pairs = np.arange(spec.pairs)
-    series: dict[str, tuple[Any, Any]] = {say("plain"): (pairs, analysis.wavelengths(analysis.plain_radians(spec)))}
+    series: dict[str, tuple[Any, Any]] = {translate("plain"): (pairs, analysis.wavelengths(analysis.plain_radians(spec)))}
     if not isinstance(spec.scaling, Default):
         series[spec.scaling.name] = pairs, analysis.wavelengths(analysis.radians(spec, served))
-    series[say("trained length")] = pairs[[0, -1]], [trained, trained]
-    title, x = say("Wavelength of every pair"), say("pair, fastest first")
-    return lines(series, title, x, say("tokens per turn"), log_y=True, dashed=say("trained length"))
+    series[translate("trained length")] = pairs[[0, -1]], [trained, trained]
+    title, x = translate("Wavelength of every pair"), translate("pair, fastest first")
+    return lines(series, title, x, translate("tokens per turn"), log_y=True, dashed=translate("trained length"))
 
 
-def coverage(spec: RopeSpec, trained: int, served: int, say: Say) -> dict:
-    """Turns of every pair in training and in service, before and after the scaling."""
-    found, pairs = analysis.coverage(spec, trained, served), np.arange(spec.pairs)
+def coverage(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+    """Turns of every pair within the trained and the served length, without and with the scaling."""
+    turns, pairs = analysis.coverage(spec, trained, served), np.arange(spec.pairs)
     series = {
-        say("in training"): (pairs, found.trained),
-        say("served unscaled"): (pairs, found.unscaled),
-        say("served, scaled"): (pairs, found.scaled),
-        say("one turn"): (pairs[[0, -1]], [1, 1]),
+        translate("in training"): (pairs, turns.trained),
+        translate("served unscaled"): (pairs, turns.unscaled),
+        translate("served, scaled"): (pairs, turns.scaled),
+        translate("one turn"): (pairs[[0, -1]], [1, 1]),
     }
-    title, x = say("How often each pair goes round"), say("pair, fastest first")
-    return lines(series, title, x, say("turns"), log_y=True, dashed=say("one turn"))
+    title, x = translate("Turns of every pair"), translate("pair, fastest first")
+    return lines(series, title, x, translate("turns"), log_y=True, dashed=translate("one turn"))
 
 
-def decay(spec: RopeSpec, trained: int, served: int, say: Say) -> dict:
+def decay(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
     """RoFormer's decay curve up to the served length."""
     distances, steps = _spread(served), analysis.radians(spec, served)
     series = {spec.scaling.name: (distances, analysis.decay(steps, distances))}
-    return lines(series, say("Decay of scores with distance"), say("distance"), say("mean of |S_j|"), log_x=True)
+    title, x = translate("Decay of scores with distance"), translate("distance")
+    return lines(series, title, x, translate("mean of |S_j|"), log_x=True)
 
 
-def similarity(spec: RopeSpec, trained: int, served: int, say: Say) -> dict:
-    """Similarity of two encodings against their distance, and the line below which a near key loses to a random one."""
+def similarity(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+    """Similarity of two encodings against their distance; below zero a similar key scores less than a random one."""
     distances, steps = _spread(served), analysis.radians(spec, served)
     series = {
         spec.scaling.name: (distances, analysis.similarity(steps, distances)),
-        say("zero"): (distances[[0, -1]], [0, 0]),
+        translate("zero"): (distances[[0, -1]], [0, 0]),
     }
-    title = say("Similarity against distance")
-    return lines(series, title, say("distance"), say("similarity"), log_x=True, dashed=say("zero"))
+    title = translate("Similarity against distance")
+    return lines(series, title, translate("distance"), translate("similarity"), log_x=True, dashed=translate("zero"))
 
 
 def _spread(most: int) -> np.ndarray:
     return np.unique(np.geomspace(1, most, CURVE_POINTS).round())
 
 
-def similarity_map(spec: RopeSpec, trained: int, served: int, say: Say) -> dict:
+def similarity_map(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
     """Similarity of the encodings of every two of the first positions."""
-    found = analysis.similarity_matrix(analysis.radians(spec, served), range(MAP_POSITIONS))
-    rows = [{"k": k, "q": q, "s": round(float(s), 4)} for q, row in enumerate(found) for k, s in enumerate(row)]
+    matrix = analysis.similarity_matrix(analysis.radians(spec, served), range(MAP_POSITIONS))
+    rows = [{"k": k, "q": q, "s": round(float(s), 4)} for q, row in enumerate(matrix) for k, s in enumerate(row)]
     axis = {"type": "ordinal", "axis": {"values": list(range(0, MAP_POSITIONS, 8)), "labelAngle": 0}}
     return {
-        "title": say("Positions compared with positions"),
+        "title": translate("Similarity of every two positions"),
         "width": 520,
         "height": 460,
         "data": {"values": rows},
         "mark": {"type": "rect", "tooltip": True},
         "encoding": {
-            "x": {"field": "k", "title": say("key position"), **axis},
-            "y": {"field": "q", "title": say("query position"), "sort": "descending", **axis},
-            "color": {"field": "s", "type": "quantitative", "title": say("similarity"), "scale": {"scheme": "cividis"}},
+            "x": {"field": "k", "title": translate("key position"), **axis},
+            "y": {"field": "q", "title": translate("query position"), "sort": "descending", **axis},
+            "color": {"field": "s", "type": "quantitative", "title": translate("similarity"), "scale": {"scheme": "cividis"}},
         },
     }
 
 
-def precision(spec: RopeSpec, trained: int, served: int, say: Say) -> dict:
-    """Largest error of cos and sin against position, for our policies and what other engines do."""
+def precision(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+    """Largest error of cos and sin against position, for our policies and for what other engines do."""
     positions, curves = error_curves(spec, served)
-    rounding = say("rounding to bfloat16")
+    rounding = translate("rounding to bfloat16")
     series: dict[str, tuple[Any, Any]] = {name: (positions, errors) for name, errors in curves.items()}
     series[rounding] = positions[[0, -1]], [analysis.BFLOAT16_ROUNDING] * 2
-    title, y = say("How far the angle can be trusted"), say("largest error of cos and sin")
-    return lines(series, title, say("position"), y, log_x=True, log_y=True, dashed=rounding)
+    title, y = translate("Error of the angle against position"), translate("largest error of cos and sin")
+    return lines(series, title, translate("position"), y, log_x=True, log_y=True, dashed=rounding)
 
 
-@lru_cache(maxsize=64)
+@cached("error curves of the explorer", entries=64)
 def error_curves(spec: RopeSpec, served: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Positions up to 2^40, and each way's error there; the one chart that takes long enough to be kept."""
+    """Positions up to 2^40 and the error of each method there; cached, because it is the slowest chart."""
     positions = np.unique(np.geomspace(1_000, 2**40, PRECISION_POINTS).round().astype(np.int64))
     return positions, analysis.error_curves(spec, positions, length=served, width=2)
 
 
-#: which charts a view holds, in order
-CHARTS: dict[str, tuple[Callable[[RopeSpec, int, int, Say], dict], ...]] = {
+#: the charts of each view, in order
+CHARTS: dict[str, tuple[Callable[[RopeSpec, int, int, Translate], dict], ...]] = {
     "ladder": (spectrum, coverage),
     "distance": (decay, similarity),
     "map": (similarity_map,),
@@ -145,18 +146,18 @@ CHARTS: dict[str, tuple[Callable[[RopeSpec, int, int, Say], dict], ...]] = {
 }
 
 
-def side_by_side(view: str, specs: Sequence[RopeSpec], trained: int, served: int, say: Say) -> list[list[dict]]:
-    """The charts of a view for each spec; what stands side by side has the same axes."""
-    drawn = [[chart(spec, trained, served, say) for spec in specs] for chart in CHARTS.get(view, ())]
+def side_by_side(view: str, specs: Sequence[RopeSpec], trained: int, served: int, translate: Translate) -> list[list[dict]]:
+    """The charts of a view for each spec; charts side by side share their axes."""
+    drawn = [[chart(spec, trained, served, translate) for spec in specs] for chart in CHARTS.get(view, ())]
     for row in drawn:
         for channel, field in (("y", "y"), ("color", "s")):
-            found = [point[field] for chart in row for point in chart["data"]["values"] if field in point]
-            for chart in row if found else ():
-                chart["encoding"][channel]["scale"]["domain"] = [min(found), max(found)]
+            values = [point[field] for chart in row for point in chart["data"]["values"] if field in point]
+            for chart in row if values else ():
+                chart["encoding"][channel]["scale"]["domain"] = [min(values), max(values)]
     return [[row[place] for row in drawn] for place in range(len(specs))]
 
 
 def warm_up() -> None:
-    """Load what the first chart would otherwise wait for: streamlit imports its table libraries when they are first needed."""
+    """Import the table libraries that streamlit would import at the first chart."""
     import pandas  # noqa: F401
     import pyarrow  # noqa: F401

@@ -1,6 +1,6 @@
-"""What can be set, as data: a control per field of a spec and of every scaling, and how each is read from a link.
+"""The controls of the page as data: one per field of a spec and of every scaling, and how links store their values.
 
-All controls live in one flat dict, `name -> value`. Names of a spec start with its side: "a.theta", "a.yarn.factor".
+The page is one flat dict, control name -> value. The controls of a spec have its side in front: "a.theta", "a.yarn.factor".
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import lru_cache
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import SCALINGS, Scaling
 from ropewalk.spec import LAYOUTS, MAGNITUDES, PRECISIONS
@@ -19,7 +19,7 @@ from ropewalk.spec import LAYOUTS, MAGNITUDES, PRECISIONS
 LANGUAGES = ("en", "zh")
 VIEWS = ("clocks", "plane", "ladder", "distance", "map", "precision", "code", "report")
 SIDES = ("a", "b")
-# larger heads would make thousands of lines of every chart
+# a larger head would give every chart thousands of lines
 MAX_HEAD_DIM = 1024
 MAX_LENGTH = 1 << 40
 MAX_TEXT = 1 << 16
@@ -27,15 +27,15 @@ MAX_TEXT = 1 << 16
 
 @dataclass(frozen=True)
 class Control:
-    """One value: its kind, what it is where nothing is said, and its bounds or choices."""
+    """One control: the type of its value, the default, and the bounds or choices."""
 
-    #: word, integer, number, maybe (a number or nothing), flag, numbers, or scaling (the name of one)
+    #: word, integer, number, maybe (a number or None), flag, numbers, or scaling (the name of one)
     kind: str
     default: Any
     choices: tuple[str, ...] = ()
     low: int = 0
     high: int = MAX_LENGTH
-    #: a list with one number for each pair: it is stretched when the number of pairs changes
+    #: a list with one number for each pair, interpolated when the number of pairs changes
     per_pair: bool = False
 
 
@@ -46,7 +46,7 @@ _VIEW: dict[str, Control] = {
     "served": Control("integer", 16_384, low=8),
     "position": Control("integer", 64),
     "pair": Control("integer", 0, high=MAX_HEAD_DIM),
-    "turning": Control("flag", False),
+    "animate": Control("flag", False),
     "compare": Control("flag", False),
 }
 _SPEC: dict[str, Control] = {
@@ -65,30 +65,30 @@ _SPEC: dict[str, Control] = {
 
 
 def controls() -> Mapping[str, Control]:
-    """Every control by name; a scaling added to SCALINGS brings its own."""
+    """Every control by name, including those of scalings added to SCALINGS."""
     return _controls(tuple(SCALINGS.items()))
 
 
-@lru_cache(maxsize=4)
+@cached("explorer controls", entries=4)
 def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, Control]:
-    found = dict(_VIEW)
+    by_name = dict(_VIEW)
     for side in SIDES:
-        found |= {f"{side}.{name}": control for name, control in _SPEC.items()}
-        found[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
+        by_name |= {f"{side}.{name}": control for name, control in _SPEC.items()}
+        by_name[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
         for name, scaling in scalings:
-            found |= {f"{side}.{name}.{field}": control for field, control in scaling_controls(scaling).items()}
-    # something to compare with from the first click
-    found["b.yarn.factor"] = Control("number", 4.0)
-    found["b.yarn.original_length"] = Control("integer", 4096)
-    return types.MappingProxyType(found)
+            by_name |= {f"{side}.{name}.{field}": control for field, control in scaling_controls(scaling).items()}
+    # the second spec differs from the first when the comparison is switched on
+    by_name["b.yarn.factor"] = Control("number", 4.0)
+    by_name["b.yarn.original_length"] = Control("integer", 4096)
+    return types.MappingProxyType(by_name)
 
 
-@lru_cache(maxsize=256)
+@cached("explorer scaling controls", entries=256)
 def scaling_controls(scaling: type[Scaling]) -> dict[str, Control]:
-    """A control for each field of a scaling whose type can be shown; a field of another type keeps its default."""
+    """A control for each field of a scaling; a field of a type that has no control keeps its default."""
     hints = typing.get_type_hints(scaling)
-    made = {f.name: _control(hints[f.name], f.default) for f in fields(scaling) if f.default is not MISSING}
-    return {name: control for name, control in made.items() if control is not None}
+    by_field = {f.name: _control(hints[f.name], f.default) for f in fields(scaling) if f.default is not MISSING}
+    return {name: control for name, control in by_field.items() if control is not None}
 
 
 def _control(hint: Any, default: Any) -> Control | None:
@@ -100,22 +100,19 @@ def _control(hint: Any, default: Any) -> Control | None:
     if typing.get_origin(hint) is tuple and set(typing.get_args(hint)) <= {float, Ellipsis}:
         return Control("numbers", default, per_pair=Ellipsis in typing.get_args(hint))
     if hint is Scaling:
-        return Control("scaling", default.name, starting_scalings())
+        # Learnable accepts no others
+        names = tuple(name for name, scaling in SCALINGS.items() if not scaling.learned and not scaling.needs_length)
+        return Control("scaling", default.name, names)
     return None
 
 
-def starting_scalings() -> tuple[str, ...]:
-    """The scalings that another one can start from."""
-    return tuple(name for name, kind in SCALINGS.items() if not kind.learned and not kind.needs_length)
-
-
 def defaults() -> dict[str, Any]:
-    """The page as it opens."""
+    """The values of a page that was just opened."""
     return {name: control.default for name, control in controls().items()}
 
 
 def read(name: str, control: Control, text: str) -> Any:
-    """The value that a text gives to a control; a RopeError names it where it gives none."""
+    """Parse the text of a control; a RopeError names the control if the text is not valid."""
     if len(text) > MAX_TEXT:
         raise RopeError(name, f"must be at most {MAX_TEXT} characters", len(text))
     if control.kind in ("word", "scaling"):
@@ -132,7 +129,7 @@ def read(name: str, control: Control, text: str) -> Any:
 
 
 def write(value: Any) -> str:
-    """The text that `read` reads as this value."""
+    """The text that `read` parses as this value."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, tuple):
@@ -152,13 +149,13 @@ def _parsed(name: str, text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def from_link(query: Mapping[str, str]) -> dict[str, Any]:
-    """The whole page from the parameters of a link; what is not said is as at the start, unknown names are let be."""
+    """The values of the page from the parameters of a link; absent ones are defaults, unknown names are ignored."""
     known = controls()
     return defaults() | {name: read(name, known[name], text) for name, text in query.items() if name in known}
 
 
 def to_link(values: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of a link that restores the page: only what is in use and differs from the start."""
+    """The parameters of a link that restores the page: only values in use that differ from their default."""
     return {
         name: write(values[name])
         for name, control in controls().items()
@@ -167,7 +164,7 @@ def to_link(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def in_use(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether a control changes what is shown: not those of a scaling that is not chosen, nor of a spec that is not compared."""
+    """Whether a control affects the page: its scaling is selected, and its spec is the first or is compared."""
     side, _, rest = name.partition(".")
     if side not in SIDES:
         return True
@@ -178,6 +175,6 @@ def in_use(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def pairs_of(values: Mapping[str, Any], side: str) -> int:
-    """How many pairs one side's values turn."""
+    """The number of pairs that rotate in the spec of one side."""
     rotated = values[f"{side}.rotary_dim"] or values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
     return max(rotated // 2, 1)

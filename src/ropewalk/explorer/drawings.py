@@ -1,4 +1,4 @@
-"""The clocks and the plane as SVG: they turn by themselves, and cost the server nothing."""
+"""The clocks and the plane as SVG; the browser animates them, so the server does no work."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from html import escape
 import numpy as np
 
 from ropewalk import analysis
-from ropewalk.explorer.words import Say
+from ropewalk.explorer.words import Translate
 from ropewalk.plots.look import ON_LIGHT
 from ropewalk.spec import RopeSpec
 
 CLOCKS = 12
 ACROSS = 6
 TRAIL = 12
-#: how fast the clocks turn when they are let go
+#: speed of the animated clocks
 TOKENS_PER_SECOND = 2.0
-# readable on light and on dark paper
+# readable on a light and on a dark background
 _INK, _RIM = "#808890", "#80889066"
 _FONT = 'font-family="system-ui, sans-serif"'
 
 
-def clocks(spec: RopeSpec, position: int, served: int, say: Say, turning: bool = False) -> str:
-    """A clock for each of up to twelve pairs spread over the ladder; its hand stands where `position` has turned it."""
+def clocks(spec: RopeSpec, position: int, served: int, translate: Translate, animated: bool = False) -> str:
+    """A clock for each of up to twelve pairs spread over the ladder; its hand shows the angle at `position`."""
     steps = analysis.radians(spec, served)
     chosen = np.unique(np.linspace(0, len(steps) - 1, CLOCKS).round().astype(int))
     angles = analysis.true_angles(steps[chosen], [position])[0]
     faces = [
-        _face(i, int(pair), float(steps[pair]), float(angle), say, turning)
+        _face(i, int(pair), float(steps[pair]), float(angle), translate, animated)
         for i, (pair, angle) in enumerate(zip(chosen, angles, strict=True))
     ]
     return _svg(ACROSS * 120, math.ceil(len(chosen) / ACROSS) * 150, faces)
 
 
-def _face(place: int, pair: int, step: float, angle: float, say: Say, turning: bool) -> str:
+def _face(place: int, pair: int, step: float, angle: float, translate: Translate, animated: bool) -> str:
     x, y, colour = 60 + 120 * (place % ACROSS), 60 + 150 * (place // ACROSS), ON_LIGHT[place % len(ON_LIGHT)]
     wave = math.inf if step == 0 else 2 * math.pi / abs(step)
-    label = say("stands still") if math.isinf(wave) else say("a turn in {turn}", turn=f"{wave:,.{int(wave < 100)}f}")
-    # the y axis of a picture points down: a positive, counter-clockwise angle is a negative one there
+    rotates = not math.isinf(wave)
+    label = translate("a turn in {turn}", turn=f"{wave:,.{int(wave < 100)}f}") if rotates else translate("does not rotate")
+    # the y axis of an SVG points down, so a counter-clockwise angle is negative
     degrees = -math.degrees(angle)
     spin = ""
-    if turning and not math.isinf(wave):
+    if animated and rotates:
         end = degrees - math.copysign(360, step)
         spin = (
             f'<animateTransform attributeName="transform" type="rotate" from="{degrees:.4f}" to="{end:.4f}" '
@@ -50,31 +51,31 @@ def _face(place: int, pair: int, step: float, angle: float, say: Say, turning: b
     return (
         f'<g transform="translate({x} {y})"><circle r="48" fill="none" stroke="{_RIM}" stroke-width="2"/>'
         f'<g transform="rotate({degrees:.4f})">{spin}{_line(42, 0, colour)}</g><circle r="3" fill="{_INK}"/>'
-        f"{_text(66, say('pair {pair}', pair=pair), colour)}{_text(82, label, _INK)}</g>"
+        f"{_text(66, translate('pair {pair}', pair=pair), colour)}{_text(82, label, _INK)}</g>"
     )
 
 
-def plane(spec: RopeSpec, pair: int, position: int, served: int, say: Say) -> str:
-    """The query (1, 0) of one pair before and after it is turned to `position`, and where the tokens before it stand."""
+def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Translate) -> str:
+    """The query (1, 0) of one pair before and after its rotation to `position`, and its tips at the tokens before."""
     positions = np.arange(max(position - TRAIL, 0), position + 1)
     path = rotated(spec, pair, positions, served)
     largest = max(1.0, float(np.abs(path).max()))
     places, unit = 100 * path / largest, 100 / largest
-    turn = math.degrees(math.atan2(path[-1].imag, path[-1].real)) % 360
-    where = f"{say('pair {pair}', pair=pair)}, {say('position {position}', position=f'{position:,}')}"
+    degrees = math.degrees(math.atan2(path[-1].imag, path[-1].real)) % 360
+    label = f"{translate('pair {pair}', pair=pair)}, {translate('position {position}', position=f'{position:,}')}"
     parts = [
         f'<g transform="translate(160 150)"><circle r="{unit:.3f}" fill="none" stroke="{_RIM}" stroke-width="2"/>',
         f'<line x1="-130" x2="130" stroke="{_RIM}"/><line y1="-130" y2="130" stroke="{_RIM}"/>',
         *(_dot(place, 0.15 + 0.5 * i / len(path)) for i, place in enumerate(places[:-1])),
         _line(unit, 0, _INK),
         _line(places[-1].real, -places[-1].imag, ON_LIGHT[1]),
-        f"{_text(150, f'{where}: {turn:.1f}°, |q| = {abs(path[-1]):.4g}', _INK)}</g>",
+        f"{_text(150, f'{label}: {degrees:.1f}°, |q| = {abs(path[-1]):.4g}', _INK)}</g>",
     ]
     return _svg(320, 310, parts)
 
 
 def rotated(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
-    """Where the query pair (1, 0) stands at each position: the exact angle, with the magnitude and growth of its scaling."""
+    """The query pair (1, 0) at each position: the exact angle, with the magnitude and growth of the scaling."""
     size = np.abs(analysis.query_path(spec, positions, served)[:, pair])
     angles = analysis.true_angles(analysis.radians(spec, served)[[pair]], positions)[:, 0]
     return size * np.exp(1j * angles)

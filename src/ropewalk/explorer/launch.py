@@ -1,4 +1,4 @@
-"""Starting the page's server: this machine only, no telemetry, uploads bounded, nothing watched or reloaded."""
+"""Start the page's server: on this machine only, without telemetry and file watching, with bounded uploads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PAGE = Path(__file__).with_name("page.py")
 
 
 def options(port: int, browser: bool) -> dict[str, Any]:
-    """Streamlit's settings by name."""
+    """The settings of streamlit by name."""
     return {
         "server.address": HOME,
         "server.port": integer("port", port, low=1, high=65_535),
         "server.headless": not browser,
-        # a page of another name that resolves to this machine must not reach it
+        # refuse other host names that resolve to this machine (DNS rebinding)
         "server.allowedHosts": [HOME, "localhost"],
         "server.enableCORS": True,
         "server.enableXsrfProtection": True,

@@ -1,7 +1,7 @@
 """The page that streamlit runs: widgets on the left, one view of one or two specs on the right.
 
-All values live in one dict of the session (`controls.defaults()` when it opens). A widget only mirrors its value, because
-streamlit forgets the widgets that a run does not draw.
+All values are in one dict of the session (`controls.defaults()` when it opens). A widget only mirrors its value, because
+streamlit drops the state of widgets that a run does not draw.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ropewalk.explorer.controls import SIDES, VIEWS
 from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.state import layers_of, settle, spec_of
 from ropewalk.explorer.widgets import draw_control, mirror, seeded
-from ropewalk.explorer.words import Say, about, speaker
+from ropewalk.explorer.words import Translate, about, translator
 from ropewalk.frequencies import SCALINGS
 from ropewalk.interop.config.file import MAX_BYTES
 
-#: where the launcher says which report to show
+#: environment variable with the path of the report, set by the launcher
 REPORT = "ROPEWALK_REPORT"
 TITLES = {
     "clocks": "Clocks", "plane": "Plane", "ladder": "Ladder", "distance": "Distance", "map": "Map", "precision": "Precision",
@@ -32,17 +32,17 @@ TITLES = {
 
 
 def page() -> None:
-    """Draw everything once; streamlit calls it again after every change."""
+    """Draw the whole page; streamlit calls this again after every change."""
     st.set_page_config(page_title="ropewalk", layout="wide")
     values = _values()
-    say = speaker(values["language"])
+    translate = translator(values["language"])
     report = os.environ.get(REPORT)
     with st.sidebar:
-        _sidebar(values, say)
-    st.subheader(say("Rotary position embedding"))
+        _sidebar(values, translate)
+    st.subheader(translate("Rotary position embedding"))
     if st.session_state.get("problem"):
         st.error(st.session_state["problem"])
-    _choose_view(values, say, report)
+    _choose_view(values, translate, report)
     try:
         specs = [spec_of(values, side) for side in SIDES[: 1 + values["compare"]]]
     except RopeError as error:
@@ -52,15 +52,15 @@ def page() -> None:
     if st.query_params.to_dict() != link:
         st.query_params.from_dict(link)
     if values["view"] == "code":
-        panels.code(values, f"{_address()}?{urlencode(link)}", say)
+        panels.code(values, f"{_address()}?{urlencode(link)}", translate)
     elif values["view"] == "report":
-        panels.report(Path(str(report)), say)
+        panels.report(Path(str(report)), translate)
     else:
-        panels.show(values, specs, say)
+        panels.show(values, specs, translate)
 
 
 def _values() -> dict[str, Any]:
-    """The session's values: from the link when it opens, then as the widgets left them, and in range of each other."""
+    """The session's values: from the link at first, then from the widgets, and limited by each other."""
     session = st.session_state
     if "values" not in session:
         try:
@@ -68,14 +68,14 @@ def _values() -> dict[str, Any]:
         except RopeError as error:
             session["values"], session["problem"] = controls.defaults(), str(error)
     values = session["values"]
-    # one read of the whole session: looking up each name apart takes several milliseconds
+    # one read of the whole session, because looking up each name takes several milliseconds
     values.update({name: value for name, value in session.to_dict().items() if name in values})
     put(settle(values))
     return values
 
 
 def put(new: dict[str, Any]) -> None:
-    """Set values from outside the widgets; those on the page follow."""
+    """Set values from code, and the widgets that show them."""
     values = st.session_state["values"]
     changed = {name: value for name, value in new.items() if values.get(name) != value}
     values.update(changed)
@@ -84,60 +84,60 @@ def put(new: dict[str, Any]) -> None:
             st.session_state[name] = mirror(value)
 
 
-def _sidebar(values: dict[str, Any], say: Say) -> None:
+def _sidebar(values: dict[str, Any], translate: Translate) -> None:
     draw_control(values, "language", "Language / 语言", horizontal=True, named={"en": "English", "zh": "中文"}.get)
-    st.selectbox(say("Preset"), ["", *PRESETS], key="preset", on_change=_load_preset)
-    st.file_uploader(say("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload)
+    st.selectbox(translate("Preset"), ["", *PRESETS], key="preset", on_change=_load_preset)
+    st.file_uploader(translate("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload)
     layers = st.session_state.get("layers", {})
     if len(layers) > 1:
-        st.selectbox(say("Layer type"), list(layers), key="layer", on_change=_load_layer)
+        st.selectbox(translate("Layer type"), list(layers), key="layer", on_change=_load_layer)
     if layers and _changed(values, layers[st.session_state.get("layer") or next(iter(layers))]):
-        st.caption(say("Changed from the preset."))
-    draw_control(values, "trained", say("Trained length"))
-    draw_control(values, "served", say("Target length"))
+        st.caption(translate("Changed from the preset."))
+    draw_control(values, "trained", translate("Trained length"))
+    draw_control(values, "served", translate("Target length"))
     last = values["served"] - 1
-    st.slider(say("Position"), 0, last, key=seeded(values, "position", (values["language"], last)))
-    with st.expander(say("First spec"), expanded=True):
-        _spec(values, "a", say)
-    draw_control(values, "compare", say("Compare with a second spec"))
+    st.slider(translate("Position"), 0, last, key=seeded(values, "position", (values["language"], last)))
+    with st.expander(translate("First spec"), expanded=True):
+        _spec(values, "a", translate)
+    draw_control(values, "compare", translate("Compare with a second spec"))
     if values["compare"]:
-        with st.expander(say("Second spec"), expanded=True):
-            _spec(values, "b", say)
-    st.button(say("Back to the start"), on_click=_reset, key="reset")
+        with st.expander(translate("Second spec"), expanded=True):
+            _spec(values, "b", translate)
+    st.button(translate("Reset"), on_click=_reset, key="reset")
 
 
 def _changed(values: dict[str, Any], loaded: dict[str, Any]) -> bool:
-    """Whether what is shown is no longer what was loaded."""
+    """Whether a shown value differs from the loaded one."""
     shown = (name for name in loaded if controls.in_use(name, values))
     return any(mirror(values[name]) != mirror(loaded[name]) for name in shown)
 
 
-def _spec(values: dict[str, Any], side: str, say: Say) -> None:
+def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
     draw_control(values, f"{side}.head_dim", "head_dim")
     draw_control(values, f"{side}.theta", "theta")
-    draw_control(values, f"{side}.scaling", say("Scaling"))
+    draw_control(values, f"{side}.scaling", translate("Scaling"))
     chosen = values[f"{side}.scaling"]
     st.caption(about(SCALINGS[chosen], values["language"]))
-    # what stretches a context first, where there is such a thing
+    # the factor of the context comes first
     for field in sorted(controls.scaling_controls(SCALINGS[chosen]), key=lambda field: field != "factor"):
         draw_control(values, f"{side}.{chosen}.{field}", field)
-    with st.popover(say("More")):
-        draw_control(values, f"{side}.rotary_dim", say("Turned dimensions (0: all)"))
+    with st.popover(translate("More")):
+        draw_control(values, f"{side}.rotary_dim", translate("Rotated dimensions (0: all)"))
         for name in ("layout", "precision", "magnitude_on"):
             draw_control(values, f"{side}.{name}", name)
 
 
-def _choose_view(values: dict[str, Any], say: Say, report: str | None) -> None:
+def _choose_view(values: dict[str, Any], translate: Translate, report: str | None) -> None:
     views = [view for view in VIEWS if view != "report" or report]
     if values["view"] not in views:
         put({"view": views[0]})
-    draw_control(values, "view", say("View"), horizontal=True, named=lambda view: say(TITLES[view]), choices=views)
+    draw_control(values, "view", translate("View"), horizontal=True, named=lambda view: translate(TITLES[view]), choices=views)
     if values["view"] == "clocks":
-        draw_control(values, "turning", say("Let the clocks turn"))
+        draw_control(values, "animate", translate("Animate the clocks"))
     elif values["view"] == "plane":
         last = min(controls.pairs_of(values, side) for side in SIDES[: 1 + values["compare"]]) - 1
-        # a slider needs two ends
-        st.slider(say("Pair"), 0, last or 1, key=seeded(values, "pair", (values["language"], last)), disabled=not last)
+        # a slider needs two different ends
+        st.slider(translate("Pair"), 0, last or 1, key=seeded(values, "pair", (values["language"], last)), disabled=not last)
 
 
 def _load(config: dict[str, Any] | bytes) -> None:
@@ -160,7 +160,7 @@ def _load_preset() -> None:
 def _load_upload() -> None:
     if st.session_state["upload"] is not None:
         st.session_state["preset"] = ""
-        # one byte more than is allowed, so that the reader can tell
+        # one byte above the limit, so that a larger file is detected
         _load(st.session_state["upload"].read(MAX_BYTES + 1))
 
 
@@ -176,7 +176,7 @@ def _reset() -> None:
 
 
 def _address() -> str:
-    """Where the page is, as far as the server knows."""
+    """The address of the page, as the server knows it."""
     return (st.context.url or "").split("?")[0]
 
 

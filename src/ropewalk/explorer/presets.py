@@ -1,10 +1,10 @@
-"""Ropes of well-known models, as the keys of their published config.json files; read like any other config."""
+"""The ropes of well-known models: config keys of their published config.json files, read like any other config."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Phi-3's searched factors, rounded to two decimals
+# the factors of Phi-3, rounded to two decimals
 _PHI3_SHORT = [
     1.05, 1.05, 1.05, 1.1, 1.1, 1.1, 1.25, 1.25, 1.4, 1.45, 1.55, 1.85, 1.9, *[2.0] * 19, 2.1, 2.1, 2.2,
     *[2.35] * 4, 2.4, 2.4, 2.65, 2.7, 2.9, 2.95, 3.05, 3.05, 3.05,
@@ -15,7 +15,7 @@ _PHI3_LONG = [
     62.5, 63.37, 63.48, 63.48, 63.66, 63.85, 64.08, 64.76, 64.8, 64.81, 64.81,
 ]  # fmt: skip
 
-#: name -> the keys of its config.json that a rope is read from. Add one and the page and its tests pick it up.
+#: name -> the config keys that define its rope. A preset added here appears on the page and in the tests.
 PRESETS: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": {
         "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131_072,

@@ -1,4 +1,4 @@
-"""The code that reproduces what the page shows, to copy and run."""
+"""The program that reproduces what the page shows, to copy and run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ropewalk.explorer.state import Values, spec_of
 from ropewalk.frequencies import Scaling
 from ropewalk.spec import RopeSpec
 
-#: what the program draws
+#: the figures that the program draws
 FIGURES = ("clocks", "spectrum", "coverage", "decay", "similarity_map", "precision")
 
 
 def program(values: Values) -> str:
-    """A program that makes the shown specs, cos and sin at the shown position, and the figures as files."""
+    """A program that makes the shown specs, cos and sin at the shown position, and files of the figures."""
     specs = {f"spec_{side}": spec_of(values, side) for side in SIDES[: 1 + values["compare"]]}
     lines = ["from pathlib import Path", "", "import torch", "", "import ropewalk as rw", "from ropewalk import plots"]
     lines += sorted({line for spec in specs.values() for line in _imports(spec)})
@@ -42,7 +42,7 @@ def _imports(spec: RopeSpec) -> Iterator[str]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """The dataclasses inside a spec that its call names."""
+    """The dataclasses that appear in the call of a spec."""
     for _, part in _given(value):
         if isinstance(part, AxisMap | Scaling):
             yield part
@@ -50,13 +50,13 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _given(value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields that differ from their defaults, or from what they follow."""
-    follows = {}
+    """The fields whose values differ from their defaults; two defaults depend on other fields."""
+    dependent = {}
     if isinstance(value, RopeSpec):
-        follows = {"layout_out": value.layout, "rotary_dim": value.head_dim - value.rotary_start}
+        dependent = {"layout_out": value.layout, "rotary_dim": value.head_dim - value.rotary_start}
     for field in fields(value):
         part = getattr(value, field.name)
-        if field.default is MISSING or part != follows.get(field.name, field.default):
+        if field.default is MISSING or part != dependent.get(field.name, field.default):
             yield field.name, part
 
 

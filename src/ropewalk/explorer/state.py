@@ -19,19 +19,19 @@ Values = Mapping[str, Any]
 
 
 def settle(values: Values) -> dict[str, Any]:
-    """The values with what hangs on others brought into range: a smaller head turns fewer dimensions, and so on."""
-    found = dict(values)
+    """The values, limited by the values they depend on: a smaller head has fewer rotated dimensions, and so on."""
+    new = dict(values)
     for side in SIDES:
-        head = found[f"{side}.head_dim"]
-        start = found[f"{side}.rotary_start"] = min(found[f"{side}.rotary_start"], max(head - 2, 0))
-        found[f"{side}.rotary_dim"] = min(found[f"{side}.rotary_dim"], (head - start) // 2 * 2)
-    found["position"] = min(found["position"], found["served"] - 1)
-    found["pair"] = min(found["pair"], min(pairs_of(found, side) for side in SIDES[: 1 + found["compare"]]) - 1)
-    return found
+        head = new[f"{side}.head_dim"]
+        start = new[f"{side}.rotary_start"] = min(new[f"{side}.rotary_start"], max(head - 2, 0))
+        new[f"{side}.rotary_dim"] = min(new[f"{side}.rotary_dim"], (head - start) // 2 * 2)
+    new["position"] = min(new["position"], new["served"] - 1)
+    new["pair"] = min(new["pair"], min(pairs_of(new, side) for side in SIDES[: 1 + new["compare"]]) - 1)
+    return new
 
 
 def spec_of(values: Values, side: str = "a") -> RopeSpec:
-    """The spec that one side's values describe; a RopeError says which value cannot be."""
+    """The spec of one side's values; a RopeError names a wrong value."""
     own = {name.removeprefix(f"{side}."): value for name, value in values.items() if name.startswith(f"{side}.")}
     pairs = pairs_of(values, side)
     axes = tuple(int(axis) for axis in stretched(_numbers("axes", own["axes"]), pairs, nearest=True))
@@ -51,10 +51,10 @@ def spec_of(values: Values, side: str = "a") -> RopeSpec:
 
 
 def scaling_of(name: str, own: Values, pairs: int) -> Scaling:
-    """A scaling by name with its own values, lists stretched over the pairs; what `own` does not say is its default."""
+    """A scaling by name with the values in `own`, else its defaults; lists are stretched over the pairs."""
     fields = scaling_controls(SCALINGS[name])
-    said = {field: own.get(f"{name}.{field}", control.default) for field, control in fields.items()}
-    return SCALINGS[name](**{field: _field(field, fields[field], value, pairs) for field, value in said.items()})
+    given = {field: own.get(f"{name}.{field}", control.default) for field, control in fields.items()}
+    return SCALINGS[name](**{field: _field(field, fields[field], value, pairs) for field, value in given.items()})
 
 
 def _field(field: str, control: Control, value: Any, pairs: int) -> Any:
@@ -66,12 +66,12 @@ def _field(field: str, control: Control, value: Any, pairs: int) -> Any:
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """Lists are typed as text."""
+    """A list of numbers; the page holds lists as text."""
     return read(name, Control("numbers", ()), value) if isinstance(value, str) else tuple(value)
 
 
 def stretched(values: tuple[float, ...], count: int, *, nearest: bool = False) -> tuple[float, ...]:
-    """A list of one length as one of another, end on end; itself where it fits."""
+    """A list interpolated to `count` entries, or by the nearest entry."""
     if len(values) in (0, count):
         return values
     places = np.linspace(0, len(values) - 1, count)
@@ -81,9 +81,9 @@ def stretched(values: tuple[float, ...], count: int, *, nearest: bool = False) -
 
 
 def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
-    """The values that describe a spec: what `spec_of` undoes."""
+    """The values of a spec; the inverse of `spec_of`."""
     if spec.mixed or spec.fractional:
-        raise RopeError("axes", "must be whole positions on named axes to be explored", spec.axes)
+        raise RopeError("axes", "must be integer positions, each pair on one axis, to be shown on the page", spec.axes)
     integer("head_dim", spec.head_dim, low=2, high=MAX_HEAD_DIM)
     axes = spec.axes if isinstance(spec.axes, AxisMap) else None
     own = {
@@ -102,16 +102,16 @@ def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
 
 
 def layers_of(config: Mapping[str, Any] | bytes) -> dict[str, dict[str, Any]]:
-    """What a config sets on the page, for each layer type that turns; bytes are read as a config.json, as data only."""
-    found = read_checkpoint(config_file.parse(config) if isinstance(config, bytes) else config)
-    turning = {name: facts for name, facts in found.layers.items() if facts is not None}
-    if not turning:
-        raise RopeError("config", "must rotate at least one layer type", list(found.layers))
-    return {name: _layer(facts.spec, max(facts.trained, 8), max(facts.served, 8)) for name, facts in turning.items()}
+    """The values that a config gives, for each layer type with a rope; bytes are parsed as a config.json."""
+    checkpoint = read_checkpoint(config_file.parse(config) if isinstance(config, bytes) else config)
+    rotated = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
+    if not rotated:
+        raise RopeError("config", "must rotate at least one layer type", list(checkpoint.layers))
+    return {name: _layer(facts.spec, max(facts.trained, 8), max(facts.served, 8)) for name, facts in rotated.items()}
 
 
 def _layer(spec: RopeSpec, trained: int, served: int) -> dict[str, Any]:
-    """The spec on the first side and, to compare it with, itself unscaled; or stretched by 4 where it has no scaling."""
+    """The spec on side a; on side b the same without its scaling, or with YaRN by 4 if it has none."""
     scaled = not isinstance(spec.scaling, Default)
     other = spec.with_(scaling=Default() if scaled else Yarn(factor=4.0, original_length=trained))
     return {**values_of(spec), **values_of(other, "b"), "trained": trained, "served": served}

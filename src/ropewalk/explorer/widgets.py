@@ -1,4 +1,4 @@
-"""A widget for every kind of control, seeded from the session's values and sharing their names."""
+"""A widget for every kind of control; it starts with the session's value and has the control's name as its id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 
 from ropewalk.explorer import controls
 
-#: what the sliders stop at; a value from a config or a link joins them
+#: the stops of the sliders; values from a config or a link are added
 HEADS = (4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024)
 LENGTHS = tuple(1 << power for power in range(7, 31))
 THETAS = tuple(float(digit * 10**power) for power in range(1, 10) for digit in (1, 2, 5))
@@ -20,7 +20,7 @@ NUMBERS = (
 
 
 def mirror(value: Any) -> Any:
-    """A value as its widget holds it: lists are typed as text."""
+    """A value as its widget holds it: lists are text."""
     return controls.write(value) if isinstance(value, tuple) else value
 
 
@@ -33,7 +33,7 @@ def draw_control(
     named: Callable[[str], Any] = str,
     choices: Sequence[str] | None = None,
 ) -> None:
-    """The widget of one control; its key is the control's name."""
+    """Draw the widget of one control."""
     control = controls.controls()[name]
     slides = control.kind in ("integer", "number")
     options = stops(values, name, control) if slides else list(control.choices if choices is None else choices)
@@ -53,9 +53,9 @@ def draw_control(
 
 
 def seeded(values: dict[str, Any], name: str, shape: object) -> str:
-    """The widget's key, which holds the control's value; `shape` is what the widget looks like.
+    """The widget's id, after the session holds the control's value under it; `shape` is the look of the widget.
 
-    Streamlit takes a widget of another shape for a new one and would start it afresh, so its value is given again then.
+    Streamlit treats a widget whose shape changed as a new one and would reset it, so its value is set again.
     """
     shapes = st.session_state.setdefault("shapes", {})
     if name not in st.session_state or shapes.get(name) != shape:
@@ -64,7 +64,7 @@ def seeded(values: dict[str, Any], name: str, shape: object) -> str:
 
 
 def stops(values: dict[str, Any], name: str, control: controls.Control) -> list[Any]:
-    """What a slider stops at: the usual numbers, the start, and every value it was ever given."""
+    """The stops of a slider: the usual numbers, the default, and every value that it had."""
     field = name.rpartition(".")[2]
     if field == "rotary_dim":
         return sorted({0, *(head for head in HEADS if head <= values[f"{name[0]}.head_dim"]), values[name]})
@@ -75,5 +75,5 @@ def stops(values: dict[str, Any], name: str, control: controls.Control) -> list[
 
 
 def shown(value: float) -> str:
-    """A number as the sliders write it."""
+    """The text of a number on a slider."""
     return f"{value:,.6g}" if isinstance(value, float) and abs(value) < 1e6 else f"{value:,.0f}"

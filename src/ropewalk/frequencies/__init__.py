@@ -1,26 +1,22 @@
-"""Frequencies: how fast each pair rotates, one frozen dataclass for every scaling rule.
+"""Frequencies: how fast each pair rotates, computed by one frozen dataclass per scaling.
 
-`scaling` holds the base class, `formulas` the shared mathematics, and the other modules the rules; SCALINGS lists them by name.
+`scaling` holds the base class and `formulas` the shared mathematics; the scalings themselves are in `basic`, `banded` and
+`per_pair`, and SCALINGS lists them by name.
 """
 
+from ropewalk.frequencies.banded import DynamicYarn, Llama3, NtkByParts, Yarn
+from ropewalk.frequencies.basic import Default, Dynamic, Linear, LinearFrequencies, Ntk, Proportional
+from ropewalk.frequencies.per_pair import Given, Learnable, LongRope, XPos
 from ropewalk.frequencies.scaling import Frequencies, Length, Scaling
-from ropewalk.frequencies.scalings import (
-    SCALINGS,
-    Default,
-    Dynamic,
-    DynamicYarn,
-    Given,
-    Learnable,
-    Linear,
-    LinearFrequencies,
-    Llama3,
-    LongRope,
-    Ntk,
-    NtkByParts,
-    Proportional,
-    XPos,
-    Yarn,
-)
+
+#: every scaling by name. Add a class here, and configs, `extend`, the explorer and the tests use it.
+SCALINGS: dict[str, type[Scaling]] = {
+    scaling.name: scaling
+    for scaling in (
+        Default, Linear, Ntk, NtkByParts, Dynamic, Yarn, DynamicYarn, LongRope, Llama3,
+        Proportional, LinearFrequencies, XPos, Given, Learnable,
+    )
+}  # fmt: skip
 
 __all__ = [
     "SCALINGS",

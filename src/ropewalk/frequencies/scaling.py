@@ -1,31 +1,37 @@
-"""What every scaling is made of: the ladder of frequencies, the ramps over it, the base class and its checks.
+"""The base class of all scalings, and `setting`, which declares one of their fields.
 
-Formulas are written once over `dtype`. In float64 they are the definition; in float32 their operations run in the order
-transformers runs them, so the same line also reproduces a checkpoint's own table bit for bit.
-Notation: d = `dim` rotated dimensions, pair i = 0 ... d/2 - 1, omega_i = theta^(-2i/d), s = `factor`.
+What a scaling accepts, how Hugging Face configs spell it, what `extend` offers and what the explorer shows all follow from the
+fields and class variables of its class: a new scaling is one class and one line in SCALINGS.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError, number
+from ropewalk.errors import RopeError, flag, integer, number
+from ropewalk.frequencies.formulas import CPU
 
 Length = int | Tensor | None
+
+#: bounds of a magnitude: its square and the inverse of its square still fit in a float32
+MAGNITUDE_RANGE = {"low": 1e-18, "high": 1e18}
+#: the config key of the trained length
+TRAINED_LENGTH_KEY = "original_max_position_embeddings"
+#: the config key of the longest sequence that a model is used with
+SERVED_LENGTH_KEY = "max_position_embeddings"
 
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """What a scaling decides: how fast each pair turns, and by how much its vectors grow.
+    """The frequencies and the magnitude that a scaling computes.
 
     `radians` is [pairs], or [rows, pairs] where the length is given per row; `magnitude` multiplies cos and sin.
-    `growth` (xPos) is the log-magnitude per step from `center` of each pair: added on queries, taken off on keys.
+    `growth` (xPos) is the log-magnitude per step from `center` of each pair: added on queries, subtracted on keys.
     """
 
     radians: Tensor
@@ -34,94 +40,82 @@ class Frequencies:
     center: int = 0
 
 
-# said everywhere: a model built under `torch.device("meta")` would make frequencies without values
-CPU = torch.device("cpu")
+@dataclass(frozen=True)
+class Setting:
+    """What one field of a scaling accepts, and its Hugging Face config key.
+
+    default           its type is the type of the field; None means an optional number
+    low, above, high  bounds of a number: low <= value <= high and value > above; of a list, `above` for each entry;
+                      of an integer, `low`
+    key               the config key, if it is not the name of the field
+    required          a config that names this scaling must have the key
+    from_lengths      ... unless it has two lengths, whose ratio is then used
+    """
+
+    default: Any
+    low: float = -math.inf
+    above: float = -math.inf
+    high: float = math.inf
+    key: str | None = None
+    required: bool = False
+    from_lengths: bool = False
+
+    def check(self, name: str, value: object) -> Any:
+        """`value` in the type of the default; a RopeError names the field if it has another type or is out of bounds."""
+        if self.default is None and value is None:
+            return None
+        if isinstance(self.default, bool):
+            return flag(name, value)
+        if isinstance(self.default, int):
+            return integer(name, value, low=int(self.low))
+        if isinstance(self.default, tuple):
+            return number_tuple(name, value, above=self.above)
+        return number(name, value, low=self.low, above=self.above, high=self.high)
 
 
-def periods(dim: int, theta: float | Tensor, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-    """theta^(2i/d): steps per radian of every pair."""
-    return theta ** (torch.arange(0, dim, 2, device=device).to(dtype) / dim)
+def setting(default: Any, **facts: Any) -> Any:
+    """Declare a dataclass field that is checked, and read from configs, by a `Setting` with these facts."""
+    return field(default=default, metadata={"setting": Setting(default, **facts)})
 
 
-def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Given numbers as a tensor; on a GPU copied once."""
-    return torch.tensor(values, dtype=dtype, device=device) if device == CPU else _copied(values, dtype, device)
-
-
-@lru_cache(maxsize=256)
-def _copied(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # copied to a GPU once, so that a captured graph never waits for the host; read only
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)
-
-
-def device_of(length: Tensor | float | None) -> torch.device:
-    """Where a length lives; plain numbers live on the CPU."""
-    return length.device if isinstance(length, Tensor) else CPU
-
-
-def mscale(factor: float | Tensor, weight: float = 1.0) -> float | Tensor:
-    """YaRN's magnitude for a stretch by `factor`: 0.1 * weight * ln(factor) + 1, and 1 where nothing is stretched."""
-    if isinstance(factor, Tensor):
-        return 0.1 * weight * factor.clamp(min=1).log() + 1.0
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def ntk_theta(theta: float, stretch: float | Tensor, dim: int) -> float | Tensor:
-    """The base that slows the slowest pair by `stretch` and leaves the fastest alone."""
-    # with one pair there is no slowest but the fastest: nothing to change, and d - 2 would divide by zero
-    return theta * (stretch ** (dim / (dim - 2)) if dim > 2 else stretch * 0 + 1)
-
-
-def turns_to_pair(turns: float, dim: int, theta: float, length: float) -> float:
-    """The (fractional) pair that completes `turns` turns within `length` steps."""
-    return (dim * math.log(length / (turns * 2 * math.pi))) / (2 * math.log(theta))
-
-
-def ramp(
-    fast: float,
-    slow: float,
-    dim: int,
-    theta: float,
-    length: float,
-    truncate: bool,
-    dtype: torch.dtype,
-    device: torch.device = CPU,
-) -> Tensor:
-    """0 for pairs with at least `fast` turns in `length` steps, 1 for those with at most `slow`, linear between."""
-    low, high = turns_to_pair(fast, dim, theta, length), turns_to_pair(slow, dim, theta, length)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
-    if low == high:
-        high += 0.001
-    return ((torch.arange(dim // 2, dtype=dtype, device=device) - low) / (high - low)).clamp(0, 1)
-
-
-def as_rows(value: Tensor) -> Tensor:
-    """A per-row number, ready to broadcast against the pairs."""
-    return value.unsqueeze(-1)
+def settings_of(scaling: Scaling | type[Scaling]) -> dict[str, Setting]:
+    """The settings of a scaling by field name; fields declared without `setting` are left out."""
+    return {f.name: f.metadata["setting"] for f in fields(scaling) if "setting" in f.metadata}
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Base of all scalings: fields are checked once; subclasses give `_radians` and, if they grow, `_magnitude`."""
+    """Base of all scalings: checks the fields; subclasses define `_radians` and, if they have one, `_magnitude`."""
 
-    #: HF's `rope_type` where it has one
+    #: the name in SCALINGS; the `rope_type` of Hugging Face configs for the scalings they know
     name: ClassVar[str] = ""
-    #: frequencies follow the length of each sequence
+    #: the frequencies depend on the length of each sequence
     needs_length: ClassVar[bool] = False
-    #: frequencies are trained: `Rope` owns a parameter
+    #: the frequencies are trained: `Rope` owns a parameter
     learned: ClassVar[bool] = False
+    #: configs can name it as their `rope_type`; its fields are then read from, and written to, their config keys
+    in_configs: ClassVar[bool] = False
+    #: `extend` offers it
+    in_extend: ClassVar[bool] = False
+    #: `extend` sets the config's served length too; False where vLLM and SGLang multiply that length by `factor` themselves
+    raises_length: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, facts in settings_of(self).items():
+            object.__setattr__(self, name, facts.check(name, getattr(self, name)))
 
     def frequencies(self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64) -> Frequencies:
-        """Radians per step of the dim/2 pairs; `length` is read only where `needs_length`."""
+        """The frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
         reached = torch.tensor(length, device=CPU) if isinstance(length, int) else length
         radians, magnitude = self._radians(dim, theta, reached, dtype), self._magnitude(reached, dtype)
         return Frequencies(radians, magnitude, *self._growth(dim))
 
     def check(self, dim: int, theta: float) -> None:
-        """Refuse a combination with `dim` or `theta` that has no meaning; nothing to refuse in general."""
+        """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class accepts all."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """`rope_type` and all fields, as a dict."""
+        return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: torch.dtype) -> Tensor:
         raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, dtype)")
@@ -132,59 +126,22 @@ class Scaling:
     def _growth(self, dim: int) -> tuple[Tensor | None, int]:
         return None, 0
 
-    def _set(self, **checked: object) -> None:
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+    def _check_order(self, larger: str, smaller: str) -> None:
+        """Refuse a field `larger` whose value is below that of the field `smaller`."""
+        if getattr(self, larger) < getattr(self, smaller):
+            raise RopeError(larger, f"must be at least {smaller} = {getattr(self, smaller):g}", getattr(self, larger))
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields that differ from nothing, by name, with the scaling's own name first."""
-        return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
-
-
-def magnitude_number(field: str, value: object) -> float:
-    """A magnitude: its square and the inverse of its square still fit in a float32."""
-    return number(field, value, low=1e-18, high=1e18)
+    def _check_pairs(self, name: str, dim: int, what: str) -> None:
+        """Refuse a list that does not have one entry for each pair."""
+        count = len(getattr(self, name))
+        if count != dim // 2:
+            raise RopeError(name, f"must hold one {what} for each of the {dim // 2} pairs", count)
 
 
-def optional_magnitude(field: str, value: object) -> float | None:
-    """A magnitude, or None where the formula decides."""
-    return None if value is None else magnitude_number(field, value)
-
-
-def optional_weight(field: str, value: object) -> float | None:
-    """A weight of YaRN's magnitude, or None; at most what still makes a magnitude."""
-    return None if value is None else number(field, value, low=0, high=1e17)
-
-
-def turns_pair(field: str, value: object) -> tuple[float, float]:
-    """(fast, slow) turns with fast >= slow."""
-    fast, slow = (number(field, x, above=0) for x in _pair(field, value))
-    if fast < slow:
-        raise RopeError(field, "must be (fast, slow) with fast >= slow", value)
-    return fast, slow
-
-
-def _pair(field: str, value: object) -> tuple[object, object]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise RopeError(field, "must be a pair of numbers", value)
-    return value[0], value[1]
-
-
-def number_tuple(field: str, value: object, above: float = -math.inf) -> tuple[float, ...]:
-    """Numbers from a list, tuple or tensor, each above `above`."""
+def number_tuple(name: str, value: object, above: float = -math.inf) -> tuple[float, ...]:
+    """The numbers of a list, tuple or tensor, each above `above`."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if not isinstance(value, list | tuple) or not value:
-        raise RopeError(field, "must be a list of numbers", value)
-    return tuple(number(f"{field}[{i}]", x, above=above) for i, x in enumerate(value))
-
-
-def positive_tuple(field: str, value: object) -> tuple[float, ...]:
-    """Positive numbers from a list, tuple or tensor."""
-    return number_tuple(field, value, above=0)
-
-
-def check_log_theta(theta: float) -> None:
-    """Refuse a base whose logarithm has no meaning here."""
-    if theta <= 1:
-        raise RopeError("theta", "must be above 1 where pairs are counted by their turns", theta)
+        raise RopeError(name, "must be a list of numbers", value)
+    return tuple(number(f"{name}[{i}]", x, above=above) for i, x in enumerate(value))

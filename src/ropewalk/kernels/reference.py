@@ -1,6 +1,6 @@
-"""The definition: four equal forms of one rotation, and a NumPy form for one vector.
+"""The definition of the rotation in four equal forms: half-split and interleaved pairs, complex numbers, a matrix. And in NumPy.
 
-The forms differ only by a permutation of the dimensions. cos and sin have one entry a pair, so a table has no layout;
+The two layouts differ only by a permutation of the dimensions. cos and sin have one entry per pair, so a table has no layout;
 only the rotation has one.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """First and second member of every pair: [..., 2P] -> [..., P] twice, as views.
+    """Return views [..., P] of the first and of the second member of every pair of x [..., 2P].
 
     half         a0 a1 a2 b0 b1 b2
     interleaved  a0 b0 a1 b1 a2 b2
@@ -24,28 +24,28 @@ def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
-    """The inverse of `split_pairs`."""
+    """Return [..., 2P] from the first and second members of its pairs: the inverse of `split_pairs`."""
     return torch.cat((a, b), dim=-1) if layout == "half" else torch.stack((a, b), dim=-1).flatten(-2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None) -> Tensor:
-    """Turn every pair of x [..., 2P] by the angle whose cos and sin [..., P] are given: the two lines of RoPE.
+    """Rotate every pair of x [..., 2P] by the angle whose cos and sin [..., P] are given: the two lines of RoPE.
 
-    Arithmetic in the tables' precision, one rounding to x's dtype at the end.
+    It computes in the tables' dtype and rounds once to x's dtype at the end.
     """
     a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
     return join_pairs(a * cos - b * sin, a * sin + b * cos, layout_out or layout).to(x.dtype)
 
 
 def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """The same as a product of complex numbers, (a + ib) e^{i angle}."""
+    """Rotate x as a product of complex numbers, (a + ib) e^{i angle}."""
     a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
     rotated = torch.complex(a, b) * torch.complex(cos, sin)
     return join_pairs(rotated.real, rotated.imag, layout).to(x.dtype)
 
 
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """The same as a dense matrix R [..., 2P, 2P] with R x = turn(x); for understanding, not for speed."""
+    """Return the dense matrix R [..., 2P, 2P] with R x = rotate(x); it explains the rotation and is not fast."""
     pairs = cos.shape[-1]
     first, second = split_pairs(torch.arange(2 * pairs), layout)
     matrix = cos.new_zeros(*cos.shape[:-1], 2 * pairs, 2 * pairs)
@@ -57,7 +57,7 @@ def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 
 
 def rotate_vector(x: np.ndarray, position: int, theta: float = 10_000.0, layout: str = "interleaved") -> np.ndarray:
-    """One vector, one position, in NumPy: f(x, m) = x e^{i m theta_i} on each pair."""
+    """Rotate vectors [..., 2P] at one position, in NumPy: f(x, m) = x e^{i m theta_i} on each pair."""
     x = np.asarray(x)
     pairs = x.shape[-1] // 2
     angle = position * theta ** (-np.arange(pairs) / pairs)

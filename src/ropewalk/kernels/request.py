@@ -1,8 +1,9 @@
-"""What is asked of a kernel: a Turn says which angles, which pairs, which axes; a kernel says how."""
+"""Request and TableRequest: one rotation to carry out. A request says which angles, pairs and axes; a kernel says how."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,14 +12,34 @@ from ropewalk.frequencies import Length
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin, first_rows, sides_differ
 
+#: dtypes that every kernel computes in float32; float64 is computed in float64, by torch alone
+FLOAT32_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_Self = TypeVar("_Self", bound="_OfTensors")
+
+
+class _OfTensors:
+    """Which of the tensors of a call are keys: the second of two, or all of them if `key` is set."""
+
+    key: bool
+
+    def is_key(self, index: int) -> bool:
+        """Return whether tensor `index` of the call is an attention key."""
+        return self.key or index == 1
+
+    def of_tensor(self: _Self, index: int) -> _Self:
+        """Return the request for tensor `index` alone."""
+        return replace(self, key=self.is_key(index))  # type: ignore[type-var]  # both subclasses are dataclasses
+
 
 @dataclass(frozen=True, eq=False)
-class Request:
-    """One rotation of the dims [start, start + 2 * pairs) of tensors whose tokens lie along `seq_dim` (negative).
+class Request(_OfTensors):
+    """One rotation of the dims [start, start + 2 * pairs) of tensors whose tokens are along `seq_dim` (negative).
 
-    `positions` is [S], [B, S] or [axes, B, S] on the tensors' device, or None for offset ... offset + S - 1.
-    `sign` -1 turns backwards and swaps the layouts; `gain` is the power of the magnitude. Of two tensors the second is
-    the key; a single one is if `key` says so.
+    positions        [S], [B, S] or [axes, B, S] on the tensors' device; None for offset ... offset + S - 1
+    sign             -1 rotates backwards and swaps the layouts
+    magnitude_power  the power of the spec's magnitude: 1 applies it, -1 divides by it
+    key              every tensor is a key; otherwise only the second of two is
     """
 
     spec: RopeSpec
@@ -47,25 +68,26 @@ class Request:
         return self.spec.layout_out if self.sign > 0 else self.spec.layout  # type: ignore[return-value]
 
     def adjoint(self) -> Request:
-        """The transpose: turns back with the same magnitude. The backward of a rotation, whatever the kernel."""
+        """Return the transposed rotation, which is the backward of every kernel: backwards, with the same magnitude."""
         return replace(self, sign=-self.sign)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors this request reads."""
         return tuple(t for t in (self.positions, self.length) if isinstance(t, Tensor))
 
     def explicit_positions(self, seq: int, device: torch.device) -> Tensor:
-        """The positions as a tensor, whether given or counted."""
+        """Return the positions as a tensor, also where they are counted from `offset`."""
         if self.positions is not None:
             return self.positions
         return torch.arange(self.offset, self.offset + seq, device=device)
 
     def sides_differ(self, device: torch.device) -> bool:
-        """Whether `rows` of a key are others than those of a query."""
+        """Return whether queries and keys have different `rows`."""
         return sides_differ(self.spec, device)
 
     def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-        """cos and sin [S, P] or [B, S, P]; sin is negated for a turn backwards. Not to be written to."""
+        """Return cos and sin [S, P] or [B, S, P], which must not be written to; sin is negated where sign is -1."""
         counted = self.positions is None and self.offset >= 0 and self.magnitude_power == 1 and dtype == torch.float32
         kept = first_rows(self.spec, device, self.offset + seq, key) if counted else None
         if kept is not None:
@@ -79,8 +101,8 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class TableRequest:
-    """A rotation by cos and sin the caller already has, [S, P], [B, S, P] or [B, H, S, P]."""
+class TableRequest(_OfTensors):
+    """A rotation by the caller's cos and sin, [S, P], [B, S, P] or [B, H, S, P]."""
 
     cos: Tensor
     sin: Tensor
@@ -112,14 +134,14 @@ AnyRequest = Request | TableRequest
 
 
 def table_dtype(x: Tensor) -> torch.dtype:
-    """Angles are never below float32, and follow x above it."""
+    """Return the dtype of the cos and sin that rotate x: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
-    """(seq, batch, head) axes of x; batch is the first axis that is not the sequence, heads the next.
+    """Return the (seq, batch, head) axes of x: batch is the first axis that is not the sequence, heads the next.
 
-    [B, H, S, D], [B, S, H, D], [S, B, H, D] have all three; [B, S, D] has no heads, packed [T, H, D] no batch.
+    [B, H, S, D], [B, S, H, D] and [S, B, H, D] have all three; [B, S, D] has no heads, packed [T, H, D] has no batch.
     """
     seq = seq_dim % ndim
     others = [axis for axis in range(ndim - 1) if axis != seq]
@@ -129,12 +151,12 @@ def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
 
 
 def align(table: Tensor, x: Tensor, seq_dim: int) -> Tensor:
-    """A table [S, P], [B, S, P] or [B, H, S, P] as a view that broadcasts against x's pairs."""
+    """Return a table [S, P], [B, S, P] or [B, H, S, P] as a view that broadcasts against x's pairs."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
     while table.ndim < 4:
         table = table.unsqueeze(0 if table.ndim == 2 else 1)
-    placed = [(axis, size) for axis, size in ((batch, 0), (head, 1), (seq, 2)) if axis is not None]
-    dropped = [d for d in (0, 1) if d not in [d for _, d in placed]]
+    placed = [(axis, dim) for axis, dim in ((batch, 0), (head, 1), (seq, 2)) if axis is not None]
+    dropped = [dim for dim in (0, 1) if dim not in [dim for _, dim in placed]]
     shape = [1] * x.ndim
     shape[-1] = table.shape[-1]
     for axis, dim in placed:

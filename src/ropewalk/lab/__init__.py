@@ -1,1 +1,1 @@
-"""The lab: corpora without a download, generated tasks, one trainer, and an evaluation that refuses to rank noise."""
+"""The lab: text without a download, generated tasks, a trainer, evaluation, statistics, studies and their report."""

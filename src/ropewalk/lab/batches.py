@@ -1,4 +1,4 @@
-"""Batches as functions of sample numbers: the place in the data is one integer, whatever the number of ranks or steps."""
+"""Batches as functions of sample numbers, so the position in the data is one integer for any number of ranks and steps."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, number
 from ropewalk.lab.corpus import Split
-from ropewalk.lab.draws import bits, fold, permuted, uniform
+from ropewalk.lab.stateless_random import bits, fold, permuted, uniform
 from ropewalk.lab.tasks import Sample
 from ropewalk.lab.text_tasks import TASKS
 from ropewalk.lab.tokenizer import Tokenizer
 
-#: a target that is not asked for, as torch's cross entropy has it
+#: the target of a token without a loss; torch's cross entropy ignores it by default
 IGNORED = -100
-_FATE = np.uint64(2**20 - 1)
+_LOW_20_BITS = np.uint64(2**20 - 1)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows for a model and what it should say; `count` is how many targets there are, known on the host.
+    """Inputs and targets of a model; `count` is the number of targets, known on the host.
 
     inputs   integer [B, S]                    targets  integer [B, S], or [B] for matching
-    the rest goes to the model by its name, where it is not None
+    The other tensors are passed to the model as keyword arguments if they are not None.
     """
 
     inputs: Tensor
@@ -38,13 +38,13 @@ class Batch:
     documents: Tensor | None = None
 
     @property
-    def given(self) -> dict[str, Tensor]:
-        """What the model is told beside the inputs."""
-        known = {"positions": self.positions, "padding": self.padding, "documents": self.documents}
-        return {name: value for name, value in known.items() if value is not None}
+    def keywords(self) -> dict[str, Tensor]:
+        """The keyword arguments of the model."""
+        tensors = {"positions": self.positions, "padding": self.padding, "documents": self.documents}
+        return {name: value for name, value in tensors.items() if value is not None}
 
-    def on(self, device: torch.device) -> Batch:
-        """The batch on a device: narrow numbers travel, from pinned memory, and are widened there."""
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device: copied in narrow dtypes from pinned memory, and widened there to int64."""
         return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self) if f.name != "count"})
 
 
@@ -58,37 +58,37 @@ def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
 
 @runtime_checkable
 class Batches(Protocol):
-    """Samples by number."""
+    """A source of numbered samples."""
 
     @property
     def vocab_size(self) -> int:
-        """How many token numbers there may be."""
+        """The number of different token ids."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """What changes when the samples do."""
+        """A text that is different for different samples."""
         ...
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """The samples `index`, of `length` inputs each."""
+        """Return the samples with the numbers `index`, of `length` inputs each."""
         ...
 
 
-def next_token(rows: np.ndarray, counts: np.ndarray | None = None) -> Batch:
-    """Rows [B, S + 1] as inputs and what follows each; where `counts` is False the target is ignored."""
+def next_token(rows: np.ndarray, is_target: np.ndarray | None = None) -> Batch:
+    """Return rows [B, S + 1] as inputs and next-token targets; tokens where `is_target` is False are ignored."""
     inputs, targets = torch.from_numpy(np.ascontiguousarray(rows[:, :-1])), torch.from_numpy(np.ascontiguousarray(rows[:, 1:]))
-    if counts is None:
+    if is_target is None:
         return Batch(inputs, targets, targets.numel())
-    asked = counts[:, 1:]
-    return Batch(inputs, targets.int().masked_fill(torch.from_numpy(~asked), IGNORED), int(asked.sum()))
+    kept = is_target[:, 1:]
+    return Batch(inputs, targets.int().masked_fill(torch.from_numpy(~kept), IGNORED), int(kept.sum()))
 
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Windows of a split, every one once before any comes again; each pass cuts and shuffles anew.
+    """Windows of a split. Each pass over the split uses every window once, with a new offset and a new shuffle.
 
-    With `documents`, a token sees its own document alone.
+    With `documents`, the batch has document numbers, so that attention stays within each document.
     """
 
     split: Split
@@ -99,19 +99,19 @@ class TextBatches:
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         starts = self.starts(index, length)
-        found = next_token(self.split.rows(starts, length + 1))
-        return replace(found, documents=self._numbers(starts, length)) if self.documents else found
+        batch = next_token(self.split.rows(starts, length + 1))
+        return replace(batch, documents=self._document_numbers(starts, length)) if self.documents else batch
 
     def starts(self, index: np.ndarray, length: int) -> np.ndarray:
-        """Where the window of each sample begins."""
+        """Return the start of each sample's window in the split."""
         windows = (len(self.split.tokens) - 1) // length - 1
         if windows < 1:
-            raise RopeError("length", f"must be under half of the corpus of {len(self.split.tokens)} tokens", length)
+            raise RopeError("length", f"must be less than half of the corpus, which has {len(self.split.tokens)} tokens", length)
         passes, place = np.divmod(np.asarray(index, dtype=np.int64), windows)
-        keys = bits(fold(self.seed, length), passes, 0, 2)  # one shuffle and one offset for a pass
-        return permuted(place, windows, keys[:, 0]) * length + (keys[:, 1] % np.uint64(length)).astype(np.int64)
+        drawn = bits(fold(self.seed, length), passes, 0, 2)  # one shuffle and one offset per pass
+        return permuted(place, windows, drawn[:, 0]) * length + (drawn[:, 1] % np.uint64(length)).astype(np.int64)
 
-    def _numbers(self, starts: np.ndarray, length: int) -> Tensor:
+    def _document_numbers(self, starts: np.ndarray, length: int) -> Tensor:
         tokens = starts[:, None] + np.arange(length)
         return torch.from_numpy(np.searchsorted(self.split.starts, tokens, side="right"))
 
@@ -130,7 +130,7 @@ class TaskBatches:
         return f"task {self.task} {self.seed} {self.options}"
 
     def sample(self, index: np.ndarray, length: int) -> Sample:
-        """The rows of `length` + 1 tokens and which of them count."""
+        """Return rows of `length` + 1 tokens and which of them are targets."""
         if self.task not in TASKS:
             raise RopeError("task", f"must be one of {', '.join(TASKS)}", self.task)
         return TASKS[self.task](self.seed, index, length + 1, **dict(self.options))
@@ -141,7 +141,7 @@ class TaskBatches:
 
 @dataclass(frozen=True)
 class MixedBatches:
-    """Each sample comes from one of several, in given shares; one and the same for every run with this seed."""
+    """Each sample comes from one of several sources, chosen at random with given shares by the seed and its number."""
 
     parts: tuple[Batches, ...]
     shares: tuple[float, ...]
@@ -161,24 +161,25 @@ class MixedBatches:
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         chosen = np.searchsorted(np.cumsum(self.shares)[:-1], uniform(self.seed, index, 5, 1)[:, 0], side="right")
-        # in order of the parts: rows of a batch have no order of their own
-        found = [part.batch(index[chosen == i], length) for i, part in enumerate(self.parts) if (chosen == i).any()]
-        return joined(found)
+        # rows are grouped by source; the order of rows within a batch has no meaning
+        batches = [part.batch(index[chosen == i], length) for i, part in enumerate(self.parts) if (chosen == i).any()]
+        return concatenate(batches)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Rows of several batches in one."""
-    if any(b.given for b in batches):
-        raise RopeError("shares", "can mix only samples that need no more than their tokens", sorted(batches[0].given))
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches as one batch."""
+    extra = sorted({name for batch in batches for name in batch.keywords})
+    if extra:
+        raise RopeError("shares", "can mix only batches that consist of inputs and targets", extra)
     inputs, targets = (torch.cat([getattr(b, name).int() for b in batches]) for name in ("inputs", "targets"))
     return Batch(inputs, targets, sum(b.count for b in batches))
 
 
 @dataclass(frozen=True)
 class MaskedBatches:
-    """Masked language modelling over another source's rows: of `share` of the tokens, or of words, the model says what they were.
+    """Masked language modelling on another source's rows: `share` of the tokens, or of the words, are targets.
 
-    Of the chosen, 80 % become the mask, 10 % any token, 10 % stay.
+    Of the targets, 80 % are replaced by the mask, 10 % by a random token, and 10 % are kept.
     """
 
     text: Batches
@@ -196,28 +197,28 @@ class MaskedBatches:
         return f"masked {self.share} {self.whole_words} {self.seed} {self.text.fingerprint}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        found = self.text.batch(index, length)
+        batch = self.text.batch(index, length)
         inputs, targets = mask_tokens(
-            found.inputs.numpy(), index, self.tokenizer, share=self.share, whole_words=self.whole_words, seed=self.seed
+            batch.inputs.numpy(), index, self.tokenizer, share=self.share, whole_words=self.whole_words, seed=self.seed
         )
-        return replace(found, inputs=inputs, targets=targets, count=int((targets != IGNORED).sum()))
+        return replace(batch, inputs=inputs, targets=targets, count=int((targets != IGNORED).sum()))
 
 
 def mask_tokens(
     rows: np.ndarray, index: np.ndarray, tokenizer: Tokenizer, *, share: float = 0.15, whole_words: bool = False, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) [B, S] of masked language modelling; which tokens are chosen depends on (seed, index) alone."""
+    """Return (inputs, targets) [B, S] of masked language modelling; the chosen tokens depend only on (seed, index)."""
     number("share", share, above=0, high=1)
     length = rows.shape[1]
-    raw = bits(seed, index, 0, length)  # three numbers in one: 24 bits of chance, 20 of fate, 20 of another token
-    draw, fate, other = raw >> np.uint64(40), (raw >> np.uint64(20)) & _FATE, raw & _FATE
+    raw = bits(seed, index, 0, length)  # three numbers: 24 bits choose the targets, 20 their replacement, 20 a random token
+    draw, replacement, other = raw >> np.uint64(40), (raw >> np.uint64(20)) & _LOW_20_BITS, raw & _LOW_20_BITS
     if whole_words:
-        # every token of a word takes the draw of its first
+        # every token of a word uses the draw of the word's first token
         first = np.where(tokenizer.starts_word(rows), np.arange(length), 0)
         draw = np.take_along_axis(draw, np.maximum.accumulate(first, axis=1), axis=1)
     chosen = draw < share * 2**24
     other = ((other * np.uint64(tokenizer.num_words)) >> np.uint64(20)).astype(np.int32)
     rows = rows.astype(np.int32)
-    changed = np.where(fate < 0.8 * 2**20, tokenizer.mask_id, np.where(fate < 0.9 * 2**20, other, rows))
+    changed = np.where(replacement < 0.8 * 2**20, tokenizer.mask_id, np.where(replacement < 0.9 * 2**20, other, rows))
     inputs, targets = np.where(chosen, changed, rows), np.where(chosen, rows, IGNORED)
     return torch.from_numpy(inputs.astype(np.int32)), torch.from_numpy(targets.astype(np.int32))

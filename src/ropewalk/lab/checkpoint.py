@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: safetensors and JSON with checksums, written beside and renamed, the last few kept."""
+"""Checkpoints: safetensors and JSON with checksums in a folder that is created by one rename; only the last few are kept."""
 
 from __future__ import annotations
 
@@ -18,76 +18,72 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.interop.checkpoint.safetensors_file import build_header, parse_object, read_header, read_rows, write_file
 from ropewalk.interop.checkpoint.shards import write_json
-from ropewalk.lab.distributed import Parallel, local
+from ropewalk.lab.distributed import Parallel, local, unsharded
 
 logger = logging.getLogger("ropewalk.lab")
 _NAME = re.compile(r"step-(\d{9})")
 STATE = "state.json"
 
 
-class Damaged(Exception):
-    """A checkpoint that cannot be used, and why."""
+class DamagedCheckpoint(Exception):
+    """A checkpoint is incomplete or its checksums differ."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, reverse=True)
+    """Return the checkpoints in a folder, newest first."""
+    return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
 
 
 def write_checkpoint(
     folder: Path, step: int, files: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any], keep: int
 ) -> None:
-    """Write the tensors of each file and the state as one checkpoint, then remove all but the last `keep`."""
+    """Write a checkpoint of the tensors of each file and the state, then remove all but the last `keep` checkpoints."""
     target = folder / f"step-{step:09d}"
     if target.exists():
-        # it was damaged, or it would have been resumed from; the same step is written again
+        # it is damaged: the run would have resumed from it otherwise
         shutil.rmtree(target)
     with atomic_folder(target) as draft:
         for name, tensors in files.items():
-            # wide types first, so that all are aligned
+            # the widest dtypes first, so that all tensors are aligned
             ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-            header = build_header([(key, t.dtype, tuple(t.shape)) for key, t in ordered], {})
-            write_file(draft / name, header, lambda key, tensors=tensors: [tensors[key]])
+            header = build_header([(label, t.dtype, tuple(t.shape)) for label, t in ordered], {})
+            write_file(draft / name, header, lambda label, tensors=tensors: [tensors[label]])
         sums = {name: _sha256(draft / name) for name in files}
-        sealed = {**state, "step": step, "files": sums}
-        write_json(draft / STATE, {**sealed, "sha256": _seal(sealed)})
+        whole = {**state, "step": step, "files": sums}
+        write_json(draft / STATE, {**whole, "sha256": _state_sha256(whole)})
     for old in checkpoints(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """(state, tensors by file) of one checkpoint, every byte of it checked; Damaged says what is wrong."""
+    """Return (state, tensors by file) of a checkpoint after checking all checksums; raises DamagedCheckpoint."""
     try:
         state = parse_object((path / STATE).read_bytes(), STATE)
-        seal = state.pop("sha256", None)
-        if seal != _seal(state):
-            raise Damaged(f"the checksum of {STATE} differs")
-        for name, known in state["files"].items():
-            if _sha256(path / name) != known:
-                raise Damaged(f"the checksum of {name} differs")
-        return state, {name: _tensors(path / name) for name in state["files"]}
+        if state.pop("sha256", None) != _state_sha256(state):
+            raise DamagedCheckpoint(f"the checksum of {STATE} differs")
+        tensors = {}
+        for name, sha256 in state["files"].items():
+            if _sha256(path / name) != sha256:
+                raise DamagedCheckpoint(f"the checksum of {name} differs")
+            header = read_header(path / name)
+            tensors[name] = {label: read_rows(path / name, header, label) for label in header.entries}
+        return state, tensors
     except (OSError, RopeError) as error:
-        raise Damaged(str(error)) from None
+        raise DamagedCheckpoint(str(error)) from None
 
 
-def newest(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
-    """The newest checkpoint that is whole; each damaged one on the way is named in the log."""
-    known = checkpoints(folder)
-    for number, path in enumerate(known):
+def read_newest(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
+    """Read the newest undamaged checkpoint, with a warning for each damaged one; None if there are no checkpoints."""
+    paths = checkpoints(folder)
+    for number, path in enumerate(paths):
         try:
             return read_checkpoint(path)
-        except Damaged as reason:
-            then = f"trying {known[number + 1].name}" if number + 1 < len(known) else "no older one is left"
+        except DamagedCheckpoint as reason:
+            then = f"trying {paths[number + 1].name}" if number + 1 < len(paths) else "there is no older one"
             logger.warning("checkpoint %s cannot be used: %s; %s", path.name, reason, then)
-    if known:
-        raise RopeError("checkpoint", f"must be whole, and none in {folder} is; remove them to start anew", len(known))
+    if paths:
+        raise RopeError("checkpoint", f"all checkpoints in {folder} are damaged; remove them to start anew", len(paths))
     return None
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    header = read_header(path)
-    return {key: read_rows(path, header, key) for key in header.entries}
 
 
 def _sha256(path: Path) -> str:
@@ -95,54 +91,60 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _seal(state: Mapping[str, Any]) -> str:
+def _state_sha256(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def model_tensors(model: nn.Module, parallel: Parallel) -> dict[str, Tensor]:
-    """Weights and buffers in full, tied ones once; every rank must call."""
-    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in model.state_dict())]
-    return {name: parallel.whole(tensor.detach()).cpu() for name, tensor in named}
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of a model, tied ones once."""
+    persistent = model.state_dict()
+    return {**dict(model.named_parameters()), **{name: b for name, b in model.named_buffers() if name in persistent}}
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return unsharded copies of the weights and buffers on the CPU; every rank must call this."""
+    return {name: unsharded(tensor.detach()).cpu() for name, tensor in _named_tensors(model).items()}
 
 
 @torch.no_grad()
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put weights and buffers in their place; a missing, surplus or misshapen one is named."""
-    named = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if n in model.state_dict()}}
+    """Copy weights and buffers into the model; missing or additional tensors and other shapes are errors."""
+    named = _named_tensors(model)
     if named.keys() != tensors.keys():
-        raise RopeError("checkpoint", "must have the tensors of this model", sorted(named.keys() ^ tensors.keys())[:5])
+        raise RopeError("checkpoint", "must have the same tensors as this model", sorted(named.keys() ^ tensors.keys())[:5])
     for name, own in named.items():
         if own.shape != tensors[name].shape:
             raise RopeError("checkpoint", f"must have {name} in the shape {list(own.shape)}", list(tensors[name].shape))
-        own.copy_(_placed_like(own, tensors[name]))
+        own.copy_(_sharded_like(own, tensors[name]))
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, parallel: Parallel) -> dict[str, Tensor]:
-    """The optimiser's numbers by "kind parameter", in full."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        for kind, value in optimizer.state.get(parameter, {}).items():
-            found[f"{kind} {name}"] = parallel.whole(value.detach()).cpu()
-    return found
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return unsharded copies of the optimizer's state on the CPU, named "kind parameter"; every rank must call this."""
+    return {
+        f"{kind} {name}": unsharded(value.detach()).cpu()
+        for name, parameter in model.named_parameters()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The optimiser as it was."""
+    """Restore the optimizer's state."""
     named = dict(model.named_parameters())
     fused = bool(optimizer.defaults.get("fused"))
-    for key, value in tensors.items():
-        kind, _, name = key.partition(" ")
+    for label, value in tensors.items():
+        kind, _, name = label.partition(" ")
         if name not in named:
-            raise RopeError("checkpoint", "must have an optimiser of this model", key)
+            raise RopeError("checkpoint", "must have the optimizer of this model", label)
         parameter = named[name]
-        if kind == "step":  # a count: fused optimisers keep it where the weights are
+        if kind == "step":  # a scalar; a fused optimizer needs it on the device of the weights
             placed = value.to(local(parameter).device) if fused else value
         else:
-            placed = _placed_like(parameter, value)
+            placed = _sharded_like(parameter, value)
         optimizer.state[parameter][kind] = placed
 
 
-def _placed_like(own: Tensor, value: Tensor) -> Tensor:
+def _sharded_like(own: Tensor, value: Tensor) -> Tensor:
+    """Return `value` on the device of `own`, sharded as `own` is."""
     value = value.to(local(own).device)
     if hasattr(own, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor
@@ -152,19 +154,19 @@ def _placed_like(own: Tensor, value: Tensor) -> Tensor:
 
 
 def random_tensors(parallel: Parallel) -> dict[str, Tensor]:
-    """The state of torch's generators on every rank, [world, bytes]."""
-    found = {"cpu": parallel.gathered(torch.get_rng_state())}
+    """Return the states of torch's random generators on all ranks, [world, bytes]."""
+    states = {"cpu": parallel.gather(torch.get_rng_state())}
     if parallel.device.type == "cuda":
-        found["cuda"] = parallel.gathered(torch.cuda.get_rng_state(parallel.device))
-    return found
+        states["cuda"] = parallel.gather(torch.cuda.get_rng_state(parallel.device))
+    return states
 
 
 def load_random(tensors: Mapping[str, Tensor], parallel: Parallel) -> bool:
-    """Generators as they were on this rank; False, and nothing done, for another number of ranks or another device."""
-    wanted = {"cpu", "cuda"} if parallel.device.type == "cuda" else {"cpu"}
-    if tensors.keys() != wanted or tensors["cpu"].shape[0] != parallel.world:
+    """Restore torch's random generators on this rank; return False if the ranks or the device type changed."""
+    needed = {"cpu", "cuda"} if parallel.device.type == "cuda" else {"cpu"}
+    if tensors.keys() != needed or tensors["cpu"].shape[0] != parallel.world:
         return False
     torch.set_rng_state(tensors["cpu"][parallel.rank].clone())
-    if "cuda" in wanted:
+    if "cuda" in needed:
         torch.cuda.set_rng_state(tensors["cuda"][parallel.rank].clone(), parallel.device)
     return True

@@ -1,6 +1,6 @@
-"""A corpus: documents as token numbers in two memory-mapped files, one to train on and one held out.
+"""A corpus: tokenized documents in two memory-mapped files, one to train on and one held out.
 
-Which split a document is in depends on its name alone. What is on disk is a cache: it is rebuilt whenever a source file,
+The split of a document depends only on its name. The files on disk are a cache: they are rebuilt when a source file,
 the tokenizer or the format changes.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.lab.draws import fold, permuted
 from ropewalk.lab.sources import Source, find_source
+from ropewalk.lab.stateless_random import fold, permuted
 from ropewalk.lab.tokenizer import Bytes, Tokenizer
 
 SPLITS = ("train", "valid")
@@ -30,57 +30,57 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Split:
-    """The tokens of one split, each document followed by the separator, and where documents start (and the last ends)."""
+    """The tokens of one split, with a separator after each document, and the start of each document and end of the last."""
 
     tokens: np.ndarray
     starts: np.ndarray
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """[len(starts), length] tokens from each start."""
-        # as signed numbers of a width that torch has on every device
-        kept = self.tokens.dtype if self.tokens.dtype == np.uint8 else np.int32
-        return np.lib.stride_tricks.sliding_window_view(self.tokens, length)[starts].astype(kept, copy=False)
+        """Return the tokens from each start, [len(starts), length]."""
+        # torch lacks uint32 operations on some devices
+        dtype = self.tokens.dtype if self.tokens.dtype == np.uint8 else np.int32
+        return np.lib.stride_tricks.sliding_window_view(self.tokens, length)[starts].astype(dtype, copy=False)
 
     def windows(self, count: int, length: int, seed: int = 0) -> np.ndarray:
-        """`count` windows that lie within one document each, from as many documents as there are: [count, length]."""
+        """Return `count` windows [count, length], each within one document, from as many documents as possible."""
         sizes = np.diff(self.starts) - 1  # without the separator
         long_enough = np.flatnonzero(sizes >= length)
         if not len(long_enough):
-            raise RopeError("length", f"no document of this split has so many tokens; the longest has {sizes.max()}", length)
-        turn = np.arange(integer("count", count, low=1))
-        keys = np.full(count, fold(seed, 1), dtype=np.uint64)
-        chosen = long_enough[permuted(turn % len(long_enough), len(long_enough), keys)]
-        # the k-th window of a document starts at the k-th of evenly spread places
+            raise RopeError("length", f"must be at most {sizes.max()}, the tokens of the longest document of this split", length)
+        window = np.arange(integer("count", count, low=1))
+        seeds = np.full(count, fold(seed, 1), dtype=np.uint64)
+        chosen = long_enough[permuted(window % len(long_enough), len(long_enough), seeds)]
+        # the windows of one document start at evenly spaced places
         rounds, room = -(-count // len(long_enough)), sizes[chosen] - length
-        share = (turn // len(long_enough) + 0.5) / rounds
+        share = (window // len(long_enough) + 0.5) / rounds
         return self.rows(self.starts[chosen] + (share * room).astype(np.int64), length)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two splits and what is known of them."""
+    """The two splits, and facts such as the fingerprint and the number of tokens."""
 
     folder: Path
     facts: dict[str, Any]
 
     @cached_property
     def train(self) -> Split:
-        """What a model may learn from."""
+        """The split to train on."""
         return self._split("train")
 
     @cached_property
     def valid(self) -> Split:
-        """What it is judged by."""
+        """The held-out split."""
         return self._split("valid")
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over the sorted documents and their names, and the tokenizer."""
+        """The sha256 of the tokenizer's name and of all documents with their names."""
         return self.facts["fingerprint"]
 
     @property
     def vocab_size(self) -> int:
-        """How many token numbers there may be."""
+        """The number of different token ids."""
         return self.facts["vocab_size"]
 
     def _split(self, name: str) -> Split:
@@ -90,7 +90,7 @@ class Corpus:
 
 
 def cache_folder() -> Path:
-    """Where corpora are kept: ROPEWALK_CACHE, or the user's cache folder."""
+    """Return the folder of tokenized corpora: ROPEWALK_CACHE, or the user's cache folder."""
     named = os.environ.get("ROPEWALK_CACHE")
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ropewalk"
 
@@ -98,32 +98,32 @@ def cache_folder() -> Path:
 def open_corpus(
     source: str | Path = "code", tokenizer: Tokenizer | None = None, *, cache: str | Path | None = None, field: str = "text"
 ) -> Corpus:
-    """The corpus of a source: a name from SOURCES, a text or JSON lines file, or a folder of them."""
+    """Open the corpus of a source: a name from SOURCES, a text or JSON lines file, or a folder of them."""
     tokenizer = Bytes() if tokenizer is None else tokenizer
-    found = find_source(source, field)
+    files = find_source(source, field)
     root = Path(cache) if cache is not None else cache_folder()
-    folder = root / f"corpus-{_key(found, tokenizer, field)}"
+    folder = root / f"corpus-{_cache_id(files, tokenizer, field)}"
     if not (folder / "corpus.json").exists():
-        _build(found, tokenizer, folder)
+        _build(files, tokenizer, folder)
     return Corpus(folder, json.loads((folder / "corpus.json").read_text()))
 
 
 def held_out(name: str) -> bool:
-    """Whether the document of this name is in the valid split."""
+    """Return whether the document of this name is in the held-out split."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < HELD_OUT * 2**64
 
 
-def _key(source: Source, tokenizer: Tokenizer, field: str) -> str:
-    """What changes when the files do, found without reading them."""
+def _cache_id(source: Source, tokenizer: Tokenizer, field: str) -> str:
+    """Return an id that changes with the sizes and times of the files, the tokenizer and the format."""
     digest = hashlib.sha256(f"{_FORMAT}/{tokenizer.name}/{field}/{getattr(source.read, '__name__', '')}".encode())
     for name, path in source.files:
-        known = path.stat()
-        digest.update(f"{name}/{known.st_size}/{known.st_mtime_ns}\n".encode())
+        stat = path.stat()
+        digest.update(f"{name}/{stat.st_size}/{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:24]
 
 
 def _build(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the splits beside `folder` and put them in place with one rename."""
+    """Write the splits to a temporary folder and rename it to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".corpus-", dir=folder.parent))
     try:
@@ -134,7 +134,7 @@ def _build(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         except OSError:
             if not (folder / "corpus.json").exists():
                 raise
-            # another process was first, with the same result
+            # another process made the same corpus first
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -153,7 +153,7 @@ def _write(source: Source, tokenizer: Tokenizer, draft: Path) -> dict[str, Any]:
             starts[split].append(starts[split][-1] + len(tokens) + 1)
     for name, places in starts.items():
         if len(places) == 1:
-            rule = f"must have documents for both splits, and the {name} split is empty; give more text, or more files"
+            rule = f"must have documents for both splits, but the {name} split is empty; use more text or more files"
             raise RopeError("source", rule, f"{len(source.files)} files")
         np.array(places, dtype="<i8").tofile(draft / f"{name}.starts")
     return {

@@ -1,9 +1,9 @@
-"""One command on many devices: torchrun says who we are; the model is copied, sharded, or its sequences are cut.
+"""Training on several devices under torchrun.
 
 none      one process
-ddp       every rank has the model and its share of the rows; gradients are averaged
-fsdp      every rank has its share of the rows and of every weight (FSDP2)
-context   every rank has the model and its share of every row; attention goes round the ring
+ddp       every rank has the model and a part of the rows; gradients are averaged
+fsdp      every rank has a part of the rows and a shard of every weight (FSDP2)
+context   every rank has the model and a part of every row; attention is ring attention
 """
 
 from __future__ import annotations
@@ -28,81 +28,86 @@ from ropewalk.lab.batches import IGNORED, Batch
 
 KINDS = ("none", "ddp", "fsdp", "context")
 SHARDS = "head_tail"
-PATIENCE = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor itself."""
+    """Return this rank's part of a sharded tensor, or the tensor itself."""
     return x.to_local() if hasattr(x, "to_local") else x  # type: ignore[operator]
+
+
+def unsharded(x: Tensor) -> Tensor:
+    """Return a sharded tensor in full, on every rank."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Who this process is among all, and how the work is shared."""
+    """The rank of this process, the number of processes, and how they divide the work."""
 
     kind: str = "none"
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    #: a group on the host, so that small facts travel without waiting for the device
-    talk: Any = None
+    #: a gloo group, so that small host tensors are exchanged without synchronising the device
+    host_group: Any = None
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def share(self, index: np.ndarray) -> np.ndarray:
-        """This rank's samples of those in `index`."""
+    def samples(self, index: np.ndarray) -> np.ndarray:
+        """Return this rank's part of the sample numbers of a micro-batch."""
         if self.world == 1 or self.kind == "context":
             return index
         if len(index) % self.world:
-            raise RopeError("batch", f"must be a multiple of {self.world} ranks in every accumulated part", len(index))
+            raise RopeError("batch", f"must be a multiple of the {self.world} ranks in every micro-batch", len(index))
         return index.reshape(self.world, -1)[self.rank]
 
-    def cut(self, batch: Batch) -> Batch:
-        """This rank's tokens of a batch on the host, where sequences are cut; the count is then its own."""
+    def shard(self, batch: Batch) -> Batch:
+        """Return this rank's tokens of a batch on the host if sequences are divided (context), else the batch."""
         if self.kind != "context":
             return batch
         if batch.targets.ndim != 2:
-            raise RopeError("parallel", "context cuts sequences, so every token needs a target of its own", self.kind)
+            raise RopeError("parallel", "context divides sequences, so every token must have its own target", self.kind)
         held = shard_positions(batch.inputs.shape[1], self.rank, self.world, SHARDS)
-        parts = {name: value[:, held] for name, value in batch.given.items() if name != "positions"}
+        parts = {name: value[:, held] for name, value in batch.keywords.items() if name != "positions"}
         targets = batch.targets[:, held]
         count = int((targets != IGNORED).sum())
         return replace(batch, inputs=batch.inputs[:, held], targets=targets, count=count, positions=held, **parts)
 
     def total(self, *values: float) -> list[float]:
-        """The sums of host numbers over all ranks."""
+        """Return the sums of host numbers over all ranks."""
         if self.world == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(summed, group=self.talk)
+        dist.all_reduce(summed, group=self.host_group)
         return summed.tolist()
 
     def sum_of_ranks(self, x: Tensor) -> Tensor:
-        """The sum of a tensor over all ranks, on the device."""
+        """Sum a device tensor over all ranks, in place."""
         if self.world > 1:
             dist.all_reduce(x)
         return x
 
     def sum_of_shards(self, x: Tensor) -> Tensor:
-        """The sum over all shards of the weights."""
+        """Sum a device tensor over all shards of the weights, in place."""
         return self.sum_of_ranks(x) if self.kind == "fsdp" else x
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as this kind of run wants it; it is changed in place."""
+        """Return the model wrapped for DDP or FSDP, with ring attention in a context run; it is changed in place."""
         if self.kind == "fsdp":
-            return _sharded(model)
+            return _fully_shard(model)
         if self.kind == "context":
-            _attend_in_a_ring(model)
+            _use_ring_attention(model)
         if self.kind in ("ddp", "context"):
             return nn.parallel.DistributedDataParallel(model, device_ids=None)
         return model
 
     @contextmanager
-    def part(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Around the forward and backward of one accumulated part: gradients meet after the last alone."""
+    def micro_batch(self, model: nn.Module, last: bool) -> Iterator[None]:
+        """Context of the forward and backward pass of a micro-batch: gradients are reduced only after the last one."""
         if self.kind == "fsdp":
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
         if self.kind in ("ddp", "context") and not last:
@@ -111,35 +116,31 @@ class Parallel:
         else:
             yield
 
-    def whole(self, x: Tensor) -> Tensor:
-        """A sharded tensor in full, on every rank."""
-        return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[operator]
-
-    def gathered(self, x: Tensor) -> Tensor:
-        """[world, ...] of a host tensor that every rank has one of."""
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the host tensors of all ranks, [world, ...]."""
         if self.world == 1:
             return x[None].clone()
-        found = [torch.empty_like(x) for _ in range(self.world)]
-        dist.all_gather(found, x.contiguous(), group=self.talk)
-        return torch.stack(found)
+        parts = [torch.empty_like(x) for _ in range(self.world)]
+        dist.all_gather(parts, x.contiguous(), group=self.host_group)
+        return torch.stack(parts)
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Wait for all ranks."""
         if self.world > 1:
-            dist.barrier(group=self.talk)
+            dist.barrier(group=self.host_group)
 
 
 @contextmanager
-def launched(kind: str | None = None, device: str | None = None, patience: timedelta = PATIENCE) -> Iterator[Parallel]:
-    """The run torchrun started, or one process; `kind` defaults to ddp under torchrun and none without.
+def launched(kind: str | None = None, device: str | None = None, timeout: timedelta = TIMEOUT) -> Iterator[Parallel]:
+    """Join the process group that torchrun started, or run alone; `kind` is by default ddp under torchrun and none without.
 
-    A rank that hears nothing of the others for `patience` gives up.
+    A rank that waits longer than `timeout` for another one raises an error.
     """
     world = int(os.environ.get("WORLD_SIZE", 1))
     kind = choice("parallel", kind if kind is not None else ("ddp" if "RANK" in os.environ else "none"), KINDS)
     if kind == "none":
         if world > 1:
-            raise RopeError("parallel", f"must share the work of {world} processes: ddp, fsdp or context", kind)
+            raise RopeError("parallel", f"must be ddp, fsdp or context, since torchrun started {world} processes", kind)
         yield Parallel(device=pick_device(device))
         return
     if "RANK" not in os.environ:
@@ -147,23 +148,23 @@ def launched(kind: str | None = None, device: str | None = None, patience: timed
     here = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    dist.init_process_group("nccl" if here.type == "cuda" else "gloo", timeout=patience)
+    dist.init_process_group("nccl" if here.type == "cuda" else "gloo", timeout=timeout)
     try:
-        talk = dist.new_group(backend="gloo", timeout=patience) if here.type == "cuda" else None
-        yield Parallel(kind, dist.get_rank(), dist.get_world_size(), here, talk)
+        host_group = dist.new_group(backend="gloo", timeout=timeout) if here.type == "cuda" else None
+        yield Parallel(kind, dist.get_rank(), dist.get_world_size(), here, host_group)
     finally:
         dist.destroy_process_group()
 
 
 def pick_device(name: str | None = None, number: int | None = None) -> torch.device:
-    """The device of a name, or the GPU where there is one."""
+    """Return the device of a name, by default the GPU if there is one; `number` chooses among several GPUs."""
     kind = name if name is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     if kind.startswith("cuda") and not torch.cuda.is_available():
-        raise RopeError("device", "has no CUDA here; use cpu", name)
+        raise RopeError("device", "CUDA is not available here; use cpu", name)
     return torch.device(f"cuda:{number}" if kind == "cuda" and number is not None else kind)
 
 
-def _sharded(model: nn.Module) -> nn.Module:
+def _fully_shard(model: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     layers = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
@@ -174,22 +175,22 @@ def _sharded(model: nn.Module) -> nn.Module:
     return model
 
 
-def _attend_in_a_ring(model: nn.Module) -> None:
-    """Let every softmax attention look at the keys of all ranks."""
+def _use_ring_attention(model: nn.Module) -> None:
+    """Make every softmax attention attend to the keys of all ranks."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if not layers:
-        raise RopeError("parallel", "context needs a model whose attention is ropewalk's", type(model).__name__)
+        raise RopeError("parallel", "context needs a model with ropewalk's Attention", type(model).__name__)
     for layer in layers:
-        layer.forward = _in_a_ring(layer)  # type: ignore[method-assign]
+        layer.forward = _ring_forward(layer)  # type: ignore[method-assign]
 
 
-def _in_a_ring(layer: Attention):
-    def forward(x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, **refused) -> Attended:
-        unknown = [name for name, value in refused.items() if value is not None and value is not False]
-        if unknown:
-            raise RopeError("parallel", f"context attention takes no {', '.join(unknown)}", unknown)
+def _ring_forward(layer: Attention):
+    def forward(x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, **others) -> Attended:
+        unsupported = [name for name, value in others.items() if value is not None and value is not False]
+        if unsupported:
+            raise RopeError("parallel", f"context attention does not support {', '.join(unsupported)}", unsupported)
         if positions is None:
-            raise RopeError("positions", "must be given to every attention: in memory tokens have another order", None)
+            raise RopeError("positions", "must be given to attention in a context run: tokens are not in order in memory", None)
         return Attended(ring_forward(layer, x, positions, order=SHARDS, padding=padding, documents=documents), None)
 
     return forward

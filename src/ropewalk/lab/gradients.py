@@ -1,4 +1,4 @@
-"""Gradients by group of parameters: how long each is, and one clip for all. Nothing waits for the device."""
+"""Parameter groups of the optimizer, gradient norms by group, and clipping; none of it synchronises with the device."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 
 def group_names(model: nn.Module) -> dict[str, str]:
-    """Parameter name -> group: learned frequencies, the rest of an encoding, else the module below the numbered layer."""
+    """Return the group of each parameter: learned frequencies, other parameters of an encoding, or its module in the layer."""
     special = {}
     for module in model.modules():
         kind = FREQUENCIES if isinstance(module, Rope) else ENCODING if isinstance(module, Encoding) else None
         if kind is not None:
-            special |= {id(p): kind for _, p in module.named_parameters()}  # a Rope comes after the encoding around it
-    return {name: special.get(id(p), _part(name)) for name, p in model.named_parameters()}
-
-
-def _part(name: str) -> str:
-    """layers.3.attention.q_proj.weight -> attention; embedding.weight -> embedding."""
-    return re.sub(r"^.*\.\d+\.", "", name).split(".")[0]
+            # modules() yields a Rope after the encoding that holds it, so frequencies win
+            special |= {id(p): kind for _, p in module.named_parameters()}
+    # layers.3.attention.q_proj.weight -> attention; embedding.weight -> embedding
+    return {name: special.get(id(p), re.sub(r"^.*\.\d+\.", "", name).split(".")[0]) for name, p in model.named_parameters()}
 
 
 def parameter_groups(model: nn.Module, *, learning_rate: float, weight_decay: float, frequency_rate: float) -> list[dict]:
-    """AdamW's groups: matrices decay, vectors do not, and a learned position is neither shrunk nor hurried unless asked."""
+    """Return AdamW's parameter groups: weight decay for matrices only.
+
+    Parameters of an encoding have no weight decay and the base learning rate; learned frequencies have `frequency_rate` times it.
+    """
     kinds, groups = group_names(model), {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -45,7 +45,7 @@ def parameter_groups(model: nn.Module, *, learning_rate: float, weight_decay: fl
 
 
 class GradientNorms:
-    """Norms of a model's gradients, all of them and by group."""
+    """Norms of a model's gradients, in total and by group."""
 
     def __init__(self, model: nn.Module, parallel: Parallel) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -56,7 +56,7 @@ class GradientNorms:
         self._group = torch.tensor([self.names.index(kinds[name]) for name, _ in named])
 
     def measure(self) -> Tensor:
-        """[1 + groups]: the norm of all gradients, then of each group; float32, on the device."""
+        """Return the norm of all gradients and of each group, float32 [1 + groups], on the device."""
         grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
         present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]
         first = local(self.parameters[0])
@@ -71,6 +71,6 @@ class GradientNorms:
 
     @torch.no_grad()
     def clip(self, norm: Tensor, most: float) -> None:
-        """Shorten all gradients alike where `norm` is above `most`."""
+        """Scale all gradients by most / norm if `norm` is above `most`."""
         factor = (most / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(p.grad) for p in self.parameters if p.grad is not None], factor)  # type: ignore[attr-defined]

@@ -1,9 +1,8 @@
-"""Long texts to match, in the format of CAIL2019-SCM: JSON lines of A, B, C and, where known, which of B and C is nearer."""
+"""Text matching in the format of CAIL2019-SCM: JSON lines of A, B, C and, if known, a label: which of B and C is nearer to A."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +14,14 @@ import torch
 from ropewalk.errors import RopeError, choice
 from ropewalk.lab.batches import Batch
 from ropewalk.lab.corpus import held_out
-from ropewalk.lab.draws import bits, fold, permuted
+from ropewalk.lab.sources import parse_line
+from ropewalk.lab.stateless_random import bits, fold, permuted
 from ropewalk.lab.tokenizer import Bytes, Tokenizer
 
 
 @dataclass(frozen=True)
 class Triplet:
-    """Three texts; `label` says which of b and c is nearer to a."""
+    """Three texts; `label` is "B" or "C", the text that is nearer to a."""
 
     a: str
     b: str
@@ -30,40 +30,34 @@ class Triplet:
 
 
 def read_triplets(path: str | Path, unlabelled: str = "B") -> list[Triplet]:
-    """The triplets of a file; a line without a label has the one given (released training data always means B)."""
+    """Read the triplets of a file; lines without a label get `unlabelled` (released training data always means B)."""
     choice("unlabelled", unlabelled, ("B", "C"))
-    found = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").splitlines(), start=1):
+    triplets = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if line.strip():
-            found.append(_triplet(line, f"line {number}", unlabelled))
-    if not found:
+            row = parse_line("triplets", line, f"line {number}", "A", "B", "C")
+            label = choice(f"line {number}, label", row.get("label", unlabelled), ("B", "C"))
+            triplets.append(Triplet(row["A"], row["B"], row["C"], label))
+    if not triplets:
         raise RopeError("triplets", "must have at least one line of A, B, C", str(path))
-    return found
-
-
-def _triplet(line: str, where: str, unlabelled: str) -> Triplet:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise RopeError("triplets", f"{where} must be JSON ({error})", line[:60]) from None
-    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in "ABC"):
-        raise RopeError("triplets", f"{where} must be an object with strings A, B and C", row)
-    return Triplet(row["A"], row["B"], row["C"], choice(f"{where}, label", row.get("label", unlabelled), ("B", "C")))
+    return triplets
 
 
 def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Triplet]]:
-    """(train, valid) by the text of A: no A is on both sides, though many lines share one."""
-    side = [held_out(hashlib.sha256(t.a.encode()).hexdigest()) for t in triplets]
-    sides = list(zip(triplets, side, strict=True))
-    return [t for t, is_out in sides if not is_out], [t for t, is_out in sides if is_out]
+    """Split triplets into (train, valid) by the text of A, so that lines with the same A are on the same side."""
+    train: list[Triplet] = []
+    valid: list[Triplet] = []
+    for triplet in triplets:
+        (valid if held_out(hashlib.sha256(triplet.a.encode()).hexdigest()) else train).append(triplet)
+    return train, valid
 
 
 @dataclass(frozen=True, eq=False)
 class TripletBatches:
-    """Triplets by number, B and C changing places at random, or a constant answer would win.
+    """Batches of triplets; B and C are swapped at random, so that a constant answer is right half the time.
 
-    form="pairs": rows (A, B), (A, C) for a model that reads both.  form="triplets": rows A, B, C for one that reads each.
-    A text is cut to its share of the length: what is beyond the cut-off is not seen.
+    form="pairs": rows (A, B), (A, C) for a model that reads both texts.  form="triplets": rows A, B, C, read one by one.
+    Texts are truncated: to half of the length each in pairs, to the whole length in triplets.
     """
 
     FORMS: ClassVar[tuple[str, ...]] = ("pairs", "triplets")
@@ -91,8 +85,7 @@ class TripletBatches:
     def batch(self, index: np.ndarray, length: int) -> Batch:
         size = len(self.triplets)
         passes, place = np.divmod(np.asarray(index, dtype=np.int64), size)
-        keys = bits(fold(self.seed, size), passes, 0, 1)[:, 0]
-        chosen = permuted(place, size, keys) if self.swap else place
+        chosen = permuted(place, size, bits(fold(self.seed, size), passes, 0, 1)[:, 0]) if self.swap else place
         swapped = bits(self.seed, np.asarray(index), 1, 1)[:, 0] % np.uint64(2) == 1
         inputs, padding, targets = [], [], []
         for number, swap in zip(chosen, swapped & self.swap, strict=True):

@@ -1,4 +1,4 @@
-"""What a batch costs: the sum over its targets, so that any cut into parts and ranks adds up to the same."""
+"""Training losses: sums over the targets of a batch, so that micro-batches and ranks add up to the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ropewalk.lab.batches import IGNORED, Batch
 Objective = Callable[[nn.Module, Batch], Tensor]
 
 
-def tensor_of(output: Any) -> Tensor:
-    """A model's answer: a tensor, or what it calls `logits`."""
-    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(found, Tensor):
-        raise RopeError("model", "must return a tensor, or something with .logits", type(output).__name__)
-    return found
+def logits_of(output: Any) -> Tensor:
+    """Return the logits of a model's output: the output itself if it is a tensor, or its `logits`."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise RopeError("model", "must return a tensor, or an object with .logits", type(output).__name__)
+    return logits
 
 
-class Costed(nn.Module):
-    """A model with its objective, so that what copies, shards or compiles a module sees the whole of a step."""
+class ModelWithObjective(nn.Module):
+    """A model and its objective as one module, so that DDP, FSDP and torch.compile wrap the whole forward pass."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -35,35 +35,35 @@ class Costed(nn.Module):
         return (self.objective if objective is None else objective)(self.model, batch)
 
 
-def answers(model: nn.Module, batch: Batch) -> Tensor:
-    """What the model says of a batch; no loss."""
-    return tensor_of(model(batch.inputs, **batch.given))
+def predict(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the model's logits for a batch, without a loss."""
+    return logits_of(model(batch.inputs, **batch.keywords))
 
 
 def language(model: nn.Module, batch: Batch) -> Tensor:
-    """Causal and masked language modelling: they differ in their batches only.
+    """Return the loss of causal or masked language modelling, which differ only in their batches.
 
-    A model that knows its own mean `loss` (without all logits in memory, with its experts' balance) is asked for it.
+    A model with its own mean `loss` (chunked logits, the balance loss of experts) computes it itself.
     """
     if hasattr(type(model), "loss"):
-        return model.loss(batch.inputs, batch.targets, **batch.given) * batch.count  # type: ignore[operator]
-    logits = answers(model, batch).flatten(0, -2).float()
+        return model.loss(batch.inputs, batch.targets, **batch.keywords) * batch.count  # type: ignore[operator]
+    logits = predict(model, batch).flatten(0, -2).float()
     return F.cross_entropy(logits, batch.targets.flatten(), reduction="sum", ignore_index=IGNORED)
 
 
 def pairs(model: nn.Module, batch: Batch) -> Tensor:
-    """Which of two pairs (A, B), (A, C) belongs together: rows in twos, one score a row, a softmax of two."""
-    scores = answers(model, batch).float().view(-1, 2)
+    """Return the loss of choosing between the rows (A, B) and (A, C): one score per row, a softmax over both."""
+    scores = predict(model, batch).float().view(-1, 2)
     return F.cross_entropy(scores, batch.targets, reduction="sum")
 
 
 def triplets(model: nn.Module, batch: Batch, margin: float = 0.2) -> Tensor:
-    """Which of B and C is nearer to A, by cosine of embeddings [3B, D]; rows in threes A, B, C."""
-    vectors = F.normalize(answers(model, batch).float(), dim=-1)
+    """Return the margin loss of the cosines of A with B and C; the model embeds the rows A, B, C as [3B, D]."""
+    vectors = F.normalize(predict(model, batch).float(), dim=-1)
     a, b, c = vectors.unflatten(0, (-1, 3)).unbind(1)
     lead = ((a * b).sum(-1) - (a * c).sum(-1)) * torch.where(batch.targets == 0, 1.0, -1.0)
     return F.relu(margin - lead).sum()
 
 
-#: what is learned, by name: a function of (model, batch) that gives the sum of the losses of its targets
+#: objectives by name
 OBJECTIVES: dict[str, Objective] = {"causal": language, "masked": language, "pairs": pairs, "triplets": triplets}

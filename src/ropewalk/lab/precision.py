@@ -1,4 +1,4 @@
-"""Mixed precision by autocast: matrices in bfloat16, weights, sums and angles in float32."""
+"""Mixed precision by autocast: matrix products in bfloat16; weights, sums and angles in float32."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from functools import cache
 import torch
 
 logger = logging.getLogger("ropewalk.lab")
+#: size of the matrices that are timed
 _PROBE = 192
 
 
 def usable(precision: str, device: torch.device) -> str:
-    """The precision to train in: float32 on a CPU whose bfloat16 is slower than that, and the log says so."""
-    if precision == "bfloat16" and device.type == "cpu" and not bfloat16_pays():
+    """Return the precision to train in: float32 instead of bfloat16, with a warning, on a CPU where bfloat16 is slower."""
+    if precision == "bfloat16" and device.type == "cpu" and not bfloat16_is_faster():
         logger.warning("bfloat16 is slower than float32 on this CPU: training in float32")
         return "float32"
     return precision
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """The context for a forward pass."""
-    if precision == "float32":
-        return nullcontext()
-
-    return torch.autocast(device.type, torch.bfloat16)
+    """Return the context manager for a forward pass."""
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)
 
 
 @cache
-def bfloat16_pays() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices faster than float32 ones; measured once, in milliseconds."""
-    taken = {}
+def bfloat16_is_faster() -> bool:
+    """Return whether this CPU multiplies bfloat16 matrices faster than float32 ones; measured once, in milliseconds."""
+    seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones(_PROBE, _PROBE, dtype=dtype)
         torch.mm(x, x)
         began = time.perf_counter()
         torch.mm(x, x)
-        taken[dtype] = time.perf_counter() - began
-    return taken[torch.bfloat16] < taken[torch.float32]
+        seconds[dtype] = time.perf_counter() - began
+    return seconds[torch.bfloat16] < seconds[torch.float32]

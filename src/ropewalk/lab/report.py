@@ -1,106 +1,84 @@
-"""The report: every study found in a folder on one page that needs nothing else, beside what was published."""
+"""The report: one self-contained HTML page of every study in a folder, beside published figures."""
 
 from __future__ import annotations
 
-import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.anchors import ANCHORS
-from ropewalk.lab.guidance import Value, guidance
-from ropewalk.lab.report_html import (
-    anchor_html,
-    claims_html,
-    details_html,
-    document,
-    escape,
-    guidance_html,
-    picture_html,
-    summary_html,
-    table_html,
-)
+from ropewalk.lab import report_html as html
+from ropewalk.lab.json_lines import write_atomically
+from ropewalk.lab.published import PUBLISHED
+from ropewalk.lab.recommendations import StudyResult, recommend
 from ropewalk.lab.studies import STUDIES, read_study
-from ropewalk.lab.studies.page import SEED_NOISE, Page, Table
+from ropewalk.lab.studies.findings import SEED_NOISE, Findings, Table
 from ropewalk.lab.studies.rows import Row
 from ropewalk.lab.studies.study import FACTS
 
 NAME = "report.html"
 
 
-def read_all(folder: str | Path) -> dict[str, tuple[Page, dict[str, Any]]]:
-    """The page and facts of every study that was run into a folder."""
-    return {name: (found.page, found.facts) for name, found in _found(Path(folder)).items()}
+def read_all(folder: str | Path) -> dict[str, tuple[Findings, dict[str, Any]]]:
+    """Return the findings and facts of every study in a folder."""
+    return {name: (result.findings, result.facts) for name, result in _results(Path(folder)).items()}
 
 
-def _found(folder: Path) -> dict[str, Value]:
-    found = {}
+def _results(folder: Path) -> dict[str, StudyResult]:
+    results = {}
     for name, study in STUDIES.items():
         if (folder / name / FACTS).exists():
             rows, facts = read_study(folder / name)
-            found[name] = Value(rows, facts, study.page(rows, facts))
-    if not found:
-        raise RopeError("folder", "must hold a study; run: ropewalk lab run encodings --out FOLDER", str(folder))
-    return found
+            results[name] = StudyResult(rows, facts, study.findings(rows, facts))
+    if not results:
+        raise RopeError("folder", "must contain a study; run: ropewalk lab run encodings --out FOLDER", str(folder))
+    return results
 
 
 def write_report(folder: str | Path, sections: Sequence[Table] = ()) -> Path:
-    """Write report.html into a folder of studies; its path. `sections` are tables to come after the studies."""
+    """Write report.html into a folder of studies and return its path; `sections` are tables to add after the studies."""
     folder = Path(folder)
-    found = _found(folder)
-    advice = guidance(found)
-    claims = [claim for each in found.values() for claim in each.page.claims]
-    body = [summary_html(list(found), claims), guidance_html(advice)]
-    body += [_section(name, each, folder / name) for name, each in found.items()]
-    body += [table_html(each.title, each.columns, each.rows, each.note) for each in sections]
-    path = folder / NAME
-    draft = path.with_suffix(".part")
-    draft.write_text(document("ropewalk lab", body), encoding="utf-8")
-    os.replace(draft, path)
-    return path
+    results = _results(folder)
+    claims = [claim for result in results.values() for claim in result.findings.claims]
+    body = [html.summary_html(list(results), claims), html.recommendations_html(recommend(results))]
+    body += [_section(name, result, folder / name) for name, result in results.items()]
+    body += [html.table_html(table) for table in sections]
+    write_atomically(folder / NAME, html.document("ropewalk lab", body))
+    return folder / NAME
 
 
-def _section(name: str, found: Value, folder: Path) -> str:
-    study, facts = STUDIES[name], found.facts
-    parts = [f'<section id="{escape(name)}"><h2>{escape(name)}</h2><p class="ask">{escape(study.about)}</p>']
-    parts.append(claims_html(found.page.claims))
-    parts += [
-        picture_html(folder / f"{figure}.svg", figure) for figure in found.page.figures if (folder / f"{figure}.svg").exists()
+def _section(name: str, result: StudyResult, folder: Path) -> str:
+    study, findings = STUDIES[name], result.findings
+    pictures = {figure: folder / f"{figure}.svg" for figure in findings.figures}
+    parts = [
+        f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class="ask">{html.escape(study.about)}</p>',
+        html.claims_html(findings.claims),
+        *(html.picture_html(path, figure) for figure, path in pictures.items() if path.exists()),
+        *map(html.table_html, findings.tables),
+        *(html.published_html(PUBLISHED[each]) for each in study.published),
+        f'<p class="note">{html.escape(noise(result.rows, result.facts))} {html.escape(_where(result.facts))}</p>',
+        html.details_html("Settings", result.facts),
     ]
-    parts += [table_html(table.title, table.columns, table.rows, table.note) for table in found.page.tables]
-    parts += [anchor_html(ANCHORS[anchor]) for anchor in study.anchors]
-    parts.append(f'<p class="note">{escape(noise(found.rows, facts))} {escape(_where(facts))}</p>')
-    parts.append(details_html("Settings", facts))
     return "\n".join(parts) + "</section>"
 
 
 def noise(rows: list[Row], facts: dict[str, Any]) -> str:
-    """How much a training differs from the next, measured where there are several seeds."""
+    """Describe the noise between trainings: measured if there are several seeds, otherwise the published value."""
     if facts["seeds"] == 1:
-        added = f"a deviation of {SEED_NOISE} between seeds added, as published for tiny models."
-        return f"One seed: two trainings are told apart with {added}"
-    deviations = []
-    keys = {_key(r) for r in rows}
-    for key in keys:
-        means = [r["mean"] for r in rows if _key(r) == key]
-        if len(means) > 1:
-            middle = sum(means) / len(means)
-            deviations.append((sum((m - middle) ** 2 for m in means) / (len(means) - 1)) ** 0.5)
-    typical = sorted(deviations)[len(deviations) // 2] if deviations else 0.0
+        return f"One seed: comparisons include a deviation of {SEED_NOISE} between trainings, as published for tiny models."
+    by_setting: dict[tuple, list[float]] = {}
+    for row in rows:
+        if row["metric"] == "loss":
+            setting = tuple(sorted((name, value) for name, value in row.items() if name not in ("seed", "mean", "values")))
+            by_setting.setdefault(setting, []).append(row["mean"])
+    deviations = sorted(statistics.stdev(means) for means in by_setting.values() if len(means) > 1)
+    typical = deviations[len(deviations) // 2] if deviations else 0.0
     return f"{facts['seeds']} seeds: the median deviation of a loss between seeds is {typical:.4f}."
-
-
-def _key(r: Row) -> tuple:
-    """What rows of different seeds share."""
-    if r["metric"] != "loss":
-        return ()
-    return tuple(sorted((name, value) for name, value in r.items() if name not in ("seed", "mean", "values")))
 
 
 def _where(facts: dict[str, Any]) -> str:
     machine, corpus = facts["machine"], facts.get("corpus", {})
-    told = (
-        f"Preset {facts['preset']}, {machine['device']}, torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
-    )
-    return told + (f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else "")
+    versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
+    text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""
+    return f"Preset {facts['preset']}, {machine['device']}, {versions}{text}"

@@ -1,4 +1,6 @@
-"""HTML of the report: plain tags, styles and pictures inside, every word escaped."""
+"""HTML of the report: one file with its styles and pictures; all text is escaped."""
+
+# ruff: noqa: RUF001 - full-width punctuation is right in Chinese
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.lab.anchors import Anchor
-from ropewalk.lab.guidance import Advice
-from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, Claim
+from ropewalk.lab.published import PublishedTable
+from ropewalk.lab.recommendations import Recommendation
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Table
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1d2733;--quiet:#6b7682;--paper:#fff;--line:#e2e7ec;
@@ -26,7 +28,7 @@ h3{margin:1.6rem 0 .4rem;font-size:1rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
 th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}
 .words td{white-space:normal;vertical-align:top}
-.anchor{background:var(--card);border-radius:.5rem;padding:.6rem 1rem;margin:1rem 0}
+.published{background:var(--card);border-radius:.5rem;padding:.6rem 1rem;margin:1rem 0}
 .holds{color:var(--good);font-weight:600}.fails{color:var(--bad);font-weight:600}.tied{color:var(--quiet);font-weight:600}
 img{max-width:100%;background:#fff;border-radius:.4rem}pre{overflow-x:auto;font-size:.8rem}
 """
@@ -34,73 +36,71 @@ MARKS = {HOLDS: "holds", FAILS: "fails", TIED: "tied"}
 
 
 def escape(text: object) -> str:
-    """Text as HTML shows it."""
+    """Return text with HTML characters escaped."""
     return html.escape(str(text))
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A whole page."""
+    """Return a whole HTML page."""
     inside = "\n".join(body)
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{inside}\n</body></html>\n'
 
 
-def table_html(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "", kind: str = "") -> str:
-    """A table under its title, with a note below."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    below = f'<p class="note">{escape(note)}</p>' if note else ""
-    above = f"<h3>{escape(title)}</h3>" if title else ""
-    return f'{above}<div class="wide {kind}"><table><tr>{head}</tr>{cells}</table></div>{below}'
+def table_html(table: Table, style: str = "") -> str:
+    """Return a table with its title above and its note below."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    below = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    above = f"<h3>{escape(table.title)}</h3>" if table.title else ""
+    return f'{above}<div class="wide {style}"><table><tr>{head}</tr>{cells}</table></div>{below}'
 
 
 def picture_html(path: Path, name: str) -> str:
-    """A picture inside the page; as an image of its own, so that no two share an id."""
+    """Return an SVG file as an embedded image; inline SVGs could have colliding ids."""
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<p><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></p>'
 
 
 def claims_html(claims: Sequence[Claim]) -> str:
-    """What was expected, and what became of it."""
+    """Return the claims with their verdicts."""
+    if not claims:
+        return ""
     rows = "".join(
         f'<tr><td class="{MARKS.get(claim.verdict, "tied")}">{escape(claim.verdict)}</td>'
         f"<td>{escape(claim.text)}</td><td>{escape(claim.evidence)}</td></tr>"
         for claim in claims
     )
-    return (
-        f'<div class="wide words"><table><tr><th></th><th>claim</th><th>paired difference</th></tr>{rows}</table></div>'
-        if claims
-        else ""
-    )
+    return f'<div class="wide words"><table><tr><th></th><th>claim</th><th>paired difference</th></tr>{rows}</table></div>'
 
 
-def anchor_html(anchor: Anchor) -> str:
-    """Published figures, marked as such."""
-    inside = table_html(f"As published: {anchor.title}", anchor.columns, anchor.rows)
-    return f'<div class="anchor">{inside}<p class="source">{escape(anchor.source)}. {escape(anchor.setting)}.</p></div>'
+def published_html(table: PublishedTable) -> str:
+    """Return published figures in a grey box with their source."""
+    inside = table_html(Table(f"As published: {table.title}", table.columns, list(table.rows)))
+    return f'<div class="published">{inside}<p class="source">{escape(table.source)}. {escape(table.setting)}.</p></div>'
 
 
-def guidance_html(advice: Sequence[Advice]) -> str:
-    """What to use for what."""
-    rows = [(each.use, each.advice, each.because) for each in advice]
-    told = "Read from the rows below; where they are missing or the noise covers a difference there is no advice."
-    return "<h2>Which for what</h2>" + table_html("", ("use", "take", "because"), rows, told, "words")
+def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
+    """Return the table of recommendations."""
+    rows = [(each.use, each.advice, each.reason) for each in recommendations]
+    note = "From the measurements below; there is no recommendation without a measured difference beyond the noise."
+    return "<h2>Recommendations</h2>" + table_html(Table("", ("use", "recommended", "reason"), rows, note), "words")
 
 
 def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
-    """The top of the page, in English and Chinese."""
+    """Return the top of the page, in English and Chinese."""
     held, failed = (sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS))
     links = ", ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
     rest = len(claims) - held - failed
-    told = f"Of {len(claims)} claims {held} hold, {failed} do not, {rest} are covered by noise or not measured."
+    english = f"Of {len(claims)} claims {held} hold, {failed} do not, {rest} are within noise or not measured."
     chinese = (
-        f"共 {len(names)} 项实验, {len(claims)} 条论断: {held} 条成立, {failed} 条不成立, {rest} 条被噪声掩盖或未测量。"
-        "灰框内为文献所载数字, 并非本机测得。"
+        f"共 {len(names)} 项实验，{len(claims)} 条结论：{held} 条成立，{failed} 条不成立，{rest} 条差异在噪声范围内或未测量。"
+        "灰框内是文献发表的数字，并非本机测得。"
     )
-    return f'<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {told}</p><p lang="zh">{escape(chinese)}</p>'
+    return f'<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p lang="zh">{escape(chinese)}</p>'
 
 
 def details_html(title: str, data: dict[str, Any]) -> str:
-    """Plain data, folded away."""
-    told = json.dumps(data, indent=2, ensure_ascii=False)
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(told)}</pre></details>"
+    """Return plain data as JSON in a collapsed block."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

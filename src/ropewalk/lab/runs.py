@@ -1,9 +1,9 @@
-"""From a preset to a trainer: the model by its kind, the data by their source, and both together in a folder."""
+"""Build the model, the data and the trainer that a preset describes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from ropewalk.lab.corpus import open_corpus
 from ropewalk.lab.distributed import Parallel
 from ropewalk.lab.matching import TripletBatches, read_triplets, split_triplets
 from ropewalk.lab.objectives import OBJECTIVES
-from ropewalk.lab.settings import Preset, Settings
+from ropewalk.lab.settings import Preset, Settings, check_names
 from ropewalk.lab.text_tasks import TASKS
 from ropewalk.lab.tokenizer import Bpe, Bytes, Tokenizer
 from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
 
-#: kind -> (config, model); a config's fields are the keys of the preset's table
+#: kind -> (config, model); the fields of the config are the names in the preset's model table
 MODELS: dict[str, tuple[Any, Callable[[Any], nn.Module]]] = {
     "decoder": (DecoderConfig, Decoder),
     "roformer": (RoFormerConfig, RoFormer),
@@ -36,10 +36,13 @@ class Data:
     """The `data` table of a preset.
 
     source     a name from SOURCES or a path; for pairs and triplets a file of JSON lines with A, B, C
-    task       a name from TASKS instead of text, or, with a `share`, mixed into it
     objective  a name from OBJECTIVES
     tokenizer  "bytes", or the path of a tokenizer.json
-    masked     share of the tokens that masked language modelling asks for
+    field      the field of a JSON line that holds its text
+    documents  whether attention is limited to the token's own document
+    task       a name from TASKS, used instead of text, or mixed into it if `share` is given
+    masked     share of the tokens, or of the words with `whole_words`, that masked language modelling predicts
+    cache      folder of the tokenized text; by default ROPEWALK_CACHE or the user's cache folder
     """
 
     source: str = "code"
@@ -60,23 +63,24 @@ class Data:
         if self.share is not None:
             number("data.share", self.share, above=0, high=1)
             if self.task is None:
-                raise RopeError("data.share", "is the share of a task: name one in data.task", self.share)
+                raise RopeError("data.share", "is the share of a task, so data.task must name one", self.share)
 
 
 def make_data(table: dict[str, Any]) -> Data:
-    """Data from plain data; an unknown key is refused by name."""
-    return Data(**_known("data", table, Data))
+    """Make Data from plain data; an unknown name is an error."""
+    check_names("data", table, Data)
+    return Data(**table)
 
 
 def make_batches(data: Data, seed: int) -> Batches:
-    """The training samples that a `data` table describes."""
+    """Make the training samples that a `data` table describes."""
     tokenizer: Tokenizer = Bytes() if data.tokenizer == "bytes" else Bpe(data.tokenizer)
     if data.objective in TripletBatches.FORMS:
         train, _ = split_triplets(read_triplets(data.source))
         return TripletBatches(train, data.objective, tokenizer, seed)
     task = None if data.task is None else TaskBatches(data.task, tokenizer.vocab_size, seed)
     if task is not None and data.tokenizer != "bytes":
-        raise RopeError("data.task", "is made of bytes: use the tokenizer bytes", data.task)
+        raise RopeError("data.task", "needs the tokenizer bytes: tasks are made of bytes", data.task)
     if task is not None and data.share is None:
         return task
     corpus = open_corpus(data.source, tokenizer, cache=data.cache, field=data.field)
@@ -87,7 +91,7 @@ def make_batches(data: Data, seed: int) -> Batches:
 
 
 def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size: int) -> nn.Module:
-    """A new model, the same for every rank and every run with this seed."""
+    """Make a new model, the same on every rank and in every run with this seed."""
     table = {"length": max(stage.length for stage in settings.stages), "vocab_size": vocab_size, **table}
     kind = choice("model.kind", table.pop("kind", "decoder"), MODELS)
     if kind == "roformer":
@@ -96,28 +100,18 @@ def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size
     elif data.objective != "causal":
         raise RopeError("model.kind", f"must be roformer for the objective {data.objective}", kind)
     config, build = MODELS[kind]
+    check_names("model", table, config)
     table = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    state = torch.get_rng_state()
-    torch.manual_seed(settings.seed)
-    try:
-        return build(config(**_known("model", table, config)))
-    finally:
-        torch.set_rng_state(state)
+    with torch.random.fork_rng(devices=[]):  # the caller's CPU generator keeps its state
+        torch.manual_seed(settings.seed)
+        return build(config(**table))
 
 
 def make_trainer(
     preset: Preset, folder: str | Path | None = None, *, parallel: Parallel | None = None, **options: Any
 ) -> Trainer:
-    """Everything a preset says, ready to `run()`; `options` as in Trainer."""
+    """Make the trainer of a preset, ready to `run()`; `options` are those of Trainer."""
     data = make_data(preset.data)
     batches = make_batches(data, preset.train.seed)
     model = make_model(dict(preset.model), data, preset.train, batches.vocab_size)
     return Trainer(model, batches, OBJECTIVES[data.objective], preset.train, folder, parallel=parallel, **options)
-
-
-def _known(name: str, table: dict[str, Any], kind: Any) -> dict[str, Any]:
-    known = [each.name for each in fields(kind)]
-    unknown = sorted(set(table) - set(known))
-    if unknown:
-        raise RopeError(name, f"has no key {', '.join(unknown)}; known: {', '.join(known)}", unknown)
-    return table

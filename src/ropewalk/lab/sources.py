@@ -1,4 +1,4 @@
-"""Where text comes from without a download: the source of Python and torch, its prose, or the user's own files."""
+"""Text without a download: the source code of Python and torch, its docstrings, or the user's own files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ropewalk.errors import RopeError, choice
 
 #: a document: its name in the corpus, and its bytes
 Document = tuple[str, bytes]
-#: tests, generated tables and a second copy of old Python
+#: folders of the standard library with tests, generated tables and old grammars
 SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "encodings", "__pycache__")
-#: fewer files than this are cut into pieces, or no split by document would be possible
+#: fewer files than this are cut into pieces, since a split needs several documents
 FEW_FILES = 20
 LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
 SHORTEST_PROSE = 200
@@ -26,45 +26,45 @@ SHORTEST_PROSE = 200
 
 @dataclass(frozen=True)
 class Source:
-    """Files by their name in the corpus, sorted, and how one of them becomes documents."""
+    """Sorted (name, path) of files, and a function that reads the documents of one."""
 
     files: tuple[tuple[str, Path], ...]
     read: Callable[[str, Path], Iterator[Document]]
 
     def documents(self) -> Iterator[Document]:
-        """Every document, one file at a time."""
+        """Yield every document, file by file."""
         for name, path in self.files:
             yield from self.read(name, path)
 
 
 def whole(name: str, path: Path) -> Iterator[Document]:
-    """A file as one document."""
+    """Yield a file as one document."""
     yield name, path.read_bytes()
 
 
 def stdlib_files() -> list[tuple[str, Path]]:
-    """Python's standard library, without its tests."""
+    """Return the files of Python's standard library, without its tests."""
     return _python_files("python", Path(sysconfig.get_paths()["stdlib"]), SKIPPED)
 
 
 def torch_files() -> list[tuple[str, Path]]:
-    """torch's own Python source."""
+    """Return the Python files of torch."""
     return _python_files("torch", Path(torch.__file__).parent, ("__pycache__",))
 
 
 def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tuple[str, Path]]:
-    found = []
-    for folder, inside, names in os.walk(root):
-        inside[:] = [name for name in inside if name not in skipped]  # what is skipped is not even looked at
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted((f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in found)
+    paths = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in skipped]  # os.walk does not enter the others
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted((f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in paths)
 
 
 def prose(name: str, path: Path) -> Iterator[Document]:
-    """The docstrings of a module, or the pages of Python's own help topics."""
+    """Yield the docstrings of a module, or the pages of Python's help topics, as one document."""
     try:
         tree = ast.parse(path.read_bytes())
-    except SyntaxError:  # the library carries files that are wrong on purpose
+    except SyntaxError:  # the standard library has some invalid files, for tests
         return
     if path.name == "topics.py":
         values = (v for node in ast.walk(tree) if isinstance(node, ast.Dict) for v in node.values)
@@ -83,7 +83,7 @@ def _prose() -> Source:
     return Source(tuple(sorted([*stdlib_files(), *extra])), prose)
 
 
-#: name -> the text it stands for; any other name is a path
+#: name -> source; any other name is a path
 SOURCES: dict[str, Callable[[], Source]] = {
     "code": lambda: Source(tuple(sorted([*stdlib_files(), *torch_files()])), whole),
     "stdlib": lambda: Source(tuple(stdlib_files()), whole),
@@ -93,7 +93,7 @@ SOURCES: dict[str, Callable[[], Source]] = {
 
 
 def find_source(name: str | Path, field: str = "text") -> Source:
-    """A source by its name in SOURCES, or the text and JSON lines at a path; `field` names the text of a JSON line."""
+    """Return a source by its name in SOURCES, or the text and JSON lines at a path; `field` of a JSON line holds its text."""
     if str(name) in SOURCES:
         return SOURCES[str(name)]()
     path = Path(name)
@@ -101,7 +101,7 @@ def find_source(name: str | Path, field: str = "text") -> Source:
         raise RopeError("source", f"must be a path that exists or one of {', '.join(SOURCES)}", str(name))
     if (path / "dataset_dict.json").exists():
         splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
-        raise RopeError("source", f"is a saved dataset with splits; name the folder of one of {', '.join(splits)}", str(path))
+        raise RopeError("source", f"is a saved dataset with splits; use the folder of one of {', '.join(splits)}", str(path))
     if (path / "dataset_info.json").exists():
         return Source((("dataset_info.json", path / "dataset_info.json"),), lambda _, file: _rows_of(file.parent, field))
     files = _files_of(path)
@@ -118,15 +118,15 @@ def find_source(name: str | Path, field: str = "text") -> Source:
 def _files_of(path: Path) -> list[tuple[str, Path]]:
     if path.is_file():
         return [(path.name, path)]
-    found = (file for file in path.rglob("*") if file.is_file() and not any(p.startswith(".") for p in file.parts[-2:]))
-    files = sorted((file.relative_to(path).as_posix(), file) for file in found)
+    visible = (file for file in path.rglob("*") if file.is_file() and not any(p.startswith(".") for p in file.parts[-2:]))
+    files = sorted((file.relative_to(path).as_posix(), file) for file in visible)
     if not files:
         raise RopeError("source", "must be a file or a folder with files in it", str(path))
     return files
 
 
 def _pieces_of(name: str, path: Path) -> Iterator[Document]:
-    """A file cut at ends of lines, read piece by piece."""
+    """Yield pieces of a file, cut at ends of lines."""
     size = max(SHORTEST_PIECE, min(LONGEST_PIECE, path.stat().st_size // FEW_FILES))
     with path.open("rb") as file:
         number = 0
@@ -136,25 +136,28 @@ def _pieces_of(name: str, path: Path) -> Iterator[Document]:
 
 
 def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
-    """Every line of a JSON lines file is a document."""
+    """Yield the text of every line of a JSON lines file as a document."""
     with path.open("rb") as file:
         for number, line in enumerate(file):
             if line.strip():
-                yield f"{name}:{number:09d}", _text_in(line, field, f"{path.name}, line {number + 1}").encode()
+                where = f"{path.name}, line {number + 1}"
+                row = parse_line("source", line, where, field, fix="; another field can be set as data.field or field=")
+                yield f"{name}:{number:09d}", row[field].encode()
 
 
-def _text_in(line: bytes, field: str, where: str) -> str:
+def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "") -> dict[str, str]:
+    """Return a JSON line as a dict; an error if it is not an object with strings in the fields `names`."""
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:
-        raise RopeError("source", f"{where} must be JSON ({error})", line[:60]) from None
-    if not isinstance(row, dict) or not isinstance(row.get(field), str):
-        raise RopeError("source", f"{where} must be an object with a string in {field!r}; name another with field=", row)
-    return row[field]
+        raise RopeError(source, f"{where} must be JSON ({error})", line[:60]) from None
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
+        raise RopeError(source, f"{where} must be an object with strings in the fields {', '.join(names)}{fix}", row)
+    return row
 
 
 def _rows_of(folder: Path, field: str) -> Iterator[Document]:
-    """The rows of a dataset that the `datasets` package saved to disk."""
+    """Yield the rows of a dataset that the `datasets` package saved to disk."""
     try:
         import datasets  # type: ignore[import-not-found]
     except ImportError:

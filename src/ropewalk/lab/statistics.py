@@ -1,4 +1,4 @@
-"""Numbers with their noise: paired differences over windows and seeds, and no rank for what the noise covers."""
+"""Compare scores by paired differences over windows and seeds; differences within the noise are ties."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from ropewalk.errors import RopeError, number
 
-#: a difference counts from this many standard errors on
+#: a difference is significant beyond this many standard errors
 SIGMAS = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """Values [seeds, windows]: the same windows for every seed, and for every model that is compared. Lower is better."""
+    """Values [seeds, windows], measured on the same windows for every seed and every compared model. Lower is better."""
 
     values: np.ndarray
 
@@ -28,30 +28,30 @@ class Score:
 
     @property
     def seeds(self) -> int:
-        """How many times the model was trained."""
+        """The number of trainings."""
         return self.values.shape[0]
 
     @property
     def windows(self) -> int:
-        """How many windows it was measured on."""
+        """The number of windows."""
         return self.values.shape[1]
 
     @property
     def mean(self) -> float:
-        """Over everything."""
+        """The mean over seeds and windows."""
         return float(self.values.mean())
 
     @property
     def error(self) -> float:
-        """The standard error of the mean: what other windows and, where there are several, other seeds would change."""
+        """The standard error of the mean over windows and, if there are several, over seeds."""
         return standard_error(self.values)
-
-    def __neg__(self) -> Score:
-        return Score(-self.values)
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Of the mean of [seeds, windows]; the two kinds of noise add as squares. One of a kind tells nothing of its noise."""
+    """Return the standard error of the mean of [seeds, windows]; the errors of windows and seeds add as squares.
+
+    A single window, or a single seed, contributes no error.
+    """
     seeds, windows = values.shape
     of_windows = values.mean(0).std(ddof=1) / math.sqrt(windows) if windows > 1 else 0.0
     of_seeds = values.mean(1).std(ddof=1) / math.sqrt(seeds) if seeds > 1 else 0.0
@@ -70,15 +70,15 @@ class Comparison:
 
 
 def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -> Comparison:
-    """Which of two scores on the same windows is lower, if the noise lets us say so.
+    """Return which of two scores on the same windows is lower, or that they are tied.
 
-    `floor` is noise known from elsewhere (the deviation between seeds, where only one was run); it adds to the error.
+    `floor` is additional noise, such as the deviation between seeds if only one was run; it adds to the error.
     """
     if a.values.shape != b.values.shape:
         rule = "must be measured on the same seeds and windows to be compared"
         raise RopeError("score", rule, [list(a.values.shape), list(b.values.shape)])
     if a.values.size < 2:
-        raise RopeError("score", "must have at least two windows or seeds, or its noise is unknown", a.values.size)
+        raise RopeError("score", "must have at least two windows or seeds: the noise of a single value is unknown", a.values.size)
     paired = a.values - b.values
     difference = float(paired.mean())
     error = math.hypot(standard_error(paired), number("floor", floor, low=0))
@@ -87,11 +87,10 @@ def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -
 
 
 def rank(scores: Mapping[str, Score], *, sigmas: float = SIGMAS, floor: float = 0.0) -> list[list[str]]:
-    """Names from lowest to highest; who is tied with the first of a group stands in it."""
+    """Return groups of names from lowest to highest; a group has the names that are tied with its first."""
     groups: list[list[str]] = []
     for name in sorted(scores, key=lambda each: scores[each].mean):
-        tied = groups and compare(scores[groups[-1][0]], scores[name], sigmas=sigmas, floor=floor).verdict == "tied"
-        if tied:
+        if groups and compare(scores[groups[-1][0]], scores[name], sigmas=sigmas, floor=floor).verdict == "tied":
             groups[-1].append(name)
         else:
             groups.append([name])

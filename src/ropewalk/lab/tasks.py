@@ -1,6 +1,6 @@
-"""Generated tasks: each sample is a pure function of (seed, index, length), with a mask of the tokens that count.
+"""Generated tasks: each sample is a pure function of (seed, index, length), with a mask of the tokens to predict.
 
-A task gives rows of bytes, so that one model serves text and tasks. All of a batch is made at once.
+Tasks are made of bytes, so one model can train on text and tasks. A whole batch is made at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ropewalk.errors import RopeError, integer, number
-from ropewalk.lab.draws import below, bits, fold, uniform
+from ropewalk.lab.stateless_random import below, bits, fold, uniform
 
 PADDING = 0
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
@@ -21,15 +21,15 @@ FILLER, BAR, ASK, PLUS, EQUALS = b".|?+="
 
 
 class Sample(NamedTuple):
-    """Rows of tokens [B, length] and which of them a model should foresee [B, length]."""
+    """Rows of tokens [B, length], and which of them the model should predict, bool [B, length]."""
 
     tokens: np.ndarray
-    counts: np.ndarray
+    is_target: np.ndarray
 
 
 @dataclass(frozen=True)
 class Task:
-    """How to make samples, and the fewest tokens one needs."""
+    """How to make samples, the shortest possible length, and an example or description."""
 
     make: Callable[..., Sample]
     shortest: int
@@ -42,7 +42,7 @@ class Task:
 
 
 def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sample]:
-    """x1 ... xn | y1 ... yn, where y is x in another order; `least` of the room is used, up to all of it."""
+    """Return a task "x1 ... xn | y1 ... yn" where y is x in another order; n is random from `least` of the maximum up to it."""
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
         most = (length - 1) // 2
@@ -54,31 +54,31 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
         answer = np.take_along_axis(word, order(np.where(missing, len(LETTERS), word)), axis=1)
         first = np.take_along_axis(LETTERS[word], np.minimum(place, most - 1).repeat(len(index), 0), axis=1)
         second = np.take_along_axis(LETTERS[answer], np.clip(place - n - 1, 0, most - 1), axis=1)
-        counts = (place > n) & (place <= 2 * n)
-        tokens = np.where(place < n, first, np.where(place == n, BAR, np.where(counts, second, PADDING)))
-        return Sample(tokens.astype(np.uint8), counts)
+        is_target = (place > n) & (place <= 2 * n)
+        tokens = np.where(place < n, first, np.where(place == n, BAR, np.where(is_target, second, PADDING)))
+        return Sample(tokens.astype(np.uint8), is_target)
 
     return make
 
 
 def as_written(word: np.ndarray) -> np.ndarray:
-    """Where each symbol of a copy comes from; absent symbols are len(LETTERS)."""
+    """Return the source index of each symbol of a copy; absent symbols are len(LETTERS)."""
     return np.arange(word.shape[1])[None].repeat(len(word), 0)
 
 
 def backwards(word: np.ndarray) -> np.ndarray:
-    """Where each symbol of the reversed word comes from."""
+    """Return the source index of each symbol of the reversed word."""
     size = (word < len(LETTERS)).sum(1, keepdims=True)
     return (size - 1 - np.arange(word.shape[1])[None]) % word.shape[1]
 
 
 def in_order(word: np.ndarray) -> np.ndarray:
-    """Where each symbol of the sorted word comes from."""
+    """Return the source index of each symbol of the sorted word."""
     return word.argsort(axis=1, kind="stable")
 
 
 def addition(seed: int, index: np.ndarray, length: int, digits: int | None = None) -> Sample:
-    """a+b=c with a leading zero where there is no carry, most significant digit first."""
+    """Return samples "a+b=c", most significant digit first; c has a leading zero if there is no carry."""
     most = (length - 3) // 3
     n = most if digits is None else integer("digits", digits, low=1, high=most)
     a, b = below(seed, index, 0, n, 10), below(seed, index, 1, n, 10)
@@ -87,16 +87,14 @@ def addition(seed: int, index: np.ndarray, length: int, digits: int | None = Non
         carry, total[:, place + 1] = np.divmod(a[:, place] + b[:, place] + carry, 10)
     total[:, 0] = carry
     plus, equals = (np.full((len(index), 1), sign, dtype=np.uint8) for sign in (PLUS, EQUALS))
-    said = np.concatenate((DIGITS[a], plus, DIGITS[b], equals, DIGITS[total]), axis=1)
+    text = np.concatenate((DIGITS[a], plus, DIGITS[b], equals, DIGITS[total]), axis=1)
     tokens = np.full((len(index), length), PADDING, dtype=np.uint8)
-    tokens[:, : said.shape[1]] = said
-    counts = np.zeros(tokens.shape, dtype=bool)
-    counts[:, 2 * n + 2 : 3 * n + 3] = True
-    return Sample(tokens, counts)
+    tokens[:, : text.shape[1]] = text
+    return Sample(tokens, columns(tokens, 2 * n + 2, 3 * n + 3))
 
 
 def induction(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
-    """Noise with one A B in it, and at the end A again: B follows. Only that B counts."""
+    """Return noise that contains A B once and ends in A B; the last B is the target."""
     batch, room = len(index), length - 4
     trigger = below(seed, index, 0, 1, len(LETTERS))
     noise = (trigger + 1 + below(seed, index, 1, length, len(LETTERS) - 1)) % len(LETTERS)  # never the trigger
@@ -105,33 +103,36 @@ def induction(seed: int, index: np.ndarray, length: int, depth: float | None = N
     tokens[rows, place] = LETTERS[trigger[:, 0]]
     tokens[:, -2] = LETTERS[trigger[:, 0]]
     tokens[:, -1] = tokens[rows, place + 1]
-    counts = np.zeros(tokens.shape, dtype=bool)
-    counts[:, -1] = True
-    return Sample(tokens, counts)
+    return Sample(tokens, columns(tokens, length - 1, length))
 
 
 def recall(seed: int, index: np.ndarray, length: int, pairs: int = 8, depth: float | None = None) -> Sample:
-    """Keys with their values among filler, then one key: its value follows. `depth` places the pair that is asked for."""
+    """Return (letter, digit) pairs among filler, then one of the letters and, as the target, its digit.
+
+    `depth` is the relative position of the pair in question.
+    """
     slots = (length - 3) // 2
     n = min(integer("pairs", pairs, low=1, high=len(LETTERS)), slots)
     rows = np.arange(len(index))
-    keys = bits(seed, index, 0, len(LETTERS)).argsort(1)[:, :n]
+    names = bits(seed, index, 0, len(LETTERS)).argsort(1)[:, :n]
     values = below(seed, index, 1, n, len(DIGITS))
     scattered = bits(seed, index, 2, slots)
-    asked = at_depth(seed, index, slots - 1, depth)
-    scattered[rows, asked] = 0  # so that the slot asked for is the first taken
+    scattered[rows, at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first, so the pair in question gets it
     where = scattered.argsort(1, kind="stable")[:, :n]
     tokens = np.full((len(index), length), FILLER, dtype=np.uint8)
-    tokens[rows[:, None], 2 * where] = LETTERS[keys]
+    tokens[rows[:, None], 2 * where] = LETTERS[names]
     tokens[rows[:, None], 2 * where + 1] = DIGITS[values]
-    tokens[:, -3], tokens[:, -2], tokens[:, -1] = ASK, LETTERS[keys[:, 0]], DIGITS[values[:, 0]]
-    counts = np.zeros(tokens.shape, dtype=bool)
-    counts[:, -1] = True
-    return Sample(tokens, counts)
+    tokens[:, -3], tokens[:, -2], tokens[:, -1] = ASK, LETTERS[names[:, 0]], DIGITS[values[:, 0]]
+    return Sample(tokens, columns(tokens, length - 1, length))
+
+
+def columns(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Return a mask that is True in the columns start ... stop - 1."""
+    return np.broadcast_to((np.arange(tokens.shape[1]) >= start) & (np.arange(tokens.shape[1]) < stop), tokens.shape)
 
 
 def at_depth(seed: int, index: np.ndarray, room: int, depth: float | None) -> np.ndarray:
-    """A place in 0 ... room: at the share `depth` of it, or anywhere."""
+    """Return a place from 0 to `room` for each sample: at the fraction `depth`, or random if it is None."""
     if depth is None:
         share = uniform(seed, index, 99, 1)[:, 0]
         return np.minimum((share * (room + 1)).astype(np.int64), room)

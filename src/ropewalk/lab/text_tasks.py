@@ -1,11 +1,11 @@
-"""Tasks that read like text: a pass key, one needle among several, and copies planted far apart; TASKS lists all tasks."""
+"""Tasks made of text: a pass key, one needle among several, a name that is repeated later; TASKS has all tasks by name."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ropewalk.errors import RopeError, integer
-from ropewalk.lab.draws import below, bits, uniform
+from ropewalk.lab.stateless_random import below, bits, uniform
 from ropewalk.lab.tasks import (
     DIGITS,
     LETTERS,
@@ -15,6 +15,7 @@ from ropewalk.lab.tasks import (
     as_written,
     at_depth,
     backwards,
+    columns,
     in_order,
     induction,
     recall,
@@ -29,85 +30,78 @@ OWNERS = (b"Ada", b"Bob", b"Eve", b"Ida", b"Ian", b"Kim", b"Leo", b"Max", b"Mia"
 COPIED, CUE = 16, 3
 
 
-def _tile(batch: int, length: int) -> np.ndarray:
-    return np.resize(np.frombuffer(GRASS, dtype=np.uint8), (1, length)).repeat(batch, 0)
-
-
 def _put(tokens: np.ndarray, where: np.ndarray, text: np.ndarray) -> None:
-    """Write text [B, n] into tokens [B, S] from column where [B]."""
+    """Write text [B, n] into tokens [B, S], starting at the columns `where` [B]."""
     np.put_along_axis(tokens, where[:, None] + np.arange(text.shape[1]), text, axis=1)
 
 
-def _say(batch: int, *parts: bytes | np.ndarray) -> np.ndarray:
-    """Words and columns side by side: [B, n]."""
-    spread = [np.frombuffer(p, dtype=np.uint8)[None].repeat(batch, 0) if isinstance(p, bytes) else p for p in parts]
-    return np.concatenate(spread, axis=1)
+def _join(batch: int, *parts: bytes | np.ndarray) -> np.ndarray:
+    """Concatenate byte strings and arrays [B, n] along the columns."""
+    arrays = [np.frombuffer(p, dtype=np.uint8)[None].repeat(batch, 0) if isinstance(p, bytes) else p for p in parts]
+    return np.concatenate(arrays, axis=1)
 
 
-def _asked(
+def _fact_in_filler(
     seed: int, index: np.ndarray, length: int, facts: list[np.ndarray], question: np.ndarray, depth: float | None
 ) -> Sample:
-    """Facts in filler, the first of them at `depth`, then the question, which ends in the answer."""
+    """Return filler that contains the facts, the first of them at `depth`, and ends in the question and its answer."""
     size, batch = facts[0].shape[1], len(index)
-    tokens = _tile(batch, length)
-    slots = (length - question.shape[1]) // size  # so that no fact lies on another
+    tokens = np.resize(np.frombuffer(GRASS, dtype=np.uint8), (1, length)).repeat(batch, 0)
+    slots = (length - question.shape[1]) // size  # facts are in slots, so they never overlap
     if slots < len(facts):
         raise RopeError("length", f"must be at least {len(facts) * size + question.shape[1]} to hold every fact", length)
-    asked = at_depth(seed, index, slots - 1, depth)
     scattered = bits(seed, index, 3, slots)
-    scattered[np.arange(batch), asked] = 0
+    scattered[np.arange(batch), at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first
     where = scattered.argsort(1, kind="stable")[:, : len(facts)]
     spare = (length - question.shape[1]) - slots * size
     for number, fact in enumerate(facts):
-        # the odd columns that no slot covers lie after the first slots, so a depth of 1 touches the question
+        # the spare columns precede the last slot, so that a fact at depth 1 ends where the question begins
         _put(tokens, where[:, number] * size + (where[:, number] == slots - 1) * spare, fact)
     _put(tokens, np.full(batch, length - question.shape[1]), question)
-    counts = np.zeros(tokens.shape, dtype=bool)
-    counts[:, -KEY_DIGITS:] = True
-    return Sample(tokens, counts)
+    return Sample(tokens, columns(tokens, length - KEY_DIGITS, length))
 
 
 def passkey(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
-    """Five digits are told once among sentences that say nothing, and asked for at the end."""
+    """Return filler that states five digits once and ends in a question for them."""
     key = DIGITS[below(seed, index, 0, KEY_DIGITS, 10)]
-    fact, question = _say(len(index), KEY, key, b". "), _say(len(index), QUESTION, key)
-    return _asked(seed, index, length, [fact], question, depth)
+    fact, question = _join(len(index), KEY, key, b". "), _join(len(index), QUESTION, key)
+    return _fact_in_filler(seed, index, length, [fact], question, depth)
 
 
 def needle(seed: int, index: np.ndarray, length: int, depth: float | None = None, needles: int = 3) -> Sample:
-    """Several people have numbers; one of them is asked for."""
+    """Return filler that states numbers of several people and ends in a question for one of them."""
     n = integer("needles", needles, low=1, high=len(OWNERS))
     names = np.frombuffer(b"".join(OWNERS), dtype=np.uint8).reshape(len(OWNERS), -1)
     owners = names[bits(seed, index, 1, len(OWNERS)).argsort(1)[:, :n]]  # [B, n, 3]
     keys = DIGITS[below(seed, index, 0, n * KEY_DIGITS, 10)].reshape(-1, n, KEY_DIGITS)
-    facts = [_say(len(index), NEEDLE, owners[:, i], b" is ", keys[:, i], b". ") for i in range(n)]
-    question = _say(len(index), NEEDLE_QUESTION, owners[:, 0], b" is ", keys[:, 0])
-    return _asked(seed, index, length, facts, question, depth)
+    facts = [_join(len(index), NEEDLE, owners[:, i], b" is ", keys[:, i], b". ") for i in range(n)]
+    question = _join(len(index), NEEDLE_QUESTION, owners[:, 0], b" is ", keys[:, 0])
+    return _fact_in_filler(seed, index, length, facts, question, depth)
 
 
 def planted(seed: int, index: np.ndarray, length: int, distance: int | None = None) -> Sample:
-    """Words by Zipf's law, and a name that comes back `distance` later: known only to who looks so far.
+    """Return words drawn by Zipf's law and a random name that is repeated `distance` tokens later.
 
-    The name is random letters between marks. Of its copy the first letters are the cue; the rest count.
+    The name is 16 letters between < and >. In the copy, the first three letters are given and the others are targets.
     """
     far = length // 2 if distance is None else integer("distance", distance, low=COPIED + 2, high=length - COPIED - 2)
-    words = LETTERS[below(7, np.arange(512), 0, 5, len(LETTERS))]  # one vocabulary for every seed
+    words = LETTERS[below(7, np.arange(512), 0, 5, len(LETTERS))]  # the same vocabulary for every seed
     count = -(-length // 6)
     rank = np.exp(uniform(seed, index, 0, count) * np.log(512)).astype(np.int64) - 1  # P(rank) ~ 1 / rank
     spaced = np.full((len(index), count, 6), ord(" "), dtype=np.uint8)
     spaced[:, :, :5] = words[np.clip(rank, 0, 511)]
     tokens = spaced.reshape(len(index), -1)[:, :length]
-    name = _say(len(index), b"<", LETTERS[below(seed, index, 1, COPIED, len(LETTERS))], b">")
+    name = _join(len(index), b"<", LETTERS[below(seed, index, 1, COPIED, len(LETTERS))], b">")
     last = length - far - name.shape[1]
     first = below(seed, index, 2, 1, last + 1)[:, 0]
     _put(tokens, first, name)
     _put(tokens, first + far, name)
-    counts = np.zeros(tokens.shape, dtype=bool)
-    _put(counts, first + far + 1 + CUE, np.ones((len(index), COPIED - CUE), dtype=bool))
-    return Sample(tokens, counts)
+    is_target = np.zeros(tokens.shape, dtype=bool)
+    _put(is_target, first + far + 1 + CUE, np.ones((len(index), COPIED - CUE), dtype=bool))
+    return Sample(tokens, is_target)
 
 
-#: every generated task; add an entry and the trainer, the evaluation and the tests know it
+#: every generated task; the trainer, the evaluation and the tests use all entries
 TASKS: dict[str, Task] = {
     "copy": Task(transcription(as_written), 3, "abc|abc"),
     "reverse": Task(transcription(backwards), 3, "abc|cba"),
@@ -115,7 +109,7 @@ TASKS: dict[str, Task] = {
     "addition": Task(addition, 6, "12+34=046"),
     "induction": Task(induction, 6, "..AB....A -> B"),
     "recall": Task(recall, 7, "a1..b2..?b -> 2"),
-    "passkey": Task(passkey, len(KEY) + len(QUESTION) + 2 * KEY_DIGITS + 2, "five digits told once, asked for at the end"),
-    "needle": Task(needle, 3 * 28 + 38, "several numbers told, one asked for"),
-    "planted": Task(planted, 4 * COPIED, "a name that comes back far away"),
+    "passkey": Task(passkey, len(KEY) + len(QUESTION) + 2 * KEY_DIGITS + 2, "five digits stated once, asked for at the end"),
+    "needle": Task(needle, 3 * 28 + 38, "several numbers stated, one asked for"),
+    "planted": Task(planted, 4 * COPIED, "a name that is repeated far away"),
 }

@@ -1,4 +1,4 @@
-"""Text to token numbers: bytes, which need nothing, or a byte-pair encoding of the `tokenizers` package."""
+"""Tokenizers: plain bytes, or a byte-pair encoding of the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ropewalk.errors import RopeError, integer
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What a corpus asks of a tokenizer; `name` must change whenever `encode` does."""
+    """The interface that a corpus needs; tokenizers that encode differently must have different names."""
 
     name: str
     vocab_size: int
-    num_words: int  # the numbers below this may stand in text
+    num_words: int  # ids below this number may occur in text
     mask_id: int
     separator: int
     dtype: type
 
     def encode(self, text: bytes) -> np.ndarray:
-        """The token numbers of one document."""
+        """Return the token ids of one document."""
         ...
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether a word begins at each token of [..., S]."""
+        """Return, for each token of [..., S], whether a word begins there."""
         ...
 
 
 class Bytes:
-    """Every byte is a token; eight numbers above them are free for marks, so that matrices stay multiples of eight."""
+    """Every byte is a token; eight more ids are for special tokens, so that the vocabulary is a multiple of eight."""
 
     name = "bytes"
     vocab_size = 264
@@ -46,7 +46,7 @@ class Bytes:
         return np.frombuffer(text, dtype=np.uint8)
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        """Words are runs of letters, digits, underscores and the bytes of other scripts."""
+        """Return where words begin: runs of letters, digits, underscores and non-ASCII bytes."""
         inside = _WORD[np.minimum(tokens, 255)]
         starts = np.ones(tokens.shape, dtype=bool)
         starts[..., 1:] = ~(inside[..., 1:] & inside[..., :-1])
@@ -57,17 +57,15 @@ _WORD = np.array([chr(b).isalnum() or b == ord("_") or b >= 128 for b in range(2
 
 
 class Bpe:
-    """A byte-pair encoding from a `tokenizer.json`, with a [MASK] of its own where it has none."""
+    """A byte-pair encoding from a `tokenizer.json`; a [MASK] token is added if it has none."""
 
     dtype = np.uint32
 
     def __init__(self, path: str | Path) -> None:
-        source = Path(path)
-        self.name = f"bpe-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+        self.name = f"bpe-{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}"
+        package = _tokenizers()
         try:
-            self.inner = _tokenizers().Tokenizer.from_file(str(source))
-        except RopeError:
-            raise
+            self.inner = package.Tokenizer.from_file(str(path))
         except Exception as error:
             raise RopeError("tokenizer", f"must be a tokenizer.json of the tokenizers package ({error})", str(path)) from None
         known = self.num_words = int(self.inner.get_vocab_size())
@@ -76,13 +74,13 @@ class Bpe:
         end = self.inner.token_to_id("[END]")
         self.separator: int = 0 if end is None else end
         self.vocab_size = -(-max(known, self.mask_id + 1) // 8) * 8
-        heads = [self.inner.id_to_token(i) or "" for i in range(self.vocab_size)]
-        # byte-level tokens show a leading space as Ġ; what follows neither a space nor a mark continues its word
-        self._starts = np.array([not (head[:1].isalnum() or head[:2] == "##") for head in heads])
+        texts = [self.inner.id_to_token(i) or "" for i in range(self.vocab_size)]
+        # byte-level tokens write a leading space as Ġ (a letter to isalnum); other letters, digits and ## continue a word
+        self._starts = np.array([text[:1] == "Ġ" or not (text[:1].isalnum() or text[:2] == "##") for text in texts])
 
     def encode(self, text: bytes) -> np.ndarray:
-        found = self.inner.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
-        return np.asarray(found.ids, dtype=np.uint32)
+        encoded = self.inner.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
+        return np.asarray(encoded.ids, dtype=np.uint32)
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
         starts = self._starts[tokens]
@@ -91,7 +89,7 @@ class Bpe:
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int, path: str | Path) -> Bpe:
-    """Learn a byte-level BPE from documents and write it to `path`."""
+    """Train a byte-level BPE on documents and write it to `path`."""
     integer("vocab_size", vocab_size, low=260)
     package = _tokenizers()
     inner = package.Tokenizer(package.models.BPE())

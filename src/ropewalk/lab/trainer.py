@@ -1,11 +1,12 @@
-"""One trainer for every model and objective: AdamW, stages, clipping, a log, checkpoints, and a resume that is exact.
+"""One trainer for every model and objective: AdamW, stages, clipping, a log, checkpoints, and exact resume.
 
-A step depends on (settings, weights, step number) alone: data are functions of sample numbers, so there is no loader to
-rewind. Losses stay on the device until the log is due, so no step waits for another.
+A step depends only on the settings, the weights and the step number: samples are numbered, so the data have no state to
+restore. Losses stay on the device until the log is written, so that steps do not synchronise with the device.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -21,22 +22,23 @@ from ropewalk.errors import RopeError
 from ropewalk.lab import checkpoint
 from ropewalk.lab.batches import Batch, Batches
 from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.draws import fold
-from ropewalk.lab.feed import Feed, Portion
 from ropewalk.lab.gradients import GradientNorms, parameter_groups
-from ropewalk.lab.interrupts import Interrupts
-from ropewalk.lab.log import Log, Progress
-from ropewalk.lab.objectives import Costed, Objective, answers
+from ropewalk.lab.loader import Loader, StepData
+from ropewalk.lab.log import Log
+from ropewalk.lab.objectives import ModelWithObjective, Objective, predict
 from ropewalk.lab.precision import autocast, usable
+from ropewalk.lab.progress import Progress
 from ropewalk.lab.schedule import learning_rate
 from ropewalk.lab.settings import Settings
+from ropewalk.lab.stateless_random import fold
+from ropewalk.lab.stop_signals import StopSignals
 
 logger = logging.getLogger("ropewalk.lab")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `stopped` by the user or at a given step, or done."""
+    """How a run ended; `stopped` is True if it ended before its last step."""
 
     step: int
     stopped: bool
@@ -45,10 +47,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Done:
-    """A step whose numbers are still on the device."""
+class _StepResult:
+    """A finished step whose loss and norms are still on the device."""
 
-    portion: Portion
+    data: StepData
     rate: float
     total: float
     loss: Tensor
@@ -56,10 +58,10 @@ class _Done:
 
 
 class Trainer:
-    """Trains `model` on `batches` by `objective`, which gives the sum of the losses of a batch's targets.
+    """Trains `model` on `batches` by `objective`, which returns the sum of the losses of a batch's targets.
 
-    With a `folder`, the log and checkpoints are kept there, and `run` goes on from the newest whole checkpoint. `evaluate`
-    is called with the trainer every `settings.evaluate_every` steps, and what it returns is logged.
+    With a `folder`, the log and checkpoints are written there, and `run` continues from the newest undamaged checkpoint.
+    `evaluate` is called with the trainer every `settings.evaluate_every` steps, and its result is logged.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Trainer:
         if self.folder is not None and self.parallel.first:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.model = model.to(self.parallel.device)
-        self.wrapped = self.parallel.wrap(Costed(self.model, objective))
-        self._called = torch.compile(self.wrapped) if settings.compile else self.wrapped
+        self.wrapped = self.parallel.wrap(ModelWithObjective(self.model, objective))
+        self._compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
         self.optimizer = torch.optim.AdamW(
             parameter_groups(
                 self.model,
@@ -99,44 +101,44 @@ class Trainer:
         self.step, self._average = 0, 0.0
         self._precision = usable(settings.precision, self.parallel.device)
         self._progress = progress and self.parallel.first
-        self._waiting: list[_Done] = []
+        self._unlogged: list[_StepResult] = []
 
     def run(self, stop: int | None = None) -> Outcome:
-        """Train to the last step, or to step `stop`; Ctrl-C saves after the step it came in."""
-        began, steps = time.perf_counter(), self.settings.plan.steps
+        """Train to the last step, or to step `stop`; Ctrl-C saves a checkpoint after the current step and ends the run."""
+        began, steps = time.perf_counter(), self.settings.steps
         if not self.step:
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank))
         self.resume()
         last = steps if stop is None else min(stop, steps)
-        bar = Progress(steps, self.step, self._progress)
+        bar = Progress("train", steps, self.step, self._progress)
         interrupted = False
         try:
-            with Interrupts() as interrupts:
-                interrupted = self._train(last, interrupts, bar)
+            with StopSignals() as signals:
+                interrupted = self._train(last, signals, bar)
         finally:
             bar.close()
             self.log.close()
         return Outcome(self.step, interrupted or self.step < steps, self.smoothed, time.perf_counter() - began)
 
-    def _train(self, last: int, interrupts: Interrupts, bar: Progress) -> bool:
-        """Steps up to `last`; True where the user broke in."""
-        feed = Feed(self.batches, self.settings.plan, self.settings.accumulation, self.parallel)
-        portions = feed.portions(self.step, last)
+    def _train(self, last: int, signals: StopSignals, bar: Progress) -> bool:
+        """Train up to step `last`; return True if a signal ended the run before it."""
+        loader = Loader(self.batches, self.settings.stages, self.settings.accumulation, self.parallel)
+        steps = loader.steps(self.step, last)
         clock, interrupted = time.perf_counter(), False
         self.wrapped.train()
         try:
-            for portion in portions:
-                # one small message a step: how many targets all ranks have, and whether any was told to stop
-                total, stops = self.parallel.total(float(portion.count), float(interrupts.asked))
-                self._waiting.append(self.take_step(portion, total))
+            for data in steps:
+                # one small all-reduce per step: the number of targets of all ranks, and whether any received a signal
+                total, stops = self.parallel.total(float(data.count), float(signals.received))
+                self._unlogged.append(self.take_step(data, total))
                 self.step += 1
                 interrupted = stops > 0
                 ends = interrupted or self.step == last
                 saves = self.folder is not None and (ends or self.step % self.settings.save_every == 0)
-                evaluates = self.evaluate is not None and self._due(self.settings.evaluate_every)
+                every = self.settings.evaluate_every
+                evaluates = self.evaluate is not None and every > 0 and self.step % every == 0
                 if ends or saves or evaluates or self.step % self.settings.log_every == 0:
-                    now = time.perf_counter()
-                    self._flush(now - clock, bar)
+                    self._write_log(time.perf_counter() - clock, bar)
                     clock = time.perf_counter()
                 if evaluates:
                     clock += self._evaluate()
@@ -145,109 +147,106 @@ class Trainer:
                 if interrupted:
                     break
         finally:
-            portions.close()
+            steps.close()
         return interrupted
 
-    def take_step(self, portion: Portion, total: float) -> _Done:
-        """Forward, backward and update of one portion; `total` is the number of targets of all ranks."""
+    def take_step(self, data: StepData, total: float) -> _StepResult:
+        """Run the forward and backward passes and the update of one step; `total` is the number of targets of all ranks."""
         settings, losses = self.settings, []
-        for number, batch in enumerate(portion.parts):
-            with self.parallel.part(self.wrapped, last=number + 1 == len(portion.parts)):
+        for number, batch in enumerate(data.micro_batches):
+            with self.parallel.micro_batch(self.wrapped, last=number + 1 == len(data.micro_batches)):
                 with autocast(self._precision, self.parallel.device):
-                    loss = self._called(batch)
-                # ranks are averaged by those who gather gradients, so each counts `world` times
+                    loss = self._compiled(batch)
+                # DDP and FSDP average gradients over the ranks, so each loss is multiplied by their number
                 (loss * (self.parallel.world / total)).backward()
             losses.append(loss.detach())
         norms = self.norms.measure()
         if settings.clip is not None:
             self.norms.clip(norms[0], settings.clip)
-        rate = self.rate(portion.step)
+        rate = self.rate(data.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return _Done(portion, rate, total, torch.stack(losses).sum(), norms)
+        return _StepResult(data, rate, total, torch.stack(losses).sum(), norms)
 
     @torch.no_grad()
-    def answer(self, tokens: Tensor, **given: Tensor) -> Tensor:
-        """What the model says of tokens [B, S], however it is shared among ranks; in FSDP every rank must call."""
+    def predict(self, tokens: Tensor, **keywords: Tensor) -> Tensor:
+        """Return the model's logits for tokens [B, S]; with FSDP every rank must call this."""
         with autocast(self._precision, self.parallel.device):
-            return self.wrapped(Batch(tokens, tokens, 0, **given), answers)
+            return self.wrapped(Batch(tokens, tokens, 0, **keywords), predict)
 
     @property
     def smoothed(self) -> float | None:
-        """The loss as an exponential moving average over the logged steps, without the pull of its start."""
-        seen = self.step - len(self._waiting)
-        return self._average / (1 - self.settings.smoothing**seen) if seen else None
+        """The exponential moving average of the loss over the logged steps, corrected for its start at zero."""
+        logged = self.step - len(self._unlogged)
+        return self._average / (1 - self.settings.smoothing**logged) if logged else None
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         s = self.settings
-        return learning_rate(step, s.plan.steps, highest=s.learning_rate, schedule=s.schedule, warmup=s.warmup, final=s.final)
+        return learning_rate(step, s.steps, highest=s.learning_rate, schedule=s.schedule, warmup=s.warmup, final=s.final)
 
-    def _due(self, every: int) -> bool:
-        return every > 0 and self.step % every == 0
-
-    def _flush(self, seconds: float, bar: Progress) -> None:
-        """Fetch the numbers of all waiting steps at once and log them."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+    def _write_log(self, seconds: float, bar: Progress) -> None:
+        """Copy the losses and norms of all unlogged steps from the device at once and log them."""
+        results, self._unlogged = self._unlogged, []
+        if not results:
             return
-        losses = self.parallel.sum_of_ranks(torch.stack([done.loss for done in waiting])).tolist()
-        norms = torch.stack([done.norms for done in waiting]).tolist()
+        losses = self.parallel.sum_of_ranks(torch.stack([result.loss for result in results])).tolist()
+        norms = torch.stack([result.norms for result in results]).tolist()
         rows = []
-        for done, summed, norm in zip(waiting, losses, norms, strict=True):
-            loss = summed / done.total if done.total else 0.0
+        for result, summed, norm in zip(results, losses, norms, strict=True):
+            data, loss = result.data, summed / result.total if result.total else 0.0
             if not math.isfinite(loss):
-                rule = f"must stay finite, and is not at step {done.portion.step + 1}; lower learning_rate or clip"
+                rule = f"must stay finite, but is not at step {data.step + 1}; lower learning_rate or clip"
                 raise RopeError("loss", rule, loss)
             self._average += (1 - self.settings.smoothing) * (loss - self._average)
-            row = {"step": done.portion.step + 1, "loss": loss, "rate": done.rate, "gradient": norm[0]}
-            rows.append({**row, "length": done.portion.length, "rows": done.portion.rows})
-        tokens = sum(done.portion.length * done.portion.rows for done in waiting)
+            row = {"step": data.step + 1, "loss": loss, "rate": result.rate, "gradient": norm[0]}
+            rows.append({**row, "length": data.length, "rows": data.rows})
+        tokens = sum(result.data.length * result.data.rows for result in results)
         speed = tokens / max(seconds, 1e-9)
         rows[-1] |= {
             "smoothed": self.smoothed,
             "gradients": dict(zip(self.norms.names, norms[-1][1:], strict=True)),
             "tokens_per_second": round(speed, 1),
-            "data_seconds": round(sum(done.portion.seconds for done in waiting), 4),
+            "data_seconds": round(sum(result.data.seconds for result in results), 4),
             "seconds": round(seconds, 4),
         }
         if self.parallel.first:
             self.log.write(rows)
-        bar.show(self.step, self.smoothed or 0.0, speed)
+        bar.show(self.step, f"loss {self.smoothed or 0.0:.4f}  {speed:,.0f} tokens/s")
 
     def _evaluate(self) -> float:
-        """Call the user's evaluation and log it; how long it took."""
+        """Call the user's evaluation and log its result; return the seconds it took."""
         began = time.perf_counter()
         self.wrapped.eval()
-        found = self.evaluate(self) if self.evaluate is not None else {}
+        result = self.evaluate(self) if self.evaluate is not None else {}
         self.wrapped.train()
         if self.parallel.first:
-            self.log.write([{"step": self.step, "evaluation": found}])
+            self.log.write([{"step": self.step, "evaluation": result}])
         return time.perf_counter() - began
 
     def _save(self, must: bool) -> float:
-        """Save; a disk that is full costs the run nothing but this checkpoint, unless it is the last. How long it took."""
+        """Save and return the seconds it took; an OSError such as a full disk is only a warning, unless the save is a `must`."""
         began = time.perf_counter()
         try:
             self.save()
         except OSError as error:
             if must:
                 raise
-            logger.warning("step %d could not be saved (%s); training goes on, older checkpoints stay", self.step, error)
+            logger.warning("step %d could not be saved (%s); training continues, older checkpoints are kept", self.step, error)
         return time.perf_counter() - began
 
     def save(self) -> None:
-        """Write a checkpoint of this step; every rank must call."""
+        """Write a checkpoint of this step; every rank must call this."""
         if self.folder is None:
             raise RopeError("folder", "must be given to save checkpoints", None)
         files = {
-            "model.safetensors": checkpoint.model_tensors(self.model, self.parallel),
-            "optimizer.safetensors": checkpoint.optimizer_tensors(self.model, self.optimizer, self.parallel),
+            "model.safetensors": checkpoint.model_tensors(self.model),
+            "optimizer.safetensors": checkpoint.optimizer_tensors(self.model, self.optimizer),
             "random.safetensors": checkpoint.random_tensors(self.parallel),
         }
-        state = {"settings": self.settings.important(), "data": self.batches.fingerprint, "average": self._average}
+        state = {"settings": self.settings.fixed(), "data": self.batches.fingerprint, "average": self._average}
         try:
             if self.parallel.first:
                 checkpoint.write_checkpoint(self.folder, self.step, files, state, self.settings.keep)
@@ -255,36 +254,28 @@ class Trainer:
             self.parallel.wait()
 
     def resume(self) -> bool:
-        """Go back to the newest whole checkpoint of the folder; False where there is none."""
-        found = None if self.folder is None else checkpoint.newest(self.folder)
-        if found is None or self.folder is None:
+        """Restore the newest undamaged checkpoint of the folder; return False if there is none."""
+        saved = None if self.folder is None else checkpoint.read_newest(self.folder)
+        if saved is None:
             return False
-        state, tensors = found
+        state, tensors = saved
         self._check_same(state)
         checkpoint.load_model(self.model, tensors["model.safetensors"])
         checkpoint.load_optimizer(self.model, self.optimizer, tensors["optimizer.safetensors"])
         self.step, self._average = state["step"], state["average"]
         if not checkpoint.load_random(tensors["random.safetensors"], self.parallel):
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank, self.step))
-        self._waiting.clear()
+        self._unlogged.clear()
         if self.parallel.first:
-            self.log.take_back(self.step)
+            self.log.truncate(self.step)
         return True
 
     def _check_same(self, state: dict[str, Any]) -> None:
-        """A run goes on only as what it was."""
-        saved, own = state["settings"], _plain(self.settings.important())
+        """Raise an error if the checkpoint is of a run with other settings or data."""
+        saved, own = state["settings"], json.loads(json.dumps(self.settings.fixed()))
         changed = sorted(name for name in saved.keys() | own.keys() if saved.get(name) != own.get(name))
         if changed:
             shown = {name: (saved.get(name), own.get(name)) for name in changed}
-            raise RopeError("settings", f"must be those of the run in {self.folder}; use another folder to change", shown)
+            raise RopeError("settings", f"must be those of the run in {self.folder}; use a new folder for other settings", shown)
         if state["data"] != self.batches.fingerprint:
             raise RopeError("data", f"must be those of the run in {self.folder}, {state['data']}", self.batches.fingerprint)
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives them back: tuples as lists."""
-    return {
-        name: [dict(v) if isinstance(v, dict) else v for v in value] if isinstance(value, tuple | list) else value
-        for name, value in settings.items()
-    }

@@ -1,5 +1,10 @@
-"""Models whose positions come from one encoding: RoFormer and its heads, and a decoder as Llama and Qwen are built."""
+"""Models with any encoding: RoFormer with its heads, and a decoder as in Llama and Qwen.
 
+`checkpoints` loads and saves Hugging Face folders, `migrate` gives a trained model another encoding,
+`presets` has configs by name.
+"""
+
+from ropewalk.models.checkpoints import load, save
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.decoder_config import DecoderConfig
 from ropewalk.models.migrate import FREEZES, Migration, migrate
@@ -7,4 +12,6 @@ from ropewalk.models.roformer import RoFormer
 from ropewalk.models.roformer_config import RoFormerConfig
 from ropewalk.models.roformer_heads import HEADS
 
-__all__ = ["FREEZES", "HEADS", "Decoder", "DecoderConfig", "Migration", "RoFormer", "RoFormerConfig", "migrate"]
+__all__ = [
+    "FREEZES", "HEADS", "Decoder", "DecoderConfig", "Migration", "RoFormer", "RoFormerConfig", "load", "migrate", "save",
+]  # fmt: skip

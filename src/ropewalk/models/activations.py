@@ -1,4 +1,4 @@
-"""Activations by the names that configs use."""
+"""Activation functions by the names that configs use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation, as older checkpoints were trained."""
+    """Return the tanh approximation of GELU."""
     return F.gelu(x, approximate="tanh")
 
 
 def linear(x: Tensor) -> Tensor:
-    """No activation."""
+    """Return x unchanged."""
     return x
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face folders in and out, without transformers. Files are data: no code runs, every size is checked."""
+"""Load and save Hugging Face folders without transformers. No code in a folder is run, and every size is checked."""
 
 from __future__ import annotations
 
@@ -10,33 +10,50 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ropewalk.errors import RopeError, choice
-from ropewalk.interop.checkpoint.shards import Folder, open_folder, write_folder
-from ropewalk.models.checkpoints_families import FAMILIES, WRITERS, Family, Piece
+from ropewalk.errors import RopeError
+from ropewalk.interop.checkpoint.shards import Folder, NewTensor, check_names, open_folder, write_folder
+from ropewalk.models.checkpoint_formats import CheckpointFormat
+from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
+from ropewalk.models.decoder_config import DecoderConfig
+from ropewalk.models.roformer_checkpoint import ROFORMER_FORMATS
+from ropewalk.models.roformer_config import RoFormerConfig
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: model_type -> its format; `load` reads every model_type in this dict
+FORMATS: dict[str, CheckpointFormat] = {**DECODER_FORMATS, **ROFORMER_FORMATS}
+#: the class of a model's config -> the format that `save` writes
+SAVED_AS = {DecoderConfig: FORMATS["llama"], RoFormerConfig: FORMATS["roformer"]}
 
 
 def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> nn.Module:
-    """The model in a Hugging Face folder: config.json and one or more safetensors files; in eval mode.
+    """Load the model in a Hugging Face folder (config.json and safetensors files) as a Decoder or RoFormer in eval mode.
 
-    dtype   of the weights; None: as they are stored
-    device  where they go, tensor by tensor; None: torch's default
+    dtype   dtype of the weights; None: as stored
+    device  where each tensor is moved as it is read; None: torch's default device
 
-    Refused by name: a model_type that is not in FAMILIES, a weight that is missing or surplus, a wrong shape or dtype.
-    Tables that old files kept of their rotation are passed over.
+    Raises a RopeError for a `model_type` that is not supported (the message lists those that are), a missing or
+    unexpected weight, a wrong shape or a wrong dtype. Rotary frequencies and tables in old files are ignored.
     """
     source = open_folder(folder)
-    family = FAMILIES[choice("model_type", source.config.get("model_type"), FAMILIES)]
-    config = family.config_from_hf(source.config)
-    _refuse_more_layers_than_tensors(config, source)
-    with torch.device("meta"), _Unfilled():
-        model = family.build(config)
-    expected = {name: value.shape for name, value in model.state_dict().items()}
-    plan = _plan(source, family, config, expected)
-    dtype = _dtype(source, plan, dtype)
+    model_type = source.config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FORMATS:
+        rule = f"must be one of {', '.join(FORMATS)}; load other models with transformers and call rw.patch(model)"
+        raise RopeError("model_type", rule, model_type)
+    checkpoint_format = FORMATS[model_type]
+    config = checkpoint_format.config_from_hf(source.config)
+    # every layer has at least one tensor, so the files bound how many layers a config can make us build
+    if config.num_layers > len(source.names):
+        rule = f"must not exceed the number of tensors in the folder, {len(source.names)}"
+        raise RopeError("num_hidden_layers", rule, config.num_layers)
+    with torch.device("meta"), _SkipInit():
+        model = checkpoint_format.build(config)
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    stored = _match_names(source, checkpoint_format, config, shapes)
+    dtype = _common_dtype(source, stored) if dtype is None else dtype
+    if dtype not in DTYPES:
+        raise RopeError("dtype", "must be torch.float32, torch.bfloat16, torch.float16 or torch.float64", dtype)
     device = torch.get_default_device() if device is None else device
-    state = {name: _joined(source, keys, expected[name], dtype, device) for name, keys in plan.items()}
+    state = {name: _read(source, hf_names, shapes[name], dtype, device) for name, hf_names in stored.items()}
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -45,33 +62,35 @@ def save(
     model: nn.Module,
     folder: str | os.PathLike[str],
     *,
-    beside: Mapping[str, Any] | None = None,
+    extra_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write a Decoder or a RoFormer as a Hugging Face folder that transformers loads; it appears whole or not at all.
+    """Save a Decoder or a RoFormer atomically as a new Hugging Face folder that transformers can load.
 
-    beside           further keys of config.json, such as {"eos_token_id": 2}; none of those that describe the model
-    max_shard_bytes  several files and an index where the weights are larger
+    extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that describe the model
+    max_shard_bytes  larger weights become several files and an index
+
+    Raises a RopeError that names the config field if transformers has no such model.
     """
     config = getattr(model, "config", None)
-    if type(config) not in WRITERS:
-        raise RopeError("model", f"must have one of {', '.join(kind.__name__ for kind in WRITERS)}", type(model).__name__)
-    family = FAMILIES[WRITERS[type(config)]]
-    written = family.config_to_hf(config)
+    if type(config) not in SAVED_AS:
+        raise RopeError("model", "must be a Decoder or a RoFormer", type(model).__name__)
+    checkpoint_format, extra_config = SAVED_AS[type(config)], dict(extra_config or {})
+    hf_config = checkpoint_format.config_to_hf(config)
     state = model.state_dict()
     dtypes = {str(value.dtype).removeprefix("torch.") for value in state.values()}
     if len(dtypes) == 1:
-        written |= {"dtype": dtypes.pop()}
-    taken = sorted(key for key in beside or {} if key in written)
-    if taken:
-        raise RopeError("beside", "must not say again what the model says", taken)
-    # transformers would fill these in with numbers of its own, which may lie outside the vocabulary
-    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    write_folder(folder, _written(state, family, config), tokens | written | dict(beside or {}), max_shard_bytes=max_shard_bytes)
+        hf_config |= {"dtype": dtypes.pop()}
+    if repeated := sorted(extra_config.keys() & hf_config.keys()):
+        raise RopeError("extra_config", "must not contain keys that the model itself sets", repeated)
+    # without these keys transformers would use its default token ids, which may exceed the vocabulary
+    token_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    tensors = _named_tensors(state, checkpoint_format, config)
+    write_folder(folder, tensors, token_ids | hf_config | extra_config, max_shard_bytes=max_shard_bytes)
 
 
-class _Unfilled(TorchFunctionMode):
-    """Weights that are about to be replaced are not filled: drawing numbers without memory loads half of a compiler."""
+class _SkipInit(TorchFunctionMode):
+    """Skip weight initialisation: the weights are replaced anyway, and random init on meta tensors imports torch's compiler."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -80,99 +99,62 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _refuse_more_layers_than_tensors(config: Any, source: Folder) -> None:
-    """A layer takes a tensor, so a config cannot make us build more of them than the file holds."""
-    if config.num_layers > len(source.keys):
-        raise RopeError("num_hidden_layers", f"must fit the file, which holds {len(source.keys)} tensors", config.num_layers)
-
-
-def _plan(source: Folder, family: Family, config: Any, expected: Mapping[str, torch.Size]) -> dict[str, list[str]]:
-    """Our name -> the keys it is made of, in order; everything that does not fit is refused before a tensor is read."""
-    named: dict[str, str] = {}
-    for key in source.keys:
-        ours = family.to_ours(key, config)
-        if ours is None:
+def _match_names(
+    source: Folder, checkpoint_format: CheckpointFormat, config: Any, shapes: Mapping[str, torch.Size]
+) -> dict[str, list[str]]:
+    """Return {our name: names in the file, in row order}; all names, shapes and dtypes are checked before any read."""
+    in_file: dict[str, str] = {}
+    for hf_name in source.names:
+        name = checkpoint_format.name_from_hf(hf_name, config)
+        if name is None:
             continue
-        if ours in named:
-            raise RopeError(key, f"must not stand beside {named[ours]}, which is the same weight", key)
-        named[ours] = key
-    plan: dict[str, list[str]] = {}
+        if name in in_file:
+            raise RopeError(hf_name, "must not be stored twice; these two are the same weight", [in_file[name], hf_name])
+        in_file[name] = hf_name
+    stored: dict[str, list[str]] = {}
     missing: list[str] = []
-    for name, shape in expected.items():
-        parts = _parts(name, shape, family, config, named)
-        absent = [part.name for part, _ in parts if part.name not in named]
+    for name, shape in shapes.items():
+        parts = {} if name in in_file else checkpoint_format.parts(name, config)
+        columns = tuple(shape[-1:]) if len(shape) > 1 else ()  # the rows of all experts follow one another
+        expected = {part: (rows, *columns) for part, rows in parts.items()} or {name: tuple(shape)}
+        absent = [part for part in expected if part not in in_file]
         missing += absent
         if not absent:
-            plan[name] = [_fitting(source, named.pop(part.name), wanted) for part, wanted in parts]
-    if missing or named:
-        lacks = [f"lacks {_few([family.to_theirs(name, config) for name in missing])}"] if missing else []
-        has = [f"has surplus {_few(list(named.values()))}"] if named else []
-        raise RopeError(
-            str(source.path), "must hold the weights of its config: it " + ", and ".join(lacks + has), len(source.keys)
-        )
-    return plan
+            stored[name] = [in_file.pop(part) for part in expected]
+            for hf_name, part_shape in zip(stored[name], expected.values(), strict=True):
+                if source.shape(hf_name) != part_shape:
+                    rule = f"must have the shape {list(part_shape)}, by the config"
+                    raise RopeError(hf_name, rule, list(source.shape(hf_name)))
+                if source.dtype(hf_name) not in DTYPES:
+                    raise RopeError(hf_name, "must be float32, bfloat16, float16 or float64", source.dtype(hf_name))
+    check_names(str(source.path), [checkpoint_format.name_to_hf(name, config) for name in missing], in_file.values())
+    return stored
 
 
-def _parts(
-    name: str, shape: torch.Size, family: Family, config: Any, named: Mapping[str, str]
-) -> list[tuple[Piece, tuple[int, ...]]]:
-    """The pieces of one of our weights with the shapes they must have; the weight itself where the file has it whole."""
-    pieces = () if name in named else family.pieces(name, config)
-    if not pieces:
-        return [(Piece(name, shape[0] if shape else 1), tuple(shape))]
-    tail = tuple(shape[-1:]) if len(shape) > 1 else ()  # the rows of all experts stand under each other
-    return [(piece, (piece.rows, *tail)) for piece in pieces]
+def _common_dtype(source: Folder, stored: Mapping[str, list[str]]) -> torch.dtype:
+    by_dtype = {source.dtype(hf_name): hf_name for hf_names in stored.values() for hf_name in hf_names}
+    if len(by_dtype) > 1:
+        examples = " and ".join(f"{hf_name} is {dtype}" for dtype, hf_name in list(by_dtype.items())[:2])
+        raise RopeError("dtype", f"must be given, because {examples}", None)
+    return next(iter(by_dtype))
 
 
-def _fitting(source: Folder, key: str, shape: tuple[int, ...]) -> str:
-    if source.shape(key) != shape:
-        raise RopeError(key, f"must have the shape {list(shape)} that the config says", list(source.shape(key)))
-    if source.dtype(key) not in FLOATS:
-        raise RopeError(key, "must be float32, bfloat16, float16 or float64", source.dtype(key))
-    return key
-
-
-def _dtype(source: Folder, plan: Mapping[str, list[str]], dtype: torch.dtype | None) -> torch.dtype:
-    if dtype is not None:
-        if dtype not in FLOATS:
-            raise RopeError("dtype", "must be torch.float32, bfloat16, float16 or float64", dtype)
-        return dtype
-    found = {source.dtype(key): key for keys in plan.values() for key in keys}
-    if len(found) > 1:
-        rule = f"must be given: {' and '.join(f'{key} is {kind}' for kind, key in list(found.items())[:2])}"
-        raise RopeError("dtype", rule, None)
-    return next(iter(found))
-
-
-def _joined(source: Folder, keys: list[str], shape: torch.Size, dtype: torch.dtype, device: Any) -> Tensor:
-    if len(keys) == 1:
-        return source.read(keys[0]).to(dtype=dtype, device=device)
-    whole = torch.empty((sum(source.shape(key)[0] for key in keys), *source.shape(keys[0])[1:]), dtype=dtype, device=device)
-    row = 0
-    for key in keys:
-        rows = source.shape(key)[0]
-        whole[row : row + rows] = source.read(key)
-        row += rows
+def _read(source: Folder, hf_names: list[str], shape: torch.Size, dtype: torch.dtype, device: Any) -> Tensor:
+    """Read one weight, or concatenate its parts by rows."""
+    if len(hf_names) == 1:
+        return source.read(hf_names[0]).to(dtype=dtype, device=device)
+    rows = [source.shape(hf_name)[0] for hf_name in hf_names]
+    whole = torch.empty((sum(rows), *source.shape(hf_names[0])[1:]), dtype=dtype, device=device)
+    for part, hf_name in zip(whole.split(rows), hf_names, strict=True):
+        part.copy_(source.read(hf_name))
     return whole.view(shape)
 
 
-def _written(state: Mapping[str, Tensor], family: Family, config: Any) -> Iterator[tuple]:
-    """(their key, shape, dtype, make) of every weight, a packed one piece by piece."""
+def _named_tensors(state: Mapping[str, Tensor], checkpoint_format: CheckpointFormat, config: Any) -> Iterator[NewTensor]:
+    """Yield (name in the file, shape, dtype, make) of every weight, split into parts where the format has parts."""
     for name, value in state.items():
-        pieces = family.pieces(name, config)
-        if not pieces:
-            yield family.to_theirs(name, config), tuple(value.shape), value.dtype, lambda value=value: value
-            continue
-        rows = value.flatten(0, -2) if value.ndim == 3 else value
-        start = 0
-        for piece in pieces:
-            part = rows[start : start + piece.rows]
-            yield family.to_theirs(piece.name, config), tuple(part.shape), part.dtype, lambda part=part: part
-            start += piece.rows
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-__all__ = ["FAMILIES", "Family", "Piece", "load", "save"]
+        rows = checkpoint_format.parts(name, config)
+        matrix = value.flatten(0, -2) if value.ndim == 3 else value
+        tensors = zip(rows, matrix.split(list(rows.values())), strict=True) if rows else [(name, value)]
+        for part_name, part in tensors:
+            yield checkpoint_format.name_to_hf(part_name, config), tuple(part.shape), part.dtype, lambda part=part: part

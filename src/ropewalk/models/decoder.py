@@ -1,4 +1,4 @@
-"""Decoder: a Llama, Qwen, Mistral or MiniMind with any encoding."""
+"""Decoder: a language model as in Llama, Qwen, Mistral or MiniMind, with any encoding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from torch.nn import functional as F
 from ropewalk.attention import KVCache
 from ropewalk.attention.softmax import as_encoding
 from ropewalk.encodings import Encoding, Sizes
-from ropewalk.errors import RopeError
 from ropewalk.models import generation
-from ropewalk.models.decoder_attention import RunningState, make_attention, next_positions
+from ropewalk.models.decoder_attention import PackedAttention, PackedLinearAttention, next_positions
 from ropewalk.models.decoder_config import DecoderConfig
 from ropewalk.models.decoder_loss import IGNORED, token_loss
 from ropewalk.models.experts import Experts, GatedNetwork, MixtureOfExperts, Routes, balance_loss
-
-Caches = list[KVCache] | list[RunningState]
+from ropewalk.models.layer_caches import Caches, RunningState, check_caches, empty_caches
 
 
 class DecoderLayer(nn.Module):
@@ -28,8 +26,9 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
+        attention = PackedLinearAttention if config.attention == "linear" else PackedAttention
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = make_attention(config, config.layer_types[index])  # type: ignore[index]  # resolved by the config
+        self.self_attn = attention(config, config.layer_types[index])  # type: ignore[index]  # resolved by the config
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MixtureOfExperts(config) if config.has_experts(index) else GatedNetwork(config)
         self.dropout = config.dropout
@@ -42,18 +41,18 @@ class DecoderLayer(nn.Module):
         documents: Tensor | None = None,
         cache: KVCache | RunningState | None = None,
     ) -> tuple[Tensor, Routes | None]:
-        """x [B, S, hidden], and where the experts' router sent its tokens."""
+        """Return the new x [B, S, hidden], and the routes of a mixture of experts or None."""
         mixed = self.self_attn.mix(self.input_layernorm(x), positions, padding, documents, cache)  # type: ignore[arg-type]
-        x = x + self._dropped(mixed)
+        x = x + self._dropout(mixed)
         out, routes = self.mlp(self.post_attention_layernorm(x))
-        return x + self._dropped(out), routes
+        return x + self._dropout(out), routes
 
-    def _dropped(self, x: Tensor) -> Tensor:
+    def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model; `DecoderConfig` has its choices, `checkpoints.load` its trained weights."""
+    """A decoder-only language model; see `DecoderConfig` for its options and `rw.load` for trained weights."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -67,9 +66,9 @@ class Decoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights as before training: normal with `init_std`, biases 0, norms 1."""
+        """Initialise the weights: normal with `init_std`, biases 0, norms 1."""
         std = self.config.init_std
-        # an encoding knows best how its own parameters begin
+        # encodings initialise their own parameters
         own = {part for module in self.modules() if isinstance(module, Encoding) for part in module.modules()}
         for module in (module for module in self.modules() if module not in own):
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -82,7 +81,7 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix [vocab, hidden] that makes logits: the embeddings themselves where they are tied."""
+        """The output matrix [vocab, hidden]; the embeddings if they are tied."""
         return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(
@@ -93,12 +92,12 @@ class Decoder(nn.Module):
         documents: Integer[Tensor, "B S"] | None = None,
         caches: Caches | None = None,
     ) -> Float[Tensor, "B S V"]:
-        """Logits of the next token after each of `tokens`.
+        """Return the logits of the next token after each of `tokens`.
 
-        positions  integer [S], [B, S] or [axes, B, S]; by default each row counts its real tokens behind the caches
+        positions  integer [S], [B, S] or [axes, B, S]; by default each row counts its real tokens after the cached ones
         padding    True for real tokens
-        documents  the number of the packed document of each token, which sees no other
-        caches     from `caches()`: these tokens go on from what they hold
+        documents  the number of each token's packed document; tokens attend only within their document
+        caches     from `caches()`; `tokens` continue the cached ones and are added to them
         """
         return F.linear(self.features(tokens, positions, padding, documents, caches), self.head_weight)
 
@@ -110,7 +109,7 @@ class Decoder(nn.Module):
         documents: Integer[Tensor, "B S"] | None = None,
         caches: Caches | None = None,
     ) -> Float[Tensor, "B S H"]:
-        """What the logits are made of: the last layer's output, normed."""
+        """Return the normed output of the last layer, from which the logits are computed."""
         return self._run(tokens, positions, padding, documents, caches)[0]
 
     def loss(
@@ -121,30 +120,28 @@ class Decoder(nn.Module):
         padding: Bool[Tensor, "B S"] | None = None,
         documents: Integer[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, ""]:
-        """The mean cross entropy of `targets`, plus the experts' balance loss; the logits never stand in memory at once.
+        """Return the mean cross entropy of `targets` plus the experts' balance loss, without materialising all logits.
 
-        targets[b, s] is the token that should follow tokens[b, s], -100 where it does not count. None: the next one of
-        `tokens`, except past the end of a row, of its real tokens, or of a document.
+        targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the next token, ignored
+        at the end of a row, of its real tokens and of a document.
         """
         x, routes = self._run(tokens, positions, padding, documents, None)
-        targets = following(tokens, padding, documents) if targets is None else targets
+        targets = next_tokens(tokens, padding, documents) if targets is None else targets
         loss = token_loss(x.flatten(0, 1), self.head_weight, targets.flatten())
         if routes and self.config.router_aux_coef:
             loss = loss + self.config.router_aux_coef * balance_loss(routes, padding)
         return loss
 
     def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
-        """One empty cache a layer, of a kind that KVCache has; linear attention keeps a state of constant size instead."""
-        if self.config.attention == "linear":
-            return [RunningState() for _ in self.layers]
-        return [KVCache(kind, capacity, sinks) for _ in self.layers]
+        """Return an empty KVCache for each layer; linear attention has a state of constant size instead."""
+        return empty_caches(len(self.layers), self.config.attention, kind, capacity, sinks)
 
     def generate(self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any) -> Integer[Tensor, "B T"]:
-        """The prompt and what follows it; `options` as in `generation.steps`, and `stream`, called with every step's tokens."""
+        """Return the prompt with the generated tokens; `options` as in `generation.generate`."""
         return generation.generate(self, tokens, max_new_tokens, **options)
 
     def stream(self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any) -> Iterator[Tensor]:
-        """The new tokens [B], one step after another; `options` as in `generation.steps`."""
+        """Yield the new tokens [B] of each step; `options` as in `generation.steps`."""
         return generation.steps(self, tokens, max_new_tokens, **options)
 
     def _run(
@@ -155,23 +152,22 @@ class Decoder(nn.Module):
         documents: Tensor | None,
         caches: Sequence | None,
     ) -> tuple[Tensor, list[Routes]]:
-        if caches is not None and len(caches) != len(self.layers):
-            raise RopeError("caches", f"must be one for each of the {len(self.layers)} layers", len(caches))
+        layer_caches = check_caches(caches, len(self.layers))
         if positions is None:
             positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]
         x = self.embed_tokens(tokens)
         if self.encoding is not None:
             x = self.encoding.embed(x, positions)
-        found: list[Routes] = []
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+        all_routes: list[Routes] = []
+        for layer, cache in zip(self.layers, layer_caches, strict=True):
             x, routes = layer(x, positions, padding, documents, cache)
             if routes is not None:
-                found.append(routes)
-        return self.norm(x), found
+                all_routes.append(routes)
+        return self.norm(x), all_routes
 
 
-def following(tokens: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
-    """The token after each token; -100 where none of the same row, document and real text follows."""
+def next_tokens(tokens: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
+    """Return the token after each token; -100 where no real token of the same row and document follows."""
     targets = torch.full_like(tokens, IGNORED, dtype=torch.int64)
     targets[:, :-1] = tokens[:, 1:]
     if padding is not None:

@@ -1,4 +1,4 @@
-"""The Decoder's attention: q, k and v from one matrix product, then softmax or linear."""
+"""The Decoder's attention: q, k and v from one packed projection, then softmax or linear attention."""
 
 from __future__ import annotations
 
@@ -6,38 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import Attention, KVCache, linear_attention
-from ropewalk.attention.linear import still_rope
-from ropewalk.attention.linear_sums import State
+from ropewalk.attention.linear import identity_rope
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.models.decoder_config import DecoderConfig
+from ropewalk.models.layer_caches import RunningState
 from ropewalk.rope import Rope
 
 
-class RunningState:
-    """What a linear layer keeps between calls: constant in size, in the place of a KVCache."""
-
-    def __init__(self) -> None:
-        self.state: State | None = None
-
-    @property
-    def next_positions(self) -> Tensor | int:
-        """The position each row's next token takes, [B]; 0 while empty."""
-        return 0 if self.state is None else self.state.count
-
-    def reorder(self, rows: Tensor) -> None:
-        """Take rows by index, as beam search does."""
-        if self.state is not None:
-            self.state = State(*(t.index_select(0, rows) for t in self.state))
-
-
 class PackedAttention(Attention):
-    """Softmax attention whose three input projections are one matrix: one product forwards, one backwards."""
+    """Softmax attention whose q, k and v projections are one matrix, so one product computes all three."""
 
-    def __init__(self, config: DecoderConfig, kind: str) -> None:
-        encoding = "none" if config.input_encoding else config.layer_encoding(kind)
+    def __init__(self, config: DecoderConfig, layer_type: str) -> None:
         super().__init__(
             config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
-            encoding=encoding, window=config.window if kind == "sliding" else None, dropout=config.attention_dropout or 0.0,
+            encoding="none" if config.input_encoding else config.layer_encoding(layer_type),
+            window=config.window if layer_type == "sliding" else None, dropout=config.attention_dropout or 0.0,
             o_bias=config.o_bias, qk_norm=config.qk_norm, norm_eps=config.norm_eps, length=config.length,
         )  # fmt: skip
         del self.q_proj, self.k_proj, self.v_proj
@@ -52,26 +35,26 @@ class PackedAttention(Attention):
     def mix(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: KVCache | None
     ) -> Tensor:
-        """Attend over x [B, S, hidden] and what the cache holds."""
+        """Attend over x [B, S, hidden] and the tokens in the cache."""
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
 
 class PackedLinearAttention(PackedAttention):
-    """Linear attention with the same projections; a norm follows the heads, since the weights do not sum to one."""
+    """Linear attention with the same projections; the heads are normed, since the weights do not sum to one."""
 
-    def __init__(self, config: DecoderConfig, kind: str) -> None:
-        super().__init__(config, kind)
+    def __init__(self, config: DecoderConfig, layer_type: str) -> None:
+        super().__init__(config, layer_type)
         self.norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps)
 
     @property
     def rope(self) -> Rope:
-        """The encoding's rotation; one that never moves where the position does not enter here."""
-        return self.encoding.rope if isinstance(self.encoding, Rotary) else still_rope(self.head_dim)
+        """The encoding's rotation, or the identity if the encoding does not rotate q and k."""
+        return self.encoding.rope if isinstance(self.encoding, Rotary) else identity_rope(self.head_dim)
 
     def mix(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: RunningState | None
     ) -> Tensor:
-        """Attend over x [B, S, hidden] and what `cache` sums up."""
+        """Attend over x [B, S, hidden] and the tokens summed up in the cache."""
         q, k, v = self.project(x)
         k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
         positions = positions.expand(x.shape[0], -1) if positions.ndim == 1 else positions
@@ -82,17 +65,12 @@ class PackedLinearAttention(PackedAttention):
         return self.o_proj(self.norm(out).transpose(1, 2).flatten(-2))
 
 
-def make_attention(config: DecoderConfig, kind: str) -> PackedAttention:
-    """The attention of a layer of that type."""
-    return (PackedLinearAttention if config.attention == "linear" else PackedAttention)(config, kind)
-
-
 def next_positions(
     caches: list | None, padding: Tensor | None, documents: Tensor | None, tokens: Tensor, attention: Attention
 ) -> Tensor:
-    """Where these tokens stand: each row counts its real tokens from what the caches have seen, documents from 0."""
+    """Return default positions: each row counts its real tokens, starting after the cached ones; each document from 0."""
     batch, seq = tokens.shape
     if caches is None and padding is None and documents is None:
-        return torch.arange(seq, device=tokens.device)  # one for all rows
+        return torch.arange(seq, device=tokens.device)  # shared by all rows
     cache = None if caches is None else caches[0]
     return attention.token_positions(None, padding, documents, cache, batch, seq, tokens.device)

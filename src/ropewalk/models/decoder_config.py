@@ -1,4 +1,4 @@
-"""DecoderConfig: everything that defines a Decoder, frozen and checked once."""
+"""DecoderConfig: everything that defines a Decoder, checked when it is created."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ropewalk.spec import RopeSpec
 
 LAYER_TYPES = ("full", "sliding", "nope")
 ATTENTIONS = ("softmax", "linear")
-#: sizes come from files too; a matrix of these sides is refused before anything is allocated
-MOST = 1 << 22
-MOST_LAYERS = 4096
-MOST_EXPERTS = 4096
+#: bounds on sizes, which may come from untrusted files, so that nothing larger is ever allocated
+MAX_SIZE = 1 << 22
+MAX_LAYERS = 4096
+MAX_EXPERTS = 4096
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes and choices of a decoder-only language model as Llama, Qwen, Mistral and MiniMind are built.
+    """Sizes and options of a decoder-only language model as in Llama, Qwen, Mistral and MiniMind.
 
-    encoding      a name from ENCODINGS, a RopeSpec, or one of them (None: no position) for each layer type in use
-    layer_types   "full", "sliding" (sees `window` tokens) or "nope" (no position) for each layer; None: all sliding
-                  where there is a window, else all full
-    attention     "softmax", or "linear" in time and memory linear in the length
-    qk_norm       an RMS norm on every head of q and k before they turn
-    dropout       of both block outputs and, unless `attention_dropout` says otherwise, of the attention weights
+    encoding      a name from ENCODINGS, a RopeSpec, or a dict of them by layer type (None: no position)
+    layer_types   "full", "sliding" (attends to `window` tokens) or "nope" (no position) for each layer; None: all
+                  sliding if there is a window, else all full
+    attention     "softmax", or "linear" with time and memory linear in the length
+    qk_norm       RMS norm of each head of q and k before rotation
+    dropout       of both block outputs and, unless `attention_dropout` is given, of the attention weights
     length        the longest sequence trained on
-    num_experts   0: one feed-forward network a layer; else a mixture in all layers but `dense_layers`, each token going
-                  to `experts_per_token` of them with their softmax weights, summing to one again if `norm_topk`
+    num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but `dense_layers`. Each
+                  token uses `experts_per_token` of them, weighted by their softmax, renormalised if `norm_topk`
     """
 
     vocab_size: int
@@ -66,14 +66,15 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
         for name in ("vocab_size", "hidden_size", "intermediate_size"):
-            put(name, integer(name, getattr(self, name), low=1, high=MOST))
-        integer("num_layers", self.num_layers, low=1, high=MOST_LAYERS)
+            put(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))
+        integer("num_layers", self.num_layers, low=1, high=MAX_LAYERS)
         integer("num_heads", self.num_heads, low=1, high=1 << 16)
         put("num_kv_heads", self.num_heads if self.num_kv_heads is None else integer("num_kv_heads", self.num_kv_heads, low=1))
         if self.num_heads % self.num_kv_heads:  # type: ignore[operator]  # set above
             raise RopeError("num_kv_heads", f"must divide num_heads = {self.num_heads}", self.num_kv_heads)
         if self.head_dim is None and self.hidden_size % self.num_heads:
-            raise RopeError("head_dim", f"must be given: {self.num_heads} heads do not divide hidden_size", self.hidden_size)
+            rule = f"must be given, because num_heads = {self.num_heads} does not divide hidden_size = {self.hidden_size}"
+            raise RopeError("head_dim", rule, None)
         put("head_dim", integer("head_dim", self.head_dim or self.hidden_size // self.num_heads, low=1, high=65536))
         for name in ("qk_norm", "qkv_bias", "o_bias", "mlp_bias", "tie_embeddings", "norm_topk"):
             flag(name, getattr(self, name))
@@ -92,26 +93,24 @@ class DecoderConfig:
     def _check_layers(self, put: Any) -> None:
         if self.window is not None:
             integer("window", self.window, low=1)
-        kinds = self.layer_types
-        kinds = ("full" if self.window is None else "sliding",) * self.num_layers if kinds is None else tuple(kinds)
-        for kind in kinds:
-            choice("layer_types", kind, LAYER_TYPES)
-        if len(kinds) != self.num_layers:
-            raise RopeError(
-                "layer_types", f"must name one of {', '.join(LAYER_TYPES)} for each of {self.num_layers} layers", kinds
-            )
-        if "sliding" in kinds and self.window is None:
-            raise RopeError("window", "must be given where a layer is sliding", None)
-        if self.window is not None and "sliding" not in kinds:
-            raise RopeError("window", "would limit no layer; give layer_types with 'sliding' ones, or None for all", self.window)
-        if self.attention == "linear" and "sliding" in kinds:
-            raise RopeError("window", "must be None with linear attention, whose sums cannot forget", self.window)
-        put("layer_types", kinds)
+        types = self.layer_types
+        types = ("full" if self.window is None else "sliding",) * self.num_layers if types is None else tuple(types)
+        for layer_type in types:
+            choice("layer_types", layer_type, LAYER_TYPES)
+        if len(types) != self.num_layers:
+            raise RopeError("layer_types", f"must have one entry for each of the {self.num_layers} layers", types)
+        if "sliding" in types and self.window is None:
+            raise RopeError("window", "must be given if a layer is sliding", None)
+        if self.window is not None and "sliding" not in types:
+            raise RopeError("window", "must be None if no layer is sliding; layer_types=None makes all sliding", self.window)
+        if self.attention == "linear" and "sliding" in types:
+            raise RopeError("window", "must be None for linear attention, which cannot drop old tokens", self.window)
+        put("layer_types", types)
 
     def _check_experts(self, put: Any) -> None:
-        integer("num_experts", self.num_experts, low=0, high=MOST_EXPERTS)
+        integer("num_experts", self.num_experts, low=0, high=MAX_EXPERTS)
         size = self.intermediate_size if self.moe_intermediate_size is None else self.moe_intermediate_size
-        put("moe_intermediate_size", integer("moe_intermediate_size", size, low=1, high=MOST))
+        put("moe_intermediate_size", integer("moe_intermediate_size", size, low=1, high=MAX_SIZE))
         if self.num_experts:
             integer("experts_per_token", self.experts_per_token, low=1, high=self.num_experts)
         number("router_aux_coef", self.router_aux_coef, low=0)
@@ -120,40 +119,41 @@ class DecoderConfig:
     def _check_encoding(self, put: Any) -> None:
         if isinstance(self.encoding, Mapping):
             put("encoding", dict(self.encoding))
-            for kind in self.encoding:
-                choice("encoding", kind, LAYER_TYPES)
-        for kind in dict.fromkeys(self.layer_types):  # type: ignore[arg-type]  # set above
-            found = self.layer_encoding(kind)
-            if isinstance(found, RopeSpec):
-                if found.head_dim != self.head_dim:
-                    raise RopeError("encoding", f"must turn heads of head_dim = {self.head_dim}", found.head_dim)
+            for layer_type in self.encoding:
+                choice("encoding", layer_type, LAYER_TYPES)
+        for layer_type in dict.fromkeys(self.layer_types):  # type: ignore[arg-type]  # set above
+            encoding = self.layer_encoding(layer_type)
+            if isinstance(encoding, RopeSpec):
+                if encoding.head_dim != self.head_dim:
+                    raise RopeError("encoding", f"must have head_dim = {self.head_dim}", encoding.head_dim)
                 continue
-            choice("encoding", found, ENCODINGS)
-            if isinstance(self.encoding, Mapping) and ENCODINGS[found].door == "input":
-                raise RopeError("encoding", f"{found!r} enters once, at the embeddings; give it alone, not by layer type", found)
-            if self.attention == "linear" and not ENCODINGS[found].linear:
-                raise RopeError("encoding", "must work without the n x n scores for linear attention", found)
+            choice("encoding", encoding, ENCODINGS)
+            if isinstance(self.encoding, Mapping) and ENCODINGS[encoding].entry == "input":
+                rule = "must not be set per layer type if it is added to the embeddings; use it for the whole model"
+                raise RopeError("encoding", rule, encoding)
+            if self.attention == "linear" and not ENCODINGS[encoding].linear:
+                raise RopeError("encoding", "must not be a bias on the scores, which linear attention never computes", encoding)
 
-    def layer_encoding(self, kind: str) -> str | RopeSpec:
-        """The encoding of layers of that type: a name or a spec."""
-        if kind == "nope":
+    def layer_encoding(self, layer_type: str) -> str | RopeSpec:
+        """Return the encoding of layers of that type: a name or a spec."""
+        if layer_type == "nope":
             return "none"
         if not isinstance(self.encoding, Mapping):
             return self.encoding
-        if kind not in self.encoding:
-            raise RopeError("encoding", f"must say what {kind!r} layers have (None: no position)", sorted(self.encoding))
-        return self.encoding[kind] or "none"
+        if layer_type not in self.encoding:
+            raise RopeError("encoding", f"must have an entry for {layer_type!r} layers (None: no position)", list(self.encoding))
+        return self.encoding[layer_type] or "none"
 
     @property
     def input_encoding(self) -> str | None:
-        """The encoding that is added to the embeddings, where it is of that kind."""
+        """The encoding's name if it is added to the embeddings, else None."""
         name = self.encoding
-        return name if isinstance(name, str) and ENCODINGS[name].door == "input" else None
+        return name if isinstance(name, str) and ENCODINGS[name].entry == "input" else None
 
     def has_experts(self, layer: int) -> bool:
-        """Whether this layer's feed-forward network is a mixture."""
+        """Return whether this layer's feed-forward network is a mixture of experts."""
         return self.num_experts > 0 and layer not in self.dense_layers
 
     def with_(self, **changes: Any) -> DecoderConfig:
-        """The same config with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)

@@ -1,7 +1,7 @@
-"""The loss of a language model without its logits: the vocabulary is met a few rows of tokens at a time.
+"""Cross entropy of a language model without materialising all logits.
 
-All logits of a batch in float32, their softmax and its gradient are larger than everything else a small model keeps.
-Here each chunk's logits turn into their own gradient in place, which is used up at once.
+In a small model all logits of a batch in float32, their softmax and its gradient take more memory than everything else.
+Here logits are computed in chunks of tokens; each chunk is overwritten by its gradient, which is used at once.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from torch.nn import functional as F
 
 IGNORED = -100
 #: logits in memory at a time: 128 MB in bfloat16
-MOST_LOGITS = 1 << 26
+MAX_LOGITS = 1 << 26
 
 
-def token_loss(x: Tensor, weight: Tensor, targets: Tensor, most_logits: int = MOST_LOGITS) -> Tensor:
-    """The mean cross entropy of softmax(x weight^T) at `targets`, in float32; IGNORED targets do not count.
+def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:
+    """Return the mean cross entropy of softmax(x weight^T) at `targets`, in float32; IGNORED targets do not count.
 
-    x [T, hidden], weight [vocabulary, hidden], targets [T]. Equals F.cross_entropy of the logits and has its gradients.
+    x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of F.cross_entropy.
     """
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        return _TokenLoss.apply(x, weight, targets, most_logits)  # type: ignore[return-value]
-    total, count = x.new_zeros((), dtype=_high(x)), (targets != IGNORED).sum().clamp(min=1)
-    for rows in _chunks(x, weight, most_logits):
+        return _TokenLoss.apply(x, weight, targets, max_logits)  # type: ignore[return-value]
+    total, count = x.new_zeros((), dtype=_sum_dtype(x)), (targets != IGNORED).sum().clamp(min=1)
+    for rows in _chunks(x, weight, max_logits):
         logits = F.linear(x[rows], weight)
         total = total + F.cross_entropy(logits.to(total.dtype), targets[rows], ignore_index=IGNORED, reduction="sum")
     return total / count
@@ -34,22 +34,22 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, most_logits: int = MO
 
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, most_logits: int) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int) -> Tensor:
         real = targets != IGNORED
         count = real.sum().clamp(min=1)
-        chunks = _chunks(x, weight, most_logits)
-        total = x.new_zeros((), dtype=_high(x))
+        chunks = _chunks(x, weight, max_logits)
+        total = x.new_zeros((), dtype=_sum_dtype(x))
         x_grad, weight_grad = torch.empty_like(x), None
         for rows in chunks:
             counted = real[rows].unsqueeze(-1)
-            losses, logits_grad = _chunk(x[rows], weight, targets[rows].clamp(min=0))
+            losses, logits_grad = _loss_and_logits_grad(x[rows], weight, targets[rows].clamp(min=0))
             total = total + (losses * real[rows]).sum()
-            # rows that do not count are left out here, where a row is short
+            # ignored tokens are masked here, where a row has hidden size, rather than in the logits
             x_grad[rows] = (logits_grad @ weight) * counted
-            found = logits_grad.transpose(0, 1) @ (x[rows] * counted)
-            # sums of several chunks are kept in float32: a bfloat16 sum would lose the small ones
-            found = found if len(chunks) == 1 else found.to(_high(x))
-            weight_grad = found if weight_grad is None else weight_grad.add_(found)
+            chunk_grad = logits_grad.transpose(0, 1) @ (x[rows] * counted)
+            # several chunks are summed in float32, because a bfloat16 sum would lose small terms
+            chunk_grad = chunk_grad if len(chunks) == 1 else chunk_grad.to(_sum_dtype(x))
+            weight_grad = chunk_grad if weight_grad is None else weight_grad.add_(chunk_grad)
         ctx.save_for_backward(x_grad, weight_grad, count)
         return total / count
 
@@ -57,32 +57,32 @@ class _TokenLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
         x_grad, weight_grad, count = ctx.saved_tensors
-        scale = grad / count  # float32, and so is the product: a rounded scale would be off for all of them alike
-        scaled = ((found.to(scale.dtype) * scale).to(x_grad.dtype) for found in (x_grad, weight_grad))
+        scale = grad / count  # stays float32, because rounding the scale would shift all gradients alike
+        scaled = ((each.to(scale.dtype) * scale).to(x_grad.dtype) for each in (x_grad, weight_grad))
         return *scaled, None, None
 
 
-def _chunk(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses of some rows, and the gradients of their logits in the logits' own memory."""
+def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row, and the gradient of its logits in the memory of the logits."""
     logits = x @ weight.transpose(0, 1)
-    log_probabilities = logits.log_softmax(dim=-1, dtype=_high(x))
-    place = targets.unsqueeze(-1)
-    at_target = log_probabilities.gather(-1, place).squeeze(-1)
-    # a compiler finds memory to write to by itself
+    log_probabilities = logits.log_softmax(dim=-1, dtype=_sum_dtype(x))
+    index = targets.unsqueeze(-1)
+    at_target = log_probabilities.gather(-1, index).squeeze(-1)
+    # torch.compile reuses memory by itself
     compiling = torch.compiler.is_compiling()
     grad = log_probabilities.exp().to(x.dtype) if compiling else torch.exp(log_probabilities, out=logits)
-    # p - 1 is taken before it is rounded: near p = 1 bfloat16 would make it 0
-    grad = grad.scatter_(-1, place, at_target.expm1().to(grad.dtype).unsqueeze(-1))
+    # p - 1 is computed before rounding, because near p = 1 bfloat16 would round it to 0
+    grad = grad.scatter_(-1, index, at_target.expm1().to(grad.dtype).unsqueeze(-1))
     return -at_target, grad
 
 
-def _chunks(x: Tensor, weight: Tensor, most_logits: int) -> list[slice]:
-    """Rows in equal chunks of at most `most_logits` logits."""
+def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
+    """Return equal slices of the rows with at most `max_logits` logits each."""
     tokens = x.shape[0]
-    count = max(1, -(-tokens * weight.shape[0] // most_logits))
+    count = max(1, -(-tokens * weight.shape[0] // max_logits))
     size = max(1, -(-tokens // count))
     return [slice(start, min(start + size, tokens)) for start in range(0, max(tokens, 1), size)]
 
 
-def _high(x: Tensor) -> torch.dtype:
+def _sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""Feed-forward networks: one gated network a layer, or a mixture of experts as Qwen3-MoE and MiniMind have it."""
+"""Feed-forward networks: one gated network per layer, or a mixture of experts as in Qwen3-MoE and MiniMind."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ropewalk.models.decoder_config import DecoderConfig
 
 
 class Routes(NamedTuple):
-    """Where a layer sent its tokens: probabilities [T, experts] in float32 and the chosen experts [T, k]."""
+    """The routing of a layer: probabilities [T, experts] in float32 and the chosen experts [T, k]."""
 
     probabilities: Tensor
     chosen: Tensor
 
 
 class _Gated(torch.autograd.Function):
-    """silu(gate) * up that keeps its packed input alone: autograd would keep silu(gate) too, and join two gradients."""
+    """silu(gate) * up that saves only its packed input; autograd would also save silu(gate) and concatenate two gradients."""
 
     @staticmethod
     def forward(ctx, packed: Tensor) -> Tensor:
@@ -41,15 +41,15 @@ class _Gated(torch.autograd.Function):
 
 
 def gated(packed: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up of packed [..., 2 I], gate first."""
+    """Return activation(gate) * up of packed [..., 2 I] = [gate, up]."""
     if activation in ("silu", "swish") and not torch.compiler.is_compiling():
-        return _Gated.apply(packed)  # type: ignore[return-value]  # a compiler does the same by itself
+        return _Gated.apply(packed)  # type: ignore[return-value]  # torch.compile fuses the formula below itself
     gate, up = packed.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
 
 
 class GatedNetwork(nn.Module):
-    """down(activation(gate(x)) * up(x)), gate and up in one matrix."""
+    """down(activation(gate(x)) * up(x)), with gate and up in one matrix."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -72,30 +72,30 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
 
     def one(self, x: Tensor, expert: int) -> Tensor:
-        """Expert number `expert` on x [T, hidden]."""
+        """Apply expert number `expert` to x [T, hidden]."""
         return F.linear(gated(F.linear(x, self.gate_up_proj[expert]), self.activation), self.down_proj[expert])
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The weighted sum of the chosen experts of every token; x [T, hidden], weights and chosen [T, k]."""
+        """Return the weighted sum of each token's chosen experts; x [T, hidden], weights and chosen [T, k]."""
         if torch.compiler.is_compiling():
             return self._all(x, weights, chosen)
         count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
         order = chosen.flatten().argsort(stable=True)
         token = order // per_token
-        sizes = chosen.flatten().bincount(minlength=count).tolist()  # waits for the device, once a layer
+        sizes = chosen.flatten().bincount(minlength=count).tolist()  # synchronises with the device once per layer
         parts = [self.one(part, e) for e, part in enumerate(x[token].split(sizes)) if sizes[e]]
         mixed = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, token, mixed.to(x.dtype))
 
     def _all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Every expert on every token: more arithmetic, but nothing depends on the values, so a graph can hold it."""
+        """Apply every expert to every token: more arithmetic, but no shape depends on values, so it compiles to one graph."""
         count = self.gate_up_proj.shape[0]
         share = weights.new_zeros(x.shape[0], count).scatter(1, chosen, weights)
         return sum((self.one(x, e) * share[:, e : e + 1] for e in range(count)), torch.zeros_like(x))
 
 
 class MixtureOfExperts(nn.Module):
-    """A router picks a few experts for every token; the softmax over all of them gives the weights."""
+    """A router picks a few experts for each token and weights them by its softmax over all experts."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -116,14 +116,14 @@ class MixtureOfExperts(nn.Module):
 
 
 def balance_loss(routes: list[Routes], padding: Tensor | None = None) -> Tensor:
-    """How unevenly the experts are used, over all layers: experts * sum(share of choices * mean probability); k if even.
+    """Return experts * sum(share of choices * mean probability) over all layers: k if the experts are used evenly.
 
-    `padding` [B, S] leaves out tokens that are not real.
+    `padding` [B, S] is False for tokens that are left out.
     """
     probabilities = torch.cat([route.probabilities for route in routes])  # [layers T, E]
     chosen = torch.cat([route.chosen for route in routes])
     count = probabilities.shape[-1]
     real = torch.ones_like(probabilities[:, :1]) if padding is None else padding.flatten().repeat(len(routes)).unsqueeze(-1)
     real = real.to(probabilities.dtype)
-    times = probabilities.new_zeros(chosen.shape[0], count).scatter_add(1, chosen, real.expand_as(chosen))
-    return count * (times.sum(0) * (probabilities * real).sum(0)).sum() / real.sum().clamp(min=1).square()
+    counts = probabilities.new_zeros(chosen.shape[0], count).scatter_add(1, chosen, real.expand_as(chosen))
+    return count * (counts.sum(0) * (probabilities * real).sum(0)).sum() / real.sum().clamp(min=1).square()

@@ -1,4 +1,4 @@
-"""Generation: one token after another, greedily or by sampling, from any kind of cache."""
+"""Generation: one token after another, greedily or by sampling, with any kind of cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CACHES = ("growing", "static", "sliding", "none")
 
 @runtime_checkable
 class Model(Protocol):
-    """What generation needs of a model."""
+    """The interface of a model that can generate."""
 
     @property
     def head_weight(self) -> Tensor: ...
@@ -29,10 +29,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits; temperature 0 takes the likeliest.
+    """How to pick a token from logits; temperature 0 picks the most likely one.
 
-    top_k keeps the k likeliest, top_p the fewest that together have that probability. repetition_penalty > 1 divides the
-    positive logits of tokens that were there already, and multiplies the negative ones.
+    top_k keeps the k most likely tokens, top_p the fewest that together have that probability. repetition_penalty > 1
+    divides the positive logits of tokens that occurred before, and multiplies the negative ones.
     """
 
     temperature: float = 0.0
@@ -49,34 +49,34 @@ class Sampling:
             number("top_p", self.top_p, above=0, high=1)
 
     def pick(self, logits: Tensor, seen: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """One token for each row of logits [B, V]; `seen` [B, V] is True for tokens that were there already."""
+        """Return one token for each row of logits [B, V]; `seen` [B, V] is True for tokens that occurred before."""
         logits = logits.float()
         if self.repetition_penalty != 1 and seen is not None:
-            less = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
-            logits = torch.where(seen, less, logits)
+            penalised = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
+            logits = torch.where(seen, penalised, logits)
         if self.temperature == 0:
             return logits.argmax(dim=-1)
-        kept = self._kept(logits / self.temperature)
-        return torch.multinomial(kept.softmax(dim=-1), 1, generator=generator).squeeze(-1)
+        probabilities = self._filtered(logits / self.temperature).softmax(dim=-1)
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
-    def _kept(self, logits: Tensor) -> Tensor:
-        """The logits with what top_k and top_p leave out at -inf."""
+    def _filtered(self, logits: Tensor) -> Tensor:
+        """Return the logits with -inf for tokens that top_k and top_p exclude."""
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k, dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < least, float("-inf"))
+            lowest = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < lowest, float("-inf"))
         if self.top_p is not None and self.top_p < 1:
             ordered, order = logits.sort(dim=-1, descending=True)
-            shares = ordered.softmax(dim=-1)
-            # a token stays while those before it fall short, so the likeliest always does
-            cut = shares.cumsum(dim=-1) - shares >= self.top_p
-            logits = logits.masked_fill(torch.empty_like(cut).scatter_(-1, order, cut), float("-inf"))
+            probabilities = ordered.softmax(dim=-1)
+            # a token is excluded if the tokens before it already reach top_p, so the most likely one always stays
+            excluded = probabilities.cumsum(dim=-1) - probabilities >= self.top_p
+            logits = logits.masked_fill(torch.empty_like(excluded).scatter_(-1, order, excluded), float("-inf"))
         return logits
 
 
 def generate(
     model: Model, tokens: Tensor, max_new_tokens: int, *, stream: Callable[[Tensor], None] | None = None, **options: Any
 ) -> Tensor:
-    """tokens [B, S] and what follows them, [B, S + new]; `options` as in `steps`.
+    """Return tokens [B, S] with the generated ones, [B, S + new]; `options` as in `steps`.
 
     stream  called with the new tokens [B] of every step; `steps` is the same as an iterator
     """
@@ -105,91 +105,72 @@ def steps(
     sinks: int = 0,
     seed: int | None = None,
 ) -> Iterator[Tensor]:
-    """The tokens [B] that follow tokens [B, S], one step after another, until all rows have stopped.
+    """Yield the tokens [B] that follow tokens [B, S], step by step, until all rows have stopped.
 
     temperature ... repetition_penalty  as in Sampling
-    padding   boolean [B, S], True for real tokens, which must stand at the end of each row
-    stop      a token, or several, after which a row is done; it goes on as `pad` (by default the first of them)
+    padding   boolean [B, S], True for real tokens; rows must be padded on the left
+    stop      one or several tokens that end a row; after it the row is filled with `pad` (default: the first of them)
     cache     "growing", "static" (of `capacity`, by default just enough), "sliding" (the first `sinks` and the latest
-              tokens, `capacity` in all), "none", or the caches of a text that goes on
-    seed      of the sampling; None: torch's own generator
+              tokens, `capacity` in all), "none", or the caches of an earlier call to continue from
+    seed      of the sampling; None: torch's global generator
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     _check_prompt(tokens, padding)
     integer("max_new_tokens", max_new_tokens, low=0)
-    stops = _stops(stop, tokens.device)
+    stops = _stop_tokens(stop, tokens.device)
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
-    caches = _caches(model, cache, capacity, sinks, tokens.shape[1] + max_new_tokens)
-    return _steps(model, tokens, max_new_tokens, sampling, padding, stops, pad, caches, generator)
+    caches = cache
+    if isinstance(cache, str):
+        if choice("cache", cache, CACHES) == "static" and capacity is None:
+            capacity = tokens.shape[1] + max_new_tokens
+        caches = None if cache == "none" else model.caches(cache, capacity, sinks)
 
+    @torch.no_grad()
+    def run(inputs: Tensor, padding: Tensor | None) -> Iterator[Tensor]:  # a generator, so that the checks above run first
+        seen = _tokens_seen(inputs, padding, model.head_weight.shape[0]) if repetition_penalty != 1 else None
+        done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
+        for _ in range(max_new_tokens):
+            last = model.features(inputs, padding=padding, caches=caches)[:, -1]
+            new = sampling.pick(last @ model.head_weight.transpose(0, 1), seen, generator)
+            if stops is not None:
+                new = torch.where(done, stops[0] if pad is None else pad, new)
+                done = done | torch.isin(new, stops)
+            yield new
+            if stops is not None and bool(done.all()):
+                return
+            if seen is not None:
+                seen = seen.scatter(1, new.unsqueeze(-1), True)
+            if caches is not None:
+                inputs, padding = new.unsqueeze(-1), None
+                continue
+            inputs = torch.cat((inputs, new.unsqueeze(-1).to(inputs.dtype)), dim=1)
+            padding = None if padding is None else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
 
-@torch.no_grad()
-def _steps(
-    model: Model,
-    tokens: Tensor,
-    max_new_tokens: int,
-    sampling: Sampling,
-    padding: Tensor | None,
-    stops: Tensor | None,
-    pad: int | None,
-    caches: Any,
-    generator: torch.Generator | None,
-) -> Iterator[Tensor]:
-    seen = _seen(tokens, padding, model.head_weight.shape[0]) if sampling.repetition_penalty != 1 else None
-    done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
-    fed = tokens
-    for _ in range(max_new_tokens):
-        last = model.features(fed, padding=padding, caches=caches)[:, -1]
-        found = sampling.pick(last @ model.head_weight.transpose(0, 1), seen, generator)
-        if stops is not None:
-            found = torch.where(done, stops[0] if pad is None else pad, found)
-            done = done | torch.isin(found, stops)
-        yield found
-        if stops is not None and bool(done.all()):
-            return
-        if seen is not None:
-            seen = seen.scatter(1, found.unsqueeze(-1), True)
-        if caches is not None:
-            fed, padding = found.unsqueeze(-1), None
-            continue
-        fed = torch.cat((fed, found.unsqueeze(-1).to(fed.dtype)), dim=1)
-        padding = None if padding is None else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
+    return run(tokens, padding)
 
 
 def _check_prompt(tokens: Tensor, padding: Tensor | None) -> None:
     if tokens.ndim != 2 or not tokens.shape[1]:
-        raise RopeError("tokens", "must be [batch, tokens] with at least one token to follow", list(tokens.shape))
+        raise RopeError("tokens", "must be [batch, tokens] with at least one token", list(tokens.shape))
     if padding is None:
         return
     if padding.dtype != torch.bool or padding.shape != tokens.shape:
         raise RopeError("padding", f"must be boolean {list(tokens.shape)}, True for real tokens", list(padding.shape))
-    rising = padding[:, 1:] >= padding[:, :-1]
-    if not bool(rising.all() & padding[:, -1].all()):
-        raise RopeError("padding", "must stand on the left: the next token follows the last one of each row", "a gap")
+    if not bool((padding[:, 1:] >= padding[:, :-1]).all() & padding[:, -1].all()):
+        raise RopeError("padding", "must be on the left only, because new tokens follow the last token of each row", "a gap")
 
 
-def _stops(stop: int | Sequence[int] | None, device: torch.device) -> Tensor | None:
+def _stop_tokens(stop: int | Sequence[int] | None, device: torch.device) -> Tensor | None:
     if stop is None:
         return None
-    several = [stop] if isinstance(stop, int) else list(stop)
-    if not several:
-        raise RopeError("stop", "must name at least one token, or be None", several)
-    return torch.tensor([integer("stop", each, low=0) for each in several], device=device)
+    stops = [stop] if isinstance(stop, int) else list(stop)
+    if not stops:
+        raise RopeError("stop", "must contain at least one token, or be None", stops)
+    return torch.tensor([integer("stop", each, low=0) for each in stops], device=device)
 
 
-def _caches(model: Model, cache: Any, capacity: int | None, sinks: int, needed: int) -> Any:
-    if not isinstance(cache, str):
-        return cache
-    if choice("cache", cache, CACHES) == "none":
-        return None
-    if cache == "static" and capacity is None:
-        capacity = needed
-    return model.caches(cache, capacity, sinks)
-
-
-def _seen(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> Tensor:
-    """[B, V], True for the tokens of each row that are real."""
-    there = torch.ones_like(tokens, dtype=torch.int64) if padding is None else padding.long()
-    return (
-        torch.zeros(tokens.shape[0], vocabulary, dtype=torch.int64, device=tokens.device).scatter_add(1, tokens.long(), there) > 0
-    )
+def _tokens_seen(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> Tensor:
+    """Return [B, V], True for the tokens that occur in each row; padding does not count."""
+    real = torch.ones_like(tokens, dtype=torch.int64) if padding is None else padding.long()
+    counts = torch.zeros(tokens.shape[0], vocabulary, dtype=torch.int64, device=tokens.device)
+    return counts.scatter_add(1, tokens.long(), real) > 0

@@ -1,4 +1,4 @@
-"""Configs by name: models of known sizes, and small ones to try things with."""
+"""Configs by name: models of known sizes, and small ones for experiments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MINIMIND = DecoderConfig(
     encoding=RopeSpec(head_dim=96, theta=1e6), qk_norm=True, length=32_768,
 )  # fmt: skip
 
-#: a config for each size of model that goes by a name; `build` makes one with random weights
+#: configs by name; `build` creates the model
 PRESETS: dict[str, DecoderConfig | RoFormerConfig] = {
     "tiny": DecoderConfig(
         vocab_size=256, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2, length=128
@@ -38,6 +38,6 @@ PRESETS: dict[str, DecoderConfig | RoFormerConfig] = {
 
 
 def build(name: str) -> nn.Module:
-    """A new model of a preset, with random weights."""
+    """Return a new model of a preset, with random weights."""
     config = PRESETS[choice("preset", name, PRESETS)]
     return Decoder(config) if isinstance(config, DecoderConfig) else RoFormer(config)

@@ -1,4 +1,4 @@
-"""RoFormer: a BERT-shaped encoder (or decoder) whose positions are rotations; BERT itself where the encoding is learned."""
+"""RoFormer: a BERT-shaped encoder (or decoder) with rotary or any other encoding; with a learned one it is BERT."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention import Attention, KVCache, LinearAttention
-from ropewalk.attention.linear import still_rope
+from ropewalk.attention.linear import identity_rope
 from ropewalk.attention.softmax import as_encoding
 from ropewalk.checks import INTEGERS
 from ropewalk.encodings import Encoding
@@ -19,13 +19,13 @@ from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
 from ropewalk.models import generation
 from ropewalk.models.activations import ACTIVATIONS
-from ropewalk.models.decoder_attention import RunningState
+from ropewalk.models.layer_caches import Caches, RunningState, check_caches, empty_caches
 from ropewalk.models.roformer_config import RoFormerConfig
-from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm, refuse_packed
+from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm
 
 
 def model_encoding(config: RoFormerConfig) -> Encoding:
-    """A new encoding for one layer, or for the embeddings; by name, rotary ones pair neighbours as RoFormer does."""
+    """Create the encoding of one layer or of the embeddings; rotary ones given by name are interleaved, as in RoFormer."""
     encoding = as_encoding(config.encoding, config.sizes)
     if isinstance(encoding, Rotary) and isinstance(config.encoding, str):
         return type(encoding)(config.sizes, encoding.rope.spec.with_(layout="interleaved"))
@@ -33,7 +33,7 @@ def model_encoding(config: RoFormerConfig) -> Encoding:
 
 
 class SelfAttention(Attention):
-    """Softmax attention that may turn its values too; the query undoes nothing, so a layer hears absolute positions."""
+    """Softmax attention that can rotate its values too; values then keep their absolute position in the output."""
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
         super().__init__(
@@ -42,30 +42,42 @@ class SelfAttention(Attention):
         )  # fmt: skip
         self.rotary_value = config.rotary_value
 
-    def _placed(self, q, k, v, positions, padding, cache):
-        v = self.encoding.turn(v, positions, key=True) if self.rotary_value else v
-        return super()._placed(q, k, v, positions, padding, cache)
+    def mix(self, x, positions, padding, documents, cache: KVCache | None) -> Tensor:
+        """Attend over x [B, S, hidden] and the tokens in the cache."""
+        return self(x, positions, padding=padding, documents=documents, cache=cache).out
+
+    def _rotated_with_cache(self, q, k, v, positions, padding, cache):
+        v = self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
+        return super()._rotated_with_cache(q, k, v, positions, padding, cache)
 
 
 class LinearSelfAttention(LinearAttention):
-    """Linear attention under the encoding of a config."""
+    """Linear attention with the encoding of a config."""
 
     token_positions = Attention.token_positions
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
-        rope = encoding.rope if isinstance(encoding, Rotary) else still_rope(config.head_dim)
+        rope = encoding.rope if isinstance(encoding, Rotary) else identity_rope(config.head_dim)
         super().__init__(config.hidden_size, config.num_heads, spec=rope.spec, causal=config.causal, bias=config.bias)
+
+    def mix(self, x, positions, padding, documents, cache: RunningState | None) -> Tensor:
+        """Attend over x [B, S, hidden] and the tokens summed up in the cache."""
+        state = None if cache is None else cache.state
+        out, state = self(x, positions, padding=padding, documents=documents, state=state)
+        if cache is not None:
+            cache.state = state
+        return out
 
 
 class Embeddings(nn.Module):
-    """Words and token types (and positions, where the encoding enters here), normed and brought to the hidden size."""
+    """Word and token type embeddings (plus positions, if the encoding is added here), normed and projected to the hidden size."""
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__()
         size: int = config.embedding_size  # type: ignore[assignment]  # resolved by the config
         self.words = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token)
         self.types = nn.Embedding(config.type_vocab_size, size)
-        self.encoding = model_encoding(config) if config.encoding_class.door == "input" else nn.Identity()
+        self.encoding = model_encoding(config) if config.encoding_class.entry == "input" else nn.Identity()
         self.norm = make_norm(config, size)
         self.dropout = nn.Dropout(config.dropout)
         self.project = nn.Linear(size, config.hidden_size) if size != config.hidden_size else nn.Identity()
@@ -77,13 +89,13 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and two dense layers; each is added to what came in, and normed after."""
+    """Attention and a feed-forward network, each with a residual connection and a norm after it."""
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__()
-        inside = config if config.encoding_class.door != "input" else config.with_(encoding="none")
-        kind = SelfAttention if config.attention == "softmax" else LinearSelfAttention
-        self.attention = kind(config, model_encoding(inside))
+        inside = config if config.encoding_class.entry != "input" else config.with_(encoding="none")
+        attention = SelfAttention if config.attention == "softmax" else LinearSelfAttention
+        self.attention = attention(config, model_encoding(inside))
         self.attention_norm = make_norm(config, config.hidden_size)
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
@@ -99,24 +111,15 @@ class Layer(nn.Module):
         documents: Tensor | None,
         cache: KVCache | RunningState | None,
     ) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self._attend(x, positions, padding, documents, cache)))
+        x = self.attention_norm(x + self.dropout(self.attention.mix(x, positions, padding, documents, cache)))
         return self.down_norm(x + self.dropout(self.down(self.activation(self.up(x)))))
-
-    def _attend(self, x, positions, padding, documents, cache) -> Tensor:
-        if isinstance(self.attention, Attention):
-            return self.attention(x, positions, padding=padding, documents=documents, cache=cache).out
-        state = None if cache is None else cache.state
-        out, state = self.attention(x, positions, padding=padding, documents=documents, state=state)
-        if cache is not None:
-            cache.state = state
-        return out
 
 
 class RoFormer(nn.Module):
-    """An encoder after `config`, with the head it names; any length, since nothing but the positions is rotated.
+    """An encoder defined by `config`, with the head it names; with a rotary encoding it accepts any length.
 
-    Without a head `model(tokens)` gives hidden states [B, S, hidden]; with one, what the head answers (see HEADS).
-    `gradient_checkpointing = True` keeps one tensor a layer in training and computes the rest again.
+    Without a head `model(tokens)` returns hidden states [B, S, hidden]; with one, the head's output (see HEADS).
+    `gradient_checkpointing = True` saves one tensor per layer in training and recomputes the rest.
     """
 
     def __init__(self, config: RoFormerConfig) -> None:
@@ -129,7 +132,7 @@ class RoFormer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights as before training: normal for v1; truncated and smaller with the depth for v2. Biases are 0."""
+        """Initialise the weights: normal for v1; truncated normal that shrinks with the depth for v2. Biases are 0."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 self._reset(module)
@@ -140,7 +143,7 @@ class RoFormer(nn.Module):
         if self.config.norm == "layer_norm":
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         else:
-            # 1.1368: a normal cut at two deviations is this much narrower than it says
+            # truncation at two standard deviations shrinks the standard deviation by this factor
             std = 1.13684723 / math.sqrt(self.config.hidden_size * self.config.num_layers)
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
         with torch.no_grad():
@@ -159,23 +162,23 @@ class RoFormer(nn.Module):
         documents: Tensor | None = None,
         caches: Sequence[KVCache | RunningState] | None = None,
     ) -> Tensor:
-        """Read integer tokens [B, S] ([B, choices, S] for multiple choice) and answer through the head.
+        """Return the head's output for integer tokens [B, S] ([B, choices, S] for multiple choice).
 
-        positions  integer [S] or [B, S] ([axes, B, S] where the encoding has axes); by default each row counts its real tokens
+        positions  integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default each row counts its real tokens
         types      which sentence of a pair each token belongs to; by default all 0
-        padding    boolean, True for real tokens, on either side
-        documents  the number of the packed document of each token
-        caches     `model.caches()`, to go on from what they hold
+        padding    boolean, True for real tokens; rows may be padded on either side
+        documents  the number of each token's packed document
+        caches     from `model.caches()`; `tokens` continue the cached ones
         """
-        if self.config.head == "multiple_choice":
-            flat = [None if t is None else t.flatten(0, 1) for t in (tokens, types, padding)]
-            return self._answer(flat[0], positions, flat[1], flat[2], documents, caches).unflatten(0, tokens.shape[:2])  # type: ignore[arg-type]
-        return self._answer(tokens, positions, types, padding, documents, caches)
-
-    def _answer(self, tokens: Tensor, positions, types, padding, documents, caches) -> Tensor:
-        refuse_packed(self.head, documents)
+        if self.head.pools and documents is not None:
+            rule = f"must be None for the head {self.config.head!r}, which has one output per row; give each document its own row"
+            raise RopeError("documents", rule, list(documents.shape))
+        choices = tokens.shape[:2] if self.config.head == "multiple_choice" else None
+        if choices is not None:
+            tokens, types, padding = (t if t is None else t.flatten(0, 1) for t in (tokens, types, padding))
         hidden = self.hidden(tokens, positions, types=types, padding=padding, documents=documents, caches=caches)
-        return self.head(hidden, padding, self.embeddings.words.weight)
+        out = self.head(hidden, padding, self.embeddings.words.weight)
+        return out if choices is None else out.unflatten(0, choices)
 
     def hidden(
         self,
@@ -187,31 +190,29 @@ class RoFormer(nn.Module):
         documents: Tensor | None = None,
         caches: Sequence[KVCache | RunningState] | None = None,
     ) -> Tensor:
-        """The hidden states [B, S, hidden] that a head would get."""
-        self._check(tokens, types, padding, caches)
+        """Return the hidden states [B, S, hidden] that the head receives."""
+        self._check(tokens, types, padding)
         positions = self._positions(tokens, positions, padding, documents, caches)
         x = self.embeddings(tokens, types, positions)
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+        for layer, cache in zip(self.layers, check_caches(caches, len(self.layers)), strict=True):
             if self.gradient_checkpointing and self.training and cache is None:
                 x = checkpoint(layer, x, positions, padding, documents, None, use_reentrant=False)
             else:
                 x = layer(x, positions, padding, documents, cache)
-        return x  # type: ignore[return-value]  # a checkpoint gives what its layer gives
+        return x  # type: ignore[return-value]  # checkpoint returns the output of its layer
 
-    def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> list[KVCache] | list[RunningState]:
-        """An empty cache for each layer; linear attention has states of one size instead."""
+    def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
+        """Return an empty KVCache for each layer; linear attention has a state of constant size instead."""
         if not self.config.causal:
-            raise RopeError("causal", "must be true to go on from a cache: here every token sees the later ones", False)
-        if self.config.attention == "linear":
-            return [RunningState() for _ in self.layers]
-        return [KVCache(kind, capacity, sinks) for _ in self.layers]
+            raise RopeError("causal", "must be true to use a cache, because cached tokens cannot attend to later ones", False)
+        return empty_caches(len(self.layers), self.config.attention, kind, capacity, sinks)
 
     def generate(self, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
-        """The prompt [B, S], padded on the left where rows differ, and what follows it; `options` as in `generation.steps`."""
-        return generation.generate(_Scores(self), tokens, max_new_tokens, **options)
+        """Return the prompt [B, S] with the generated tokens; `options` as in `generation.generate`."""
+        return generation.generate(_GenerationModel(self), tokens, max_new_tokens, **options)
 
     def with_head(self, head: str, **changes) -> RoFormer:
-        """A model with another head, newly made, on these very embeddings and layers: they are shared, not copied."""
+        """Return a model with a new head that shares, not copies, the embeddings and layers of this one."""
         other = RoFormer.__new__(RoFormer)
         nn.Module.__init__(other)
         other.config = self.config.with_(head=head, **changes)
@@ -224,28 +225,26 @@ class RoFormer(nn.Module):
         return other.train(self.training)
 
     def _positions(self, tokens, positions, padding, documents, caches) -> Tensor:
-        """Counted once for all layers: the embeddings may need them too."""
+        """Return the positions of all layers and of the embeddings."""
         counted = self.layers[0].attention.token_positions(positions, padding, documents, None, *tokens.shape, tokens.device)  # type: ignore[operator]
-        before = caches[0].next_positions if caches and positions is None else 0
-        return counted + (before.unsqueeze(-1) if isinstance(before, Tensor) else before)
+        cached = caches[0].next_positions if caches and positions is None else 0
+        return counted + (cached.unsqueeze(-1) if isinstance(cached, Tensor) else cached)
 
-    def _check(self, tokens, types, padding, caches) -> None:
+    def _check(self, tokens, types, padding) -> None:
         if not isinstance(tokens, Tensor) or tokens.dtype not in INTEGERS or tokens.ndim != 2:
             rule = "must be integers [batch, tokens]" + (" or [batch, choices, tokens]" if self.head.pools else "")
             raise RopeError("tokens", rule, list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens))
         for name, each in (("types", types), ("padding", padding)):
             if each is not None and each.shape != tokens.shape:
                 raise RopeError(name, f"must have the shape of the tokens, {list(tokens.shape)}", list(each.shape))
-        if caches is not None and len(caches) != len(self.layers):
-            raise RopeError("caches", f"must be one for each of the {len(self.layers)} layers", len(caches))
 
 
-class _Scores:
-    """A RoFormer as generation knows a model: logits are features times one matrix, so a bias is one more column of it."""
+class _GenerationModel:
+    """A RoFormer with the interface of `generation.Model`: logits are features times one matrix, so a bias is a column."""
 
     def __init__(self, model: RoFormer) -> None:
         if not isinstance(model.head, LanguageModel) or not model.config.causal:
-            raise RopeError("head", "must be 'causal_lm' on a causal model to generate", model.config.head)
+            raise RopeError("head", "must be 'causal_lm' on a model with causal=True to generate", model.config.head)
         self.model, self.head, self.caches = model, model.head, model.caches
         with torch.no_grad():
             self.head_weight = self.head.matrix(model.embeddings.words.weight)

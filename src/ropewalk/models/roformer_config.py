@@ -1,4 +1,4 @@
-"""RoFormerConfig: the sizes and choices of a BERT-shaped model, checked once; Hugging Face configs in and out."""
+"""RoFormerConfig: everything that defines a RoFormer or BERT, read from and written to Hugging Face configs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ropewalk.spec import RopeSpec
 NORMS = ("layer_norm", "rms_norm")
 ATTENTIONS = ("softmax", "linear")
 SUMMARIES = ("first", "last", "mean")
-LARGEST = 2**24
+MAX_SIZE = 2**24
 
-#: head -> the class of transformers that has it; the rest of the name is RoFormer or Bert
+#: head -> the end of its class name in transformers, after RoFormer or Bert
 HEAD_CLASSES = {
     "none": "Model",
     "masked_lm": "ForMaskedLM",
@@ -28,41 +28,25 @@ HEAD_CLASSES = {
     "token_classification": "ForTokenClassification",
     "multiple_choice": "ForMultipleChoice",
     "question_answering": "ForQuestionAnswering",
-    "similarity": "ForCausalLM",  # roformer-sim ships its pooler beside a language model
+    "similarity": "ForCausalLM",  # roformer-sim stores its pooler beside a language model
 }
 
-#: our field -> the key of a Hugging Face config
+#: our field -> the config key of Hugging Face
 HF_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "embedding_size": "embedding_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "activation": "hidden_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "length": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-    "initializer_range": "initializer_range",
-    "norm_eps": "layer_norm_eps",
-    "pad_token": "pad_token_id",
-    "rotary_value": "rotary_value",
-    "causal": "is_decoder",
-    "tie_embeddings": "tie_word_embeddings",
-    "norm": "norm_type",
-    "bias": "use_bias",
-    "num_labels": "num_labels",
-    "summary": "summary_type",
-    "summary_projection": "summary_use_proj",
-    "summary_activation": "summary_activation",
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "embedding_size": "embedding_size",
+    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
+    "activation": "hidden_act", "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
+    "length": "max_position_embeddings", "type_vocab_size": "type_vocab_size", "initializer_range": "initializer_range",
+    "norm_eps": "layer_norm_eps", "pad_token": "pad_token_id", "rotary_value": "rotary_value", "causal": "is_decoder",
+    "tie_embeddings": "tie_word_embeddings", "norm": "norm_type", "bias": "use_bias", "num_labels": "num_labels",
+    "summary": "summary_type", "summary_projection": "summary_use_proj", "summary_activation": "summary_activation",
     "pooler_activation": "pooler_activation",
-}
-#: keys only this package reads
+}  # fmt: skip
+#: fields stored under "ropewalk" in config.json, which only this package reads
 OWN_KEYS = ("encoding", "attention", "head", "classifier_activation")
-#: what a BERT config leaves out means what transformers' BertConfig says
+#: defaults of transformers' BertConfig that differ from ours
 BERT_DEFAULTS = {"vocab_size": 30522, "max_position_embeddings": 512}
-#: a BERT head reads the first token through a tanh
+#: BERT's heads read the first token through a dense layer and tanh
 BERT_HEADS: dict[str, Any] = {
     "classifier_activation": "tanh", "summary": "first", "summary_projection": True, "summary_activation": "tanh",
 }  # fmt: skip
@@ -72,12 +56,12 @@ BERT_HEADS: dict[str, Any] = {
 class RoFormerConfig:
     """Everything that defines a RoFormer, or a BERT (`encoding="learned"`); the defaults are roformer_chinese_base.
 
-    encoding      a name from ENCODINGS or a RopeSpec; rotary names pair neighbours (2i, 2i + 1), as RoFormer does
-    length        what it was trained with; only encodings with a table stop there
+    encoding      a name from ENCODINGS or a RopeSpec; rotary names are interleaved, (2i, 2i + 1), as in RoFormer
+    length        the longest sequence trained on; only encodings with a table are limited to it
     norm, bias    "layer_norm" with biases is v1; "rms_norm", which has no weight, without biases is v2
-    causal        a query sees no later key: RoFormer as a decoder
-    head          a name from HEADS; `num_labels` is for the classifying ones
-    summary       which token speaks for a choice of the multiple-choice head: "last", "first" or the "mean"
+    causal        queries attend to no later keys: RoFormer as a decoder
+    head          a name from HEADS; `num_labels` is for those that classify
+    summary       how the multiple-choice head summarises a choice: by its "last" or "first" token or their "mean"
     *_activation  of the classifier (None: `activation`), of the summary (None: none) and of the similarity pooler
     """
 
@@ -115,7 +99,7 @@ class RoFormerConfig:
         put("embedding_size", self.hidden_size if self.embedding_size is None else self.embedding_size)
         sizes = "vocab_size hidden_size num_layers num_heads intermediate_size embedding_size length type_vocab_size num_labels"
         for name in sizes.split():
-            put(name, integer(name, getattr(self, name), low=1, high=LARGEST))
+            put(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))
         for name in ("dropout", "attention_dropout"):
             put(name, number(name, getattr(self, name), low=0, high=1))
         for name in ("initializer_range", "norm_eps"):
@@ -133,22 +117,21 @@ class RoFormerConfig:
             raise RopeError("num_heads", f"must divide hidden_size = {self.hidden_size}", self.num_heads)
         self._check_encoding()
         if self.norm == "rms_norm" and self.head.endswith("_lm") and self.embedding_size != self.hidden_size:
-            rule = f"must equal hidden_size = {self.hidden_size}: the language model of v2 has no layer between the two"
+            rule = f"must equal hidden_size = {self.hidden_size}, because the language model head of v2 has no projection"
             raise RopeError("embedding_size", rule, self.embedding_size)
 
     def _check_encoding(self) -> None:
         if not isinstance(self.encoding, RopeSpec):
             choice("encoding", self.encoding, ENCODINGS)
-        kind = self.encoding_class
-        if kind.causal_only and not self.causal:
-            raise RopeError("encoding", "is defined for causal attention only; set causal=True", self.encoding)
-        if self.attention == "linear" and not kind.linear:
+        encoding = self.encoding_class
+        if encoding.causal_only and not self.causal:
+            raise RopeError("encoding", "must be used with causal=True", self.encoding)
+        if self.attention == "linear" and not encoding.linear:
             names = ", ".join(name for name, known in ENCODINGS.items() if known.linear)
-            raise RopeError(
-                "encoding", f"must not be a bias on scores, which linear attention never forms: {names}", self.encoding
-            )
-        if self.rotary_value and (kind.door != "qk" or self.attention == "linear"):
-            raise RopeError("rotary_value", "needs a rotary encoding and softmax attention", self.rotary_value)
+            rule = f"must not be a bias on the scores, which linear attention never computes; use one of {names}"
+            raise RopeError("encoding", rule, self.encoding)
+        if self.rotary_value and (encoding.entry != "qk" or self.attention == "linear"):
+            raise RopeError("rotary_value", "must be false without a rotary encoding and softmax attention", self.rotary_value)
 
     @property
     def head_dim(self) -> int:
@@ -160,48 +143,48 @@ class RoFormerConfig:
 
     @property
     def sizes(self) -> Sizes:
-        """What the encoding must know; at the input door it meets embeddings, elsewhere hidden states."""
-        width = self.embedding_size if self.encoding_class.door == "input" else self.hidden_size
+        """The sizes for the encoding, which acts on the embeddings or on hidden states."""
+        width = self.embedding_size if self.encoding_class.entry == "input" else self.hidden_size
         return Sizes(self.num_heads, self.head_dim, width, self.length)  # type: ignore[arg-type]  # resolved in __post_init__
 
     def with_(self, **changes: Any) -> RoFormerConfig:
-        """The same config with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RoFormerConfig:
-        """The config of a Hugging Face RoFormer or BERT; what this package cannot be is refused by name."""
+        """Return the RoFormerConfig of a Hugging Face RoFormer or BERT; raise an error for what is not supported."""
         model_type = choice("model_type", config.get("model_type", "roformer"), ("roformer", "bert"))
         given = (BERT_DEFAULTS if model_type == "bert" else {}) | dict(config)
         for key in ("add_cross_attention", "is_encoder_decoder"):
             if given.get(key):
-                raise RopeError(key, "must be false: there is no cross-attention here", given[key])
+                raise RopeError(key, "must be false, because cross-attention is not supported", given[key])
         if given.get("position_embedding_type", "absolute") != "absolute":
             raise RopeError("position_embedding_type", "must be 'absolute'", given["position_embedding_type"])
-        found: dict[str, Any] = {ours: given[key] for ours, key in HF_KEYS.items() if given.get(key) is not None}
-        found |= {"pad_token": given["pad_token_id"]} if "pad_token_id" in given else {}
+        values: dict[str, Any] = {ours: given[key] for ours, key in HF_KEYS.items() if given.get(key) is not None}
+        values |= {"pad_token": given["pad_token_id"]} if "pad_token_id" in given else {}
         labels: Any = given.get("id2label")
         if isinstance(labels, Mapping) and labels:
-            found["num_labels"] = len(labels)
-        # any norm_type but layer_norm is the weightless one
-        found["norm"] = "layer_norm" if found.get("norm", "layer_norm") == "layer_norm" else "rms_norm"
-        found["head"] = _head_of(given.get("architectures"))
+            values["num_labels"] = len(labels)
+        # any norm_type but layer_norm means the norm without weights
+        values["norm"] = "layer_norm" if values.get("norm", "layer_norm") == "layer_norm" else "rms_norm"
+        values["head"] = _head_of(given.get("architectures"))
         if model_type == "bert":
-            found |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEADS
+            values |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEADS
         elif any(given.get(key) for key in ("rope_parameters", "rope_theta", "rope_scaling")):
-            found["encoding"] = spec_from_hf(given, precision="exact")
+            values["encoding"] = spec_from_hf(given, precision="exact")
         own = given.get("ropewalk", {})
         if not isinstance(own, Mapping) or not set(own) <= set(OWN_KEYS):
-            raise RopeError("ropewalk", f"must be a mapping of some of {', '.join(OWN_KEYS)}", own)
-        return cls(**(found | dict(own)))
+            raise RopeError("ropewalk", f"must be an object with no keys but {', '.join(OWN_KEYS)}", own)
+        return cls(**(values | dict(own)))
 
     def to_hf(self) -> dict[str, Any]:
-        """The keys of a config.json that `from_hf` reads back; transformers runs it where it has the same options."""
+        """Return the contents of a config.json; `from_hf` reads it back, and transformers too if it has the same options."""
         written = {key: getattr(self, ours) for ours, key in HF_KEYS.items()}
         labels = {i: f"LABEL_{i}" for i in range(written.pop("num_labels"))}
         written |= {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {v: k for k, v in labels.items()}}
         own = {name: getattr(self, name) for name in OWN_KEYS if getattr(self, name) != _DEFAULTS[name]}
-        # the class name says which head, except that two of ours share one
+        # the class name implies the head, except that two of our heads share one
         if _head_of(["RoFormer" + HEAD_CLASSES[self.head]]) == self.head:
             own.pop("head", None)
         if isinstance(self.encoding, RopeSpec):
@@ -215,7 +198,7 @@ _DEFAULTS = {field.name: field.default for field in fields(RoFormerConfig)}
 
 
 def _head_of(architectures: Any) -> str:
-    """The head that a config's `architectures` names; none where it names nothing of the kind."""
+    """Return the head named in a config's `architectures`, or "none"."""
     if architectures is None or architectures == []:
         return "none"
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):

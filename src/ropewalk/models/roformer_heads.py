@@ -1,4 +1,4 @@
-"""What stands on a RoFormer: each head turns hidden states [B, S, hidden] into its answer."""
+"""Heads of a RoFormer: each maps hidden states [B, S, hidden] to its output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ropewalk.errors import RopeError
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.roformer_config import RoFormerConfig
 
 
 class WeightlessNorm(nn.Module):
-    """x / rms(x): the norm of RoFormer v2, which learns nothing."""
+    """x / rms(x), the norm of RoFormer v2, which has no parameters."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -25,26 +24,26 @@ class WeightlessNorm(nn.Module):
 
 
 def make_norm(config: RoFormerConfig, size: int) -> nn.Module:
-    """The norm of this config for vectors of `size`."""
+    """Create the norm of this config for vectors of `size`."""
     return nn.LayerNorm(size, eps=config.norm_eps) if config.norm == "layer_norm" else WeightlessNorm(config.norm_eps)
 
 
 def first_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """The first real token of each row, [B, hidden]."""
+    """Return the first real token of each row, [B, hidden]."""
     if padding is None:
         return hidden[:, 0]
     return _at(hidden, padding.long().argmax(dim=-1))
 
 
 def last_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """The last real token of each row, [B, hidden]."""
+    """Return the last real token of each row, [B, hidden]."""
     if padding is None:
         return hidden[:, -1]
     return _at(hidden, hidden.shape[1] - 1 - padding.long().flip(-1).argmax(dim=-1))
 
 
 def mean_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """The mean over the real tokens of each row, [B, hidden]."""
+    """Return the mean over the real tokens of each row, [B, hidden]."""
     if padding is None:
         return hidden.mean(dim=1)
     real = padding.unsqueeze(-1)
@@ -59,12 +58,12 @@ _SUMMARIES = {"first": first_token, "last": last_token, "mean": mean_token}
 
 
 class Head(nn.Module):
-    """No head: the hidden states themselves, and the interface of all others.
+    """Base class of all heads; on its own it returns the hidden states.
 
-    forward takes hidden [B, S, hidden], padding [B, S] or None (True = real), and the word table [vocab, embedding].
+    forward takes hidden [B, S, hidden], padding [B, S] or None (True = real), and the word embeddings [vocab, embedding].
     """
 
-    #: one answer a row, so rows must not be packed
+    #: one output per row, so a row must not hold several documents
     pools: ClassVar[bool] = False
 
     def __init__(self, config: RoFormerConfig) -> None:
@@ -76,9 +75,9 @@ class Head(nn.Module):
 
 
 class LanguageModel(Head):
-    """Scores of every word at every token, [B, S, vocab]; masked or causal is the encoder's business.
+    """Logits of every word at every token, [B, S, vocab]; for masked and causal models.
 
-    v1 has a layer and a norm before the word table, and a bias after it; v2 only the table.
+    v1 has a dense layer and a norm before the output matrix, and a bias after it; v2 has only the matrix.
     """
 
     def __init__(self, config: RoFormerConfig) -> None:
@@ -97,12 +96,12 @@ class LanguageModel(Head):
         return F.linear(self._before_table(hidden), table, self.bias if self.first_version else None)
 
     def features(self, hidden: Tensor) -> Tensor:
-        """What `matrix` turns into scores; where there is a bias, with a column of ones for it."""
+        """Return the input of the output `matrix`; with a column of ones if there is a bias."""
         x = self._before_table(hidden)
         return torch.cat((x, torch.ones_like(x[..., :1])), dim=-1) if self.first_version else x
 
     def matrix(self, words: Tensor) -> Tensor:
-        """The word table, with the bias as its last column where there is one."""
+        """Return the output matrix, with the bias as its last column if there is one."""
         table = words if self.config.tie_embeddings else self.decoder.weight
         return torch.cat((table, self.bias.unsqueeze(-1)), dim=-1) if self.first_version else table
 
@@ -111,7 +110,7 @@ class LanguageModel(Head):
 
 
 class Classification(Head):
-    """Scores of the labels of a sentence, or of a pair told apart by token types, from the first token: [B, labels]."""
+    """Logits of the labels of a sentence (or of a pair, marked by token types) from its first token, [B, labels]."""
 
     pools: ClassVar[bool] = True
 
@@ -127,7 +126,7 @@ class Classification(Head):
 
 
 class TokenClassification(Head):
-    """Scores of the labels of every token, [B, S, labels]."""
+    """Logits of the labels of every token, [B, S, labels]."""
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__(config)
@@ -139,7 +138,7 @@ class TokenClassification(Head):
 
 
 class MultipleChoice(Head):
-    """One score a row, [B]; the model asks it of every choice and answers [B, choices]."""
+    """One logit per row, [B]; the model makes every choice a row and returns [B, choices]."""
 
     pools: ClassVar[bool] = True
 
@@ -154,7 +153,7 @@ class MultipleChoice(Head):
 
 
 class QuestionAnswering(Head):
-    """Scores of every token as the start and as the end of the answer, [B, S, 2]."""
+    """Logits of every token as the start and as the end of the answer, [B, S, 2]."""
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__(config)
@@ -165,7 +164,7 @@ class QuestionAnswering(Head):
 
 
 class Similarity(Head):
-    """A vector of length one for each sentence, [B, hidden]: the product of two is their similarity (roformer-sim)."""
+    """A unit vector for each sentence, [B, hidden]; the dot product of two is their similarity (roformer-sim)."""
 
     pools: ClassVar[bool] = True
 
@@ -178,7 +177,7 @@ class Similarity(Head):
         return F.normalize(pooled, dim=-1)
 
 
-#: head by name; RoFormerConfig names the same ones
+#: heads by name, the same as in RoFormerConfig.head
 HEADS: dict[str, type[Head]] = {
     "none": Head,
     "masked_lm": LanguageModel,
@@ -189,10 +188,3 @@ HEADS: dict[str, type[Head]] = {
     "question_answering": QuestionAnswering,
     "similarity": Similarity,
 }
-
-
-def refuse_packed(head: Head, documents: Tensor | None) -> None:
-    """A head with one answer a row cannot answer for several documents in it."""
-    if head.pools and documents is not None:
-        rule = f"cannot be packed for {type(head).__name__}, which answers once a row: give each its own row"
-        raise RopeError("documents", rule, list(documents.shape))

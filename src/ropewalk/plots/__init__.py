@@ -1,4 +1,7 @@
-"""Numbers to pictures: FIGURES names every figure, each a function of a View; nothing is drawn on a screen."""
+"""Figures: FIGURES names all of them, each a function of a View that returns a matplotlib Figure.
+
+`ladder`, `distance` and `rotation` draw them, `look` has the colours, fonts and formats, `words` the Chinese labels.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,30 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import choice
-from ropewalk.plots import distance, ladder, turning
+from ropewalk.plots import distance, ladder, rotation
 from ropewalk.plots.ladder import clock_faces, ratio_lines
-from ropewalk.plots.look import FORMATS, LIGHT, Look, blank, dress, finish, format_of, legend, save
-from ropewalk.plots.turning import precision_lines
+from ropewalk.plots.look import FORMATS, LIGHT, Look, blank, finish, format_of, label_axes, legend, save
+from ropewalk.plots.rotation import precision_lines
 from ropewalk.plots.view import View
 
-#: every figure by name. Add a function of a View here and `ropewalk figures`, the contact sheet and the tests pick it up.
+#: every figure by name. A function added here is used by `ropewalk figures`, the contact sheet and the tests.
 FIGURES: dict[str, Callable[[View], Any]] = {
     figure.__name__: figure
     for figure in (
-        turning.rotation, ladder.clocks, ladder.spectrum, ladder.angles, ladder.periodicity, ladder.beyond, ladder.coverage,
+        rotation.rotation, ladder.clocks, ladder.spectrum, ladder.angles, ladder.periodicity, ladder.beyond, ladder.coverage,
         ladder.scalings, distance.decay, distance.similarity, distance.similarity_map, distance.inner_products, distance.tsne,
-        distance.base_bound, turning.variants, turning.precision,
+        distance.base_bound, rotation.variants, rotation.precision,
     )
 }  # fmt: skip
 
 
 def draw(name: str, view: View | None = None) -> Any:
-    """One figure by name, as a matplotlib Figure."""
+    """Draw one figure by name and return it as a matplotlib Figure."""
     return FIGURES[choice("figure", name, FIGURES)](view or View())
 
 
 def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 4) -> Any:
-    """All given figures as small pictures on one sheet, each under its name."""
+    """One figure with all given figures as small pictures, each under its name."""
     across = min(across, len(figures))
     sheet, _ = blank(look, 4.2 * across, 3.0 * math.ceil(len(figures) / across), across=1)
     sheet.clear()
@@ -41,7 +44,7 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
         ax = sheet.add_subplot(math.ceil(len(figures) / across), across, place)
         ax.imshow(_pixels(figure))
         ax.set_title(name, color=look.ink, fontsize=10)
-        # the names of a row on one line, however tall its pictures are
+        # align the names of a row, whatever the height of its pictures
         ax.set_anchor("N")
         ax.axis("off")
     return sheet
@@ -60,7 +63,7 @@ def _pixels(figure: Any, dpi: int = 72) -> np.ndarray:
 
 
 def write_all(folder: Path, view: View | None = None, names: list[str] | None = None, suffix: str = "png") -> list[Path]:
-    """Write the named figures, or all of them, and a contact sheet; the paths, the sheet last."""
+    """Write the named figures, or all, and a contact sheet; return their paths, the sheet last."""
     view = view or View()
     drawn = {name: draw(name, view) for name in names or FIGURES}
     paths = [save(figure, folder / f"{name}.{suffix}") for name, figure in drawn.items()]
@@ -77,9 +80,9 @@ __all__ = [
     "clock_faces",
     "contact_sheet",
     "draw",
-    "dress",
     "finish",
     "format_of",
+    "label_axes",
     "legend",
     "precision_lines",
     "ratio_lines",

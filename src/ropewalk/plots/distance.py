@@ -1,4 +1,4 @@
-"""Figures of distance: decay, similarity, maps over positions, the sum of cosines, t-SNE."""
+"""Figures against distance: decay, similarity, maps over positions, the sum of cosines, t-SNE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk import analysis
-from ropewalk.plots.look import MAP, blank, dress, finish, heat, legend
+from ropewalk.plots.look import MAP, blank, finish, heat, label_axes, legend
 from ropewalk.plots.view import View
 
 DECAY_DISTANCES = 256
@@ -18,24 +18,24 @@ BASES = (1e3, 1e4, 1e5, 1e6)
 
 
 def random_pair(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """The q and the k of every figure that needs one: unit normal, always the same."""
+    """A q and a k from a standard normal distribution, the same in every figure."""
     generator = np.random.default_rng(0)
     return generator.normal(size=dim), generator.normal(size=dim)
 
 
 def decay(view: View) -> Any:
-    """RoFormer's decay curve, and beside it the scores of one q and k under their Abel bound."""
+    """RoFormer's decay curve, and beside it the scores of one q and k with their Abel bound."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     distances = np.arange(DECAY_DISTANCES + 1)
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
     left.plot(distances, analysis.decay(steps, distances), color=look.colour(0), linewidth=2.2)
-    dress(left, look, title="Decay of scores with distance", x="distance", y="mean of |S_j|")
+    label_axes(left, look, title="Decay of scores with distance", x="distance", y="mean of |S_j|")
     q, k = random_pair(2 * len(steps))
-    bound, found = analysis.abel_bound(q, k, steps, distances), np.abs(analysis.scores(q, k, steps, distances))
-    right.plot(distances, bound, color=look.colour(1), linewidth=2.2, label=look.say("Abel bound"))
-    right.plot(distances, found, color=look.colour(2), linewidth=2.2, label="|⟨q, k⟩|")
+    bound, scores = analysis.abel_bound(q, k, steps, distances), np.abs(analysis.scores(q, k, steps, distances))
+    right.plot(distances, bound, color=look.colour(1), linewidth=2.2, label=look.translate("Abel bound"))
+    right.plot(distances, scores, color=look.colour(2), linewidth=2.2, label="|⟨q, k⟩|")
     right.set(yscale="log", ylim=(1e-1, None))
-    dress(right, look, x="distance", y="inner product")
+    label_axes(right, look, x="distance", y="inner product")
     legend(right, look, loc="center left", bbox_to_anchor=(1, 0.5))
     return finish(figure, look)
 
@@ -47,7 +47,7 @@ def similarity(view: View) -> Any:
     distances = np.arange(SIMILARITY_DISTANCES + 1)
     ax.plot(distances, analysis.similarity(steps, distances), color=look.colour(0), linewidth=2)
     ax.set(xlim=(0, SIMILARITY_DISTANCES))
-    dress(ax, look, title="Similarity against distance", x="distance", y="similarity")
+    label_axes(ax, look, title="Similarity against distance", x="distance", y="similarity")
     return finish(figure, look)
 
 
@@ -57,17 +57,17 @@ def similarity_map(view: View) -> Any:
     figure, (ax,) = blank(look, 6, 5)
     values = analysis.similarity_matrix(steps, range(MAP_POSITIONS))
     heat(figure, ax, look, values, signed=False, label="similarity", extent=_square(MAP_POSITIONS))
-    dress(ax, look, title="Positions compared with positions", x="key position", y="query position")
+    label_axes(ax, look, title="Similarity of every two positions", x="key position", y="query position")
     return finish(figure, look)
 
 
 def inner_products(view: View) -> Any:
-    """Inner products of one q and one k turned to every two positions: constant along each diagonal."""
+    """Inner products of one q and one k rotated to every two positions: constant along each diagonal."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
     values = analysis.score_matrix(*random_pair(2 * len(steps)), steps, range(MAP_POSITIONS))
     heat(figure, ax, look, values, signed=True, label="inner product", extent=_square(MAP_POSITIONS))
-    dress(ax, look, title="Inner products of one q and one k, turned", x="key position", y="query position")
+    label_axes(ax, look, title="Inner products of one q and one k, rotated", x="key position", y="query position")
     return finish(figure, look)
 
 
@@ -76,7 +76,7 @@ def _square(count: int) -> tuple[float, float, float, float]:
 
 
 def tsne(view: View) -> Any:
-    """The encodings of the first positions on a plane: a thread, because neighbours are alike."""
+    """t-SNE of the encodings of the first positions: a curve, because neighbours are similar."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
     rotated = analysis.phasors(steps, range(TSNE_POSITIONS))
@@ -87,8 +87,8 @@ def tsne(view: View) -> Any:
     bar = figure.colorbar(points, ax=ax)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=look.quiet, length=0)
-    bar.set_label(look.say("position"), color=look.ink)
-    dress(ax, look, title="Encodings on a plane (t-SNE)")
+    bar.set_label(look.translate("position"), color=look.ink)
+    label_axes(ax, look, title="Encodings on a plane (t-SNE)")
     return finish(figure, look)
 
 
@@ -99,9 +99,10 @@ def base_bound(view: View) -> Any:
     distances = np.unique(np.geomspace(1, view.served, 1500).round())
     for i, theta in enumerate(BASES):
         sums = analysis.cosine_sum(analysis.radians(view.spec.with_(theta=theta), view.served), distances)
-        ax.plot(distances, sums, color=look.colour(i), linewidth=1.4, label=look.say("theta {theta}", theta=f"{theta:,.0f}"))
+        label = look.translate("theta {theta}", theta=f"{theta:,.0f}")
+        ax.plot(distances, sums, color=look.colour(i), linewidth=1.4, label=label)
     ax.axhline(0, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)))
     ax.set(xscale="log", xlim=(1, view.served))
-    dress(ax, look, title="The sum of cosines for several bases", x="distance", y="sum of cos(m ω)")
+    label_axes(ax, look, title="The sum of cosines for several bases", x="distance", y="sum of cos(m ω)")
     legend(ax, look, loc="upper right")
     return finish(figure, look)

@@ -1,4 +1,4 @@
-"""Figures of the ladder: how fast each pair turns, how far round it gets, and what a scaling changes."""
+"""Figures of the ladder: the wavelength of each pair, its turns within a length, and what a scaling changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk import analysis
-from ropewalk.plots.look import LIGHT, Look, blank, dress, finish, legend
+from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, legend
 from ropewalk.plots.view import View
 
 ANGLE_POSITIONS = (0, 1, 4, 8)
@@ -26,9 +26,9 @@ def spectrum(view: View) -> Any:
     if view.scaled:
         scaled = analysis.wavelengths(analysis.radians(view.spec, view.served))
         ax.plot(scaled, color=look.colour(1), linewidth=2.4, label=view.spec.scaling.name)
-    ax.axhline(view.trained, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), label=look.say("trained length"))
+    ax.axhline(view.trained, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), label=look.translate("trained length"))
     ax.set(yscale="log", xlim=(0, max(view.spec.pairs - 1, 1)))
-    dress(ax, look, title="Wavelength of every pair", x="pair, fastest first", y="tokens per turn")
+    label_axes(ax, look, title="Wavelength of every pair", x="pair, fastest first", y="tokens per turn")
     legend(ax, look, loc="upper left")
     return finish(figure, look)
 
@@ -39,108 +39,111 @@ def angles(view: View) -> Any:
     figure, (ax,) = blank(look)
     steps = analysis.radians(view.spec, view.served)
     for i, position in enumerate(ANGLE_POSITIONS):
-        label = look.say("position {position}", position=position)
+        label = look.translate("position {position}", position=position)
         ax.plot(position * steps / (2 * math.pi), color=look.colour(i), linewidth=2.4, label=label)
     ax.set(xlim=(0, max(view.spec.pairs - 1, 1)))
-    dress(ax, look, title="The angle of every pair", x="pair, fastest first", y="angle, in turns")
+    label_axes(ax, look, title="The angle of every pair", x="pair, fastest first", y="angle, in turns")
     legend(ax, look, loc="upper right")
     return finish(figure, look)
 
 
 def coverage(view: View) -> Any:
-    """How often each pair goes round in training and in service, and which pairs never finish a turn."""
+    """Turns of each pair within the trained and the served length, and which pairs never complete one."""
     look = view.look
     figure, (ax,) = blank(look)
     spec = view.spec if view.scaled else view.stretched()["yarn"]
-    found = analysis.coverage(spec, view.trained, view.served)
-    after = look.say("after {name}", name=spec.scaling.name)
-    lines = ((look.say("in training"), found.trained), (look.say("served unscaled"), found.unscaled), (after, found.scaled))
-    for i, (label, turns) in enumerate(lines):
-        ax.plot(turns, color=look.colour(i), linewidth=2.4, label=label)
-    ax.axhline(1, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), label=look.say("one turn"))
+    turns = analysis.coverage(spec, view.trained, view.served)
+    lines = (
+        (look.translate("in training"), turns.trained),
+        (look.translate("served unscaled"), turns.unscaled),
+        (look.translate("after {name}", name=spec.scaling.name), turns.scaled),
+    )
+    for i, (label, values) in enumerate(lines):
+        ax.plot(values, color=look.colour(i), linewidth=2.4, label=label)
+    ax.axhline(1, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), label=look.translate("one turn"))
     ax.set(yscale="log", xlim=(0, max(view.spec.pairs - 1, 1)))
-    dress(ax, look, title="How often each pair goes round", x="pair, fastest first", y="turns")
+    label_axes(ax, look, title="Turns of every pair", x="pair, fastest first", y="turns")
     legend(ax, look, loc="upper right")
     return finish(figure, look)
 
 
 def scalings(view: View) -> Any:
-    """Each pair's frequency under every static scaling, as a share of its plain one."""
+    """Each pair's frequency with every static scaling, over its plain frequency."""
     return ratio_lines({name: analysis.stretch(spec, view.served) for name, spec in view.stretched().items()}, view.look)
 
 
 def ratio_lines(ratios: Mapping[str, Sequence[float] | np.ndarray], look: Look = LIGHT) -> Any:
-    """Given shares of the plain frequency, one line a scaling."""
+    """Lines of given ratios to the plain frequency, one for each scaling."""
     figure, (ax,) = blank(look)
     for i, (name, ratio) in enumerate(ratios.items()):
         ax.plot(range(len(ratio)), ratio, color=look.colour(i), linewidth=2.4, label=name)
     ax.set(ylim=(0, None), xlim=(0, max(*map(len, ratios.values()), 2) - 1))
-    dress(ax, look, title="Which pairs a scaling slows", x="pair, fastest first", y="frequency / plain frequency")
+    label_axes(ax, look, title="Which pairs a scaling slows", x="pair, fastest first", y="frequency / plain frequency")
     legend(ax, look, loc="lower left", ncols=len(ratios))
     return finish(figure, look)
 
 
 def beyond(view: View) -> Any:
-    """Values of some pairs inside the trained range and beyond it, where slow pairs show what they never showed before."""
+    """cos of some pairs within the trained length and beyond it, where slow pairs reach new angles."""
     look = view.look
     figure, (ax,) = blank(look)
     steps = analysis.radians(view.spec, view.served)
     positions = np.linspace(0, view.served, 800)
     for i, pair in enumerate(_pairs_with_turns(analysis.turns(steps, view.trained), (2.0, 0.5, 0.25, 0.1))):
-        label = look.say("pair {pair}", pair=pair)
+        label = look.translate("pair {pair}", pair=pair)
         ax.plot(positions, np.cos(positions * steps[pair]), color=look.colour(i), linewidth=2, label=label)
     ax.axvspan(0, view.trained, color=look.grid, alpha=0.6, zorder=0)
-    ax.text(view.trained / 2, 1.12, look.say("trained length"), color=look.quiet, fontsize=9, ha="center")
+    ax.text(view.trained / 2, 1.12, look.translate("trained length"), color=look.quiet, fontsize=9, ha="center")
     ax.set(xlim=(0, view.served), ylim=(-1.1, 1.25))
     title = "Beyond the trained length slow pairs reach new angles"
-    dress(ax, look, title=title, x="position", y="cos of the angle")
+    label_axes(ax, look, title=title, x="position", y="cos of the angle")
     legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
     return finish(figure, look)
 
 
 def _pairs_with_turns(turns: np.ndarray, wanted: Sequence[float]) -> list[int]:
-    """The pairs whose turns come nearest to the wanted ones, each once."""
+    """The pairs whose turns are closest to the wanted ones, each once."""
     return list(dict.fromkeys(int(np.abs(np.log(np.maximum(turns, 1e-12)) - math.log(want)).argmin()) for want in wanted))
 
 
 def periodicity(view: View) -> Any:
-    """The first planes over a few dozen tokens, a dot wherever one has come round."""
+    """cos of the first pairs over 48 tokens, with a dot after every turn."""
     look = view.look
     figure, (ax,) = blank(look)
     steps, positions = analysis.radians(view.spec, view.served)[:3], np.linspace(0, 48, 481)
     for pair, step in enumerate(steps):
         colour, wave = look.colour(pair), analysis.wavelengths([step])[0]
-        ax.plot(positions, np.cos(positions * step), color=colour, linewidth=2, label=look.say("pair {pair}", pair=pair))
+        ax.plot(positions, np.cos(positions * step), color=colour, linewidth=2, label=look.translate("pair {pair}", pair=pair))
         returns = wave * np.arange(1, int(48 // wave) + 1)
         ax.plot(returns, np.ones(len(returns)), "o", color=colour, markersize=6)
     ax.set(xlim=(0, 48), ylim=(-1.3, 1.15))
-    dress(ax, look, title="Each pair repeats after its own wavelength", x="position", y="cos of the angle")
+    label_axes(ax, look, title="Each pair repeats after its own wavelength", x="position", y="cos of the angle")
     legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
     return finish(figure, look)
 
 
 def clocks(view: View) -> Any:
-    """The clocks picture for six pairs spread over the ladder."""
+    """Clocks of six pairs spread over the ladder."""
     steps = analysis.radians(view.spec, view.served)
     chosen = np.unique(np.linspace(0, len(steps) - 1, CLOCK_PAIRS).round().astype(int))
     return clock_faces(steps[chosen].tolist(), CLOCK_POSITIONS, view.look)
 
 
 def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look = LIGHT) -> Any:
-    """A face for every pair (columns) and position (rows); the hand stands at the pair's angle, its path shaded."""
+    """A clock for every pair (columns) and position (rows); the hand shows the pair's angle, its path is shaded."""
     across, down = 1.4 * len(radians) + 1.2, 1.2 * len(positions) + 0.65
     figure, (ax,) = blank(look, across, down)
     figure.set_layout_engine("none")
     ax.set_position((0, 0, 1, 1))
     for column, step in enumerate(radians):
-        x, colour, turn = 1.4 * column, look.colour(column), analysis.wavelengths([step])[0]
-        shown = f"{turn:,.{int(turn < 100)}f}"
-        label = look.say("a turn in {turn}", turn=shown) if math.isfinite(turn) else look.say("stands still")
+        x, colour, wave = 1.4 * column, look.colour(column), analysis.wavelengths([step])[0]
+        shown = f"{wave:,.{int(wave < 100)}f}"
+        label = look.translate("a turn in {turn}", turn=shown) if math.isfinite(wave) else look.translate("does not rotate")
         ax.text(x, 0.72, label, ha="center", fontsize=10, color=colour, weight="bold")
         for row, position in enumerate(positions):
             _face(ax, look, x, -1.2 * row, position * step, colour)
     for row, position in enumerate(positions):
-        label = look.say("position {position}", position=f"{position:,}")
+        label = look.translate("position {position}", position=f"{position:,}")
         ax.text(-0.7, -1.2 * row, label, ha="right", va="center", fontsize=11, color=look.ink)
     ax.set(xlim=(-1.8, across - 1.8), ylim=(1.05 - down, 1.05))
     ax.axis("off")

@@ -1,40 +1,40 @@
-"""One look for all figures: Okabe-Ito colours that every eye tells apart, light or dark paper, English or Chinese."""
+"""The look of all figures: Okabe-Ito colours for colour-blind readers, light or dark background, English or Chinese."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, flag
 from ropewalk.plots.words import CHINESE
 
 LANGUAGES = ("en", "zh")
 FORMATS = ("png", "svg", "pdf")
-#: Okabe and Ito's palette, without the colours that fade into the paper
+#: Okabe and Ito's palette, without the colours that are too close to the background
 ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ON_DARK = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
-#: sequential and diverging maps that stay ordered for colour-blind eyes and in grey
+#: sequential and diverging maps that stay ordered for colour-blind readers and in grey
 MAP, SIGNED_MAP = "cividis", "PuOr"
-#: faces that hold Chinese, the likeliest first; any other face with the glyphs will do
-CHINESE_FACES = (
+#: font families with Chinese glyphs, the preferred first; any other family with the glyphs is used after them
+CHINESE_FONTS = (
     "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Microsoft YaHei",
     "Hiragino Sans GB", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Heiti SC", "Arial Unicode MS",
-    # all that an older matplotlib sees of Noto's collection
+    # the only family of Noto's collection that older matplotlib lists
     "Noto Sans CJK JP",
 )  # fmt: skip
-#: a face that has it is taken for one that holds Chinese
+#: a font with this glyph is assumed to have all Chinese glyphs
 SAMPLE = "频"
-#: inches between the words and the edge of the paper
+#: inches between the labels and the edge of the figure
 MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class Look:
-    """Paper and language of a figure."""
+    """The background and language of a figure."""
 
     dark: bool = False
     language: str = "en"
@@ -60,44 +60,44 @@ class Look:
         return "#2b333c" if self.dark else "#e6eaee"
 
     def colour(self, index: int) -> str:
-        """The colour of the index-th series; they come round after six."""
+        """The colour of the index-th series; they repeat after six."""
         colours = ON_DARK if self.dark else ON_LIGHT
         return colours[index % len(colours)]
 
     @property
-    def face(self) -> str | None:
-        """The font family for Chinese labels, where they are asked for and a font can draw them."""
-        return chinese_face() if self.language == "zh" else None
+    def font(self) -> str | None:
+        """The font family for Chinese labels; None if the language is English or no font has the glyphs."""
+        return chinese_font() if self.language == "zh" else None
 
-    def say(self, text: str, **values: object) -> str:
-        """A label in the figure's language, its {names} filled in; English where no font can draw Chinese."""
-        return (CHINESE[text] if self.face else text).format(**values)
+    def translate(self, text: str, **values: object) -> str:
+        """A label in the figure's language, with its {names} filled in; English if no font has Chinese glyphs."""
+        return (CHINESE[text] if self.font else text).format(**values)
 
 
 LIGHT = Look()
 
 
-@lru_cache(maxsize=1)
-def chinese_face() -> str | None:
-    """A font family with Chinese glyphs on this machine, or None."""
+@cached("Chinese font of figures", entries=1)
+def chinese_font() -> str | None:
+    """An installed font family with Chinese glyphs, or None."""
     from matplotlib import font_manager
 
     listed = font_manager.fontManager.ttflist
-    found = _face_among(listed)
-    if found is None:
-        # matplotlib keeps its list of fonts on disk, and one that was installed since is not in it
+    family = _chinese_among(listed)
+    if family is None:
+        # matplotlib caches its list of fonts on disk, so it may miss fonts that were installed since
         for path in sorted(set(font_manager.findSystemFonts()) - {entry.fname for entry in listed}):
-            with suppress(OSError, RuntimeError):  # a file that is no font after all
+            with suppress(OSError, RuntimeError):  # not a font file
                 font_manager.fontManager.addfont(path)
-        found = _face_among(listed)
-    return found
+        family = _chinese_among(listed)
+    return family
 
 
-def _face_among(entries: Sequence[Any]) -> str | None:
-    """The likeliest face that has the glyphs."""
+def _chinese_among(entries: Sequence[Any]) -> str | None:
+    """The preferred font family that has the glyphs."""
     from matplotlib.ft2font import FT2Font
 
-    # the last-resort face has a glyph for everything, and all of them are empty boxes; a listed file may be gone
+    # the last-resort font has an empty box for every glyph; a listed file may have been removed
     real = (entry for entry in entries if not entry.name.startswith("Last Resort") and Path(entry.fname).is_file())
     for entry in sorted(real, key=lambda entry: _rank(entry.name)):
         if FT2Font(entry.fname).get_char_index(ord(SAMPLE)):
@@ -106,13 +106,13 @@ def _face_among(entries: Sequence[Any]) -> str | None:
 
 
 def _rank(name: str) -> int:
-    return CHINESE_FACES.index(name) if name in CHINESE_FACES else len(CHINESE_FACES)
+    return CHINESE_FONTS.index(name) if name in CHINESE_FONTS else len(CHINESE_FONTS)
 
 
 def blank(look: Look, width: float = 8.0, height: float = 4.2, across: int = 1) -> tuple[Any, list[Any]]:
-    """An empty figure and its axes in the look."""
+    """An empty figure and its axes."""
     try:
-        # the object interface: no global state, no display needed
+        # not pyplot: no global state and no display
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
@@ -131,22 +131,22 @@ def blank(look: Look, width: float = 8.0, height: float = 4.2, across: int = 1) 
     return figure, panels
 
 
-def dress(ax: Any, look: Look, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Title and axis labels, in the figure's language; what is empty stays away."""
+def label_axes(ax: Any, look: Look, *, title: str = "", x: str = "", y: str = "") -> None:
+    """Set the title and axis labels in the figure's language; empty ones are left out."""
     if title:
-        ax.set_title(look.say(title), loc="left", color=look.ink, weight="bold", fontsize=13, pad=12)
+        ax.set_title(look.translate(title), loc="left", color=look.ink, weight="bold", fontsize=13, pad=12)
     for text, put in ((x, ax.set_xlabel), (y, ax.set_ylabel)):
         if text:
-            put(look.say(text), color=look.ink)
+            put(look.translate(text), color=look.ink)
 
 
 def legend(ax: Any, look: Look, **options: Any) -> None:
-    """A legend whose words have the colours of their lines."""
+    """Add a legend whose labels have the colours of their lines."""
     ax.legend(frameon=False, labelcolor="linecolor", prop={"weight": "bold", "size": 9}, **options)
 
 
 def heat(figure: Any, ax: Any, look: Look, values: Any, *, signed: bool, label: str, extent: Sequence[float]) -> None:
-    """A matrix as colours with its bar; a signed one is centred on zero."""
+    """Draw a matrix as colours with a colour bar; a signed one is centred on zero."""
     limit = abs(values).max()
     image = ax.imshow(
         values,
@@ -160,32 +160,32 @@ def heat(figure: Any, ax: Any, look: Look, values: Any, *, signed: bool, label: 
     bar = figure.colorbar(image, ax=ax)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=look.quiet, length=0)
-    bar.set_label(look.say(label), color=look.ink)
+    bar.set_label(look.translate(label), color=look.ink)
 
 
 def finish(figure: Any, look: Look) -> Any:
-    """The figure, its words in a face that can draw them."""
+    """Set the font of all labels and return the figure."""
     from matplotlib.text import Text
 
-    if look.face:
+    if look.font:
         for text in figure.findobj(Text):
-            text.set_fontfamily([look.face, "DejaVu Sans"])
+            text.set_fontfamily([look.font, "DejaVu Sans"])
     return figure
 
 
 def format_of(path: Path) -> str:
-    """The picture format a path asks for by its suffix."""
+    """The picture format of a path, from its suffix."""
     return choice("format", path.suffix.lower().lstrip("."), FORMATS)
 
 
 def save(figure: Any, path: Path, dpi: int = 120) -> Path:
-    """Write a figure as PNG, SVG or PDF by its suffix; the same figure gives the same bytes."""
+    """Write a figure as PNG, SVG or PDF, by its suffix; the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     suffix = format_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    # ids of an SVG are salted at random unless told otherwise; its words stay text that can be searched
+    # a fixed salt makes the ids of an SVG reproducible; its labels stay searchable text
     with rc_context({"svg.hashsalt": "ropewalk", "svg.fonttype": "none"}):
         figure.savefig(path, dpi=dpi, metadata=undated[suffix], facecolor=figure.get_facecolor())
     return path

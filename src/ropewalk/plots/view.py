@@ -1,4 +1,4 @@
-"""What a figure shows: one spec, the length it was trained on, the length it serves, and the look."""
+"""The subject of a figure: a spec, its trained and served length, and the look."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ropewalk.spec import RopeSpec
 
 @dataclass(frozen=True)
 class View:
-    """The subject of a figure; every figure of FIGURES takes one."""
+    """The spec, lengths and look that a figure shows; every function of FIGURES takes one."""
 
     spec: RopeSpec = RopeSpec(128)  # noqa: RUF009 - frozen
     trained: int = 4096
@@ -25,21 +25,21 @@ class View:
 
     @property
     def scaled(self) -> bool:
-        """The spec has a scaling of its own."""
+        """Whether the spec has a scaling."""
         return not isinstance(self.spec.scaling, Default)
 
     def stretched(self) -> dict[str, RopeSpec]:
-        """The spec under each static scaling from the trained to the served length, and under its own where it has one."""
+        """The spec with each static scaling from the trained to the served length, and with its own if it has one."""
         factor = max(self.served / self.trained, 1.0)
-        known = (
+        scalings = (
             Linear(factor),
             Ntk(factor),
             Yarn(factor=factor, original_length=self.trained),
             Llama3(factor=factor, original_length=self.trained),
         )
-        found = {scaling.name: self.spec.with_(scaling=scaling) for scaling in known}
+        specs = {scaling.name: self.spec.with_(scaling=scaling) for scaling in scalings}
         if self.scaled:
-            # drawn last and in its own right, also where it shares a name
-            found.pop(self.spec.scaling.name, None)
-            found[self.spec.scaling.name] = self.spec
-        return found
+            # its own scaling is drawn last, also if the list has one of the same name
+            specs.pop(self.spec.scaling.name, None)
+            specs[self.spec.scaling.name] = self.spec
+        return specs

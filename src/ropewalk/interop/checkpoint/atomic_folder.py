@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""Write a folder atomically: it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ropewalk.errors import RopeError
 
 try:
     import fcntl
-except ImportError:  # no file locks on Windows; there two runs to one target are not told apart
+except ImportError:  # Windows has no flock; two runs with the same target are not detected there
     fcntl = None
 
 
 def partial_path(target: Path) -> Path:
-    """Where the folder is while it is being written: beside the target, so that the last step is one rename."""
+    """Return the temporary path of a folder while it is written: a sibling, so that the last step is one rename."""
     return target.with_name(f".{target.name}.partial")
 
 
 @contextmanager
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """A new folder to write into, which takes the name `target` when the block ends well.
+    """Yield a new folder to write into; it is renamed to `target` when the block succeeds.
 
-    Until then it is `.NAME.partial` beside the target, which no reader looks for. A run that fails removes it; one that
-    is killed leaves it, and the next run to the same target clears it first.
+    Until then it is `.NAME.partial` beside the target. A run that fails removes it. A run that is killed leaves it, and
+    the next run with the same target clears it first.
     """
     target = Path(os.path.abspath(target))
-    _refuse_taken(target)
+    _refuse_existing(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(target)
     lock = _lock(partial)
@@ -37,7 +37,7 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         _clear(partial)
         yield partial
         _sync(partial)
-        _refuse_taken(target)
+        _refuse_existing(target)
         os.rename(partial, target)
         _sync(target.parent)
     except BaseException:
@@ -47,21 +47,21 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(lock)
 
 
-def _refuse_taken(target: Path) -> None:
+def _refuse_existing(target: Path) -> None:
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
-        raise RopeError("target", "must be a folder that does not exist yet, or is empty", str(target))
+        raise RopeError("target", "must be a folder that does not exist yet or is empty", str(target))
 
 
 def _lock(partial: Path) -> int:
-    """Hold the folder for this process alone; a killed run holds nothing."""
+    """Create the folder, lock it for this process and return its file descriptor; a killed process loses its lock."""
     if partial.is_symlink():
-        raise RopeError("target", "must not have a link in the place of its partial folder", str(partial))
+        raise RopeError("target", "must not have a symbolic link at its temporary path; remove the link", str(partial))
     partial.mkdir(exist_ok=True)
     lock = os.open(partial, os.O_RDONLY)
     try:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # between open and lock another run may have finished and renamed this very folder to the target
+        # between open and flock another run may have finished and renamed this folder to its target
         same = os.path.samestat(os.fstat(lock), os.stat(partial))
     except OSError:
         same = False
@@ -80,7 +80,7 @@ def _clear(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """The names in a folder reach the disk."""
+    """Flush a folder's directory entries to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""A checkpoint folder from one pair layout to the other: tensor by tensor, and whole or not at all."""
+"""Convert a checkpoint folder from one pair layout to the other, tensor by tensor and atomically."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
-from ropewalk.interop.checkpoint.rules import Rule, find_rules
 from ropewalk.interop.checkpoint.safetensors_file import write_file
 from ropewalk.interop.checkpoint.shards import Folder, open_folder, stays_inside, write_json
+from ropewalk.interop.checkpoint.tensor_rules import TensorRule, find_rules, read_config
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.spec import LAYOUTS
 
-#: other forms of the same weights, which would keep the old layout
-WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".ckpt")
+#: weights in other formats, or in files the index does not list; not copied, because they would keep the old layout
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".ckpt")
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion does, or would do: each tensor that changes and its role, and what is copied or left out."""
+    """What a conversion does, or would do: the role of each converted tensor, and what is copied or left out."""
 
     source_layout: str
     target_layout: str
@@ -36,7 +36,7 @@ class Conversion:
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data for JSON."""
         return {
             "from": self.source_layout, "to": self.target_layout, "converted": dict(self.converted),
             "copied_tensors": len(self.copied), "files": list(self.files), "left_out": list(self.left_out),
@@ -53,75 +53,59 @@ def convert_checkpoint(
     config: Any = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Conversion:
-    """Write `target_folder` as `source_folder` with the rows of q and k moved from one pair layout to the other.
+    """Copy a checkpoint folder and convert the rows of q and k from one pair layout to the other.
 
-    target_folder  must not exist; it appears when all is written, so a killed run leaves nothing that looks whole. None
-                   plans and writes nothing
-    config         where the sizes come from, if not from the folder's config.json: an adapter needs that of its base
-    progress       called with the bytes of each tensor as it is written
+    target_folder  must not exist; it appears only when everything is written. None: report what would be done, write nothing
+    config         the model's sizes, if the folder has no config.json: an adapter needs the config of its base model
+    progress       called after each tensor with the number of bytes written
 
-    Shards, index and headers stay as they are, byte for byte, and so do all other tensors; there and back gives the
-    same files. One piece of a tensor is in memory at a time.
+    All other tensors, the shard names, the index and the headers stay the same byte for byte, so converting back
+    restores the original files. Only one piece of a tensor is in memory at a time.
     """
     choice("source_layout", source_layout, LAYOUTS)
     choice("target_layout", target_layout, LAYOUTS)
     if source_layout == target_layout:
         raise RopeError("target_layout", "must differ from source_layout", target_layout)
     folder = open_folder(source_folder)
-    known = read_config(folder, config)
-    rules = find_rules(folder, known)
-    small, left_out = _other_files(folder)
-    plan = Conversion(
-        source_layout, target_layout, {key: rule.role for key, rule in rules.items()},
-        tuple(key for key in folder.keys if key not in rules), tuple(sorted((*folder.shards, *small))), tuple(left_out),
-        sum(map(folder.bytes, folder.keys)), _warnings(known, target_layout),
+    model_config = read_config(folder, config)
+    rules = find_rules(folder, model_config)
+    small_files, left_out = _other_files(folder)
+    report = Conversion(
+        source_layout, target_layout, {name: rule.role for name, rule in rules.items()},
+        tuple(name for name in folder.names if name not in rules), tuple(sorted((*folder.shards, *small_files))),
+        tuple(left_out), sum(map(folder.bytes, folder.names)), _warnings(model_config, target_layout),
     )  # fmt: skip
     if target_folder is not None:
-        _refuse_nested(folder.path, Path(target_folder))
-        _write(folder, Path(target_folder), rules, small, plan, progress)
-    return plan
-
-
-def read_config(folder: Folder, config: Any = None) -> Mapping[str, Any]:
-    """The config that gives a folder's sizes: the one given, config.json, or params.json of Meta's and Mistral's folders."""
-    if config is not None:
-        return config_file.load(config)
-    for name in ("config.json", "params.json"):
-        if (folder.path / name).is_file():
-            return config_file.read(folder.path / name)
-    hint = "; an adapter needs the config of its base" if (folder.path / "adapter_config.json").is_file() else ""
-    raise RopeError("config", f"must be given, or stand in the folder as config.json{hint}", str(folder.path))
+        target = Path(target_folder)
+        _refuse_nested(folder.path, target)
+        _write(folder, target, rules, small_files, report, progress)
+    return report
 
 
 def _write(
-    folder: Folder, target: Path, rules: dict[str, Rule], small: list[str], plan: Conversion, progress: Callable[[int], None]
+    folder: Folder,
+    target: Path,
+    rules: dict[str, TensorRule],
+    small_files: list[str],
+    report: Conversion,
+    progress: Callable[[int], None],
 ) -> None:
-    def made(key: str):
-        rule = rules.get(key)
-        yield from folder.pieces(key) if rule is None else rule.convert(folder, key, plan.source_layout, plan.target_layout)
-        progress(folder.bytes(key))
+    def pieces_of(name: str):
+        if name in rules:
+            yield from rules[name].convert(folder, name, report.source_layout, report.target_layout)
+        else:
+            yield from folder.pieces(name)
+        progress(folder.bytes(name))
 
     with atomic_folder(target) as partial:
-        for name, header in folder.shards.items():
-            write_file(partial / name, header, made)
-        for name in small:
-            flagged = _with_flag(folder, name, plan.target_layout)
-            if flagged is None:
-                _copy(folder.path / name, partial / name)
+        for file_name, header in folder.shards.items():
+            write_file(partial / file_name, header, pieces_of)
+        for file_name in small_files:
+            if file_name == "config.json" and _has_interleave_flag(folder.config):
+                flag = {"rope_interleave": report.target_layout == "interleaved"}
+                write_json(partial / file_name, folder.config | flag)
             else:
-                write_json(partial / name, flagged)
-
-
-def _with_flag(folder: Folder, name: str, layout: str) -> dict[str, Any] | None:
-    """The config with `rope_interleave` set, for the families whose code reads it; None: nothing to set."""
-    if name != "config.json" or not _has_flag(folder.config):
-        return None
-    return {**folder.config, "rope_interleave": layout == "interleaved"}
-
-
-def _has_flag(config: Mapping[str, Any]) -> bool:
-    family = FAMILIES.get(str(config.get("model_type")))
-    return family is not None and family.has_interleave_flag
+                _copy(folder.path / file_name, partial / file_name)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -132,25 +116,30 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
-    """Files to copy beside the shards, and what is not copied."""
-    small, left_out = [], []
+    """Return the names of the files to copy beside the shards, and of the files and folders that are left out."""
+    small_files, left_out = [], []
     for entry in sorted(folder.path.iterdir()):
-        if entry.name in folder.shards:
-            continue
-        plain = entry.is_file() and stays_inside(entry) and entry.suffix not in WEIGHTS
-        (small if plain else left_out).append(entry.name)
-    return small, left_out
+        if entry.name not in folder.shards:
+            is_copied = entry.is_file() and stays_inside(entry) and entry.suffix not in WEIGHT_SUFFIXES
+            (small_files if is_copied else left_out).append(entry.name)
+    return small_files, left_out
 
 
-def _warnings(config: Mapping[str, Any], target: str) -> tuple[str, ...]:
-    text = config_file.text_part(config)
-    family = FAMILIES.get(str(text.get("model_type")))
-    if family is None or _has_flag(config) or family.layout == target:
+def _has_interleave_flag(config: Mapping[str, Any]) -> bool:
+    """Return whether the model's code reads the pair layout from `rope_interleave`."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    return family is not None and family.has_interleave_flag
+
+
+def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
+    model_type = str(config_file.text_part(config).get("model_type"))
+    family = FAMILIES.get(model_type)
+    if family is None or _has_interleave_flag(config) or family.layout == target_layout:
         return ()
-    return (f"the code of {text['model_type']} in transformers pairs {family.layout}: it will not run the converted weights",)
+    return (f"the transformers code of {model_type} uses the {family.layout} layout and cannot run the converted weights",)
 
 
 def _refuse_nested(source: Path, target: Path) -> None:
-    inside, outside = source.resolve(), target.resolve()
-    if inside == outside or inside in outside.parents or outside in inside.parents:
-        raise RopeError("target_folder", "must lie outside the source folder, and not around it", str(target))
+    source, resolved = source.resolve(), target.resolve()
+    if source == resolved or source in resolved.parents or resolved in source.parents:
+        raise RopeError("target_folder", "must not be the source folder, inside it, or a parent of it", str(target))

@@ -1,7 +1,7 @@
-"""Which pair layout a checkpoint's weights are in: every piece of evidence, what it says, and how far to trust it.
+"""Detect which pair layout a checkpoint's weights are in, with every piece of evidence and its strength.
 
-No config key says it. The family's code says it for folders that transformers loads; names of tensors tell folders
-that it does not load; the weights themselves only whisper. Where it matters, ask the model: `layout.probe_layout`.
+No config key states the layout. The code of the model family does, for folders that transformers loads; tensor names
+do, for Meta's and Mistral's own folders; the weights are weak evidence. `layout.probe_layout` tests the model itself.
 """
 
 from __future__ import annotations
@@ -15,150 +15,144 @@ from typing import Any
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk.interop.checkpoint.convert import read_config
-from ropewalk.interop.checkpoint.rules import Rule, find_rules
 from ropewalk.interop.checkpoint.shards import Folder, open_folder
+from ropewalk.interop.checkpoint.tensor_rules import TensorRule, find_rules, read_config
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.families import FAMILIES
 
 #: how many q and k projections are read, spread over the layers
 SAMPLED = 8
-#: the agreement of partners' norms must reach this, and this many standard errors over the heads
-ENOUGH, ERRORS = 0.2, 4.0
+#: the norms of paired rows agree if the agreement exceeds this value and this many standard errors over the heads
+MIN_AGREEMENT, MIN_STANDARD_ERRORS = 0.2, 4.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation: what was seen, the layout it speaks for (None: neither), and its strength, strong or weak."""
+    """One observation, the layout it indicates (None: neither), and its strength: "strong" or "weak"."""
 
-    seen: str
+    observation: str
     layout: str | None
     strength: str
 
 
 @dataclass(frozen=True)
 class LayoutEvidence:
-    """The verdict and what it rests on.
+    """The detected layout, the confidence in it, and the evidence.
 
-    sure   "likely": strong evidence, none against it. "disputed": strong evidence, and weak evidence against it.
-           "weak": the weights alone. "undecided": `layout` is None
+    confidence   "likely": strong evidence, none against it. "disputed": strong evidence, and weak evidence against it.
+                 "weak": only the weights indicate it. "undecided": `layout` is None
     """
 
     layout: str | None
-    sure: str
+    confidence: str
     evidence: tuple[Evidence, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict as plain data."""
-        return {"layout": self.layout, "sure": self.sure, "evidence": [vars(each) for each in self.evidence]}
+        """Return the result as plain data for JSON."""
+        return {"layout": self.layout, "confidence": self.confidence, "evidence": [vars(each) for each in self.evidence]}
 
     def __str__(self) -> str:
-        lines = [f"{self.layout or 'no layout'} ({self.sure})"]
-        return "\n".join(
-            [*lines, *(f"  {each.layout or 'neither':<12} {each.strength:<7} {each.seen}" for each in self.evidence)]
-        )
+        lines = [f"  {each.layout or 'neither':<12} {each.strength:<7} {each.observation}" for each in self.evidence]
+        return "\n".join([f"{self.layout or 'no layout'} ({self.confidence})", *lines])
 
 
 def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutEvidence:
-    """Tell which layout the q and k projections in a checkpoint folder are in, with the evidence.
+    """Detect which layout the q and k projections in a checkpoint folder are in, and return the evidence.
 
-    Reads headers and at most 8 projections. `config` as in `convert_checkpoint`.
+    Reads the headers and at most 8 projections. `config` as in `convert_checkpoint`.
     """
     folder = open_folder(path)
-    known = read_config(folder, config)
-    evidence = [*_names(folder), *_code(config_file.text_part(known), folder), *_weights(folder, known)]
+    config = read_config(folder, config)
+    evidence = (*_from_names(folder), _from_code(config_file.text_part(config), folder), _from_weights(folder, config))
     strong = {each.layout for each in evidence if each.layout and each.strength == "strong"}
     weak = {each.layout for each in evidence if each.layout and each.strength == "weak"}
     if len(strong) == 1:
         layout = strong.pop()
-        return LayoutEvidence(layout, "likely" if weak <= {layout} else "disputed", tuple(evidence))
+        return LayoutEvidence(layout, "likely" if weak <= {layout} else "disputed", evidence)
     if not strong and len(weak) == 1:
-        return LayoutEvidence(weak.pop(), "weak", tuple(evidence))
-    return LayoutEvidence(None, "undecided", tuple(evidence))
+        return LayoutEvidence(weak.pop(), "weak", evidence)
+    return LayoutEvidence(None, "undecided", evidence)
 
 
 def _meta_names(folder: Folder) -> list[str]:
-    return [key for key in folder.keys if key.endswith((".attention.wq.weight", ".attention.wk.weight"))]
+    return [name for name in folder.names if name.endswith((".attention.wq.weight", ".attention.wk.weight"))]
 
 
-def _names(folder: Folder) -> list[Evidence]:
-    found = []
+def _from_names(folder: Folder) -> list[Evidence]:
+    evidence = []
     if names := _meta_names(folder):
-        found.append(Evidence(f"{names[0]}: the names of Meta's and Mistral's own files, whose code pairs (2i, 2i+1)",
-                              "interleaved", "strong"))  # fmt: skip
+        evidence.append(f"{names[0]} is a name in Meta's and Mistral's own files, whose code pairs (2i, 2i+1)")
     if (folder.path / "params.json").is_file():
-        found.append(Evidence("params.json: a folder in Meta's or Mistral's own form", "interleaved", "strong"))
-    return found
+        evidence.append("params.json is part of Meta's and Mistral's own folders")
+    return [Evidence(each, "interleaved", "strong") for each in evidence]
 
 
-def _code(config: Mapping[str, Any], folder: Folder) -> list[Evidence]:
-    """What the family's code does with tensors under its own names."""
+def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
+    """Return the layout in the code of the model family, which applies to tensors under that code's names."""
     model_type, flag = config.get("model_type"), config.get("rope_interleave")
     family = FAMILIES.get(str(model_type))
     if family is None:
-        return [Evidence(f"model_type {model_type!r} is not a known family", None, "weak")]
+        return Evidence(f"model_type {model_type!r} is not a known family", None, "weak")
     if family.refused is not None or _meta_names(folder):
-        return [Evidence(f"model_type {model_type!r} says nothing of files under these names", None, "weak")]
+        return Evidence(f"the code of {model_type} does not load tensors with these names", None, "weak")
     if family.has_interleave_flag and isinstance(flag, bool):
-        return [Evidence(f"rope_interleave is {str(flag).lower()}", "interleaved" if flag else "half", "strong")]
-    return [
-        Evidence(f"the code of {model_type} in transformers pairs so, and the tensors have its names", family.layout, "strong")
-    ]
+        return Evidence(f"rope_interleave is {str(flag).lower()}", "interleaved" if flag else "half", "strong")
+    observation = f"the code of {model_type} in transformers uses this layout, and the tensors have the names it loads"
+    return Evidence(observation, family.layout, "strong")
 
 
-def _weights(folder: Folder, config: Mapping[str, Any]) -> list[Evidence]:
-    """Rotation treats the two rows of a pair alike, so training may leave them with like norms; it need not."""
+def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
+    """Compare the norms of paired rows: rotation treats both rows alike, so training may leave them with similar norms."""
     try:
         rules = find_rules(folder, config)
     except RopeError as error:
-        return [Evidence(f"the weights were not read: {error}", None, "weak")]
-    usable = [key for key, rule in rules.items() if rule.role in ("q", "k") and _readable(folder, key, rule)]
-    chosen = usable[:: max(1, len(usable) // SAMPLED)][:SAMPLED]
+        return Evidence(f"the weights were not read: {error}", None, "weak")
+    usable = [name for name, rule in rules.items() if rule.role in ("q", "k") and _is_comparable(folder, name, rule)]
     agreements = {"half": [], "interleaved": []}
-    for key in chosen:
-        for layout, found in _agreements(folder, key, rules[key]).items():
-            agreements[layout] += found
+    for name in usable[:: max(1, len(usable) // SAMPLED)][:SAMPLED]:
+        for layout, values in _agreements(folder, name, rules[name]).items():
+            agreements[layout] += values
     if len(agreements["half"]) < 3:
-        return [Evidence("too few heads to compare the norms of partner rows", None, "weak")]
-    half, other = (_mean(agreements[layout]) for layout in ("half", "interleaved"))
-    seen = (
-        f"norms of partner rows agree by {half[0]:.2f} ± {half[1]:.2f} as half, by {other[0]:.2f} ± {other[1]:.2f} as "
-        f"interleaved (1: alike, 0: chance; {len(agreements['half'])} heads)"
+        return Evidence("too few heads to compare the norms of paired rows", None, "weak")
+    half, interleaved = (_mean_and_error(agreements[layout]) for layout in ("half", "interleaved"))
+    observation = (
+        f"agreement of the norms of paired rows: {half[0]:.2f} ± {half[1]:.2f} as half, {interleaved[0]:.2f} ± "
+        f"{interleaved[1]:.2f} as interleaved (1: equal, 0: chance; {len(agreements['half'])} heads)"
     )
-    return [Evidence(seen, _verdict(half, other), "weak")]
+    return Evidence(observation, _layout_that_agrees(half, interleaved), "weak")
 
 
-def _verdict(half: tuple[float, float], interleaved: tuple[float, float]) -> str | None:
-    """The layout whose partners agree.
+def _layout_that_agrees(half: tuple[float, float], interleaved: tuple[float, float]) -> str | None:
+    """Return the layout whose paired rows agree, from (mean, standard error) of each; None if neither clearly does.
 
-    In half-split weights the rows 2i and 2i+1 turn at neighbouring frequencies and may agree as well, while the rows
-    i and i + d/2 of interleaved weights turn at far ones; so agreement as half is told first.
+    Half is tested first: in half-layout weights the rows 2i and 2i+1 rotate at neighbouring frequencies and may agree
+    too, but in interleaved weights the rows i and i + d/2 rotate at distant frequencies.
     """
-    if half[0] > max(ENOUGH, ERRORS * half[1]):
+    if half[0] > max(MIN_AGREEMENT, MIN_STANDARD_ERRORS * half[1]):
         return "half"
-    clear = interleaved[0] > max(ENOUGH, ERRORS * interleaved[1]) and interleaved[0] > 2 * half[0]
-    return "interleaved" if clear else None
+    agrees = interleaved[0] > max(MIN_AGREEMENT, MIN_STANDARD_ERRORS * interleaved[1])
+    return "interleaved" if agrees and interleaved[0] > 2 * half[0] else None
 
 
-def _readable(folder: Folder, key: str, rule: Rule) -> bool:
-    plain = len(folder.shape(key)) == 2 and folder.dtype(key).is_floating_point and folder.dtype(key).itemsize > 1
-    return plain and rule.rotary_dim >= 8
+def _is_comparable(folder: Folder, name: str, rule: TensorRule) -> bool:
+    dtype = folder.dtype(name)
+    return len(folder.shape(name)) == 2 and dtype.is_floating_point and dtype.itemsize > 1 and rule.rotary_dim >= 8
 
 
-def _agreements(folder: Folder, key: str, rule: Rule) -> dict[str, list[float]]:
-    """Per head and layout, 1 - (mean squared difference of partners' log norms) / (twice their variance)."""
-    squares = torch.cat([piece.to(torch.float64).square().sum(1) for piece in folder.pieces(key)])
+def _agreements(folder: Folder, name: str, rule: TensorRule) -> dict[str, list[float]]:
+    """Return, per layout and head, 1 - (mean squared difference of paired rows' log norms) / (2 * variance)."""
+    squares = torch.cat([piece.to(torch.float64).square().sum(1) for piece in folder.pieces(name)])
     heads = squares.clamp(min=1e-300).log().unflatten(0, (-1, rule.head_dim))
-    turning = heads.narrow(1, rule.rotary_start, rule.rotary_dim)  # [heads, rotary_dim]
-    spread = turning.var(1)
-    partners = {
-        "half": turning.unflatten(1, (2, -1)).diff(dim=1).flatten(1),
-        "interleaved": turning.unflatten(1, (-1, 2)).diff(dim=2).flatten(1),
+    rotated = heads.narrow(1, rule.rotary_start, rule.rotary_dim)  # [heads, rotary_dim]
+    variance = rotated.var(1)
+    differences = {
+        "half": rotated.unflatten(1, (2, -1)).diff(dim=1).flatten(1),
+        "interleaved": rotated.unflatten(1, (-1, 2)).diff(dim=2).flatten(1),
     }
-    alive = spread > 1e-12
-    return {name: (1 - (gap.square().mean(1) / (2 * spread)))[alive].tolist() for name, gap in partners.items()}
+    varied = variance > 1e-12  # all norms of a head may be equal, as after initialisation with zeros
+    return {layout: (1 - (each.square().mean(1) / (2 * variance)))[varied].tolist() for layout, each in differences.items()}
 
 
-def _mean(values: list[float]) -> tuple[float, float]:
-    found = torch.tensor(values, dtype=torch.float64)
-    return found.mean().item(), found.std().item() / math.sqrt(len(values))
+def _mean_and_error(values: list[float]) -> tuple[float, float]:
+    samples = torch.tensor(values, dtype=torch.float64)
+    return samples.mean().item(), samples.std().item() / math.sqrt(len(values))

@@ -1,7 +1,6 @@
-"""Hugging Face configs: read as specs, explained value by value, and written back.
+"""Read Hugging Face configs as specs, explain where each value came from, and write specs as config keys.
 
-`hf` is the public API; `file` loads JSON, `layers` finds the rope of each layer type, `read` and `write` convert,
-`families` holds what only a model's code says.
+The public functions are in `hf`; `families` holds the facts that only a model's code contains.
 """
 
 from ropewalk.interop.config.hf import Explanation, explain, from_hf, to_hf

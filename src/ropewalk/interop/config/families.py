@@ -1,4 +1,4 @@
-"""What a config does not say: the facts each model family keeps in its code, one row per `model_type`.
+"""Facts that a config does not contain: what each model family has in its code, one row per `model_type`.
 
 Read from the families' own modeling files; tests/interop compares every row with the code it describes.
 """
@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Base:
-    """One layer type of a family that turns its layer types at different bases, as configs before v5 spell it."""
+class LayerTheta:
+    """The theta of one layer type, in a family whose layer types differ in it, as configs before v5 spell it."""
 
     layer_type: str
     theta_key: str
     theta: float
-    #: whether `rope_scaling` reaches this layer type
+    #: whether `rope_scaling` applies to this layer type
     scaled: bool
 
 
 @dataclass(frozen=True)
 class Family:
-    """Pair layout, defaults and habits of one family; the defaults here are those of most of them."""
+    """Pair layout, defaults and special rules of one family; the defaults here are those of most families."""
 
     layout: str = "half"
     layout_out: str | None = None
@@ -30,34 +30,34 @@ class Family:
     theta: float = 10_000.0
     #: None: hidden_size // num_attention_heads
     head_dim: int | None = None
-    #: the head of full-attention layers where it differs
+    #: head_dim of the full-attention layers if it differs
     global_head_dim: int | None = None
     partial: float = 1.0
     #: whether the unscaled rope reads `partial_rotary_factor`; the scaled types always do
     reads_partial: bool = False
-    #: how many dimensions turn where the config has no `rotary_dim`
+    #: how many dimensions rotate if the config has no `rotary_dim`
     rotary_dim: int | None = None
-    #: the rotated slice stands at the end of the head
+    #: the rotated slice is at the end of the head
     at_end: bool = False
     #: order of `mrope_section` along the pairs, and its default
     axis_order: str | None = None
     sections: tuple[int, ...] | None = None
-    bases: tuple[Base, ...] = ()
-    #: layer types that are left unrotated where the model has a sliding window
-    nope: tuple[str, ...] = ()
-    #: some layers are left unrotated, by `no_rope_layers`
+    layer_thetas: tuple[LayerTheta, ...] = ()
+    #: layer types that are not rotated if the model has a sliding window
+    unrotated: tuple[str, ...] = ()
+    #: some layers are not rotated, by `no_rope_layers`
     skips_layers: bool = False
-    #: the attention factor of yarn where the config has none; None: as transformers computes it
+    #: the attention factor of yarn if the config has none; None: as transformers computes it
     yarn_attention_factor: float | None = None
-    #: old configs say "yarn" and mean longrope
+    #: in old configs "yarn" means longrope
     yarn_is_longrope: bool = False
     #: "dynamic" with `alpha` is NTK with a fixed factor
     reads_alpha: bool = False
     #: `short_mscale` and `long_mscale` are the magnitude
     reads_mscales: bool = False
-    #: without a rope in the config its code falls back to a scaled one, so a config must have it
+    #: without a rope in the config, the model's code falls back to a scaled one, so the config must have it
     must_be_given: bool = False
-    #: why this family has no spec
+    #: why no spec can describe this family
     refused: str | None = None
 
 
@@ -65,22 +65,22 @@ def _like(family: Family, names: str, **facts) -> dict[str, Family]:
     return dict.fromkeys(names.split(), replace(family, **facts))
 
 
-def _two_bases(wide: tuple[str, float], near: tuple[str, float], near_scaled: bool = False) -> tuple[Base, ...]:
-    return Base("full_attention", *wide, scaled=True), Base("sliding_attention", *near, scaled=near_scaled)
+def _two_thetas(full: tuple[str, float], sliding: tuple[str, float], sliding_scaled: bool = False) -> tuple[LayerTheta, ...]:
+    return LayerTheta("full_attention", *full, scaled=True), LayerTheta("sliding_attention", *sliding, sliding_scaled)
 
 
 _PLAIN = Family()
 _PARTIAL = Family(reads_partial=True)
 _PAIRED = Family(layout="interleaved")
 _MLA = Family(layout="interleaved", layout_out="half")
-_GEMMA3 = Family(head_dim=256, bases=_two_bases(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)))
-_MODERNBERT = Family(bases=_two_bases(("global_rope_theta", 1.6e5), ("local_rope_theta", 1e4), near_scaled=True))
+_GEMMA3 = Family(head_dim=256, layer_thetas=_two_thetas(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)))
+_MODERNBERT = Family(layer_thetas=_two_thetas(("global_rope_theta", 1.6e5), ("local_rope_theta", 1e4), sliding_scaled=True))
 _QWEN_VL = Family(theta=1e6, axis_order="chunked", sections=(16, 24, 24))
 _QWEN3_VL = Family(theta=5e5, axis_order="interleaved", sections=(24, 20, 20))
 _GLM_V = Family(reads_partial=True, axis_order="chunked", sections=(8, 12, 12))
 
 FAMILIES: dict[str, Family] = {
-    # pairs (i, i + d/2); the unscaled rope turns the whole head whatever partial_rotary_factor says
+    # pairs (i, i + d/2); the unscaled rope rotates the whole head and ignores partial_rotary_factor
     **_like(
         _PLAIN,
         "llama arcee aria_text chameleon dbrx diffllama doge dots1 eurobert falcon falcon_h1 granite granite4_vision_text "
@@ -104,11 +104,11 @@ FAMILIES: dict[str, Family] = {
     **_like(_PLAIN, "hunyuan_v1_dense hunyuan_v1_moe", reads_alpha=True),
     **_like(_PLAIN, "hunyuan_vl_text", reads_alpha=True, axis_order="chunked"),
     **_like(_PLAIN, "minimind", theta=1e6, yarn_attention_factor=1.0),
-    # some layers stand still
-    **_like(_PLAIN, "afmoe", head_dim=128, nope=("full_attention",)),
-    **_like(_PLAIN, "exaone4 exaone_moe", nope=("full_attention",)),
+    # some layers are not rotated
+    **_like(_PLAIN, "afmoe", head_dim=128, unrotated=("full_attention",)),
+    **_like(_PLAIN, "exaone4 exaone_moe", unrotated=("full_attention",)),
     **_like(_PLAIN, "smollm3", theta=2e6, skips_layers=True),
-    # the same pairs, and partial_rotary_factor counts
+    # the same pairs, and partial_rotary_factor is read
     **_like(_PARTIAL, "bamba glm4_moe glmasr nemotron persimmon phi recurrent_gemma", partial=0.5),
     **_like(_PARTIAL, "gpt_neox stablelm", partial=0.25),
     **_like(_PARTIAL, "qwen3_next", partial=0.25, head_dim=256),
@@ -120,8 +120,8 @@ FAMILIES: dict[str, Family] = {
     **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True),
     # pairs (2i, 2i + 1)
     **_like(_PAIRED, "blt cohere", theta=5e5),
-    **_like(_PAIRED, "cohere2", nope=("full_attention",)),
-    **_like(_PAIRED, "cohere2_moe", head_dim=128, nope=("full_attention",)),
+    **_like(_PAIRED, "cohere2", unrotated=("full_attention",)),
+    **_like(_PAIRED, "cohere2_moe", head_dim=128, unrotated=("full_attention",)),
     **_like(_PAIRED, "ernie4_5", theta=5e5, head_dim=128),
     **_like(_PAIRED, "ernie4_5_moe", theta=5e5),
     **_like(_PAIRED, "helium", theta=1e5, head_dim=128),
@@ -130,7 +130,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_PAIRED, "roformer deepseek_v2"),
     **_like(_PAIRED, "gptj codegen", reads_partial=True, rotary_dim=64),
     **_like(_PAIRED, "glm glm4", reads_partial=True, partial=0.5, head_dim=128),
-    # pairs (2i, 2i + 1) come in, halves go out
+    # pairs (2i, 2i + 1) in, halves out
     **_like(_MLA, "deepseek_v32 glm_moe_dsa axk2"),
     **_like(_MLA, "bailing_hybrid", theta=6e6),
     **_like(_MLA, "longcat_flash", theta=1e7),
@@ -138,17 +138,20 @@ FAMILIES: dict[str, Family] = {
     **_like(_MLA, "deepseek_v3 kimi_k2 youtu axk1", has_interleave_flag=True),
     **_like(_MLA, "glm4_moe_lite", has_interleave_flag=True, reads_partial=True),
     **_like(_MLA, "mistral4", has_interleave_flag=True, must_be_given=True),
-    # one base per layer type
+    # one theta per layer type
     **_like(_GEMMA3, "gemma3_text gemma3n_text"),
     **_like(_MODERNBERT, "modernbert modernbert-decoder"),
-    **_like(_PLAIN, "olmo3", bases=_two_bases(("rope_theta", 5e5), ("rope_theta", 5e5))),
+    **_like(_PLAIN, "olmo3", layer_thetas=_two_thetas(("rope_theta", 5e5), ("rope_theta", 5e5))),
     **_like(_PLAIN, "gemma4_text gemma4_unified_text", head_dim=256, global_head_dim=512, must_be_given=True),
     **_like(_PARTIAL, "laguna mellum", head_dim=128, must_be_given=True),
     **_like(_PARTIAL, "mimo_v2_flash", partial=0.334, head_dim=192, must_be_given=True),
     **_like(
         Family(layout="interleaved", reads_partial=True, at_end=True, head_dim=512, yarn_attention_factor=1.0),
         "deepseek_v4",
-        bases=(Base("main", "rope_theta", 1e4, scaled=False), Base("compress", "compress_rope_theta", 1.6e5, scaled=True)),
+        layer_thetas=(
+            LayerTheta("main", "rope_theta", 1e4, scaled=False),
+            LayerTheta("compress", "compress_rope_theta", 1.6e5, scaled=True),
+        ),
     ),
     # text, image and video on three axes
     **_like(_QWEN_VL, "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text"),
@@ -164,6 +167,14 @@ FAMILIES: dict[str, Family] = {
     **_like(_GLM_V, "glm_image_text"),
     **_like(_GLM_V, "glm4v_moe_text", partial=0.5),
     **_like(_PAIRED, "ernie4_5_vl_moe_text", theta=5e5, axis_order="ernie", sections=(22, 22, 20)),
-    # not a rotation this package has
-    "nanochat": Family(refused="turns by the opposite angle; swap the halves of q and k before and after a plain spec"),
+    # rotations that no spec describes
+    "nanochat": Family(refused="rotates by the opposite angle; swap the halves of q and k before and after a plain spec"),
 }  # fmt: skip
+
+#: a model_type that is not in FAMILIES
+UNKNOWN = Family(reads_partial=True)
+
+
+def family_of(model_type: object) -> Family:
+    """The row of a `model_type`; the standard keys and defaults if it is not known."""
+    return FAMILIES.get(str(model_type), UNKNOWN)

@@ -1,4 +1,4 @@
-"""Strict reading of a config: a dict, an object with `to_dict()`, or a config.json; data only, never code."""
+"""Strict reading of a config from a dict, an object with `to_dict()`, or a config.json; nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ropewalk.errors import RopeError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
-#: where models with several parts keep the one that reads text
+#: config keys of the text model in models with several parts
 TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 def load(config: Any) -> Mapping[str, Any]:
-    """The config as a mapping that the caller still owns; nobody writes to it."""
+    """The config as a mapping, which may be the caller's own and must not be written to."""
     if isinstance(config, str | os.PathLike):
         return read(Path(config))
     if isinstance(config, Mapping):
@@ -28,7 +28,7 @@ def load(config: Any) -> Mapping[str, Any]:
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a multi-part config that describes the text model; the config itself where there are no parts."""
+    """The part of a config that describes the text model; the config itself if it has no parts."""
     for name in TEXT_PARTS:
         part = config.get(name)
         if part is None:
@@ -45,9 +45,9 @@ def read(path: Path) -> dict[str, Any]:
     """The object in a config.json, or in the config.json of a folder."""
     path = path / "config.json" if path.is_dir() else path
     try:
-        # a pipe or a device has no size to bound
+        # a pipe or a device may never end
         if not path.is_file():
-            raise RopeError("config", "must be the path of a config.json, or of a folder that holds one", str(path))
+            raise RopeError("config", "must be the path of a config.json, or of a folder with one", str(path))
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The object in `data`: standard JSON only, bounded in size and depth, every key once."""
+    """The JSON object in `data`; refuses large or deep files, duplicate config keys, NaN and Infinity."""
     if len(data) > MAX_BYTES:
         raise RopeError("config", f"must be at most {MAX_BYTES} bytes", f"{len(data)} bytes or more")
     try:
@@ -65,18 +65,17 @@ def parse(data: bytes) -> dict[str, Any]:
         raise RopeError("config", "must be UTF-8", f"byte {error.start}") from None
     _check_depth(text)
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_Constant, parse_int=_integer)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_Constant, parse_int=_integer)
     except json.JSONDecodeError as error:
-        raise RopeError(
-            "config", f"must be JSON ({error.msg} at line {error.lineno})", text[error.pos : error.pos + 20]
-        ) from None
+        rule = f"must be JSON ({error.msg} at line {error.lineno})"
+        raise RopeError("config", rule, text[error.pos : error.pos + 20]) from None
     if not isinstance(value, dict):
         raise RopeError("config", "must be a JSON object", value)
     return value
 
 
 def _check_depth(text: str) -> None:
-    """Count brackets outside strings before the parser recurses into them."""
+    """Refuse deep nesting before the recursive parser sees it: count brackets outside strings."""
     depth, inside, escaped = 0, False, False
     for char in text:
         if inside:
@@ -91,19 +90,20 @@ def _check_depth(text: str) -> None:
             depth -= 1
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of `pairs`, refusing a config key that is given twice."""
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise RopeError(key, "must be given once", value)
         if _holds_constant(value):
             raise RopeError(key, "must be finite: NaN and Infinity are not JSON", value)
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 class _Constant(str):
-    """NaN, Infinity or -Infinity, kept until the key it belongs to is known."""
+    """NaN, Infinity or -Infinity; kept as text until the config key it belongs to is known, for the error."""
 
 
 def _holds_constant(value: Any) -> bool:
@@ -111,7 +111,7 @@ def _holds_constant(value: Any) -> bool:
 
 
 def _integer(digits: str) -> int:
-    # a million digits would take the parser minutes, and no field of a config is that large
+    # converting a million digits takes minutes, and no config has integers that large
     if len(digits) > 40:
         raise RopeError("config", "must hold integers of at most 40 digits", f"{len(digits)} digits")
     return int(digits)

@@ -1,4 +1,4 @@
-"""Hugging Face configs to specs and back, and an account of where each value came from."""
+"""Hugging Face configs to specs and back, and an explanation of where each value came from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.families import FAMILIES, Family
+from ropewalk.interop.config.families import FAMILIES, family_of
 from ropewalk.interop.config.layers import gives_rope, layer_ropes, refuse_other_encodings, stray_keys
 from ropewalk.interop.config.read import read_layer
 from ropewalk.interop.config.values import Entry, Layer
@@ -19,7 +19,7 @@ from ropewalk.spec import RopeSpec
 
 @dataclass(frozen=True)
 class Explanation:
-    """Each resolved value of a config and where it came from; print it, or take `as_dict()`."""
+    """Each value that was read from a config and where it came from; print it, or call `as_dict()`."""
 
     model_type: str | None
     entries: tuple[Entry, ...]
@@ -27,10 +27,10 @@ class Explanation:
 
     def as_dict(self) -> dict[str, dict[str, dict[str, Any]]]:
         """{layer type: {name: {"value": ..., "source": ...}}}."""
-        found: dict[str, dict[str, dict[str, Any]]] = {}
+        layers: dict[str, dict[str, dict[str, Any]]] = {}
         for entry in self.entries:
-            found.setdefault(entry.layer_type, {})[entry.name] = {"value": entry.value, "source": entry.source}
-        return found
+            layers.setdefault(entry.layer_type, {})[entry.name] = {"value": entry.value, "source": entry.source}
+        return layers
 
     def __str__(self) -> str:
         lines = [f"model_type {self.model_type or 'not given'}"]
@@ -42,15 +42,15 @@ class Explanation:
 
 
 def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_frequencies") -> RopeSpec | dict[str, RopeSpec | None]:
-    """The spec a Hugging Face config describes.
+    """The spec that a Hugging Face config describes.
 
     config     a transformers config, a dict, or the path of a config.json or of its folder
-    per_layer  {layer type: spec} instead; None is a layer that stands still (NoPE). Where layers of one type differ,
-               "no_rope" stands for those that `no_rope_layers` leaves out
+    per_layer  return {layer type: spec} instead; None for layers that are not rotated (NoPE). Where layers of one type
+               differ, the name "no_rope" has the layers that `no_rope_layers` excludes
     precision  see RopeSpec; "hf" repeats every float32 step of transformers, "exact" none
 
-    Models with latent attention (DeepSeek) rotate a part that their code splits off; the spec is of that part, with
-    head_dim = qk_rope_head_dim.
+    Models with latent attention (DeepSeek) rotate a part of the head that their code splits off; the spec describes that
+    part, with head_dim = qk_rope_head_dim.
     """
     specs, explanation = _read(config, precision)
     for text in explanation.warnings:
@@ -59,7 +59,7 @@ def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_freque
         return specs
     distinct = {spec for spec in specs.values() if spec is not None}
     if not distinct:
-        raise RopeError("rope_parameters", "must rotate at least one layer type", list(specs))
+        raise RopeError("rope_parameters", "must be given for at least one layer type", list(specs))
     if len(distinct) > 1:
         rule = f"differ between {', '.join(specs)}; call from_hf(config, per_layer=True)"
         raise RopeError("rope_parameters", rule, explanation.model_type)
@@ -67,16 +67,16 @@ def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_freque
 
 
 def explain(config: Any) -> Explanation:
-    """Each value of a config's rope, resolved, and where it came from."""
+    """Each value of the spec that a config describes, and the config key or default it came from."""
     return _read(config)[1]
 
 
 def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) -> dict[str, Any]:
-    """The keys of a config that describe `spec`: v5 `rope_parameters`, or v4 `rope_theta` and `rope_scaling`.
+    """The config keys that describe `spec`: v5 `rope_parameters`, or v4 `rope_theta` and `rope_scaling`.
 
-    A config has no key for the pair layout: it follows from the model's code, so a spec that is not plain half-split
-    needs the `model_type` whose code agrees. What would not read back as the same spec is refused by the field's name;
-    precision is ours alone and is not written.
+    A config has no key for the pair layout, which follows from the model's code, so a spec with a layout other than "half"
+    needs a `model_type` whose code uses that layout. A RopeError names each field that would not read back as the same
+    value; `precision` is not written, because only ropewalk has it.
     """
     if version not in (4, 5):
         raise RopeError("version", "must be 4 (rope_scaling) or 5 (rope_parameters)", version)
@@ -92,46 +92,45 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
     model_type = text.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)
-    family, known = FAMILIES.get(model_type or "", Family(reads_partial=True)), model_type in FAMILIES
+    family, known = family_of(model_type), model_type in FAMILIES
     if family.refused is not None:
         raise RopeError("model_type", f"{model_type} {family.refused}", model_type)
     refuse_other_encodings(text)
     if not known and not gives_rope(text):
-        raise RopeError("rope_parameters", "must be given, or rope_theta, where the model_type is not a known one", model_type)
+        raise RopeError("rope_parameters", "or rope_theta must be given for a model_type that is not known", model_type)
     if family.must_be_given and not (text.get("rope_parameters") or text.get("rope_scaling")):
         raise RopeError("rope_parameters", f"must be given: without it {model_type} falls back to a scaled rope", None)
     specs: dict[str, RopeSpec | None] = {}
     entries: list[Entry] = []
-    told: list[str] = [f"rope_parameters.{key}: not read beside layer types" for key in stray_keys(text)]
+    messages: list[str] = [f"rope_parameters.{key}: not read beside layer types" for key in stray_keys(text)]
     for name, rope in layer_ropes(text, family).items():
         if rope is None:
             specs[name] = None
-            entries.append(Entry(name, "rope", None, "this layer stands still"))
+            entries.append(Entry(name, "rope", None, "this layer type is not rotated"))
             continue
         layer = Layer(text, family, model_type or "this model", known, name, rope)
         specs[name] = read_layer(layer, precision)
         entries += layer.entries
-        told += layer.warnings
-    return specs, Explanation(model_type, tuple(entries), tuple(dict.fromkeys(told)))
+        messages += layer.warnings
+    return specs, Explanation(model_type, tuple(entries), tuple(dict.fromkeys(messages)))
 
 
 def _refuse_what_would_change(spec: RopeSpec, written: Mapping[str, Any]) -> None:
+    """Raise a RopeError about the first field that is read back from `written` with another value."""
     for read in filter(None, _read(written)[0].values()):
         for field in fields(spec):
-            if field.name == "precision":
-                continue
-            theirs = getattr(read, field.name)
-            if getattr(spec, field.name) != theirs:
-                rule = f"cannot be written so that it reads back: a config like this means {theirs!r}"
-                raise RopeError(field.name, rule + _advice(field.name, spec), getattr(spec, field.name))
+            ours, theirs = getattr(spec, field.name), getattr(read, field.name)
+            if field.name != "precision" and ours != theirs:
+                rule = f"cannot be written: such a config would be read as {theirs!r}{_layout_hint(field.name, spec)}"
+                raise RopeError(field.name, rule, ours)
 
 
-def _advice(name: str, spec: RopeSpec) -> str:
-    if name not in ("layout", "layout_out"):
+def _layout_hint(field: str, spec: RopeSpec) -> str:
+    if field not in ("layout", "layout_out"):
         return ""
-    pairs = spec.layout, spec.layout_out
-    some = [known for known, family in FAMILIES.items() if (family.layout, family.layout_out or family.layout) == pairs]
-    return f"; give a model_type whose code pairs so, such as {', '.join(some[:6])}" if some else ""
+    layouts = spec.layout, spec.layout_out
+    names = [name for name, family in FAMILIES.items() if (family.layout, family.layout_out or family.layout) == layouts]
+    return f"; give a model_type whose code has this layout, such as {', '.join(names[:6])}" if names else ""
 
 
 def _short(value: Any) -> str:

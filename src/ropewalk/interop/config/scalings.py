@@ -1,95 +1,121 @@
-"""The keys each `rope_type` reads, and the scaling they make."""
+"""Scalings in configs: which ones a `rope_type` can name, and how their fields are read and written.
+
+The config keys follow from the settings of each class. What only some families do is written out here: HunYuan's `alpha`,
+PhiMoE's two mscales, and a family's own attention factor of YaRN.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ropewalk.errors import RopeError, integer
-from ropewalk.frequencies import Default, Dynamic, Linear, Llama3, LongRope, Ntk, Proportional, Scaling, Yarn
-from ropewalk.interop.config.values import Layer, Value, find
+from ropewalk.errors import RopeError, number
+from ropewalk.frequencies import SCALINGS, Dynamic, LongRope, Ntk, Scaling, Yarn
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, Setting, settings_of
+from ropewalk.interop.config.families import Family
+from ropewalk.interop.config.keys import AXIS_KEYS, COMMON_KEYS, FRACTION_KEYS
+from ropewalk.interop.config.values import Layer, Value, find, served_length
+
+#: keys that HunYuan's checkpoints have beside `alpha` and that their code does not read
+UNREAD_WITH_ALPHA = {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
 
-def _length(layer: Layer) -> dict[str, int]:
-    """The trained length that yarn, longrope and llama3 count from."""
-    outer, served = find(layer.config, "original_max_position_embeddings"), _served_length(layer)
-    # the config's own key comes first, as in transformers: Phi-3 keeps it there
-    found = layer.either(outer, layer.rope.get("original_max_position_embeddings")) or served
-    if found is None:
-        raise RopeError("original_max_position_embeddings", f"must be given for rope_type {layer.rope_type!r}", None)
-    return {"original_length": layer.use("original_length", found)}
+def rope_types() -> dict[str, type[Scaling]]:
+    """The scalings that a config can name, by `rope_type`."""
+    return {name: scaling for name, scaling in SCALINGS.items() if scaling.in_configs}
 
 
-def _served_length(layer: Layer) -> Value | None:
-    return find(layer.config, "max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
+def keys_of(scaling: Scaling | type[Scaling]) -> dict[str, str]:
+    """{config key: field} of a scaling."""
+    return {facts.key or name: name for name, facts in settings_of(scaling).items()}
 
 
-def _stretch(layer: Layer, original_length: int) -> dict[str, Any]:
-    """`factor`, or what the two lengths say where it is absent."""
-    if "factor" in layer.rope:
-        return layer.take("factor")
-    served = _served_length(layer)
-    if served is None or layer.names["original_length"].key == served.key:
-        raise RopeError("factor", f"must be given for rope_type {layer.rope_type!r}", None)
-    ratio = integer(served.key, served.value, low=1) / original_length
-    return {"factor": layer.use("factor", Value(ratio, served.key, f"{served.key} / original_length", made=True))}
+def inner_keys() -> set[str]:
+    """Every key that a rope may have; another key of `rope_parameters` that holds an object is a layer type."""
+    of_scalings = {key for scaling in rope_types().values() for key in keys_of(scaling)} - {SERVED_LENGTH_KEY}
+    return {*COMMON_KEYS, *AXIS_KEYS, *of_scalings, "alpha", "short_mscale", "long_mscale"}
 
 
-def _read_linear(layer: Layer) -> Scaling:
-    return Linear(**layer.require("factor"))
+def read_scaling(layer: Layer) -> Scaling:
+    """The scaling that the rope of a layer type names; warns about keys that this scaling does not read."""
+    kind = SCALINGS[layer.rope_type]
+    read = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
+    if kind is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.known):
+        scaling: Scaling = Ntk(layer.use("factor", layer.rope["alpha"], number))
+        read |= UNREAD_WITH_ALPHA
+    else:
+        scaling = kind(**_fields(layer, kind))
+    unread = sorted(layer.rope.keys() - read - {value.key for value in layer.names.values()})
+    if unread:
+        layer.warnings.append(f"{', '.join(unread)}: not read by rope_type {layer.rope_type!r} of {layer.model}")
+    return scaling
 
 
-def _read_dynamic(layer: Layer) -> Scaling:
-    if "alpha" in layer.rope and (layer.family.reads_alpha or not layer.known):
-        return Ntk(**layer.take("alpha", "factor"))
-    served = _served_length(layer)
-    if served is None:
-        raise RopeError("max_position_embeddings", "must be given for rope_type 'dynamic'", None)
-    return Dynamic(**layer.require("factor"), original_length=layer.use("original_length", served))
+def _fields(layer: Layer, kind: type[Scaling]) -> dict[str, Any]:
+    """The fields of a scaling that a config gives, checked."""
+    fields: dict[str, Any] = {}
+    for name, facts in settings_of(kind).items():
+        value = _value(layer, kind, facts.key or name, facts)
+        if value is not None:
+            fields[name] = layer.use(name, value, facts.check)
+        elif facts.required:
+            raise RopeError(facts.key or name, f"must be given for rope_type {layer.rope_type!r}", None)
+    return fields
 
 
-def _read_yarn(layer: Layer) -> Scaling:
-    length = _length(layer)
-    given = {}
-    for key in ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"):
-        given |= layer.take(key)
-    if "attention_factor" not in given and layer.family.yarn_attention_factor is not None:
-        found = layer.default(layer.family.yarn_attention_factor, "attention_factor")
-        given["attention_factor"] = layer.use("attention_factor", found)
-    return Yarn(**_stretch(layer, **length), **length, **given)
+def _value(layer: Layer, kind: type[Scaling], key: str, facts: Setting) -> Value | None:
+    value, family = layer.rope.get(key), layer.family
+    if key == SERVED_LENGTH_KEY:
+        return served_length(layer.config)
+    if key == TRAINED_LENGTH_KEY:
+        # the key beside the rope comes first, as in transformers: Phi-3 has it there
+        return layer.either(find(layer.config, key), value) or served_length(layer.config)
+    if key == FRACTION_KEYS[0]:
+        return layer.fraction() or layer.default(facts.default, key)
+    if key == "attention_factor" and kind is LongRope and family.reads_mscales:
+        return _equal_mscales(layer)
+    if key == "attention_factor" and kind is Yarn and value is None and family.yarn_attention_factor is not None:
+        return layer.default(family.yarn_attention_factor, key)
+    return _ratio_of_lengths(layer, key) if value is None and facts.from_lengths else value
 
 
-def _read_longrope(layer: Layer) -> Scaling:
-    length = _length(layer)
-    factors = {**layer.require("short_factor"), **layer.require("long_factor")}
-    return LongRope(**factors, **length, **_stretch(layer, **length), **_longrope_magnitude(layer))
+def _ratio_of_lengths(layer: Layer, key: str) -> Value | None:
+    """Served length / trained length; None if the config gives only one of them."""
+    served, trained = served_length(layer.config), layer.names["original_length"]
+    if served is None or served.key == trained.key:
+        return None
+    return Value(served.value / trained.value, key, f"{served.key} / original_length", derived=True)
 
 
-def _longrope_magnitude(layer: Layer) -> dict[str, Any]:
-    if not layer.family.reads_mscales:
-        return layer.take("attention_factor")
-    short, long = (layer.require(key)[key] for key in ("short_mscale", "long_mscale"))
+def _equal_mscales(layer: Layer) -> Value:
+    """PhiMoE's magnitude: `short_mscale`, which must equal `long_mscale`."""
+    for key in ("short_mscale", "long_mscale"):
+        if key not in layer.rope:
+            raise RopeError(key, f"must be given for rope_type {layer.rope_type!r}", None)
+    short, long = (layer.use(key, layer.rope[key], number) for key in ("short_mscale", "long_mscale"))
     if short != long:
         raise RopeError("long_mscale", f"must equal short_mscale = {short!r}: a spec has one magnitude", long)
-    return {"attention_factor": layer.use("attention_factor", layer.rope["short_mscale"])}
+    return layer.rope["short_mscale"]
 
 
-def _read_llama3(layer: Layer) -> Scaling:
-    bands = {**layer.require("factor"), **layer.require("low_freq_factor"), **layer.require("high_freq_factor")}
-    return Llama3(**bands, **_length(layer))
+def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keys inside the rope that name `scaling`, and the keys beside the rope."""
+    if isinstance(scaling, Ntk) and family.reads_alpha:
+        return {"rope_type": "dynamic", "alpha": scaling.factor}, {}
+    if rope_types().get(scaling.name) is not type(scaling):
+        hint = " (static NTK needs model_type='hunyuan_v1_dense')" if isinstance(scaling, Ntk) else ""
+        raise RopeError("scaling", f"must be one that a config can name: {', '.join(rope_types())}{hint}", scaling)
+    keys: dict[str, Any] = {}
+    for key, name in keys_of(scaling).items():
+        value = getattr(scaling, name)
+        if value is not None:
+            keys[key] = list(value) if isinstance(value, tuple) else value
+    beside = {SERVED_LENGTH_KEY: keys.pop(SERVED_LENGTH_KEY)} if SERVED_LENGTH_KEY in keys else {}
+    if TRAINED_LENGTH_KEY in keys:
+        keys[TRAINED_LENGTH_KEY] = length = keys.pop(TRAINED_LENGTH_KEY)  # the last key, as configs have it
+        beside[SERVED_LENGTH_KEY] = longer(length, scaling)
+    return {"rope_type": scaling.name, **keys}, beside
 
 
-def _read_proportional(layer: Layer) -> Scaling:
-    return Proportional(**layer.take("factor"), fraction=layer.names["fraction"].value)
-
-
-#: one reader per `rope_type`
-SCALING_READERS: dict[str, Callable[[Layer], Scaling]] = {
-    "default": lambda layer: Default(),
-    "linear": _read_linear,
-    "dynamic": _read_dynamic,
-    "yarn": _read_yarn,
-    "longrope": _read_longrope,
-    "llama3": _read_llama3,
-    "proportional": _read_proportional,
-}
+def longer(length: int, scaling: Scaling) -> int:
+    """The length that `scaling` makes of a trained length."""
+    return max(1, round(length * getattr(scaling, "factor", 1.0)))

@@ -1,28 +1,28 @@
-"""One layer type's rope while it is read: every value remembers the config's own name for it and where it stood."""
+"""Values of a config while one layer type is read: each keeps its config key and where it was found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ropewalk.errors import RopeError, flag, integer, number
+from ropewalk.errors import integer
 from ropewalk.interop.config.families import Family
+from ropewalk.interop.config.keys import FRACTION_KEYS, LENGTH_KEYS
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value, the config's own name for it, and where it stood."""
+    """A value, its config key, and the object that holds the key."""
 
     value: Any
     key: str
     where: str = "config"
-
-    #: made from other values rather than read
-    made: bool = False
+    #: computed from other values, or a default; `where` then says how
+    derived: bool = False
 
     def __str__(self) -> str:
-        return self.where if self.made else f"{self.where}.{self.key}"
+        return self.where if self.derived else f"{self.where}.{self.key}"
 
 
 def find(config: Mapping[str, Any], *keys: str) -> Value | None:
@@ -30,31 +30,15 @@ def find(config: Mapping[str, Any], *keys: str) -> Value | None:
     return next((Value(config[key], key) for key in keys if config.get(key) is not None), None)
 
 
-def numbers(key: str, value: Any) -> tuple[float, ...]:
-    """The numbers of a list, each checked under its own name."""
-    if not isinstance(value, list | tuple):
-        raise RopeError(key, "must be a list of numbers", value)
-    return tuple(number(f"{key}[{i}]", each) for i, each in enumerate(value))
-
-
-def _as_it_is(key: str, value: Any) -> Any:
-    return value
-
-
-#: what a field of the spec must be, before the spec's own rules; the others are numbers
-KINDS: dict[str, Callable[[str, Any], Any]] = {
-    "rope_type": _as_it_is,
-    "mrope_section": _as_it_is,
-    "truncate": flag,
-    "short_factor": numbers,
-    "long_factor": numbers,
-    **dict.fromkeys(("head_dim", "rotary_dim", "original_length"), lambda key, value: integer(key, value, low=1)),
-}
+def served_length(config: Mapping[str, Any]) -> Value | None:
+    """The longest sequence that a config says its model is used with; None if it does not say."""
+    length = find(config, *LENGTH_KEYS)
+    return length and replace(length, value=integer(length.key, length.value, low=1))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One resolved value: of which layer type, its name in the spec, and where it came from."""
+    """One value of a spec: its layer type, its name in the spec, and the config key or default it came from."""
 
     layer_type: str
     name: str
@@ -68,43 +52,40 @@ class Layer:
 
     config: Mapping[str, Any]
     family: Family
-    #: what `model_type` is called in messages
+    #: the `model_type` as messages name it
     model: str
+    #: whether FAMILIES has this model_type
     known: bool
     layer_type: str
     rope: dict[str, Value]
     rope_type: str = ""
-    #: the config's value behind each field of the spec: errors of the core are told in the config's words
+    #: the config's value behind each field of the spec, so that errors about a field can name its config key
     names: dict[str, Value] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def note(self, name: str, value: Any, source: object) -> None:
+        """Record where a value of the spec came from."""
         self.entries.append(Entry(self.layer_type, name, value, str(source)))
 
     def default(self, value: Any, key: str) -> Value:
-        """A value the config leaves to the family's code."""
-        return Value(value, key, f"default of {self.model}" if self.known else "default of transformers", made=True)
+        """A value that the config does not give, so that the model's code uses its default."""
+        return Value(value, key, f"default of {self.model}" if self.known else "default of transformers", derived=True)
 
-    def use(self, name: str, found: Value) -> Any:
-        """Take a value into the spec under `name`."""
-        self.names[name] = found
-        value = KINDS.get(name, number)(found.key, found.value)
-        self.note(name, value, found)
-        return value
+    def use(self, name: str, value: Value, check: Callable[[str, Any], Any] | None = None) -> Any:
+        """Check a value, record it as the field `name` of the spec, and return it."""
+        self.names[name] = value
+        checked = value.value if check is None else check(name, value.value)
+        self.note(name, checked, value)
+        return checked
 
-    def take(self, key: str, name: str | None = None) -> dict[str, Any]:
-        """{name: value} of a key of the rope, or nothing where it is absent."""
-        return {name or key: self.use(name or key, self.rope[key])} if key in self.rope else {}
-
-    def require(self, key: str, name: str | None = None) -> dict[str, Any]:
-        if key not in self.rope:
-            raise RopeError(key, f"must be given for rope_type {self.rope_type!r}", None)
-        return self.take(key, name)
-
-    def either(self, inner: Value | None, outer: Value | None) -> Value | None:
-        """The first of two places for one value; a second opinion is told, not dropped in silence."""
+    def either(self, first: Value | None, second: Value | None) -> Value | None:
+        """`first` if it is given, else `second`; warns if both are given in one flat rope and differ."""
         flat = {"rope_parameters", "rope_scaling"}
-        if inner is not None and outer is not None and inner.value != outer.value and flat & {inner.where, outer.where}:
-            self.warnings.append(f"{inner} is {inner.value!r}, {outer} is {outer.value!r}; the former is used")
-        return inner or outer
+        if first is not None and second is not None and first.value != second.value and flat & {first.where, second.where}:
+            self.warnings.append(f"{first} is {first.value!r}, {second} is {second.value!r}; the former is used")
+        return first or second
+
+    def fraction(self) -> Value | None:
+        """The fraction of the head that rotates, as the rope or the config gives it."""
+        return self.either(self.rope.get(FRACTION_KEYS[0]), find(self.config, *FRACTION_KEYS))

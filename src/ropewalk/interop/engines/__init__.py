@@ -1,9 +1,9 @@
 """What other inference engines compute from the same config.
 
-`rules` describes how each engine reads a config, `audit` compares the results.
+`readers` describes how each engine reads a config, `audit` compares the results.
 """
 
 from ropewalk.interop.engines.audit import Audit, Finding, audit
-from ropewalk.interop.engines.rules import ENGINES, REFERENCE
+from ropewalk.interop.engines.readers import ENGINES, REFERENCE
 
 __all__ = ["ENGINES", "REFERENCE", "Audit", "Finding", "audit"]

@@ -1,4 +1,4 @@
-"""audit: from one config, what each engine computes, where it first parts from transformers, and how much that matters."""
+"""Compare what each engine computes from one config with transformers: where they first differ, and by how much."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.families import FAMILIES, Family
+from ropewalk.interop.config.families import family_of
 from ropewalk.interop.config.hf import explain, from_hf
+from ropewalk.interop.config.keys import LATENT_KEY
 from ropewalk.interop.config.layers import layer_ropes
-from ropewalk.interop.config.values import find
-from ropewalk.interop.engines.rules import ENGINES, REFERENCE, Case, Reading, Rule
+from ropewalk.interop.config.values import served_length
+from ropewalk.interop.engines.readers import ENGINES, REFERENCE, Case, EngineRule, Reading
 from ropewalk.spec import RopeSpec
 
-#: how many distances the change of a score is looked at
+#: the number of distances at which the change of a score is computed
 DISTANCES = 512
-#: rows and columns by which an image's coordinates part from its text position
+#: the largest difference assumed between the axes of an image token and its text position
 IMAGE_SIDE = 32
-#: frequencies nearer than this, relative, are the same: float32 would round them alike
+#: relative tolerance below which frequencies count as equal, because float32 would round them to the same value
 SAME = 1e-6
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How one engine parts from the reference.
+    """How far one engine differs from the reference.
 
-    first_pair      the first pair with another frequency or another axis; None where only the magnitude differs
-    pairs           how many pairs differ so
-    temperature     what every logit is multiplied by: the square of the ratio of magnitudes
-    score_worst     the largest change of q . k over unit vectors and distances up to the length; `score_mean` the mean
+    first_pair      the first pair with another frequency or axis; None if only the magnitude differs
+    pairs           the number of such pairs
+    temperature     the factor on every logit: the square of the ratio of magnitudes
+    score_worst     the largest change of q . k over unit vectors and distances up to the length; `score_mean` is the mean
     until_tenth     positions until some pair is off by more than 0.1 rad, `until_half_turn` by more than pi; None: never
-    tokens          which tokens see it: "all", or "image" where only other axes differ
+    tokens          which tokens are affected: "all", or "image" if only the other axes differ
     """
 
     first_pair: int | None
@@ -55,7 +56,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one engine computes for one layer type and one length; `problem` says why where it is not known."""
+    """What one engine computes for one layer type at one length; `problem` is the reason if that is not known."""
 
     engine: str
     layer_type: str
@@ -63,19 +64,19 @@ class Finding:
     radians: tuple[float, ...]
     magnitude: float | None
     axis_of_pair: tuple[int, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[EngineRule, ...]
     difference: Difference | None = None
     problem: str | None = None
 
     @property
     def agrees(self) -> bool:
-        """Known, and the same as the reference."""
+        """Whether the result is known and the same as the reference."""
         return self.problem is None and self.difference is None
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The findings of every engine, the reference's own among them; print it, or take `as_dict()`."""
+    """The findings for every engine, including the reference; print it, or call `as_dict()`."""
 
     model_type: str | None
     max_model_len: int
@@ -83,18 +84,17 @@ class Audit:
     warnings: tuple[str, ...] = ()
 
     def of(self, engine: str) -> tuple[Finding, ...]:
-        """The findings of one engine."""
-        if engine not in ENGINES:
-            raise RopeError("engine", f"must be one of {', '.join(ENGINES)}", engine)
+        """Return the findings of one engine."""
+        choice("engine", engine, ENGINES)
         return tuple(finding for finding in self.findings if finding.engine == engine)
 
     @property
     def disagreements(self) -> tuple[Finding, ...]:
-        """Findings that differ from the reference, or are no table at all; what is not known is not among them."""
+        """The findings that differ from the reference or have no table; without those that are not known."""
         return tuple(f for f in self.findings if f.difference is not None or (f.problem or "").startswith("no table"))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return the audit as plain data for JSON."""
         return {
             "model_type": self.model_type,
             "reference": REFERENCE,
@@ -107,88 +107,84 @@ class Audit:
     def __str__(self) -> str:
         lines = [f"model_type {self.model_type or 'not given'}, served up to {self.max_model_len} tokens"]
         for finding in self.findings:
-            lines.append(f"{finding.layer_type} at {finding.length}: {ENGINES[finding.engine].title}: {in_words(finding)}")
-            lines += [f"    {_line(rule)}" for rule in finding.rules]
+            lines.append(f"{finding.layer_type} at {finding.length}: {ENGINES[finding.engine].title}: {_in_words(finding)}")
+            lines += [f"    {rule}" for rule in finding.rules]
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
 
 def in_one_line(finding: Finding) -> str:
-    """Who parts from the reference, by how much, and why."""
-    why = "; ".join(_line(rule) for rule in finding.rules)
-    return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {in_words(finding)}; {why}"
+    """Return which engine differs, by how much, and why, as one line."""
+    why = "; ".join(map(str, finding.rules))
+    return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {_in_words(finding)}; {why}"
 
 
-def _line(rule: Rule) -> str:
-    return f"{rule.about}: {rule.does} ({rule.reference}, read {rule.read})"
-
-
-def in_words(finding: Finding) -> str:
-    """One line that says how a finding stands to the reference."""
+def _in_words(finding: Finding) -> str:
+    """Describe the difference from the reference in one line."""
     if finding.problem is not None:
         return finding.problem
     if finding.engine == REFERENCE:
         return f"the reference, magnitude {finding.magnitude:.6g}"
-    found = finding.difference
-    if found is None:
+    difference = finding.difference
+    if difference is None:
         return "the same"
     parts = []
-    if found.temperature != 1:
-        parts.append(f"logits x {found.temperature:.4g}")
-    if found.first_pair is not None:
-        until = "never" if found.until_tenth is None else f"after {found.until_tenth} positions"
-        parts.append(f"{found.pairs} pairs differ from pair {found.first_pair} on, 0.1 rad off {until}")
-    return ", ".join(parts) + ("" if found.tokens == "all" else " (image and video tokens only)")
+    if difference.temperature != 1:
+        parts.append(f"logits x {difference.temperature:.4g}")
+    if difference.first_pair is not None:
+        until = "never" if difference.until_tenth is None else f"after {difference.until_tenth} positions"
+        parts.append(f"{difference.pairs} pairs differ, the first is pair {difference.first_pair}, 0.1 rad off {until}")
+    return ", ".join(parts) + ("" if difference.tokens == "all" else " (image and video tokens only)")
 
 
 def audit(config: Any, *, length: int | None = None, max_model_len: int | None = None) -> Audit:
-    """What transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from one config, and where they part.
+    """Compare what transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from one config.
 
     config         a transformers config, a dict, or the path of a config.json or of its folder
-    length         tokens of the longest sequence of a batch; None looks at the trained and the served length where
-                   frequencies follow it
-    max_model_len  the longest sequence an engine is started for; None = the config's own
+    length         tokens of the longest sequence of a batch; None: the trained and the served length if the frequencies
+                   depend on it
+    max_model_len  the longest sequence that an engine is started for; None: the config's own
 
-    Rules are facts read in the engines' sources in the month each one names; a newer tree may differ.
+    The rules were read in the engines' sources in the month that each one names; a newer version may differ.
     """
     text = config_file.text_part(config_file.load(config))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # kept in `warnings`
+        warnings.simplefilter("ignore", UserWarning)  # `Audit.warnings` has them
         specs = from_hf(text, per_layer=True, precision="exact")
     assert isinstance(specs, dict)  # for the type checker: per_layer gives one
-    told = explain(text)
-    found: list[Finding] = []
-    served = 0
+    explanation = explain(text)
+    findings: list[Finding] = []
+    longest = 0
     for layer_type, spec in specs.items():
         if spec is None:
             continue
         case = _case(text, spec, layer_type, max_model_len)
-        served = max(served, case.max_model_len)
-        for asked in _lengths(case, length):
-            found += _findings(layer_type, replace(case, length=asked))
-    if not found:
+        longest = max(longest, case.max_model_len)
+        for tokens in _lengths(case, length):
+            findings += _findings(layer_type, replace(case, length=tokens))
+    if not findings:
         raise RopeError("rope_parameters", "must rotate at least one layer type", list(specs))
-    return Audit(told.model_type, served, tuple(found), told.warnings)
+    return Audit(explanation.model_type, longest, tuple(findings), explanation.warnings)
 
 
 def _case(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_len: int | None) -> Case:
     model_type = text.get("model_type")
-    rope = layer_ropes(text, FAMILIES.get(model_type or "", Family(reads_partial=True))).get(layer_type) or {}
-    longest = find(text, "max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
-    max_position = None if longest is None else integer(longest.key, longest.value, low=1)
-    served = _served(spec, max_position) if max_model_len is None else integer("max_model_len", max_model_len, low=1)
-    nested = any(found.where == f"rope_parameters.{layer_type}" for found in rope.values())
-    keys = {key: found.value for key, found in rope.items()}
-    latent = text.get("qk_rope_head_dim") is not None
-    return Case(spec, keys, model_type, max_position, served, served, latent, nested)
+    rope = layer_ropes(text, family_of(model_type)).get(layer_type) or {}
+    served = served_length(text)
+    max_position = None if served is None else served.value
+    limit = _default_limit(spec, max_position) if max_model_len is None else integer("max_model_len", max_model_len, low=1)
+    nested = any(value.where == f"rope_parameters.{layer_type}" for value in rope.values())
+    keys = {key: value.value for key, value in rope.items()}
+    return Case(spec, keys, model_type, max_position, limit, limit, text.get(LATENT_KEY) is not None, nested)
 
 
-def _served(spec: RopeSpec, max_position: int | None) -> int:
-    """The length engines are started for unless told otherwise."""
+def _default_limit(spec: RopeSpec, max_position: int | None) -> int:
+    """Return the length that engines are started for by default."""
     trained, factor = (getattr(spec.scaling, name, None) for name in ("original_length", "factor"))
     if isinstance(spec.scaling, Dynamic) or (max_position is None and trained and factor):
         return round(trained * factor)  # type: ignore[operator]  # both are given
     if max_position is None:
-        raise RopeError("max_model_len", "must be given where the config has no max_position_embeddings", None)
+        rule = "must be given, because the config has no max_position_embeddings (CLI: --max-model-len)"
+        raise RopeError("max_model_len", rule, None)
     return max_position
 
 
@@ -197,62 +193,55 @@ def _lengths(case: Case, length: int | None) -> tuple[int, ...]:
         return (integer("length", length, low=1),)
     if not case.spec.needs_length:
         return (case.max_model_len,)
-    trained = case.spec.scaling.original_length  # type: ignore[attr-defined]  # all that follow a length have one
+    trained = case.spec.scaling.original_length  # type: ignore[attr-defined]  # length-dependent scalings have one
     return tuple(sorted({min(trained, case.max_model_len), case.max_model_len}))
 
 
 def _findings(layer_type: str, case: Case) -> list[Finding]:
     readings = {name: engine.read(case) for name, engine in ENGINES.items()}
-    reference = readings[REFERENCE]
-    made = []
+    findings = []
     for name, reading in readings.items():
-        radians, magnitude = _numbers(reading)
-        difference = None if name == REFERENCE or reading.spec is None else compare(reference, reading, case.length)
-        axis = () if reading.spec is None else reading.spec.axis_of_pair
-        made.append(Finding(name, layer_type, case.length, radians, magnitude, axis, reading.rules, difference, reading.problem))
-    return made
-
-
-def _numbers(reading: Reading) -> tuple[tuple[float, ...], float | None]:
-    if reading.spec is None:
-        return (), None
-    found = reading.spec.ladder_frequencies(reading.length)
-    return tuple(found.radians.tolist()), float(found.magnitude)
+        known = reading.problem is None
+        difference = compare(readings[REFERENCE], reading, case.length) if known and name != REFERENCE else None
+        axis_of_pair = reading.spec.axis_of_pair if known else ()
+        numbers = (*reading.frequencies(), axis_of_pair)
+        findings.append(Finding(name, layer_type, case.length, *numbers, tuple(reading.rules), difference, reading.problem))
+    return findings
 
 
 def compare(reference: Reading, engine: Reading, length: int) -> Difference | None:
-    """How far two known readings are apart over `length` tokens; None where they are the same."""
-    (ours, our_size), (theirs, their_size) = _numbers(reference), _numbers(engine)
+    """Return how far two known readings differ over `length` tokens; None if they are the same."""
+    (ours, our_magnitude), (theirs, their_magnitude) = reference.frequencies(), engine.frequencies()
     if len(ours) != len(theirs):
-        raise RopeError("engine", f"must turn the {len(ours)} pairs of the reference", len(theirs))
+        raise RopeError("engine", f"must rotate the same {len(ours)} pairs as the reference", len(theirs))
     first, second = (torch.tensor(radians, dtype=torch.float64) for radians in (ours, theirs))
-    other_pace = (first - second).abs() > SAME * first.abs()
-    axes = [torch.tensor(reading.spec.axis_of_pair) for reading in (reference, engine)]  # type: ignore[union-attr]
+    other_frequency = (first - second).abs() > SAME * first.abs()
+    axes = [torch.tensor(reading.spec.axis_of_pair) for reading in (reference, engine)]
     other_axis = axes[0] != axes[1]
-    differs = (other_pace | other_axis).nonzero().flatten().tolist()
-    temperature = (their_size / our_size) ** 2  # type: ignore[operator]  # both are known
-    if not differs and abs(temperature - 1) <= SAME:
+    pairs = (other_frequency | other_axis).nonzero().flatten().tolist()
+    temperature = (their_magnitude / our_magnitude) ** 2  # type: ignore[operator]  # both are known
+    if not pairs and abs(temperature - 1) <= SAME:
         return None
-    only_image = bool(other_axis.any()) and not bool(other_pace.any()) and abs(temperature - 1) <= SAME
-    # where only axes differ, a pair lags by its pace times the distance between the two coordinates
-    gap = torch.where(other_axis, first, 0.0) if only_image else torch.where(other_pace, second - first, 0.0)
+    only_image = bool(other_axis.any()) and not bool(other_frequency.any()) and abs(temperature - 1) <= SAME
+    # if only axes differ, the angle of a pair is off by its frequency times the difference of the two coordinates
+    gap = torch.where(other_axis, first, 0.0) if only_image else torch.where(other_frequency, second - first, 0.0)
     reach = min(length, IMAGE_SIDE) if only_image else length
     change = _score_change(first, first - gap if only_image else second, temperature, reach)
-    at = differs[0] if differs else None
+    at = pairs[0] if pairs else None
     return Difference(
-        at, len(differs), None if at is None else ours[at], None if at is None else theirs[at], temperature,
-        float(change.max()) * our_size**2, float(change.mean()) * our_size**2,  # type: ignore[operator]
+        at, len(pairs), None if at is None else ours[at], None if at is None else theirs[at], temperature,
+        float(change.max()) * our_magnitude**2, float(change.mean()) * our_magnitude**2,  # type: ignore[operator]
         _until(gap, 0.1), _until(gap, math.pi), "image" if only_image else "all",
     )  # fmt: skip
 
 
 def _score_change(first: Tensor, second: Tensor, temperature: float, reach: int) -> Tensor:
-    """|t e^{i w' d} - e^{i w d}| [distances, pairs]: what q . k of unit vectors in one pair can change by at most."""
+    """Return |t e^{i w' d} - e^{i w d}| [distances, pairs], the largest change of q . k for unit vectors in one pair."""
     steps = torch.logspace(0, math.log10(reach), DISTANCES, dtype=torch.float64).round().unique().unsqueeze(-1)
     return (temperature * torch.exp(1j * steps * second) - torch.exp(1j * steps * first)).abs()
 
 
 def _until(gap: Tensor, angle: float) -> int | None:
-    """The first position at which some pair is off by more than `angle`."""
+    """Return the first position at which some pair is off by more than `angle`."""
     widest = float(gap.abs().max())
     return math.floor(angle / widest) + 1 if widest > 0 else None

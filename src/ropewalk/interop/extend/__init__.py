@@ -1,6 +1,7 @@
 """Give a loaded model or a config a longer context.
 
-`model` applies and undoes the change, `keys` computes the config keys it needs, `search` finds LongRoPE factors.
+`model` is the public API; `keys` computes the config keys to change, `swap` sets and restores them and the rotary modules,
+`search` finds LongRoPE factors.
 """
 
 from ropewalk.interop.extend.model import Extension, extend

@@ -1,4 +1,4 @@
-"""A longer context as a change of config keys: which keys, in the spelling the config has, and who reads them otherwise."""
+"""The config keys that give a config a scaling for a longer context, in the spelling that the config uses already."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ropewalk.errors import RopeError, choice, integer, number
-from ropewalk.frequencies import Default, Dynamic, DynamicYarn, Linear, Llama3, LongRope, Ntk, Scaling, Yarn
-from ropewalk.frequencies.scaling import ntk_theta
-from ropewalk.interop.config.families import FAMILIES, Family
+from ropewalk.frequencies import SCALINGS, Default, Ntk, Scaling
+from ropewalk.frequencies.formulas import ntk_theta
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
+from ropewalk.interop.config.families import family_of
 from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.config.layers import stray_keys
-from ropewalk.interop.config.read import AXIS_KEYS
-from ropewalk.interop.config.values import Value, find
-from ropewalk.interop.config.write import ORIGINAL, WRITERS, old_keys
+from ropewalk.interop.config.keys import AXIS_KEYS, FRACTION_KEYS, THETA_KEYS
+from ropewalk.interop.config.layers import is_nested, stray_keys
+from ropewalk.interop.config.scalings import keys_of, longer, write_scaling
+from ropewalk.interop.config.values import Value, find, served_length
+from ropewalk.interop.config.write import v4_keys
 from ropewalk.interop.engines.audit import Finding, audit, in_one_line
 from ropewalk.spec import RopeSpec
 
-KINDS: dict[str, type[Scaling]] = {kind.name: kind for kind in (Linear, Ntk, Dynamic, Yarn, DynamicYarn, LongRope, Llama3)}
-#: kinds whose served length stands in the config; engines multiply it themselves for linear and dynamic
-RAISES_LENGTH = (Ntk, Yarn, LongRope, Llama3)
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
-KEPT_KEYS = {"rope_theta", "partial_rotary_factor", *AXIS_KEYS}
+#: keys of a rope that do not belong to its scaling
+KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The keys to set in a text config, the specs they mean per layer type that changes, and what to know of them.
+class ConfigChange:
+    """The keys to set in a text config, and the spec of each layer type that they change.
 
-    config   the text config with the keys set
-    served   the length it is made for; None if it follows each sequence
+    keys    empty if no config can express the change
+    notes   remarks for the user
+    config  the text config with the keys set
+    served  the longest sequence it is then used with; None if the scaling follows each sequence
     """
 
     keys: dict[str, Any]
@@ -41,9 +42,10 @@ class Plan:
     served: int | None
 
     def disagreements(self) -> tuple[str, ...]:
-        """Who computes something else from the same keys, each engine at the shortest length where it does."""
+        """The engines that compute something else from the same keys, each at the shortest length where it does."""
         if not self.keys:
-            return ("dynamic_yarn: no config can say it, so it is not saved and no other engine has it",)
+            name = next(iter(self.specs.values())).scaling.name
+            return (f"{name}: no config can express it, so it is not saved and other engines do not have it",)
         first: dict[str, Finding] = {}
         for finding in audit(self.config, max_model_len=self.served).disagreements:
             if finding.layer_type in self.specs:
@@ -51,7 +53,12 @@ class Plan:
         return tuple(in_one_line(finding) for finding in first.values())
 
 
-def make_plan(
+def kinds() -> dict[str, type[Scaling]]:
+    """The scalings that `extend` offers, by name."""
+    return {name: scaling for name, scaling in SCALINGS.items() if scaling.in_extend}
+
+
+def config_change(
     config: Mapping[str, Any],
     kind: str,
     *,
@@ -60,168 +67,159 @@ def make_plan(
     layer_types: Sequence[str] | None = None,
     overwrite: bool = False,
     options: Mapping[str, Any] | None = None,
-) -> Plan:
-    """What to change in a text config so that it says `kind`; the config itself is not touched."""
-    choice("kind", kind, KINDS)
+) -> ConfigChange:
+    """The change that gives a text config the scaling `kind`; the config itself stays as it is."""
+    choice("kind", kind, kinds())
     before = _specs(config)
     chosen = _chosen_layers(config, before, layer_types)
     _refuse_scaled(chosen, overwrite)
     length = _trained_length(config, chosen, original_length)
-    scaling = _scaling(KINDS[kind], factor, length, dict(options or {}))
+    scaling = _scaling(kinds()[kind], factor, length, dict(options or {}))
     after = {name: _scaled(spec, scaling) for name, spec in chosen.items()}
-    if isinstance(scaling, DynamicYarn):
-        return Plan({}, after, (), config, None)
-    if getattr(scaling, "truncate", True) is False and _is_nested(config):
-        raise RopeError(
-            "truncate", "must be true where layer types have ropes of their own: transformers does not read it there", False
-        )
+    if not scaling.in_configs and not isinstance(scaling, Ntk):
+        return ConfigChange({}, after, (), config, None)
+    if getattr(scaling, "truncate", True) is False and is_nested(config):
+        rule = "must be true if rope_parameters differ per layer type: transformers does not read it there"
+        raise RopeError("truncate", rule, False)
     keys = _keys(config, scaling, after, length)
     changed = {**config, **keys}
     read = _read_back(changed, {**before, **after})
-    return Plan(keys, {name: read[name] for name in after}, _notes(scaling), changed, _served_length(length, scaling))
-
-
-def _is_nested(config: Mapping[str, Any]) -> bool:
-    rope = config.get("rope_parameters") or {}
-    return any(isinstance(value, Mapping) for value in rope.values())
+    return ConfigChange(keys, {name: read[name] for name in after}, _notes(scaling), changed, longer(length, scaling))
 
 
 def _chosen_layers(
-    config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], asked: Sequence[str] | None
+    config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], names: Sequence[str] | None
 ) -> dict[str, RopeSpec]:
-    """The layer types that get longer: all of them where they share one rope, else the ones that see far."""
-    turning = {name: spec for name, spec in specs.items() if spec is not None}
-    family = FAMILIES.get(str(config.get("model_type")), Family())
-    separate = _is_nested(config) or bool(family.bases)
-    if asked is None:
-        far = {base.layer_type for base in family.bases if base.scaled} or {"full_attention"}
-        chosen = {name: spec for name, spec in turning.items() if not separate or name in far}
-        asked = tuple(chosen or turning)
-    for name in asked:
-        choice("layer_types", name, turning)
-    if not asked or (not separate and len(asked) < len(turning)):
-        raise RopeError("layer_types", f"must be all of {', '.join(turning)}: this config has one rope for them", list(asked))
-    if separate and not _is_nested(config) and set(asked) != {base.layer_type for base in family.bases if base.scaled}:
-        raise RopeError("layer_types", "must be those that rope_scaling reaches; rope_parameters can say others", list(asked))
-    return {name: turning[name] for name in asked}
+    """The layer types to extend: all if they share one rope, else by default those with full attention."""
+    rotated = {name: spec for name, spec in specs.items() if spec is not None}
+    thetas = family_of(config.get("model_type")).layer_thetas
+    scaled = {layer.layer_type for layer in thetas if layer.scaled}
+    nested = is_nested(config)
+    separate = nested or bool(thetas)
+    if names is None:
+        names = [name for name in rotated if not separate or name in (scaled or {"full_attention"})] or list(rotated)
+    for name in names:
+        choice("layer_types", name, rotated)
+    if not names or (not separate and len(names) < len(rotated)):
+        raise RopeError("layer_types", f"must be all of {', '.join(rotated)}: this config has one rope for them", list(names))
+    if separate and not nested and set(names) != scaled:
+        rule = f"must be {', '.join(sorted(scaled))}: rope_scaling applies to no others, unlike rope_parameters"
+        raise RopeError("layer_types", rule, list(names))
+    return {name: rotated[name] for name in names}
 
 
 def _refuse_scaled(chosen: Mapping[str, RopeSpec], overwrite: bool) -> None:
     for name, spec in chosen.items():
         if not isinstance(spec.scaling, Default) and not overwrite:
-            rule = f"of {name} must be unscaled: it was trained with what it has; overwrite=True puts another in its place"
+            rule = f"{name} was trained with the scaling it has; pass overwrite=True (CLI: --overwrite) to replace it"
             raise RopeError("rope", rule, spec.scaling)
 
 
 def _trained_length(config: Mapping[str, Any], chosen: Mapping[str, RopeSpec], given: int | None) -> int:
     if given is not None:
         return integer("original_length", given, low=1)
-    had = {getattr(spec.scaling, "original_length", None) for spec in chosen.values()} - {None}
-    found = find(config, ORIGINAL) or (Value(had.pop(), ORIGINAL) if len(had) == 1 else None) or find(config, *LENGTH_KEYS)
-    if found is None:
-        raise RopeError("original_length", "must be given: the config has no max_position_embeddings", None)
-    return integer(found.key, found.value, low=1)
+    lengths = {getattr(spec.scaling, "original_length", None) for spec in chosen.values()} - {None}
+    of_scaling = Value(lengths.pop(), TRAINED_LENGTH_KEY) if len(lengths) == 1 else None
+    length = find(config, TRAINED_LENGTH_KEY) or of_scaling or served_length(config)
+    if length is None:
+        raise RopeError("original_length", f"must be given: the config has no {SERVED_LENGTH_KEY}", None)
+    return integer(length.key, length.value, low=1)
 
 
 def _scaling(kind: type[Scaling], factor: float | None, length: int, options: dict[str, Any]) -> Scaling:
-    known = {field.name for field in fields(kind)} - {"factor", "original_length"}
-    for name in options:
-        if name not in known:
-            raise RopeError(name, f"must be an option of {kind.name}: {', '.join(sorted(known)) or 'it has none'}", options[name])
     names = {field.name for field in fields(kind)}
+    known = names - {"factor", "original_length"}
+    for name, value in options.items():
+        if name not in known:
+            raise RopeError(name, f"must be an option of {kind.name}: {', '.join(sorted(known)) or 'it has none'}", value)
     if "factor" in names:
         if factor is None:
-            raise RopeError("factor", f"must be given for {kind.name}: how much longer the context shall be", None)
+            raise RopeError("factor", f"must be given for {kind.name}: how many times longer the context becomes", None)
         options["factor"] = number("factor", factor, low=1)
     elif factor is not None:
-        raise RopeError("factor", f"must not be given for {kind.name}: it follows each sequence's own length", factor)
+        raise RopeError("factor", f"must not be given for {kind.name}, which follows each sequence's own length", factor)
     if "original_length" in names:
         options["original_length"] = length
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
-def _served_length(trained: int, scaling: Any) -> int:
-    return max(1, round(trained * scaling.factor))
-
-
 def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
     if isinstance(scaling, Ntk):
-        # no config spells it, and it is nothing but another base
+        # no rope_type names static NTK, but it is the same as a larger theta
         return replace(spec, scaling=Default(), theta=float(ntk_theta(spec.theta, scaling.factor, 2 * spec.pairs)))
     return replace(spec, scaling=scaling)
 
 
 def _keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeSpec], length: int) -> dict[str, Any]:
-    """The root keys to set."""
+    """The keys of the text config to set."""
     keys: dict[str, Any] = {}
-    if isinstance(scaling, RAISES_LENGTH):
-        served = find(config, *LENGTH_KEYS)
-        keys[served.key if served else LENGTH_KEYS[0]] = _served_length(length, scaling)
-    if isinstance(scaling, Yarn | LongRope | Llama3) and config.get(ORIGINAL) is not None:
-        keys[ORIGINAL] = length  # Phi-3 keeps it here, and reads it here first
-    rope = config.get("rope_parameters")
-    if rope:
-        ropes = {name: _rope(rope[name], scaling, spec) for name, spec in after.items()} if _is_nested(config) else None
-        keys["rope_parameters"] = {**rope, **ropes} if ropes else _rope(rope, scaling, next(iter(after.values())))
-        if config.get("rope_scaling") is not None:
-            keys["rope_scaling"] = None
-        return keys
-    return keys | _old_keys(config, scaling, after)
+    if scaling.raises_length:
+        served = served_length(config)
+        keys[served.key if served else SERVED_LENGTH_KEY] = longer(length, scaling)
+    if TRAINED_LENGTH_KEY in keys_of(scaling) and config.get(TRAINED_LENGTH_KEY) is not None:
+        keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it beside the rope, and reads it there first
+    rope, spec = config.get("rope_parameters"), next(iter(after.values()))
+    if not rope:
+        return keys | _v4_keys(config, scaling, after)
+    if is_nested(config):
+        keys["rope_parameters"] = {**rope, **{name: _rope(rope[name], scaling, own) for name, own in after.items()}}
+    else:
+        keys["rope_parameters"] = _rope(rope, scaling, spec)
+    return keys if config.get("rope_scaling") is None else {**keys, "rope_scaling": None}
 
 
-def _old_keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeSpec]) -> dict[str, Any]:
-    """`rope_scaling`, and the base beside it, as configs before v5 have them."""
-    old, family = config.get("rope_scaling") or {}, FAMILIES.get(str(config.get("model_type")), Family())
+def _v4_keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeSpec]) -> dict[str, Any]:
+    """`rope_scaling`, and theta beside it, as configs before v5 have them."""
+    old, family = config.get("rope_scaling") or {}, family_of(config.get("model_type"))
     if not isinstance(scaling, Ntk):
-        return old_keys(_rope(old, scaling, next(iter(after.values()))), family)
+        return v4_keys(_rope(old, scaling, next(iter(after.values()))), family)
     kept = {key: value for key, value in old.items() if key in AXIS_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
-    names = {base.layer_type: base.theta_key for base in family.bases}
-    plain = find(config, "rope_theta", "rotary_emb_base")
-    for layer, spec in after.items():
-        keys[names.get(layer) or (plain.key if plain else "rope_theta")] = spec.theta
+    names = {layer.layer_type: layer.theta_key for layer in family.layer_thetas}
+    given = find(config, *THETA_KEYS)
+    for layer_type, spec in after.items():
+        keys[names.get(layer_type) or (given.key if given else THETA_KEYS[0])] = spec.theta
     return keys
 
 
 def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str, Any]:
-    """One rope's object: what does not belong to a scaling is kept."""
+    """The object of one rope: keys that do not belong to a scaling are kept, optional ones at their default left out."""
     kept = {key: value for key, value in old.items() if key in KEPT_KEYS}
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}
-    defaults = {field.name: field.default for field in fields(scaling) if field.name != "factor"}
-    written, _ = WRITERS[type(scaling)](scaling)
-    needed = {"low_freq_factor", "high_freq_factor"}  # llama3 has no defaults in transformers
-    said = {key: value for key, value in written.items() if key in needed or value != defaults.get(key, ...)}
-    return {**kept, "rope_type": scaling.name, **said}
+    rope, _ = write_scaling(scaling, family_of(None))
+    optional = {name: facts for name, facts in settings_of(scaling).items() if not facts.required}
+    left_out = {facts.key or name for name, facts in optional.items() if getattr(scaling, name) == facts.default}
+    return {**kept, **{key: value for key, value in rope.items() if key not in left_out}}
 
 
 def _read_back(config: Mapping[str, Any], wanted: Mapping[str, RopeSpec | None]) -> dict[str, RopeSpec]:
-    """The specs a changed config is read as: what was meant, with every other layer and field left alone."""
+    """The specs that a changed config is read as; refuses a config that is not read as `wanted`."""
     model = config.get("model_type") or "this model"
     try:
-        found = _specs(config)
+        specs = _specs(config)
     except RopeError as error:
-        raise RopeError("kind", f"cannot be said in a config of {model} ({error})", None) from None
+        raise RopeError("kind", f"cannot be expressed in a config of {model} ({error})", None) from None
     if stray_keys(config):
-        raise RopeError("rope_parameters", "must hold layer types alone", stray_keys(config))
+        raise RopeError("rope_parameters", "must hold only layer types", stray_keys(config))
     # the softmax factor of latent attention follows from the scaling
     names = [each.name for each in fields(RopeSpec) if each.name != "extra_softmax_factor"]
     for layer, spec in wanted.items():
-        theirs = found.get(layer)
-        differ = [name for name in names if getattr(theirs, name, None) != getattr(spec, name, None)]
-        if differ:
-            rule = f"cannot be said in a config of {model}: {', '.join(differ)} of {layer} would be read otherwise"
+        theirs = specs.get(layer)
+        different = [name for name in names if getattr(theirs, name, None) != getattr(spec, name, None)]
+        if different:
+            rule = f"cannot be expressed in a config of {model}: {', '.join(different)} of {layer} would be read differently"
             raise RopeError("kind", rule, theirs)
-    return {layer: spec for layer, spec in found.items() if spec is not None}
+    return {layer: spec for layer, spec in specs.items() if spec is not None}
 
 
 def _specs(config: Mapping[str, Any]) -> dict[str, RopeSpec | None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what a config says in vain is told by `explain`
+        warnings.simplefilter("ignore", UserWarning)  # `explain` lists the config keys that are ignored
         return from_hf(config, per_layer=True)  # type: ignore[return-value]  # per_layer gives a dict
 
 
 def _notes(scaling: Scaling) -> tuple[str, ...]:
-    if isinstance(scaling, Linear | Dynamic):
-        return ("max_position_embeddings stays the trained length: vLLM and SGLang multiply it by factor",)
+    if not scaling.raises_length:
+        return (f"{SERVED_LENGTH_KEY} stays the trained length: vLLM and SGLang multiply it by factor",)
     return ("written as a larger rope_theta: no rope_type is called ntk",) if isinstance(scaling, Ntk) else ()

@@ -1,6 +1,6 @@
-"""Methods that call other functions: a copy of a method whose code is the same and whose global names are ours.
+"""Copies of a model's methods that call other functions: the same code with some global names replaced.
 
-Only the instances of one model get such copies. The class, its module and every other model stay as they are.
+Only the instances of one model get such copies. The class, its Python module and all other models are unchanged.
 """
 
 from __future__ import annotations
@@ -15,77 +15,73 @@ from torch import nn
 
 from ropewalk.errors import RopeError
 
-#: how transformers names the functions that turn q and k
+#: how transformers names the functions that rotate q and k
 ROTATION_NAME = re.compile(r"^_?(vision_)?apply_\w*(rot|rope)")
-#: where a hook of accelerate keeps the method it stands before
+#: where an accelerate hook keeps the original forward
 HOOKED = "_old_forward"
 
 
-def methods(kind: type) -> Iterator[tuple[str, FunctionType | staticmethod]]:
-    """The functions a module class defines or inherits, below nn.Module."""
+def methods(cls: type) -> Iterator[tuple[str, FunctionType | staticmethod]]:
+    """Yield the name and function of each method of a module class, without those of nn.Module."""
     seen = set()
-    for owner in kind.__mro__:
-        if owner is nn.Module:
+    for base in cls.__mro__:
+        if base is nn.Module:
             return
-        for name, found in vars(owner).items():
-            if name not in seen and isinstance(found, FunctionType | staticmethod):
-                yield name, found
+        for name, attribute in vars(base).items():
+            if name not in seen and isinstance(attribute, FunctionType | staticmethod):
+                yield name, attribute
             seen.add(name)
 
 
-def called_rotations(function: FunctionType) -> dict[str, Callable]:
-    """The rotations that a function, one it wraps or one it picks from a table, calls by a global name."""
-    found = {}
-    for part in layers(function):
+def rotations_called_by(function: FunctionType) -> dict[str, Callable]:
+    """Return the rotation functions that a function calls by a global name, also through decorators and dispatch dicts."""
+    rotations = {}
+    for part in _reachable(function):
         for name in part.__code__.co_names:
             target = part.__globals__.get(name)
             if ROTATION_NAME.match(name) and callable(target):
-                found[name] = target
-    return found
+                rotations[name] = target
+    return rotations
 
 
 def redirected(function: FunctionType, instead: Mapping[str, Callable]) -> FunctionType:
-    """The same code seeing `instead` among its globals; so do the functions it wraps and those in its tables."""
+    """Return a copy of a function with the globals in `instead` replaced, also in what it decorates and dispatches to."""
     own: dict[str, Any] = {name: value for name, value in instead.items() if name in function.__code__.co_names}
-    for name, table in _tables(function).items():
-        own[name] = {**table, **{key: redirected(each, instead) for key, each in _turning(table).items()}}
-    space = function.__globals__
+    for name, dispatch in _dispatch_dicts(function).items():
+        own[name] = {**dispatch, **{choice: redirected(each, instead) for choice, each in _rotating(dispatch).items()}}
+    namespace = function.__globals__
     if own:
-        # without a __name__: a compiler would look the names up in the module of that name, and find the old ones
-        space = {name: value for name, value in {**space, **own}.items() if name != "__name__"}
+        # __name__ is dropped because dynamo would look the globals up in the module of that name and find the old ones
+        namespace = {name: value for name, value in {**namespace, **own}.items() if name != "__name__"}
     cells = tuple(_redirected_cell(cell, instead) for cell in function.__closure__ or ())
-    copy = FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells or None)
+    copy = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells or None)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
     copy.__module__, copy.__annotations__ = function.__module__, function.__annotations__
     if isinstance(inner := getattr(function, "__wrapped__", None), FunctionType):
-        copy.__wrapped__ = redirected(inner, instead) if called_rotations(inner) else inner  # type: ignore[attr-defined]
+        copy.__wrapped__ = redirected(inner, instead) if rotations_called_by(inner) else inner  # type: ignore[attr-defined]
     return copy
 
 
-def layers(function: FunctionType) -> Iterator[FunctionType]:
-    """A function, those it holds in its closure if it is decorated, at any depth, and those in its tables that turn."""
-    yield from _wrapped(function)
-    for table in _tables(function).values():
-        yield from _turning(table).values()
-
-
-def _wrapped(function: FunctionType) -> Iterator[FunctionType]:
+def _reachable(function: FunctionType) -> Iterator[FunctionType]:
+    """Yield a function, the functions in its closure at any depth, and the rotating functions in its dispatch dicts."""
     yield function
     for cell in function.__closure__ or ():
         if isinstance(inner := _content(cell), FunctionType) and inner is not function:
-            yield from layers(inner)
+            yield from _reachable(inner)
+    for dispatch in _dispatch_dicts(function).values():
+        yield from _rotating(dispatch).values()
 
 
-def _tables(function: FunctionType) -> dict[str, dict]:
-    """Where a function picks one that turns from a dict it knows by a global name, as ModernBERT's do in transformers 4."""
+def _dispatch_dicts(function: FunctionType) -> dict[str, dict]:
+    """Return the global dicts from which a function picks one that rotates, as ModernBERT does in transformers 4."""
     if _names_rotation(function):
         return {}
-    known = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    return {name: table for name, table in known.items() if type(table) is dict and _turning(table)}
+    values = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    return {name: value for name, value in values.items() if type(value) is dict and _rotating(value)}
 
 
-def _turning(table: dict) -> dict[Any, FunctionType]:
-    return {key: each for key, each in table.items() if isinstance(each, FunctionType) and _names_rotation(each)}
+def _rotating(dispatch: dict) -> dict[Any, FunctionType]:
+    return {choice: each for choice, each in dispatch.items() if isinstance(each, FunctionType) and _names_rotation(each)}
 
 
 def _names_rotation(function: FunctionType) -> bool:
@@ -94,7 +90,7 @@ def _names_rotation(function: FunctionType) -> bool:
 
 def _redirected_cell(cell: CellType, instead: Mapping[str, Callable]) -> CellType:
     inner = _content(cell)
-    if isinstance(inner, FunctionType) and called_rotations(inner):
+    if isinstance(inner, FunctionType) and rotations_called_by(inner):
         return CellType(redirected(inner, instead))
     return cell
 
@@ -106,61 +102,59 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-class Redirection:
-    """One method of one class with its rotations replaced; all layers of a model share it, and with it one compiled graph."""
+class RedirectedMethod:
+    """A copy of one method with its rotations replaced; all layers share it, so torch.compile needs one graph for all."""
 
-    def __init__(self, kind: type, name: str, instead: Mapping[str, Callable]) -> None:
-        self.kind, self.name, self.instead = kind, name, dict(instead)
-        self.function = redirected(inspect.getattr_static(kind, name), self.instead)
+    def __init__(self, cls: type, name: str, instead: Mapping[str, Callable]) -> None:
+        self.cls, self.name, self.instead = cls, name, dict(instead)
+        self.function = redirected(inspect.getattr_static(cls, name), self.instead)
 
     def __reduce__(self):
-        # the copy has no name to pickle it by; it is made again
-        return type(self), (self.kind, self.name, self.instead)
+        # pickle cannot find the copied function by name, so it is made again
+        return type(self), (self.cls, self.name, self.instead)
 
 
-class Stand:
-    """What stands in for a method of one module: put in its place, and taken away again without a trace."""
+class Replacement:
+    """A replacement for one method of one module instance."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module, self.name = module, name
 
-    def place(self) -> None:
-        """Take the method's place on this instance, behind a hook of accelerate if there is one."""
+    def install(self) -> None:
+        """Replace the method on this instance; an accelerate hook stays around it."""
         setattr(self.module, self._slot(), self)
 
-    def leave(self) -> None:
-        """Give the place back to the class's own method, wherever hooks have moved this stand since."""
-        for slot in (self.name, HOOKED):
-            if vars(self.module).get(slot) is self:
-                if slot == HOOKED:
-                    setattr(self.module, slot, MethodType(inspect.getattr_static(type(self.module), self.name), self.module))
-                else:
-                    delattr(self.module, slot)
+    def remove(self) -> None:
+        """Restore the class's method, also if an accelerate hook was added or removed since `install`."""
+        if vars(self.module).get(self.name) is self:
+            delattr(self.module, self.name)
+        if vars(self.module).get(HOOKED) is self:
+            setattr(self.module, HOOKED, MethodType(inspect.getattr_static(type(self.module), self.name), self.module))
 
     def check(self) -> None:
-        """Refuse a method that somebody else has already replaced on this instance."""
-        found = vars(self.module).get(self._slot())
-        if found is not None and getattr(found, "__func__", None) is not inspect.getattr_static(type(self.module), self.name):
-            rule = f"has a {self.name} of its own on this instance, put there by other code; take it away before patching"
-            raise RopeError(type(self.module).__name__, rule, found)
+        """Refuse a method that other code has already replaced on this instance."""
+        current = vars(self.module).get(self._slot())
+        if current is not None and getattr(current, "__func__", None) is not inspect.getattr_static(type(self.module), self.name):
+            rule = f"must have the {self.name} of its class: other code replaced it on this instance; undo that before patching"
+            raise RopeError(type(self.module).__name__, rule, current)
 
     def _slot(self) -> str:
         return HOOKED if self.name == "forward" and HOOKED in vars(self.module) else self.name
 
 
-class StandingMethod(Stand):
-    """A redirected method, bound to its module."""
+class MethodReplacement(Replacement):
+    """A redirected method bound to its module."""
 
-    def __init__(self, module: nn.Module, redirection: Redirection) -> None:
-        super().__init__(module, redirection.name)
-        self.redirection = redirection
+    def __init__(self, module: nn.Module, method: RedirectedMethod) -> None:
+        super().__init__(module, method.name)
+        self.method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.redirection.function(self.module, *args, **kwargs)
+        return self.method.function(self.module, *args, **kwargs)
 
 
-class StandingFunction(Stand):
-    """A static method's replacement."""
+class FunctionReplacement(Replacement):
+    """A replacement for a static method."""
 
     def __init__(self, module: nn.Module, name: str, function: Callable) -> None:
         super().__init__(module, name)

@@ -1,4 +1,4 @@
-"""Rotate a loaded transformers model with this library's kernels, and give it back as it was."""
+"""Run a loaded transformers model on this library's kernels, and restore it."""
 
 from __future__ import annotations
 
@@ -13,126 +13,126 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.interop.patch.functions import RotationFunction, convention_of
 from ropewalk.interop.patch.methods import (
     ROTATION_NAME,
-    Redirection,
-    Stand,
-    StandingFunction,
-    StandingMethod,
-    called_rotations,
+    FunctionReplacement,
+    MethodReplacement,
+    RedirectedMethod,
+    Replacement,
     methods,
+    rotations_called_by,
 )
-from ropewalk.interop.patch.rotary import StandingRotary, is_rotary, plans_of
+from ropewalk.interop.patch.rotary import RotaryReplacement, is_rotary, matches_of
 from ropewalk.kernels import BACKENDS
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def patch(model: Model, *, backend: str | None = None) -> Model:
-    """Let a transformers model turn its queries and keys by exact angles with our kernels; the same object is returned.
+    """Make a transformers model rotate its queries and keys by exact angles with this library's kernels, in place.
 
-    The parts are found by structure and recognised by what they compute, so no list of models is involved: functions
-    that turn q and k are tried against the definition, rotary modules against the spec of their config. A model with a
-    rotation that is not recognised is refused with the reason and left as it is. Only this instance changes: weights,
-    class and other models do not. Patching again reads the config again.
+    Modules are recognised by behaviour, not by name: rotation functions are run and compared with the reference, rotary
+    modules with the spec of their config. A model with a rotation that is not recognised raises an error and stays
+    unchanged. Only this instance changes: its weights, its class and other models do not. Patching a patched model reads
+    its config again. Returns the model.
     """
     if backend is not None:
         choice("backend", backend, BACKENDS)
-    before = _stands(model)
+    previous = _installed(model)
     unpatch(model)
     try:
-        stands = _Search(model, backend).stands()
+        replacements = _Search(model, backend).replacements()
     except Exception:
-        for stand in before:
-            stand.place()
+        for replacement in previous:
+            replacement.install()
         raise
-    for stand in stands:
-        stand.place()
+    for replacement in replacements:
+        replacement.install()
     return model
 
 
 def unpatch(model: Model) -> Model:
-    """Undo `patch`: every method is the class's own again. A model that is not patched stays as it is."""
-    for stand in _stands(model):
-        stand.leave()
+    """Undo `patch` and return the model; does nothing if it is not patched."""
+    for replacement in _installed(model):
+        replacement.remove()
     return model
 
 
 @contextmanager
 def patched(model: Model, *, backend: str | None = None) -> Iterator[Model]:
-    """`patch` for the length of a with block; a model that was patched before stays patched."""
-    before = _stands(model)
+    """Patch a model inside a with block; afterwards it is as before, patched or not."""
+    previous = _installed(model)
     patch(model, backend=backend)
     try:
         yield model
     finally:
         unpatch(model)
-        for stand in before:
-            stand.place()
+        for replacement in previous:
+            replacement.install()
 
 
-def _stands(model: nn.Module) -> list[Stand]:
+def patch_again(model: nn.Module) -> None:
+    """Update a patched model to its present config, with the same backend; does nothing if it is not patched."""
+    replacements = _installed(model)
+    if replacements:
+        rotary = [each for each in replacements if isinstance(each, RotaryReplacement)]
+        matches = [match for each in rotary for match in each.matches.values()]
+        patch(model, backend=matches[0].rope.backend if matches else None)
+
+
+def _installed(model: nn.Module) -> list[Replacement]:
     if not isinstance(model, nn.Module):
         raise RopeError("model", "must be a torch module, such as a loaded transformers model", type(model).__name__)
-    return [found for module in model.modules() for found in list(vars(module).values()) if isinstance(found, Stand)]
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Replacement)]
 
 
 class _Search:
-    """The parts of a model that turn q and k, and what will stand in for each."""
+    """Finds the methods of a model that rotate q and k or compute tables, and builds their replacements."""
 
     def __init__(self, model: nn.Module, backend: str | None) -> None:
         self.model, self.backend = model, backend
-        self.rotation_functions: dict[Callable, RotationFunction] = {}
-        self.redirections: dict[tuple[type, str], Redirection] = {}
+        self.functions: dict[Callable, RotationFunction] = {}
+        self.redirected: dict[tuple[type, str], RedirectedMethod] = {}
 
-    def stands(self) -> list[Stand]:
-        """All of them, checked, none in place yet; refuses a model that has none or one that is not understood."""
-        turning = [stand for module in self.model.modules() for stand in self._turning(module)]
-        if not turning:
-            rule = "must turn its queries and keys by a function such as apply_rotary_pos_emb; nothing here does"
+    def replacements(self) -> list[Replacement]:
+        """Return all replacements, none installed; refuses a model without rotations or with an unsupported one."""
+        layers, rotary = [], []
+        for module in self.model.modules():
+            if isinstance(type(module).forward, FunctionType) and is_rotary(module):
+                rotary.append(module)  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
+            else:
+                layers += self._of_layer(module)
+        if not layers:
+            rule = "must rotate q and k with a function such as apply_rotary_pos_emb; no module of this model calls one"
             raise RopeError("model", rule, type(self.model).__name__)
-        making = [stand for module in self.model.modules() for stand in self._making(module)]
-        for stand in making:
-            for plan in stand.plans.values():
-                for rotation_function in self.rotation_functions.values():
-                    rotation_function.learn(plan.rope.spec)
-        found = [*turning, *making]
-        for stand in found:
-            stand.check()
-        return found
+        tables = [RotaryReplacement(module, matches) for module in rotary if (matches := matches_of(module, self.backend))]
+        for replacement in tables:
+            for match in replacement.matches.values():
+                for function in self.functions.values():
+                    function.add_spec(match.rope.spec)
+        for replacement in (*layers, *tables):
+            replacement.check()
+        return [*layers, *tables]
 
-    def _turning(self, module: nn.Module) -> Iterator[Stand]:
-        kind = type(module)
-        if self._makes_tables(module):
-            return  # what it applies to its angles, such as Qwen3-VL's apply_interleaved_mrope, turns no q and no k
-        for name, function in methods(kind):
+    def _of_layer(self, module: nn.Module) -> Iterator[Replacement]:
+        cls = type(module)
+        for name, function in methods(cls):
             if isinstance(function, staticmethod):
                 if ROTATION_NAME.match(name):
-                    yield StandingFunction(module, name, self._rotation_function(function.__func__, kind))
+                    yield FunctionReplacement(module, name, self._rotation_function(function.__func__, cls))
                 continue
-            called = called_rotations(function)
-            if called:
-                if (kind, name) not in self.redirections:
-                    instead = {each: self._rotation_function(target, kind) for each, target in called.items()}
-                    self.redirections[kind, name] = Redirection(kind, name, instead)
-                yield StandingMethod(module, self.redirections[kind, name])
+            rotations = rotations_called_by(function)
+            if rotations:
+                if (cls, name) not in self.redirected:
+                    instead = {each: self._rotation_function(target, cls) for each, target in rotations.items()}
+                    self.redirected[cls, name] = RedirectedMethod(cls, name, instead)
+                yield MethodReplacement(module, self.redirected[cls, name])
             elif ROTATION_NAME.match(name):
-                raise RopeError(kind.__name__, f"turns by a method of its own, {name}, which is not one this library knows", name)
+                raise RopeError(cls.__name__, "rotates q and k in a method that this library does not support", name)
 
-    def _rotation_function(self, function: Callable, kind: type) -> RotationFunction:
-        if function not in self.rotation_functions:
+    def _rotation_function(self, function: Callable, cls: type) -> RotationFunction:
+        if function not in self.functions:
             convention = convention_of(function)
             if convention is None:
-                name = getattr(function, "__name__", repr(function))
-                rule = "turns by a function that is no rotation this library has, so the model is left as it is"
-                raise RopeError(kind.__name__, rule, name)
-            self.rotation_functions[function] = RotationFunction(function, convention, self.backend)
-        return self.rotation_functions[function]
-
-    @staticmethod
-    def _makes_tables(module: nn.Module) -> bool:
-        return isinstance(type(module).forward, FunctionType) and is_rotary(module)
-
-    def _making(self, module: nn.Module) -> Iterator[StandingRotary]:
-        if self._makes_tables(module):
-            plans = plans_of(module, self.backend)
-            if plans:
-                yield StandingRotary(module, plans)
+                rule = "calls a function that is no rotation this library supports, so the model is left unchanged"
+                raise RopeError(cls.__name__, rule, getattr(function, "__name__", repr(function)))
+            self.functions[function] = RotationFunction(function, convention, self.backend)
+        return self.functions[function]

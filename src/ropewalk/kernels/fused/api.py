@@ -1,7 +1,4 @@
-"""qk_norm_rope: RMS-norm of q and k, the turn, and the write into a KV cache, in one launch.
-
-On CUDA a Triton kernel; elsewhere, and where the kernel has a reason against the call, the definition in plain torch.
-"""
+"""qk_norm_rope and why_not: the checks of a call, its autograd rule, and the choice between kernel and definition."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels.fused import definition
-from ropewalk.kernels.fused.config import CONFIGS, Config, refusal
+from ropewalk.kernels.fused.config import Config, why_not_kernel
 from ropewalk.kernels.fused.definition import Call, KVSlots, QKNorm
 from ropewalk.spec import RopeSpec
 
@@ -39,80 +36,78 @@ def qk_norm_rope(
     backend: str | None = None,
     config: Config | None = None,
 ):
-    """Norm and turn the heads of q and k; with a cache, store k and v at their slots.
+    """Normalise and rotate the heads of q and k; with a cache, also store k and v at their slots.
 
-    q, k, v    [..., heads, head_dim] of the same tokens, k and v with fewer heads if you like; or q alone as packed
+    q, k, v    [..., heads, head_dim] of the same tokens, k and v may have fewer heads; or q alone as packed
                [..., (Hq + 2 Hk) head_dim] with heads=(Hq, Hk). Any strides with the last dimension contiguous
-    positions  integers [...] or fewer leading axes that broadcast; [axes, ...] where the spec has several axes
-    norm       QKNorm, or None to turn only
-    cache      KVSlots; slots integers [...], where a negative one is padding and nothing is stored
-    q_out      where q goes, of q's shape; may be q itself
-    backend    "triton", "definition", or None for the kernel where it can; `why_not` has the reason
-    config     how the kernel divides its work; None takes it from `CONFIGS`
+    positions  integers [...], or fewer leading axes that broadcast; [axes, ...] if the spec has several axes
+    norm       QKNorm, or None to rotate only
+    cache      KVSlots; slots are integers [...], and a token with a negative slot is padding and not stored
+    q_out      where the result of q is written, of q's shape; may be q itself
+    backend    "triton", "definition", or None for the kernel if it can take the call; `why_not` returns the reason
+    config     how the kernel divides its work; None picks one of `CONFIGS`
 
-    Without a cache: (q, k), with gradients to q, k and the norm's weights. With one: q, or (q, k, v) with `return_kv`
-    for the attention of a prefill; that v is the one given. The cache form keeps no gradients.
+    Returns (q, k) without a cache, with gradients to q, k and the norm's weights. With a cache it returns q, or (q, k, v)
+    with `return_kv` for the attention of a prefill, where v is the given one; there are no gradients then.
     """
-    call, shape = _checked(q, k, v, spec, positions, heads, norm, cache, slots, length)
-    runner = _pick(call, backend)
+    call, shape = _check(q, k, v, spec, positions, heads, norm, cache, slots, length)
+    backend = _pick_backend(call, backend)
     if cache is None:
         if return_kv or q_out is not None:
-            raise RopeError("return_kv" if return_kv else "q_out", "goes with a cache", True)
-        return tuple(_shaped(x, shape) for x in _differentiable(call, runner, config))
+            raise RopeError("return_kv" if return_kv else "q_out", "needs a cache; leave it out", True)
+        return tuple(_unflatten(x, shape) for x in _differentiable(call, backend, config))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (call.q, call.k, call.v, *call.weights)):
         raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
     call.q_out, call.k_out = _out(call.q, q_out), torch.empty_like(call.k) if return_kv else None
-    _run(call, runner, config)
+    _run(call, backend, config)
     if not return_kv:
-        return _shaped(call.q_out, shape)
-    return tuple(_shaped(x, shape) for x in (call.q_out, call.k_out, call.v))
+        return _unflatten(call.q_out, shape)
+    return tuple(_unflatten(x, shape) for x in (call.q_out, call.k_out, call.v))
 
 
 def why_not(*args, **kwargs) -> str | None:
-    """Why the Triton kernel would not take this call of `qk_norm_rope`, or None if it would."""
-    for name in ("return_kv", "q_out", "backend", "config"):
-        kwargs.pop(name, None)
+    """Return why the Triton kernel would not take this call of `qk_norm_rope`, or None if it would."""
     given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
-    return refusal(_checked(*(given.get(name) for name in names))[0])
+    return why_not_kernel(_check(*(given.get(name) for name in names))[0])
 
 
-def _pick(call: Call, backend: str | None) -> str:
+def _pick_backend(call: Call, backend: str | None) -> str:
     if backend is None:
-        # a compiler sees through plain torch, not through a launch
-        return "definition" if torch.compiler.is_compiling() or refusal(call) else "triton"
-    if choice("backend", backend, BACKENDS) == "triton" and (reason := refusal(call)):
+        # torch.compile can fuse plain torch operations, but not look into a launch
+        return "definition" if torch.compiler.is_compiling() or why_not_kernel(call) else "triton"
+    if choice("backend", backend, BACKENDS) == "triton" and (reason := why_not_kernel(call)):
         raise RopeError("backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(call.q.shape))
     return backend
 
 
-def _run(call: Call, runner: str, config: Config | None) -> None:
-    if runner == "definition":
+def _run(call: Call, backend: str, config: Config | None) -> None:
+    if backend == "definition":
         definition.run(call)
         return
-    from ropewalk.kernels.fused import launch as fused_launch
+    from ropewalk.kernels.fused import launch
 
-    fused_launch.run(call, config)
+    launch.run(call, config)
 
 
-def _differentiable(call: Call, runner: str, config: Config | None) -> tuple[Tensor, Tensor]:
+def _differentiable(call: Call, backend: str, config: Config | None) -> tuple[Tensor, Tensor]:
     q_weight, k_weight = call.weights
     if torch.compiler.is_compiling():
         q, k = definition.norm_and_rotate(call, call.q, False), definition.norm_and_rotate(call, call.k, True)
         return q.to(call.q.dtype), k.to(call.k.dtype)
-    return _NormRope.apply(call.q, call.k, q_weight, k_weight, call, runner, config)  # type: ignore[return-value]
+    return _NormRope.apply(call.q, call.k, q_weight, k_weight, call, backend, config)  # type: ignore[return-value]
 
 
 class _NormRope(torch.autograd.Function):
-    """Keeps its inputs alone: the rms is found again from x in the backward."""
+    """Saves only its inputs; the backward computes the rms again."""
 
     @staticmethod
-    def forward(ctx, q, k, q_weight, k_weight, call: Call, runner: str, config: Config | None):
+    def forward(ctx, q, k, q_weight, k_weight, call: Call, backend: str, config: Config | None):
         done = replace(call, q=q, k=k, q_out=torch.empty_like(q), k_out=torch.empty_like(k))
-        _run(done, runner, config)
+        _run(done, backend, config)
         ctx.save_for_backward(q, k, q_weight, k_weight, call.positions)
-        # only what is saved may keep q and k alive
-        ctx.call, ctx.runner = replace(call, q=q.new_empty(0), k=k.new_empty(0), v=None), runner
+        # ctx.call must not keep q and k alive: only saved tensors may
+        ctx.call, ctx.backend = replace(call, q=q.new_empty(0), k=k.new_empty(0), v=None), backend
         return done.q_out, done.k_out
 
     @staticmethod
@@ -121,24 +116,24 @@ class _NormRope(torch.autograd.Function):
         q, k, q_weight, k_weight, positions = ctx.saved_tensors
         norm = None if ctx.call.norm is None else replace(ctx.call.norm, q_weight=q_weight, k_weight=k_weight)
         call = replace(ctx.call, q=q, k=k, norm=norm, positions=positions)
-        if ctx.runner == "definition":
+        if ctx.backend == "definition":
             (dq, dq_weight), (dk, dk_weight) = (definition.backward(call, g, key) for g, key in ((q_grad, False), (k_grad, True)))
         else:
-            from ropewalk.kernels.fused import launch as fused_launch
+            from ropewalk.kernels.fused import launch
 
             q_grad, k_grad = (g if g.stride(-1) == 1 else g.contiguous() for g in (q_grad, k_grad))
-            wanted = q_weight is not None and any(ctx.needs_input_grad[2:4])
-            dq, dk, dq_weight, dk_weight = fused_launch.run_backward(call, q_grad, k_grad, wanted)
+            weight_grad = q_weight is not None and any(ctx.needs_input_grad[2:4])
+            dq, dk, dq_weight, dk_weight = launch.run_backward(call, q_grad, k_grad, weight_grad)
         return dq, dk, dq_weight, dk_weight, None, None, None
 
 
-def _checked(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tuple[Call, tuple[int, ...]]:
-    """The call with its tokens in one row, and the shape they had."""
+def _check(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tuple[Call, tuple[int, ...]]:
+    """Return the checked call with its tokens flattened to one axis, and the shape they had."""
     if not isinstance(spec, RopeSpec):
         raise RopeError("spec", "must be a RopeSpec", spec)
     if spec.learned:
-        raise RopeError("spec", "must have frequencies that are not trained; use Rope for those", spec.scaling)
-    q, k, v = _separate(q, k, v, heads, spec.head_dim)  # [..., H, D]
+        raise RopeError("spec", "must have fixed frequencies; use Rope for learned ones", spec.scaling)
+    q, k, v = _unpack(q, k, v, heads, spec.head_dim)  # [..., H, D]
     shape, dtype, device = tuple(q.shape[:-2]), q.dtype, q.device
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None or (heads is not None and x is not q):
@@ -146,14 +141,14 @@ def _checked(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tup
         if x.ndim < 3 or tuple(x.shape[:-2]) != shape or x.shape[-1] != spec.head_dim:
             raise RopeError(name, f"must be [{_shown(shape)}heads, {spec.head_dim}]", list(x.shape))
         if x.device != device or x.dtype != dtype:
-            raise RopeError(name, f"must be {dtype} on {device}, as q is", [x.dtype, x.device])
+            raise RopeError(name, f"must be {dtype} on {device}, like q", [x.dtype, x.device])
     for weight in () if norm is None else (norm.q_weight, norm.k_weight):
         if weight is not None and (weight.shape[0] != spec.head_dim or weight.device != device):
             raise RopeError("norm", f"must have weights [{spec.head_dim}] on {device}", [list(weight.shape), weight.device])
     if (cache is None) != (slots is None) or (cache is not None and v is None):
-        raise RopeError("cache", "goes with slots and v: give all of them or none", [cache is not None, slots is not None])
+        raise RopeError("cache", "needs slots and v: give all three or none", [cache is not None, slots is not None])
     if cache is not None:
-        _check_cache(cache, k, v)  # type: ignore[arg-type]  # v is there
+        _check_cache(cache, k, v)  # type: ignore[arg-type]  # v is given
         slots = _integers("slots", slots, shape, (), device)
     axes = (spec.num_axes,) if spec.num_axes > 1 else ()
     if spec.fractional and positions.is_floating_point():
@@ -161,36 +156,37 @@ def _checked(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tup
     else:
         positions = _integers("positions", positions, shape, axes, device)
     if spec.needs_length and length is None:
-        raise RopeError("length", f"must be given: {type(spec.scaling).__name__} follows the length of a sequence", None)
+        rule = f"must be given: the frequencies of {type(spec.scaling).__name__} depend on the length of each sequence"
+        raise RopeError("length", rule, None)
     if length is not None:
         length = integer("length", length, low=0)
-    q, k, v = _one_row(q), _one_row(k), None if v is None else _one_row(v)
+    q, k, v = _flatten(q), _flatten(k), None if v is None else _flatten(v)
     return Call(q, k, v, spec, positions, length, norm, cache, slots), shape
 
 
-def _separate(q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int] | None, head_dim: int):
-    """q, k, v as views of packed rows, or as given."""
+def _unpack(q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int] | None, head_dim: int):
+    """Return q, k, v as given, or as views of packed rows."""
     if heads is None:
         if k is None:
             raise RopeError("k", "must be given, or heads=(q heads, kv heads) with packed qkv", None)
         return q, k, v
     if k is not None or v is not None:
-        raise RopeError("heads", "goes with packed qkv: leave k and v out", heads)
+        raise RopeError("heads", "is for packed qkv: leave k and v out", heads)
     q_heads, k_heads = (integer("heads", count, low=1) for count in heads)
     if q.shape[-1] != (q_heads + 2 * k_heads) * head_dim or q.ndim < 2:
         raise RopeError("q", f"must be [..., ({q_heads} + 2 * {k_heads}) * {head_dim}] as packed qkv", list(q.shape))
-    # the plain functions: the methods of the same names are wrapped in Python, which a decode step would notice
+    # Tensor.split is a Python wrapper, whose time a decode step would notice; this function is not
     return torch.split_with_sizes(q.view(*q.shape[:-1], -1, head_dim), (q_heads, k_heads, k_heads), -2)
 
 
 def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:
     if cache.k.shape[-2:] != k.shape[-2:] or v.shape[-2:] != k.shape[-2:] or cache.k.device != k.device:
-        rule = f"must hold [..., {k.shape[-2]} heads, {k.shape[-1]}] on {k.device}, as k and v have"
+        rule = f"must be [..., {k.shape[-2]} heads, {k.shape[-1]}] on {k.device}, like k and v"
         raise RopeError("cache", rule, [list(cache.k.shape), list(v.shape), cache.k.device])
 
 
 def _integers(name: str, values: Tensor, shape: tuple[int, ...], axes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Integers for every token, in one row (or one row for each axis)."""
+    """Return one integer for every token, [tokens] or [axes, tokens]."""
     if not isinstance(values, Tensor) or values.dtype not in INTEGERS or values.device != device:
         raise RopeError(name, f"must be an int32 or int64 tensor on {device}", getattr(values, "dtype", values))
     if values.shape == (*axes, *shape):
@@ -202,26 +198,23 @@ def _integers(name: str, values: Tensor, shape: tuple[int, ...], axes: tuple[int
     return filled.expand(*axes, *shape).reshape(*axes, -1)
 
 
-def _one_row(x: Tensor) -> Tensor:
-    """[T, H, D]."""
+def _flatten(x: Tensor) -> Tensor:
+    """Return [T, H, D]."""
     return x if x.ndim == 3 else x.flatten(0, -3)
 
 
 def _out(q: Tensor, q_out: Tensor | None) -> Tensor:
     if q_out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    flat = _one_row(q_out)
+    flat = _flatten(q_out)
     if flat.shape != q.shape or flat.device != q.device or flat.data_ptr() != q_out.data_ptr():
         raise RopeError("q_out", f"must be {list(q.shape)} on {q.device}, its tokens evenly spaced", list(q_out.shape))
     return flat
 
 
-def _shaped(x, shape: tuple[int, ...]) -> Tensor:
+def _unflatten(x, shape: tuple[int, ...]) -> Tensor:
     return x if len(shape) == 1 else x.unflatten(0, shape)
 
 
 def _shown(sizes: tuple[int, ...]) -> str:
     return "".join(f"{size}, " for size in sizes)
-
-
-__all__ = ["CONFIGS", "Config", "KVSlots", "QKNorm", "qk_norm_rope", "why_not"]

@@ -1,7 +1,7 @@
-"""What the fused kernel computes, in plain torch: RMS-norm of every head, the turn, and the write into a KV cache.
+"""What the fused kernel computes, in plain torch: RMS-norm of every head, the rotation, and the write into a KV cache.
 
-Arithmetic in float32 (float64 for float64 inputs) and one rounding wherever a result is stored. The Triton kernel takes
-the same `Call` and is held to this page; this page also runs wherever the kernel cannot.
+It computes in float32 (float64 for float64 inputs) and rounds once wherever a result is stored. The Triton kernel takes the same
+`Call` and is tested against this module, which also runs where the kernel cannot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin
 
 FP8 = torch.float8_e4m3fn
-#: the largest finite e4m3 value: larger ones are stored as this one, not as NaN
+#: the largest finite e4m3 value: larger values are stored as this one and not as NaN
 FP8_MAX = 448.0
 
 
@@ -27,7 +27,7 @@ FP8_MAX = 448.0
 class QKNorm:
     """RMS-norm of every q and k head over its whole width: x / sqrt(mean(x^2) + eps) * w.
 
-    Weights are [head_dim] or None for no weight; `plus_one` multiplies by 1 + w, as Gemma stores them.
+    Weights are [head_dim], or None for no weight; `plus_one` multiplies by 1 + w, for weights stored as Gemma does.
     """
 
     q_weight: Tensor | None = None
@@ -39,7 +39,7 @@ class QKNorm:
         object.__setattr__(self, "eps", number("eps", self.eps, low=0))
         flag("plus_one", self.plus_one)
         if (self.q_weight is None) != (self.k_weight is None):
-            raise RopeError("k_weight", "must be given exactly when q_weight is", self.k_weight)
+            raise RopeError("k_weight", "must be given if q_weight is, and left out if it is not", self.k_weight)
         for name, weight in (("q_weight", self.q_weight), ("k_weight", self.k_weight)):
             if weight is not None and (weight.ndim != 1 or not weight.is_floating_point() or not weight.is_contiguous()):
                 raise RopeError(name, "must be contiguous floats [head_dim]", [weight.dtype, list(weight.shape)])
@@ -50,8 +50,8 @@ class KVSlots:
     """The key and value caches of one layer, written by slot.
 
     k, v              [slots, heads, head_dim], or pages [pages, page_size, heads, head_dim] where slot s is row s % page_size
-                      of page s // page_size. Any strides with the last dimension contiguous: pages stored head first
-                      are passed as `cache.transpose(1, 2)`.
+                      of page s // page_size. Any strides with the last dimension contiguous: pass pages with heads first
+                      as `cache.transpose(1, 2)`.
     k_scale, v_scale  for float8_e4m3fn caches: x / scale is stored, saturated at 448; a float or one float32 on the device
     """
 
@@ -72,10 +72,10 @@ class KVSlots:
             object.__setattr__(self, name, self._on_device(name, scale))
 
     def _on_device(self, name: str, scale: float | Tensor | None) -> Tensor | None:
-        """A scale as one float32 beside the cache, so that no later call copies it there."""
+        """Return a scale as one float32 on the cache's device, so that no later call copies it there."""
         if not self.quantised:
             if scale is not None:
-                raise RopeError(name, "belongs to a float8_e4m3fn cache; leave it out", scale)
+                raise RopeError(name, "is only for a float8_e4m3fn cache; leave it out", scale)
             return None
         if isinstance(scale, Tensor):
             if scale.numel() != 1 or scale.dtype != torch.float32 or scale.device != self.k.device:
@@ -89,12 +89,12 @@ class KVSlots:
 
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """k's and v's, on the device; None unless quantised."""
-        return self.k_scale, self.v_scale  # type: ignore[return-value]  # made tensors in __post_init__
+        """The scales of k and v on the device; None unless the cache is quantised."""
+        return self.k_scale, self.v_scale  # type: ignore[return-value]  # converted to tensors in __post_init__
 
     @property
     def page_size(self) -> int:
-        """Rows of a page; a cache without pages has one."""
+        """The rows of a page; 1 for a cache without pages."""
         return 1 if self.k.ndim == 3 else self.k.shape[1]
 
     @property
@@ -104,9 +104,9 @@ class KVSlots:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One checked call: q [T, Hq, D], k and v [T, Hk, D] with any strides but the last; positions [T] or [axes, T].
+    """One checked call: q [T, Hq, D], k and v [T, Hk, D], contiguous in the last dimension; positions [T] or [axes, T].
 
-    Where the outputs are None nothing is asked for; `slots` [T] goes with `cache`.
+    An output that is None is not computed; `slots` [T] are given if `cache` is.
     """
 
     q: Tensor
@@ -122,13 +122,13 @@ class Call:
     k_out: Tensor | None = None
 
     def rows(self, key: bool) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, pairs], magnitude included: one angle for all heads."""
+        """Return cos and sin [T, 1, pairs], magnitude included; all heads share them."""
         cos, sin = cos_sin(self.spec, self.positions, length=self.length, dtype=table_dtype(self.q), key=key)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     @property
     def weights(self) -> tuple[Tensor | None, Tensor | None]:
-        """The norm's weights of q and of k."""
+        """The norm's weights for q and for k."""
         return (None, None) if self.norm is None else (self.norm.q_weight, self.norm.k_weight)
 
 
@@ -139,26 +139,26 @@ def run(call: Call) -> None:
         if out is not None:
             out.copy_(wide)
     if call.cache is not None:
-        _write(call.cache, k, call.v, call.slots)  # type: ignore[arg-type]  # a cache comes with both
+        _write(call.cache, k, call.v, call.slots)  # type: ignore[arg-type]  # given if a cache is
 
 
 def norm_and_rotate(call: Call, x: Tensor, key: bool) -> Tensor:
-    """x / rms(x) * w, turned; before the rounding."""
+    """Return x / rms(x) * w, rotated and not yet rounded."""
     cos, sin = call.rows(key)
     wide = x.to(cos.dtype)
     if call.norm is not None:
         wide = wide * _inverse_rms(wide, call.norm.eps) * _factor(call, key, cos.dtype)
-    return differentiable(wide, cos, sin, _table_turn(call.spec, cos, sin))
+    return differentiable(wide, cos, sin, _table_request(call.spec, cos, sin))
 
 
 def backward(call: Call, grad: Tensor, key: bool) -> tuple[Tensor, Tensor | None]:
-    """Gradients of `norm_and_turn` for x (rounded to its dtype) and for the weight, the rms recomputed from x.
+    """Return the gradients of `norm_and_rotate` for x (rounded to its dtype) and for the weight; the rms is recomputed from x.
 
-    With n = x r w and r = 1 / rms: dn turns dy back, dw sums dn x r, and dx = r (dn w - x r^2 mean(dn w x)).
+    With n = x r w and r = 1 / rms: dn is dy rotated back, dw sums dn x r, and dx = r (dn w - x r^2 mean(dn w x)).
     """
     x = call.k if key else call.q
     cos, sin = call.rows(key)
-    back = _table_turn(call.spec, cos, sin).adjoint()
+    back = _table_request(call.spec, cos, sin).adjoint()
     rotated = differentiable(grad.to(cos.dtype), back.cos, back.sin, back)
     if call.norm is None:
         return rotated.to(x.dtype), None
@@ -176,40 +176,40 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 
 
 def _factor(call: Call, key: bool, dtype: torch.dtype) -> Tensor | float:
-    """What the normed head is multiplied by: w, 1 + w, or nothing."""
+    """Return what the normalised head is multiplied by: w, 1 + w, or 1."""
     weight = call.weights[key]
     if weight is None:
         return 1.0
     wide = weight.to(dtype)
-    return 1.0 + wide if call.norm.plus_one else wide  # type: ignore[union-attr]  # a weight comes with a norm
+    return 1.0 + wide if call.norm.plus_one else wide  # type: ignore[union-attr]  # only a norm has a weight
 
 
-def _table_turn(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
+def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
     return TableRequest(cos, sin, -3, spec.layout, spec.layout_out, start=spec.rotary_start)  # type: ignore[arg-type]
 
 
 def _write(cache: KVSlots, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """Store every live row. No row is picked by its value on the host, so that a CUDA graph can capture this too."""
+    """Store every row whose slot is not padding; nothing is read back to the host, so a CUDA graph can capture this."""
     if not slots.numel():
         return
     slots = slots.to(torch.int64)
     if slots.device.type == "cpu" and (last := int(slots.max())) >= cache.num_slots:
         raise RopeError("slots", f"must be below the cache's {cache.num_slots} slots; negative ones are padding", last)
     live = (slots >= 0) & (slots < cache.num_slots)
-    # padding repeats a live row, which writes the same numbers to the same place; without one, what is there is written back
+    # padding writes a live row once more to that row's slot; if no row is live, the cache's own values are written back
     source = torch.where(live, torch.arange(len(slots), device=slots.device), live.int().argmax())
     target = torch.where(live.any(), slots[source], 0)
     where = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
     for store, x, scale in zip((cache.k, cache.v), (k, v), cache.scales, strict=True):
         rows = _stored(x[source], store.dtype, scale)
         if cache.quantised:
-            # torch cannot index float8, but a byte is a byte
+            # torch cannot index float8, so index its bytes
             store, rows = store.view(torch.uint8), rows.view(torch.uint8)
         store[where] = torch.where(live.any(), rows, store[where])
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """x in the cache's dtype, rounded once."""
+    """Return x in the cache's dtype, rounded once."""
     if scale is None:
         return x.to(dtype)
     return (x.to(table_dtype(x)) / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)

@@ -1,4 +1,4 @@
-"""The fused kernels: norm, turn and cache write in one launch, and the backward. Import only where Triton is wanted."""
+"""The fused kernels: norm, rotation and cache write in one launch, and the backward. Importing this imports Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import triton.language as tl
 
 from ropewalk.kernels.fused.tiles import (
     as_stored,
-    load,
     load_factors,
     load_head,
     mean_product,
@@ -19,12 +18,13 @@ from ropewalk.kernels.fused.tiles import (
     weighted,
 )
 from ropewalk.kernels.triton.angles import phase_cos_sin
+from ropewalk.kernels.triton.pairs import load
 
 
 @triton.jit
 @no_type_check
 def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZE: tl.constexpr):
-    """Where each (token, head) of a cache starts."""
+    """Return pointers to the start of each (token, head) of a cache."""
     rows = cache + (slot // PAGE_SIZE * page_stride)[:, None, None] + head * head_stride
     if PAGE_SIZE > 1:
         rows += (slot % PAGE_SIZE * row_stride)[:, None, None]
@@ -39,8 +39,8 @@ def _side(
     HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
     SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The heads that `rows` [TOKENS, HEADS, 1] point to, normed and turned: (first, second, rest)."""
-    first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, TOKENS, HEADS, EVICT)
+    """Return the heads that `rows` [TOKENS, HEADS, 1] point to, normalised and rotated: (first, second, rest)."""
+    first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
     ANGLES: tl.constexpr = HEADS if SPREAD else 1
     phase = phases(steps, axis_of_pair, positions, token, token_live, axis_stride, AXES, HEAD, MASK_TOKENS, ANGLES)
@@ -66,10 +66,11 @@ def forward(
     TOKENS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_DIM: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVICT: tl.constexpr, STORE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs are blocks of TOKENS x groups of heads of q, or of k, or of v; those of a token run side by side.
+    """Normalise and rotate q and k, and store k and v; a program takes TOKENS tokens and a group of heads of q, k or v.
 
-    A program has heads of one kind: every warp then reads and writes whole rows of one tensor, a scattered cache too.
-    Outputs may be the inputs, so every load comes before the first store: no compiler moves a load over a store.
+    Programs of the same tokens run side by side. A program has heads of one tensor only, so every warp reads and writes
+    whole rows, also of a scattered cache. Outputs may be the inputs, so every load comes before the first store: the
+    compiler cannot move a load over a store.
     """
     Q_GROUPS: tl.constexpr = (Q_HEADS + BLOCK_Q - 1) // BLOCK_Q
     K_GROUPS: tl.constexpr = (K_HEADS + BLOCK_K - 1) // BLOCK_K
@@ -92,7 +93,7 @@ def forward(
         )  # fmt: skip
         store_head(
             q_out + row * q_out_token + q_index * q_out_head,
-            q_first, q_second, q_rest, 1.0, q_live, False, MASK_Q, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_Q, STORE,
+            q_first, q_second, q_rest, 1.0, q_live, False, MASK_Q, INTERLEAVED_OUT, HEAD, STORE,
         )  # fmt: skip
     else:
         is_key = group < Q_GROUPS + K_GROUPS
@@ -113,12 +114,12 @@ def forward(
                     inverse = 1.0 / tl.load(k_scale)
                 store_head(
                     _slot_rows(k_cache, slot, k_index, k_page, k_row, k_slot_head, PAGE_SIZE),
-                    k_first, k_second, k_rest, inverse, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+                    k_first, k_second, k_rest, inverse, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, STORE,
                 )  # fmt: skip
             if KEEP_K:
                 store_head(
                     k_out + row * k_out_token + k_index * k_out_head,
-                    k_first, k_second, k_rest, 1.0, k_live, False, MASK_K, INTERLEAVED_OUT, HEAD, TOKENS, BLOCK_K, STORE,
+                    k_first, k_second, k_rest, 1.0, k_live, False, MASK_K, INTERLEAVED_OUT, HEAD, STORE,
                 )  # fmt: skip
         elif CACHE:
             dim = tl.arange(0, BLOCK_DIM)[None, None, :]
@@ -143,13 +144,13 @@ def _side_backward(
     x, grad, dx, weight, cos, sin, eps, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """fused_definition.backward on tiles: stores dx, and gives what every (token, head) adds to dw."""
-    first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, TOKENS, HEADS, "")
+    """Compute `definition.backward` on tiles: store dx, and return what every (token, head) adds to dw."""
+    first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     first, second = first * cos + second * sin, second * cos - first * sin
     w_first, w_second, w_rest = first, second, rest
     if NORM:
-        x_first, x_second, x_rest = load_head(x, live, MASKED, INTERLEAVED, HEAD, TOKENS, HEADS, "")
+        x_first, x_second, x_rest = load_head(x, live, MASKED, INTERLEAVED, HEAD, "")
         x_first, x_second, x_rest = x_first.to(tl.float32), x_second.to(tl.float32), x_rest.to(tl.float32)
         inverse = tl.rsqrt(mean_product(x_first, x_second, x_rest, x_first, x_second, x_rest, HEAD) + eps)
         x_first, x_second, x_rest = x_first * inverse, x_second * inverse, x_rest * inverse
@@ -159,7 +160,7 @@ def _side_backward(
         along = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
         first, second, rest = first - x_first * along, second - x_second * along, rest - x_rest * along
         first, second, rest = first * inverse, second * inverse, rest * inverse
-    store_head(dx, first, second, rest, 1.0, live, False, MASKED, INTERLEAVED, HEAD, TOKENS, HEADS, "")
+    store_head(dx, first, second, rest, 1.0, live, False, MASKED, INTERLEAVED, HEAD, "")
     return w_first, w_second, w_rest
 
 
@@ -168,14 +169,14 @@ def _side_backward(
 def _store_weight_grad(
     out, first, second, rest, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr
 ):
-    """What one program adds to dw: the sum over its tokens and heads, at `out` [1, 1, 1]."""
+    """Store what one program adds to dw, the sum over its tokens and heads, at `out` [1, 1, 1]."""
     rows: tl.constexpr = TOKENS * HEADS
     first = tl.sum(tl.reshape(first, [rows, HEAD[3]]), axis=0)[None, None, :]
     second = tl.sum(tl.reshape(second, [rows, HEAD[3]]), axis=0)[None, None, :]
     if HEAD[4]:
         rest = tl.sum(tl.reshape(rest, [rows, HEAD[4]]), axis=0)[None, None, :]
     always = tl.full([1, 1, 1], 1, tl.int1)
-    store_head(out, first, second, rest, 1.0, always, False, False, INTERLEAVED, HEAD, 1, 1, "")
+    store_head(out, first, second, rest, 1.0, always, False, False, INTERLEAVED, HEAD, "")
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -189,9 +190,10 @@ def backward(
     INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, WEIGHT_GRAD: tl.constexpr, AXES: tl.constexpr,
     TOKENS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASK_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Programs walk over the tokens with a stride, so that each adds up its share of dw in registers and writes it once.
+    """Compute dq, dk and each program's part of dw.
 
-    weight_grads is float32 [programs, 2, head_dim]: q's share and k's.
+    A program strides over the tokens, so that it sums its part of dw in registers and writes it once. weight_grads is
+    float32 [programs, 2, head_dim], for q's weight and k's.
     """
     group, worker = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
     q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
@@ -228,6 +230,6 @@ def backward(
             k_first, k_second, k_rest = k_first + first, k_second + second, k_rest + rest
         block += tl.num_programs(0) // GROUPS
     if WEIGHT_GRAD:
-        share = weight_grads + tl.program_id(0) * (2 * HEAD[0]) + tl.zeros([1, 1, 1], tl.int32)
-        _store_weight_grad(share, q_first, q_second, q_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_Q)
-        _store_weight_grad(share + HEAD[0], k_first, k_second, k_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_K)
+        part = weight_grads + tl.program_id(0) * (2 * HEAD[0]) + tl.zeros([1, 1, 1], tl.int32)
+        _store_weight_grad(part, q_first, q_second, q_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_Q)
+        _store_weight_grad(part + HEAD[0], k_first, k_second, k_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_K)

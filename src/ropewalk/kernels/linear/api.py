@@ -1,7 +1,4 @@
-"""Causal linear attention in two launches of Triton kernels; `attention.linear` holds its definition in plain torch.
-
-Triton itself is imported with the first tensor that needs it. Under TRITON_INTERPRET=1 CPU tensors are taken too.
-"""
+"""The launches of causal linear attention: which calls the kernels take, and how a sequence is divided into segments."""
 
 from __future__ import annotations
 
@@ -11,23 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.kernels.triton.backend import DTYPES, has_sine_unit, why_no_triton
+from ropewalk.kernels.request import FLOAT32_DTYPES
+from ropewalk.kernels.support import has_sine_unit, power_of_two, why_no_triton
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
-#: a wider state does not fit in one program's registers; bfloat16 leaves room for twice as much
+#: a wider state does not fit in one program's registers; with bfloat16 operands twice the width does
 MOST_DIMS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
 #: four programs for each multiprocessor of an H200
 PROGRAMS = 528
-#: (tokens that are multiplied with one another at once, stages of the pipeline) by a sweep on that GPU: narrow and wide heads
+#: (tokens of a chunk, which are multiplied with each other at once, and pipeline stages), for narrow and wide heads, from a sweep
 NARROW, WIDE = (64, 2), (32, 1)
-#: features the kernels compute themselves; "cosine" is the normalised form
+#: the features that the kernels compute; "cosine" is the normalised form
 FEATURES = ("elu", "relu", "cosine")
 
 
 @dataclass(frozen=True, eq=False)
-class Ask:
-    """What one call is besides its tensors: the angles, the features, and which of the tokens are real [B, S]."""
+class LinearCall:
+    """One call besides q, k, v and the state; `real` [B, S] is False for padding, None if there is none."""
 
     spec: RopeSpec
     feature: str
@@ -37,32 +35,32 @@ class Ask:
 
 
 def why_not(q: Tensor, v: Tensor, spec: RopeSpec, feature: str | None, scale: Tensor | float = 1.0) -> str | None:
-    """The reason why the kernels cannot take this call, or None."""
+    """Return why the kernels cannot take this call, or None if they can."""
     if (reason := why_no_triton(q)) is not None:
         return reason
-    if q.dtype not in DTYPES or v.dtype != q.dtype:
-        return f"they take q, k and v of one dtype of bfloat16, float16 and float32, not {q.dtype} and {v.dtype}"
+    if q.dtype not in FLOAT32_DTYPES or v.dtype != q.dtype:
+        return f"the kernels take q, k and v of one dtype, bfloat16, float16 or float32, not {q.dtype} and {v.dtype}"
     if max(q.shape[-1], v.shape[-1]) > (most := MOST_DIMS[q.dtype]):
-        return f"a {q.dtype} state of at most {most} x {most} fits in one program, this one has {q.shape[-1]} x {v.shape[-1]}"
+        return f"the kernels take a {q.dtype} state of at most {most} x {most}, this one has {q.shape[-1]} x {v.shape[-1]}"
     if isinstance(scale, Tensor) and (scale.ndim > 4 or scale.shape[-2:].numel() > 1):
-        return "they take one scale a head"
+        return "the kernels take one scale per head"
     if feature not in FEATURES:
-        return "they compute the features elu, relu and the cosine form themselves; others are torch's"
+        return "the kernels compute the features elu and relu and the cosine form, no others"
     if spec.rotary_dim != spec.head_dim or spec.layout != spec.layout_out or spec.num_axes > 1:
-        return "they turn whole heads by one axis, and leave the layout as it is"
+        return "the kernels rotate whole heads along one axis, with the same layout in and out"
     if spec.learned or spec.needs_length or spec.precision == "hf" or spec.fractional:
-        return "they turn by fixed exact phases"
+        return "the kernels rotate by fixed exact phases, so not by learned, length-dependent, float32 or fractional angles"
     if tables(spec, q.device).frequencies.growth is not None:
-        return "they do not grow with the position, as xPos does"
+        return "the kernels have no magnitude that grows with the position, as xPos has"
     return None
 
 
 def run(
-    q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, total: Tensor, scale: Tensor | None, ask: Ask
+    q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, total: Tensor, scale: Tensor | None, call: LinearCall
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(out [B, H, S, Dv], mixed, total): the outputs, and the state after the last token.
+    """Return (out [B, H, S, Dv], mixed, total): the outputs, and the state after the last token.
 
-    q, k [B, H, S, D], v [B, H, S, Dv]; mixed [B, H, F, Dv] and total [B, H, F] are the state before the first.
+    q, k [B, H, S, D], v [B, H, S, Dv]; mixed [B, H, F, Dv] and total [B, H, F] are the state before the first token.
     """
     from ropewalk.kernels.linear import kernel as device
 
@@ -73,19 +71,19 @@ def run(
     chunk, stages = NARROW if max(head_dim, v.shape[-1]) <= 64 else WIDE
     chunks = -(-tokens // chunk)
     # a power of two, so that few kernels are compiled
-    per_segment = 1 << (-(-chunks * batch * heads // PROGRAMS) - 1).bit_length()
+    per_segment = power_of_two(-(-chunks * batch * heads // PROGRAMS))
     segments = -(-chunks // per_segment)
     rows, width, pairs = mixed.shape[-2], v.shape[-1], head_dim // 2
-    kept = tables(ask.spec, q.device)
-    q_magnitude, k_magnitude = (float(magnitude_on(ask.spec, kept.frequencies.magnitude, key)) for key in (False, True))
-    positions = ask.positions.expand(batch, tokens)
-    real = None if ask.real is None else ask.real.contiguous().view(torch.uint8)
+    kept = tables(call.spec, q.device)
+    q_magnitude, k_magnitude = (float(magnitude_on(call.spec, kept.frequencies.magnitude, key)) for key in (False, True))
+    positions = call.positions.expand(batch, tokens)
+    real = None if call.real is None else call.real.contiguous().view(torch.uint8)
     out = torch.empty(batch, heads, tokens, width, dtype=v.dtype, device=v.device)
     constants: dict[str, Any] = {
         "PAIRS": pairs, "BLOCK": _block(pairs), "WIDTH": width, "WIDTH_BLOCK": _block(width), "ROWS": rows,
-        "CHUNK": chunk, "CHUNKS": per_segment, "INTERLEAVED": ask.spec.layout == "interleaved",
-        "FORM": getattr(device, ask.feature.upper()).value, "QUICK": has_sine_unit(q),
-        **_multiplied_as(q), "num_warps": 4, "num_stages": stages,
+        "CHUNK": chunk, "CHUNKS": per_segment, "INTERLEAVED": call.spec.layout == "interleaved",
+        "FORM": getattr(device, call.feature.upper()).value, "QUICK": has_sine_unit(q),
+        **_operands(q), "num_warps": 4, "num_stages": stages,
     }  # fmt: skip
     sizes, grid = (tokens, heads, segments), (batch * heads * segments,)
     places = (*positions.stride(), 0 if real is None else real.stride(0))
@@ -100,26 +98,26 @@ def run(
         scales = None if scale is None else scale.float().expand(batch, heads, 1, 1).reshape(batch, heads).contiguous()
         strides = (s for t in (q, k, v, out) for s in t.stride()[:3])
         _kernel(device.segment_out)[grid](
-            q, k, v, out, positions, kept.steps, real, states, totals, scales, *sizes, q_magnitude, k_magnitude, ask.eps,
+            q, k, v, out, positions, kept.steps, real, states, totals, scales, *sizes, q_magnitude, k_magnitude, call.eps,
             *strides, *places, (segments + 1) * rows, **constants,
         )  # fmt: skip
     return out, states[:, :, -1], totals[:, :, -1]
 
 
-def _multiplied_as(x: Tensor) -> dict[str, Any]:
-    """What the matrix units see: bfloat16 as it came, float16 as tf32 (sums outgrow it), float32 as three parts of tf32."""
+def _operands(x: Tensor) -> dict[str, Any]:
+    """Return the operand type of the matrix products: bfloat16; tf32 for float16, which sums overflow; three tf32 for float32."""
     import triton.language as tl
 
-    # the interpreter multiplies bfloat16 by its bit patterns
+    # the interpreter would multiply the bit patterns of bfloat16
     narrow = x.dtype == torch.bfloat16 and x.is_cuda
     return {"OPERAND": tl.bfloat16 if narrow else tl.float32, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32"}
 
 
 def _kernel(function: Any) -> Any:
-    """Typed as what Triton makes of it, which type checkers cannot see."""
+    """Return the function typed Any: type checkers do not see what triton.jit returns."""
     return function
 
 
 def _block(size: int) -> int:
     # matrix units multiply 16 at a time
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, power_of_two(size))

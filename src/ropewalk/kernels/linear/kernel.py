@@ -1,7 +1,7 @@
-"""The Triton kernels of linear attention: features, rotation, sums and division without leaving the chip.
+"""The Triton kernels of linear attention: features, rotation, sums and division without a trip to memory.
 
-A sequence is cut into segments, one program each. The first kernel sums what a segment leaves behind; after a short
-running sum over the segments the second goes through each again, chunk by chunk, from the state it starts with.
+A sequence is divided into segments, one program each. The first kernel computes each segment's sums. After a cumulative sum over
+the segments, the second kernel starts each segment from its state and computes the outputs chunk by chunk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ropewalk.kernels.triton.angles import phase_cos_sin
 
-#: which features are summed
+#: the features
 ELU = tl.constexpr(0)
 RELU = tl.constexpr(1)
 COSINE = tl.constexpr(2)
@@ -22,10 +22,10 @@ COSINE = tl.constexpr(2)
 @triton.jit
 @no_type_check
 def load_features(
-    x, token, stride, live, magnitude_power, cos, sin,
+    x, token, stride, live, magnitude, cos, sin,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """The plain and the turned features of one chunk's tokens, first and second of each pair, float32 [tokens, BLOCK]."""
+    """Return the plain and the rotated features of a chunk, first and second of each pair, float32 [tokens, BLOCK] each."""
     rows = x + (token.to(tl.int64) * stride)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     there = live[:, None] & (pair < PAIRS)
@@ -38,21 +38,21 @@ def load_features(
         b = tl.load(rows + PAIRS + pair, mask=there, other=0.0).to(tl.float32)
     if FORM == COSINE:
         norm = tl.sqrt(tl.sum(a * a + b * b, axis=1))
-        size = (1.0 / tl.maximum(norm, 1e-12))[:, None]
-        a, b = a * size, b * size
+        scale = (1.0 / tl.maximum(norm, 1e-12))[:, None]
+        a, b = a * scale, b * scale
     elif FORM == ELU:
-        # the feature of nothing would be one
+        # elu(0) + 1 of a masked element would be 1, not 0
         a = tl.where(there, tl.where(a > 0, a + 1.0, tl.exp(tl.minimum(a, 0.0))), 0.0)
         b = tl.where(there, tl.where(b > 0, b + 1.0, tl.exp(tl.minimum(b, 0.0))), 0.0)
     else:
         a, b = tl.maximum(a, 0.0), tl.maximum(b, 0.0)
-    return a, b, (a * cos - b * sin) * magnitude_power, (a * sin + b * cos) * magnitude_power
+    return a, b, (a * cos - b * sin) * magnitude, (a * sin + b * cos) * magnitude
 
 
 @triton.jit
 @no_type_check
 def chunk_angles(positions, steps, token, stride, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, QUICK: tl.constexpr):
-    """cos and sin, float32 [tokens, BLOCK], of exact phases."""
+    """Return float32 cos and sin [tokens, BLOCK] of exact phases."""
     pair = tl.arange(0, BLOCK)
     step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
     position = tl.load(positions + token.to(tl.int64) * stride, mask=live, other=0).to(tl.int64)
@@ -62,7 +62,7 @@ def chunk_angles(positions, steps, token, stride, live, PAIRS: tl.constexpr, BLO
 @triton.jit
 @no_type_check
 def load_values(v, token, stride, live, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr):
-    """The values of one chunk, float32 [tokens, WIDTH_BLOCK]."""
+    """Return the values of one chunk, float32 [tokens, WIDTH_BLOCK]."""
     column = tl.arange(0, WIDTH_BLOCK)[None, :]
     at = v + (token.to(tl.int64) * stride)[:, None] + column
     return tl.load(at, mask=live[:, None] & (column < WIDTH), other=0.0).to(tl.float32)
@@ -71,7 +71,7 @@ def load_values(v, token, stride, live, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.con
 @triton.jit
 @no_type_check
 def state_rows(PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr):
-    """The rows of a state that hold the first and the second member of every pair; the cosine form has the ones in row 0."""
+    """Return the state's rows of the first and the second member of every pair; row 0 of the cosine form is its constant 1."""
     pair = tl.arange(0, BLOCK)
     before: tl.constexpr = 1 if FORM == COSINE else 0
     if INTERLEAVED:
@@ -83,13 +83,13 @@ def state_rows(PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constex
 @triton.jit(do_not_specialize=["tokens", "segments"])
 @no_type_check
 def segment_sums(
-    k, v, positions, steps, real, mixed, total, tokens, heads, segments, magnitude_power,
+    k, v, positions, steps, real, mixed, total, tokens, heads, segments, magnitude,
     k_batch, k_head, k_token, v_batch, v_head, v_token, position_batch, position_token, real_batch,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one segment of one head leaves behind: `mixed` [row, segment, ROWS, WIDTH] and `total` [row, segment, ROWS]."""
+    """Store the sums of one segment of one head: `mixed` [row, segment, ROWS, WIDTH] and `total` [row, segment, ROWS]."""
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     k += batch * k_batch + head * k_head
@@ -107,7 +107,7 @@ def segment_sums(
         if real is not None:
             live = live & (tl.load(real + batch * real_batch + token, mask=live, other=0) != 0)
         cos, sin = chunk_angles(positions, steps, token, position_token, live, PAIRS, BLOCK, QUICK)
-        a, b, first, second = load_features(k, token, k_token, live, magnitude_power, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
+        a, b, first, second = load_features(k, token, k_token, live, magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
         value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)
         factor = value.to(OPERAND)
         first_sum += tl.dot(tl.trans(first.to(OPERAND)), factor, input_precision=PRECISION)
@@ -144,7 +144,7 @@ def segment_out(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The outputs of one segment of one head, which starts from state `segment` of its row."""
+    """Store the outputs of one segment of one head, starting from state `segment` of its row."""
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     q += batch * q_batch + head * q_head
@@ -204,7 +204,7 @@ def segment_out(
             first_total += tl.sum(ka, axis=0)
             second_total += tl.sum(kb, axis=0)
         top = tl.dot(weights.to(OPERAND), factor, top, input_precision=PRECISION)
-        some = tl.abs(bottom) > eps  # a query with no key has nothing to read
+        some = tl.abs(bottom) > eps  # a query without any key gives 0
         result = tl.where(some[:, None], top / tl.where(some, bottom, 1.0)[:, None], 0.0)
         at = out + (token.to(tl.int64) * out_token)[:, None] + column[None, :]
         tl.store(at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < WIDTH)[None, :])

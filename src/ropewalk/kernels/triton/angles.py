@@ -1,7 +1,4 @@
-"""Angles inside Triton kernels: cos and sin of an exact phase.
-
-Import this only where Triton is wanted; `import ropewalk` does without.
-"""
+"""Angles inside Triton kernels: cos and sin of an exact phase. Importing this imports Triton."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def phase_cos_sin(phase, QUICK: tl.constexpr = False):
-    """cos and sin, float32, of an int64 phase in units of 2^-64 turns; off by at most 1.2e-7 whatever the phase.
+    """Return float32 cos and sin of an int64 phase in units of 2^-64 turns, with an error of at most 1.2e-7 for any phase.
 
-    QUICK asks the GPU's own sine unit: off by at most 4.5e-7, far below the rounding of a 16-bit result, at a fifth of
-    the instructions. It is good because the wrap has already brought the angle into half a turn.
+    QUICK uses the GPU's sine instruction: an error of at most 4.5e-7, far below the rounding of a 16-bit result, with a
+    fifth of the instructions. It is accurate because the wrap has already reduced the angle to half a turn either way.
     """
     # the top 32 bits are enough: 2^-32 turns are 1.5e-9 radians
     turns = (phase >> 32).to(tl.int32)
@@ -26,9 +23,9 @@ def phase_cos_sin(phase, QUICK: tl.constexpr = False):
         cos = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], dtype=tl.float32, is_pure=True, pack=1)
         sin = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], dtype=tl.float32, is_pure=True, pack=1)
         return cos, sin
-    # nearest quarter turn; the sum may wrap, which is the same quarter
+    # the nearest quarter turn; if the sum wraps, it is the same quarter
     quarter = (turns + 0x20000000) >> 30
-    angle = (turns - (quarter << 30)).to(tl.float32) * 1.4629180792671596e-09  # 2 pi / 2^32; at most pi/4 either way
+    angle = (turns - (quarter << 30)).to(tl.float32) * 1.4629180792671596e-09  # 2 pi / 2^32; between -pi/4 and pi/4
     square = angle * angle
     sin = angle + angle * square * (-1.6666654611e-1 + square * (8.3321608736e-3 + square * -1.9515295891e-4))
     cos_tail = 4.166664568298827e-2 + square * (-1.388731625493765e-3 + square * 2.443315711809948e-5)

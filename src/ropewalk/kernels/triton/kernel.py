@@ -1,4 +1,4 @@
-"""The Triton kernel: one launch turns the heads of a query and of a key, in any memory order, in place or not."""
+"""The Triton kernel: one launch rotates the heads of a query and of a key, in any memory order, in place or not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from ropewalk.kernels.triton.angles import phase_cos_sin
+from ropewalk.kernels.triton.pairs import load, load_pairs, store, store_pairs
 
-#: where the angles come from: exact phases, or the caller's rows of cos and sin
+#: the source of the angles: exact phases, or the caller's rows of cos and sin
 PHASE = tl.constexpr(0)
 ROWS = tl.constexpr(1)
 
@@ -17,10 +18,10 @@ ROWS = tl.constexpr(1)
 @triton.jit
 @no_type_check
 def head_rows(x, batch, token, head, batch_stride, token_stride, head_stride):
-    """Pointers [tokens, heads, 1] at the first dimension of every head; int64, for tensors beyond 2^31 elements.
+    """Return pointers [tokens, heads, 1] to the first dimension of every head; int64, for tensors beyond 2^31 elements.
 
     Tokens come first because Triton spreads the first axis over its threads before the second: a thread then holds the
-    same pair of the same token in several heads, and one angle serves them all.
+    same pair of the same token in several heads, and computes one angle for all of them.
     """
     row = x + batch.to(tl.int64) * batch_stride
     return row + (token.to(tl.int64) * token_stride)[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
@@ -28,86 +29,39 @@ def head_rows(x, batch, token, head, batch_stride, token_stride, head_stride):
 
 @triton.jit
 @no_type_check
-def load_pairs(
-    rows, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
-):  # fmt: skip
-    """First and second member of every pair, [tokens, heads, BLOCK] each, in their own dtype."""
-    if INTERLEAVED:
-        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
-        if MASKED or PAIRS != BLOCK:
-            both = tl.load(rows + dim, mask=live & (dim < 2 * PAIRS), other=0.0, eviction_policy=HINT)
-        else:
-            both = tl.load(rows + dim, eviction_policy=HINT)
-        first, second = tl.split(tl.reshape(both, [both.shape[0], both.shape[1], BLOCK, 2]))
-    else:
-        pair = tl.arange(0, BLOCK)[None, None, :]
-        if MASKED or PAIRS != BLOCK:
-            first = tl.load(rows + pair, mask=live & (pair < PAIRS), other=0.0, eviction_policy=HINT)
-            second = tl.load(rows + PAIRS + pair, mask=live & (pair < PAIRS), other=0.0, eviction_policy=HINT)
-        else:
-            first = tl.load(rows + pair, eviction_policy=HINT)
-            second = tl.load(rows + PAIRS + pair, eviction_policy=HINT)
-    return first, second
-
-
-@triton.jit
-@no_type_check
-def store_turned(
+def store_rotated(
     rows, first, second, cos, sin, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """The two lines of RoPE, in float32, rounded once."""
+    """Rotate by the two lines of RoPE in float32, round once and store."""
     a = first.to(tl.float32)
     b = second.to(tl.float32)
     first = (a * cos - b * sin).to(rows.dtype.element_ty)
     second = (a * sin + b * cos).to(rows.dtype.element_ty)
-    if INTERLEAVED:
-        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
-        both = tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1], 2 * BLOCK])
-        if MASKED or PAIRS != BLOCK:
-            tl.store(rows + dim, both, mask=live & (dim < 2 * PAIRS), cache_modifier=HINT)
-        else:
-            tl.store(rows + dim, both, cache_modifier=HINT)
-    else:
-        pair = tl.arange(0, BLOCK)[None, None, :]
-        if MASKED or PAIRS != BLOCK:
-            tl.store(rows + pair, first, mask=live & (pair < PAIRS), cache_modifier=HINT)
-            tl.store(rows + PAIRS + pair, second, mask=live & (pair < PAIRS), cache_modifier=HINT)
-        else:
-            tl.store(rows + pair, first, cache_modifier=HINT)
-            tl.store(rows + PAIRS + pair, second, cache_modifier=HINT)
+    store_pairs(rows, first, second, live, PAIRS, BLOCK, INTERLEAVED, MASKED, HINT)
 
 
 @triton.jit
 @no_type_check
 def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """COUNT dimensions that do not turn, from where `rows` point."""
+    """Return COUNT dimensions that are not rotated, read from where `rows` point."""
     dim = tl.arange(0, BLOCK)[None, None, :]
-    if MASKED or COUNT != BLOCK:
-        return tl.load(rows + dim, mask=live & (dim < COUNT), other=0.0, eviction_policy=HINT)
-    else:
-        return tl.load(rows + dim, eviction_policy=HINT)
+    return load(rows + dim, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
 
 
 @triton.jit
 @no_type_check
 def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """The inverse of `load_dims`."""
+    """Store what `load_dims` returned."""
     dim = tl.arange(0, BLOCK)[None, None, :]
-    if MASKED or COUNT != BLOCK:
-        tl.store(rows + dim, dims, mask=live & (dim < COUNT), cache_modifier=HINT)
-    else:
-        tl.store(rows + dim, dims, cache_modifier=HINT)
+    store(rows + dim, dims, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
 
 
 @triton.jit
 @no_type_check
 def token_positions(at, token_live, MASKED: tl.constexpr):
-    """The int64 positions of a program's tokens on one axis, [tokens, 1, 1]."""
-    if MASKED:
-        return tl.load(at, mask=token_live[:, None, None], other=0).to(tl.int64)
-    else:
-        return tl.load(at).to(tl.int64)
+    """Return the int64 positions of a program's tokens on one axis, [tokens, 1, 1]."""
+    return load(at, token_live[:, None, None], MASKED, "").to(tl.int64)
 
 
 @triton.jit
@@ -118,10 +72,10 @@ def cos_sin_tile(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
     QUICK: tl.constexpr,
 ):  # fmt: skip
-    """cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions they belong to.
+    """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and their int64 positions.
 
-    Tables are read once for every head: the threads that hold a pair then read its entry themselves (from L1), where one
-    read for all heads would have to travel through shared memory.
+    Tables are read once for every head, by the threads that hold the pair (from L1): one read for all heads would need
+    shared memory.
     """
     pair = tl.arange(0, BLOCK)[None, None, :]
     pair_live = pair < PAIRS
@@ -129,26 +83,18 @@ def cos_sin_tile(
     if MODE == ROWS:
         place = pair + tl.zeros([1, HEADS, 1], tl.int32)
         at = batch.to(tl.int64) * angle_batch + (token.to(tl.int64) * angle_token)[:, None, None] + place * angle_pair
-        if MASKED or PAIRS != BLOCK:
-            cos = tl.load(angles + at, mask=live, other=1.0).to(tl.float32)
-            sin = tl.load(more_angles + at, mask=live, other=0.0).to(tl.float32)
-        else:
-            cos = tl.load(angles + at).to(tl.float32)
-            sin = tl.load(more_angles + at).to(tl.float32)
+        cos = load(angles + at, live, MASKED or PAIRS != BLOCK, "").to(tl.float32)
+        sin = load(more_angles + at, live, MASKED or PAIRS != BLOCK, "").to(tl.float32)
         position = token[:, None, None]
     else:
-        steps = angles + batch.to(tl.int64) * angle_batch + pair
-        if PAIRS != BLOCK:
-            step = tl.load(steps, mask=pair_live, other=0)
-        else:
-            step = tl.load(steps)
+        step = load(angles + batch.to(tl.int64) * angle_batch + pair, pair_live, PAIRS != BLOCK, "")
         if positions is None:
             position = (offset.to(tl.int64) + token.to(tl.int64) * position_token)[:, None, None]
         else:
             at = positions + batch.to(tl.int64) * position_batch + (token.to(tl.int64) * position_token)[:, None, None]
             position = token_positions(at, token_live, MASKED)
             if AXES > 1:
-                # one load a token and axis, then each pair takes its own: far fewer than one load a pair
+                # one load per token and axis, then each pair selects its own: far fewer loads than one per pair
                 axis = tl.load(axes + pair, mask=pair_live, other=0)
                 for other in tl.static_range(1, AXES):
                     position = tl.where(axis == other, token_positions(at + other * position_axis, token_live, MASKED), position)
@@ -158,19 +104,19 @@ def cos_sin_tile(
 
 @triton.jit
 @no_type_check
-def sized(cos, sin, magnitude_power, exponent, batch, magnitude_batch, MAGNITUDE_LOADED: tl.constexpr, GROWTH: tl.constexpr):
-    """cos and sin times the magnitude of one side: a number, one number a row, and what xPos adds."""
-    if magnitude_power is not None:
+def scaled(cos, sin, magnitude, exponent, batch, magnitude_batch, MAGNITUDE_LOADED: tl.constexpr, GROWTH: tl.constexpr):
+    """Return cos and sin times the magnitude of q or of k: a number, or one number per row, times the growth of xPos."""
+    if magnitude is not None:
         if MAGNITUDE_LOADED:
-            size = tl.load(magnitude_power + batch * magnitude_batch)
+            factor = tl.load(magnitude + batch * magnitude_batch)
         else:
-            size = magnitude_power
-        cos *= size
-        sin *= size
+            factor = magnitude
+        cos *= factor
+        sin *= factor
     if GROWTH != 0:
-        size = tl.exp(exponent)
-        cos *= size
-        sin *= size
+        factor = tl.exp(exponent)
+        cos *= factor
+        sin *= factor
     return cos, sin
 
 
@@ -193,10 +139,11 @@ def rotate_kernel(
     BLOCK: tl.constexpr, START_BLOCK: tl.constexpr, TAIL_BLOCK: tl.constexpr,
     LOAD_HINT: tl.constexpr, STORE_HINT: tl.constexpr, PDL: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Turn TOKENS tokens of one batch row by Q_BLOCK heads of q and K_BLOCK of k; K_BLOCK 0: by heads of q or else of k.
+    """Rotate Q_BLOCK heads of q and K_BLOCK heads of k, of TOKENS tokens of one batch row.
 
-    Programs that run together touch neighbouring memory: TOKENS_FIRST where a head's tokens are neighbours, groups of
-    heads first where a token's heads are. COPY takes the dimensions that do not turn along.
+    With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs that run at the same time should use adjacent
+    memory: TOKENS_FIRST where the tokens of a head are adjacent, groups of heads first where the heads of a token are.
+    COPY also copies the dimensions that are not rotated.
     """
     column = tl.program_id(0)
     row = tl.program_id(1)
@@ -214,7 +161,7 @@ def rotate_kernel(
     head = group * Q_BLOCK + tl.arange(0, Q_BLOCK)
     head_live = head < Q_HEADS
     if K_HEADS > 0 and K_BLOCK == 0:
-        # this program turns heads of the key alone if its group lies behind the query's
+        # the groups after those of the query are the key's
         is_key = group >= Q_GROUPS
         head = tl.where(is_key, head - Q_GROUPS * Q_BLOCK, head)
         head_live = head < tl.where(is_key, K_HEADS, Q_HEADS)
@@ -232,9 +179,9 @@ def rotate_kernel(
     MASKED_Q: tl.constexpr = MASK_TOKENS or MASK_Q
     MASKED_K: tl.constexpr = MASK_TOKENS or MASK_K
     if PDL:
-        # the kernel before may still be writing any of what follows
+        # the kernel before may still be writing what is read below
         tl.extra.cuda.gdc_wait()
-    # every load of x comes before the first store: in place they alias, and no compiler may then move a load up
+    # every load of x comes before the first store: in place they alias, and the compiler cannot move a load over a store
     q_first, q_second = load_pairs(q_rows, q_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_Q, LOAD_HINT)
     if COPY and START > 0:
         q_before = load_dims(q_rows - START, q_live, START, START_BLOCK, MASKED_Q, LOAD_HINT)
@@ -264,15 +211,15 @@ def rotate_kernel(
     if GROWTH != 0:
         pair = tl.arange(0, BLOCK)[None, None, :]
         exponent = (position - center).to(tl.float32) * tl.load(growth + pair, mask=pair < PAIRS, other=0.0).to(tl.float32)
-    q_cos, q_sin = sized(cos, sin, q_magnitude, exponent * exponent_sign, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
-    store_turned(q_out_rows, q_first, q_second, q_cos, q_sin, q_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_Q, STORE_HINT)
+    q_cos, q_sin = scaled(cos, sin, q_magnitude, exponent * exponent_sign, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
+    store_rotated(q_out_rows, q_first, q_second, q_cos, q_sin, q_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_Q, STORE_HINT)
     if COPY and START > 0:
         store_dims(q_out_rows - START, q_before, q_live, START, START_BLOCK, MASKED_Q, STORE_HINT)
     if COPY and TAIL > 0:
         store_dims(q_out_rows + 2 * PAIRS, q_after, q_live, TAIL, TAIL_BLOCK, MASKED_Q, STORE_HINT)
     if K_BLOCK > 0:
-        k_cos, k_sin = sized(cos, sin, k_magnitude, exponent * -GROWTH, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
-        store_turned(k_out_rows, k_first, k_second, k_cos, k_sin, k_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_K, STORE_HINT)
+        k_cos, k_sin = scaled(cos, sin, k_magnitude, exponent * -GROWTH, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
+        store_rotated(k_out_rows, k_first, k_second, k_cos, k_sin, k_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_K, STORE_HINT)
         if COPY and START > 0:
             store_dims(k_out_rows - START, k_before, k_live, START, START_BLOCK, MASKED_K, STORE_HINT)
         if COPY and TAIL > 0:

@@ -1,4 +1,4 @@
-"""Studies by name; each is one file. Add an entry and the command line, the report and the tests pick it up."""
+"""Studies by name, one file each; the command line, the report and the tests use all entries of STUDIES."""
 
 from __future__ import annotations
 

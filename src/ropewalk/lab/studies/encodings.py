@@ -1,4 +1,4 @@
-"""`encodings`: every way to tell a model where a token is, trained alike, and then read beyond the trained length."""
+"""`encodings`: models that differ only in their positional encoding, measured at and beyond the trained length."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import Any
 from torch import nn
 
 from ropewalk.encodings import ENCODINGS, Encoding
-from ropewalk.lab.studies.page import Claim, Page, Table, by_length, lines, lower, not_higher, number, within
-from ropewalk.lab.studies.rows import Row, chosen, known, row, score
+from ropewalk.lab.studies import training
+from ropewalk.lab.studies.findings import (
+    Claim,
+    Findings,
+    Table,
+    by_length,
+    claim_not_higher,
+    claim_order,
+    claim_within,
+    line_figure,
+    score_rows,
+)  # fmt: skip
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.training import (
-    CPU_CHANGES,
-    GPU_CHANGES,
-    facts_of,
-    held_out_windows,
-    length_of,
-    measured,
-    preset_of,
-    trained,
-)
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
+from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
 
-#: RoPE whose queries see as many tokens as in training, wherever they are
+#: the RoPE model with attention limited to as many tokens as in training
 WINDOW = "rope, sliding window"
 #: encodings of one axis that a decoder can use
 TEXT = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5")]
@@ -36,8 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "multiples": [1, 2, 4, 8], "windows": 24, "seeds": 1,
     },
     "gpu": {
-        "preset": "gpu", "changes": GPU_CHANGES, "encodings": TEXT,
-        "multiples": [1, 2, 4, 8, 16], "windows": 64, "seeds": 1,
+        "preset": "gpu", "changes": GPU_CHANGES, "encodings": TEXT, "multiples": [1, 2, 4, 8, 16], "windows": 64, "seeds": 1,
     },
     "cluster": {
         "preset": "cluster", "changes": [], "encodings": TEXT, "multiples": [1, 2, 4, 8, 16], "windows": 128, "seeds": 3,
@@ -45,57 +46,51 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """One model for each encoding and seed."""
-    s = workshop.settings
-    shared = {name: s[name] for name in ("preset", "changes", "multiples", "windows")}
-    names, seeds = s["encodings"], workshop.seeds
-    workshop.each(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
-    return facts_of(preset_of(s["preset"], s["changes"], 0))
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each encoding and seed."""
+    s, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
+    names, seeds = s["encodings"], runner.seeds
+    runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
+    return training.preset_facts(s["preset"], s["changes"])
 
 
 def measure(
-    place: Place, *, encoding: str, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int
+    workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int
 ) -> list[Row]:
-    """Train one model and read its losses at every length."""
-    wanted = preset_of(preset, changes, seed, encoding=encoding)
-    done = trained(place, f"{encoding}-{seed}", wanted)
-    length = length_of(wanted)
+    """Train one model and measure its loss at every length."""
+    chosen = training.make_preset(preset, changes, seed, encoding=encoding)
+    done = training.train_or_load(workspace, f"{encoding}-{seed}", chosen)
+    length = training.trained_length(chosen)
     lengths = [length * multiple for multiple in multiples]
-    text = held_out_windows(wanted, windows, lengths[-1])
-    what: dict[str, Any] = {"model": encoding, "seed": seed}
-    # a table of positions has none beyond the trained length
-    rows = measured(done.model, text, lengths[:1] if ENCODINGS[encoding].bounded else lengths, length, **what)
-    rows.append(row("seconds per step", done.seconds / done.steps, **what))
-    rows.append(row("parameters", positional_parameters(done.model), **what))
+    text = training.held_out_windows(chosen, windows, lengths[-1])
+    fields: dict[str, Any] = {"model": encoding, "seed": seed}
+    # a bounded encoding has no positions beyond the trained length
+    rows = training.loss_rows(done.model, text, lengths[:1] if ENCODINGS[encoding].bounded else lengths, length, **fields)
+    rows.append(row("seconds per step", done.seconds / done.steps, **fields))
+    rows.append(row("parameters", positional_parameters(done.model), **fields))
     if encoding == "rope":
         sliding = ("sliding",) * len(done.model.layers)  # type: ignore[arg-type]
         windowed = migrate(done.model, "rope", window=length, layer_types=sliding).model
-        rows += measured(windowed, text, lengths, length, model=WINDOW, seed=seed)
+        rows += training.loss_rows(windowed, text, lengths, length, model=WINDOW, seed=seed)
     return rows
 
 
 def positional_parameters(model: nn.Module) -> int:
-    """How many trained numbers belong to the encoding, in all layers."""
+    """Return the number of parameters of the encodings of all layers."""
     own = {id(p): p.numel() for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
     return sum(own.values())
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """Losses by length, what each encoding is, and the order the noise allows."""
-    models, lengths = known(rows, "loss", "model"), sorted(known(rows, "loss", "length"))
-    series = {m: by_length(rows, lengths, model=m) for m in models}
-    trained_at = lengths[0]
-    title = f"Loss on the same last {trained_at} tokens, trained at {trained_at}"
-    figure = lines(series, title=title, x="tokens of context", y="loss, nats per byte")
-    return Page([_losses(rows, models, lengths), _properties(rows, models)], {"encodings": figure}, claims(rows, lengths))
-
-
-def _losses(rows: list[Row], models: list[str], lengths: list[int]) -> Table:
-    cells = [(m, *(number(score(rows, "loss", model=m, length=n)) for n in lengths)) for m in models]
-    cells.sort(key=lambda cell: cell[1])
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss by length, the properties of each encoding, and the claims."""
+    models, lengths = distinct(rows, "loss", "model"), sorted(distinct(rows, "loss", "length"))
+    cells = sorted(score_rows(rows, "loss", "model", models, "length", lengths), key=lambda cells: cells[1])
     note = f"Nats per byte, on the same last {lengths[0]} tokens of held-out windows; ± is the standard error of the mean."
-    return Table("Loss by context length", ("encoding", *map(str, lengths)), cells, note)
+    losses = Table("Loss by context length", ("encoding", *map(str, lengths)), cells, note)
+    series = {m: by_length(rows, lengths, model=m) for m in models}
+    title = f"Loss on the same last {lengths[0]} tokens, trained at {lengths[0]}"
+    figure = line_figure(series, title=title, x="tokens of context", y="loss, nats per byte")
+    return Findings([losses, _properties(rows, models)], {"encodings": figure}, claims(rows, lengths))
 
 
 def _properties(rows: list[Row], models: list[str]) -> Table:
@@ -104,36 +99,38 @@ def _properties(rows: list[Row], models: list[str]) -> Table:
     for name in models:
         if name not in ENCODINGS:
             continue
-        kind, cost = ENCODINGS[name], score(rows, "seconds per step", model=name)
+        encoding, cost = ENCODINGS[name], score(rows, "seconds per step", model=name)
         times = f"{cost.mean / base.mean:.2f}" if cost and base else "-"
-        parameters = chosen(rows, "parameters", model=name)[0]["mean"]
-        yes_no = ("yes" if kind.relative else "no", "yes" if kind.linear else "no", "yes" if kind.bounded else "no")
-        cells.append((name, kind.door, *yes_no, f"{parameters:,.0f}", times))
+        parameters = select(rows, "parameters", model=name)[0]["mean"]
+        yes_no = ("yes" if each else "no" for each in (encoding.relative, encoding.linear, encoding.bounded))
+        cells.append((name, encoding.entry, *yes_no, f"{parameters:,.0f}", times))
     columns = ("encoding", "acts on", "relative", "linear attention", "bounded", "parameters", "time, x none")
-    return Table("What each encoding is", columns, cells, "time: of a training step, on this machine, with whatever else it did.")
+    note = "time: of a training step, measured while other models may have been training on the same machine."
+    return Table("Properties of each encoding", columns, cells, note)
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """What published work leads one to expect at this size, judged by these rows."""
+    """Return what published work leads one to expect at this size, tested on these rows."""
     near = lengths[0]
     far = 4 * near if 4 * near in lengths else lengths[-1]
-    losses = {n: {m: score(rows, "loss", model=m, length=n) for m in known(rows, "loss", "model")} for n in (near, far)}
-    alibi, window = (losses[far].get(m) for m in ("alibi", WINDOW))
+    models = distinct(rows, "loss", "model")
+    at_near, at_far = (scores_by(rows, "loss", "model", models, length=n) for n in (near, far))
+    alibi, window = at_far.get("alibi"), at_far.get(WINDOW)
     return [
-        lower(f"At the trained length ({near}): RoPE < ALiBi < sinusoidal < none in loss", losses[near], CORE),
-        not_higher(f"ALiBi at {far} stays within 0.05 of its loss at {near}", alibi, losses[near].get("alibi"), 0.05),
-        lower(f"Beyond it, at {far}, plain RoPE loses to ALiBi", losses[far], ["alibi", "rope"]),
-        within(
+        claim_order(f"At the trained length ({near}): RoPE < ALiBi < sinusoidal < none in loss", at_near, CORE),
+        claim_not_higher(f"ALiBi at {far} stays within 0.05 of its loss at {near}", alibi, at_near.get("alibi"), 0.05),
+        claim_order(f"Beyond it, at {far}, plain RoPE loses to ALiBi", at_far, ["alibi", "rope"]),
+        claim_within(
             f"RoPE with a sliding window of {near} is flat from {2 * near} to {far}",
             window, score(rows, "loss", model=WINDOW, length=2 * near), 0.05,
         ),
-        not_higher(
-            f"RoPE with a sliding window at {far} is no worse than RoPE at {near}", window, losses[near].get("rope"), 0.05
+        claim_not_higher(
+            f"RoPE with a sliding window at {far} is no worse than RoPE at {near}", window, at_near.get("rope"), 0.05
         ),
     ]  # fmt: skip
 
 
 STUDY = Study(
-    "encodings", "Which encoding learns best at the trained length, and which still works beyond it?", PRESETS, run, page,
+    "encodings", "Which encoding learns best at the trained length, and which still works beyond it?", PRESETS, run, findings,
     ("roformer-mlm", "alibi-extrapolation", "nope-causal", "nope-length-generalisation"),
 )  # fmt: skip

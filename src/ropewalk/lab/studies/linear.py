@@ -1,4 +1,4 @@
-"""`linear`: linear against softmax attention, both with RoPE: how well, how fast, and what they must remember."""
+"""`linear`: linear against softmax attention, both with RoPE: loss, time and memory."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropewalk.lab.studies.page import Claim, Page, Table, lines, lower, number
-from ropewalk.lab.studies.rows import Row, chosen, known, row, score
+from ropewalk.lab.studies import training
+from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure, score_rows
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, row, score, select
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.training import (
-    CPU_CHANGES,
-    GPU_CHANGES,
-    facts_of,
-    held_out_windows,
-    length_of,
-    measured,
-    preset_of,
-    trained,
-)
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
+from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
+from ropewalk.models import Decoder, DecoderConfig
 
-#: name -> what it changes of the model
-KINDS: dict[str, dict[str, str]] = {
+#: name -> changes of the model
+MODELS: dict[str, dict[str, str]] = {
     "softmax, rope": {"encoding": "rope"},
     "linear, rope": {"encoding": "rope", "attention": "linear"},
     "linear, none": {"encoding": "none", "attention": "linear"},
@@ -45,62 +38,58 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """Trainings side by side, then the clock, alone."""
-    s = workshop.settings
-    shared = {name: s[name] for name in ("preset", "changes", "windows", "multiples")}
-    workshop.each(
-        Job(f"{kind.replace(', ', '-')}-{seed}", quality, {"kind": kind, "seed": seed, **shared})
-        for seed in workshop.seeds
-        for kind in KINDS
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train the models in parallel, then measure time and memory in one process."""
+    s, shared = runner.settings, runner.pick("preset", "changes", "windows", "multiples")
+    runner.run(
+        Job(f"{_short(kind)}-{seed}", quality, {"kind": kind, "seed": seed, **shared}) for seed in runner.seeds for kind in MODELS
     )
-    workshop.each([Job("costs", costs, {"preset": s["preset"], "changes": s["changes"], "timed": s["timed"]})])
-    return facts_of(preset_of(s["preset"], s["changes"], 0))
+    runner.run([Job("costs", costs, runner.pick("preset", "changes", "timed"))])
+    return training.preset_facts(s["preset"], s["changes"])
+
+
+def _short(kind: str) -> str:
+    return kind.replace(", ", "-")
 
 
 def quality(
-    place: Place, *, kind: str, seed: int, preset: str, changes: list[str], windows: int, multiples: list[int]
+    workspace: Workspace, *, kind: str, seed: int, preset: str, changes: list[str], windows: int, multiples: list[int]
 ) -> list[Row]:
-    """Loss of one model at every length."""
-    wanted = preset_of(preset, changes, seed, **KINDS[kind])
-    model = trained(place, f"{kind.replace(', ', '-')}-{seed}", wanted).model
-    length = length_of(wanted)
-    lengths = [length * multiple for multiple in multiples]
-    return measured(model, held_out_windows(wanted, windows, lengths[-1]), lengths, length, model=kind, seed=seed)
+    """Train one model and measure its loss at every length."""
+    chosen = training.make_preset(preset, changes, seed, **MODELS[kind])
+    return training.train_and_measure(workspace, f"{_short(kind)}-{seed}", chosen, multiples, windows, model=kind, seed=seed)
 
 
-def costs(place: Place, *, preset: str, changes: list[str], timed: list[int]) -> list[Row]:
-    """Milliseconds to read a text, bytes to remember it, and on a GPU the peak; models are untrained, which costs the same."""
-    from ropewalk.models import Decoder, DecoderConfig
-
+def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[int]) -> list[Row]:
+    """Measure the time of a forward pass, the bytes of the cache and, on a GPU, the peak memory; models are untrained."""
     rows = []
-    for kind, change in KINDS.items():
-        table: dict[str, Any] = preset_of(preset, changes, 0).model | change
-        model = Decoder(DecoderConfig(vocab_size=264, length=max(timed), **table)).to(place.device).eval()
+    for kind, change in MODELS.items():
+        table: dict[str, Any] = training.make_preset(preset, changes, 0).model | change
+        model = Decoder(DecoderConfig(vocab_size=264, length=max(timed), **table)).to(workspace.device).eval()
         for length in timed:
-            tokens = torch.zeros(1, length, dtype=torch.int64, device=place.device)
+            tokens = torch.zeros(1, length, dtype=torch.int64, device=workspace.device)
             caches = model.caches()
             with torch.no_grad():
                 model.features(tokens, caches=caches)
-            what = {"model": kind, "length": length}
-            rows.append(row("remembered", sum(held_bytes(cache) for cache in caches), **what))
+            fields = {"model": kind, "length": length}
+            rows.append(row("remembered", sum(held_bytes(cache) for cache in caches), **fields))
             del caches
-            rows.append(row("milliseconds", _milliseconds(model, tokens), **what))
-            if place.device.type == "cuda":
-                rows.append(row("peak", torch.cuda.max_memory_allocated(place.device), **what))
-                torch.cuda.reset_peak_memory_stats(place.device)
+            rows.append(row("milliseconds", _milliseconds(model, tokens), **fields))
+            if workspace.device.type == "cuda":
+                rows.append(row("peak", torch.cuda.max_memory_allocated(workspace.device), **fields))
+                torch.cuda.reset_peak_memory_stats(workspace.device)
     return rows
 
 
 def held_bytes(cache: Any) -> int:
-    """The bytes of what a cache holds of the tokens it has seen."""
+    """Return the bytes of the tensors in a cache, without unused room."""
     held = cache.state if hasattr(cache, "state") else cache.seen
     return sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
 
 
 @torch.no_grad()
 def _milliseconds(model: nn.Module, tokens: torch.Tensor, repeats: int = 3) -> float:
-    """The fastest of a few readings of a text."""
+    """Return the fastest of a few forward passes."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()
@@ -111,38 +100,37 @@ def _milliseconds(model: nn.Module, tokens: torch.Tensor, repeats: int = 3) -> f
     return 1000 * best
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """Loss, time and memory."""
-    lengths, timed = known(rows, "loss", "length"), known(rows, "milliseconds", "length")
-    kinds = known(rows, "loss", "model")
-    losses = [(m, *(number(score(rows, "loss", model=m, length=n)) for n in lengths)) for m in kinds]
-    times = {m: [chosen(rows, "milliseconds", model=m, length=n)[0]["mean"] for n in timed] for m in kinds}
-    held = [(m, *(f"{chosen(rows, 'remembered', model=m, length=n)[0]['mean'] / 2**20:.2f}" for n in timed)) for m in kinds]
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return loss, time and memory."""
+    lengths, timed = distinct(rows, "loss", "length"), distinct(rows, "milliseconds", "length")
+    models = distinct(rows, "loss", "model")
+
+    def costs_table(title: str, metric: str, unit: float, digits: int, note: str = "") -> Table:
+        by_model = {m: [select(rows, metric, model=m, length=n)[0]["mean"] / unit for n in timed] for m in models}
+        cells = [(m, *(f"{value:.{digits}f}" for value in values)) for m, values in by_model.items()]
+        return Table(title, ("attention", *map(str, timed)), cells, note)
+
+    losses = score_rows(rows, "loss", "model", models, "length", lengths)
     tables = [
         Table("Loss by context length", ("attention", *map(str, lengths)), losses, "Nats per byte."),
-        Table(
-            "Milliseconds to read one text",
-            ("attention", *map(str, timed)),
-            [(m, *(f"{t:.1f}" for t in y)) for m, y in times.items()],
-        ),
-        Table("MiB remembered of it", ("attention", *map(str, timed)), held, "Keys and values, or running sums."),
+        costs_table("Milliseconds of a forward pass", "milliseconds", 1, 1),
+        costs_table("MiB of the cache", "remembered", 2**20, 2, "Keys and values, or running sums."),
     ]
-    if chosen(rows, "peak"):
-        peaks = [(m, *(f"{chosen(rows, 'peak', model=m, length=n)[0]['mean'] / 2**20:.0f}" for n in timed)) for m in kinds]
-        tables.append(Table("MiB at the peak", ("attention", *map(str, timed)), peaks))
-    figure = lines({m: (timed, y) for m, y in times.items()}, title="Time to read one text", x="tokens", y="ms", log_y=True)
-    return Page(tables, {"linear": figure}, claims(rows, lengths))
+    if select(rows, "peak"):
+        tables.append(costs_table("Peak MiB", "peak", 2**20, 0))
+    times = {m: (timed, [select(rows, "milliseconds", model=m, length=n)[0]["mean"] for n in timed]) for m in models}
+    figure = line_figure(times, title="Time of a forward pass", x="tokens", y="ms", log_y=True)
+    return Findings(tables, {"linear": figure}, claims(rows, lengths))
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """What linear attention costs in loss, and what RoPE gives it."""
-    near = {m: score(rows, "loss", model=m, length=lengths[0]) for m in KINDS}
+    """Claim that linear attention has a higher loss than softmax, and that RoPE lowers it."""
+    near = {m: score(rows, "loss", model=m, length=lengths[0]) for m in MODELS}
+    text = "Softmax attention has a lower loss than linear attention, both with RoPE"
     return [
-        lower(
-            "Softmax attention has a lower loss than linear attention, both with RoPE", near, ["softmax, rope", "linear, rope"]
-        ),
-        lower("RoPE lowers the loss of linear attention", near, ["linear, rope", "linear, none"]),
+        claim_order(text, near, ["softmax, rope", "linear, rope"]),
+        claim_order("RoPE lowers the loss of linear attention", near, ["linear, rope", "linear, none"]),
     ]
 
 
-STUDY = Study("linear", "What does linear attention cost, and save?", PRESETS, run, page)
+STUDY = Study("linear", "What does linear attention cost in loss, and save in time and memory?", PRESETS, run, findings)

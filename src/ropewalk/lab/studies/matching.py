@@ -1,7 +1,7 @@
-"""`matching`: which of two long texts is about the same case, when the reader is cut off early or late.
+"""`matching`: find which of two long texts is about the same case, with texts truncated at a short or a long length.
 
-With `data` set to a file of CAIL2019-SCM the real triplets are used. Without it cases are generated whose evidence lies
-beyond the short cut-off for a known share of them, so that what either reader can reach is known beforehand.
+The setting `data` can name a file of CAIL2019-SCM. Otherwise cases are generated; for a known share of them the evidence
+comes after the short length, so that the best possible accuracy of both models is known.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch.nn import functional as F
 
 from ropewalk.lab.batches import Batch
 from ropewalk.lab.matching import Triplet, TripletBatches, read_triplets, split_triplets
-from ropewalk.lab.objectives import answers
-from ropewalk.lab.studies.page import Claim, Page, Table, lower
-from ropewalk.lab.studies.rows import Row, known, row, score
+from ropewalk.lab.objectives import predict
+from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, row, score
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.training import preset_of, trained
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
+from ropewalk.lab.studies.training import make_preset, train_or_load
 
-#: what a case can be about
+#: the subjects of cases
 MATTERS = ("theft", "fraud", "arson", "libel", "debts", "hoax!", "piracy", "bribes")
-#: what every case says
+#: the words that fill a case
 WORDS = (
     "the", "court", "heard", "that", "both", "sides", "had", "met", "in", "town", "and", "wrote", "down", "what", "was", "said",
     "before", "noon", "on", "a", "day", "of", "rain", "so", "clerk", "kept", "it", "under", "seal",
 )  # fmt: skip
-#: of this share of the cases the evidence stands early enough for the short reader
+#: the share of cases whose evidence is within the short length
 EARLY = 0.25
 TEMPERATURE = 0.05
 _LARGE = ["model.hidden_size=256", "model.intermediate_size=1024", "model.num_layers=4", "train.precision=bfloat16"]
@@ -55,65 +55,62 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]:
-    """Cases of `long` characters: A and B share a matter, C has another; EARLY of them say it within `short`."""
+    """Generate cases of `long` characters: two texts have one subject and the third another, in the first `short` for EARLY."""
     draw = random.Random(seed)
-    found = []
+    triplets = []
     for _ in range(count):
         matter, other = draw.sample(MATTERS, 2)
         low, high = (0, short) if draw.random() < EARLY else (short, long)
         a, b, c = (_case(draw, about, low, high, long) for about in (matter, matter, other))
-        found.append(Triplet(a, b, c, "B") if draw.random() < 0.5 else Triplet(a, c, b, "C"))
-    return found
+        triplets.append(Triplet(a, b, c, "B") if draw.random() < 0.5 else Triplet(a, c, b, "C"))
+    return triplets
 
 
 def _case(draw: random.Random, matter: str, low: int, high: int, size: int) -> str:
-    """Words that say nothing, with one matter that lies wholly between `low` and `high`."""
-    said, text = f" [{matter}] ", ""
+    """Return `size` characters of random words with the subject between `low` and `high`."""
+    subject, text = f" [{matter}] ", ""
     while len(text) < size:
         text += draw.choice(WORDS) + " "
-    at = draw.randint(low, high - len(said))
-    return (text[:at] + said + text[at + len(said) :])[:size]
+    at = draw.randint(low, high - len(subject))
+    return (text[:at] + subject + text[at + len(subject) :])[:size]
 
 
 def reachable(length: int, settings: dict[str, Any]) -> float:
-    """The accuracy of a perfect reader of the first `length` characters of generated cases: blind, it is right half the time."""
+    """Return the best accuracy on the first `length` characters of generated cases: half of those without evidence are right."""
     return 1.0 if length >= settings["long"] else EARLY + (1 - EARLY) / 2
 
 
 def triplets_of(data: str, count: int, short: int, long: int) -> tuple[list[Triplet], list[Triplet]]:
-    """(train, valid), no A on both sides."""
+    """Return (train, valid) triplets from the file `data`, or generated ones."""
     return split_triplets(read_triplets(data) if data else generated(count, short, long))
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """A short and a long reader for each seed, on the same cases."""
-    s = workshop.settings
-    shared = {name: s[name] for name in ("preset", "changes", "short", "long", "batch", "steps", "count", "data")}
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train a model on short and one on long texts of the same cases, for each seed."""
+    s, shared = runner.settings, runner.pick("preset", "changes", "short", "long", "batch", "steps", "count", "data")
     cuts = (s["short"], s["long"])
-    workshop.each(
-        Job(f"cut-{cut}-{seed}", measure, {"cut": cut, "seed": seed, **shared}) for seed in workshop.seeds for cut in cuts
-    )
+    runner.run(Job(f"cut-{cut}-{seed}", measure, {"cut": cut, "seed": seed, **shared}) for seed in runner.seeds for cut in cuts)
     train, valid = triplets_of(s["data"], s["count"], s["short"], s["long"])
     return {"triplets": {"train": len(train), "valid": len(valid), "source": s["data"] or "generated"}}
 
 
 def measure(
-    place: Place, *, cut: int, seed: int, preset: str, changes: list[str], short: int, long: int, batch: int, steps: int,
+    workspace: Workspace, *, cut: int, seed: int, preset: str, changes: list[str], short: int, long: int, batch: int, steps: int,
     count: int, data: str,
 ) -> list[Row]:  # fmt: skip
-    """Train one reader that sees `cut` characters of each text, and count what it gets right of held-out cases."""
+    """Train a model on the first `cut` characters of each text, and measure its errors on held-out cases."""
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
-    wanted = preset_of(preset, [*changes, stage, "data.objective=triplets"], seed, head="none")
+    chosen = make_preset(preset, [*changes, stage, "data.objective=triplets"], seed, head="none")
     train, valid = triplets_of(data, count, short, long)
     batches = TripletBatches(train, "triplets", seed=seed)
-    model = trained(place, f"matching-{cut}-{seed}", wanted, batches=batches, objective=contrast).model
-    hits = right(model, TripletBatches(valid, "triplets", swap=False), cut, place.device)
+    model = train_or_load(workspace, f"matching-{cut}-{seed}", chosen, batches=batches, objective=contrast).model
+    hits = right(model, TripletBatches(valid, "triplets", swap=False), cut, workspace.device)
     return [row("wrong", 1 - hits, cut=cut, seed=seed)]
 
 
-def nearness(model: nn.Module, batch: Batch) -> Tensor:
-    """The cosines of A with B and with C, [B, 2]; a text stands at the mean of what the model makes of its real tokens."""
-    hidden, real = answers(model, batch).float(), batch.padding
+def cosines(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the cosines of A with B and with C, [B, 2]; a text's vector is the mean over its tokens without padding."""
+    hidden, real = predict(model, batch).float(), batch.padding
     weights = torch.ones_like(hidden[..., :1]) if real is None else real.unsqueeze(-1).float()
     vectors = F.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
     a, b, c = vectors.unflatten(0, (-1, 3)).unbind(1)
@@ -121,43 +118,43 @@ def nearness(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def contrast(model: nn.Module, batch: Batch) -> Tensor:
-    """A softmax over both cosines: unlike a margin, it pulls as long as an answer is unsure."""
-    return F.cross_entropy(nearness(model, batch) / TEMPERATURE, batch.targets, reduction="sum")
+    """Return the loss of a softmax over both cosines; unlike a margin loss, it keeps a gradient for small differences."""
+    return F.cross_entropy(cosines(model, batch) / TEMPERATURE, batch.targets, reduction="sum")
 
 
 def right(model: nn.Module, batches: TripletBatches, length: int, device: torch.device, size: int = 64) -> np.ndarray:
-    """Whether the nearer text of each triplet is the one its label names: float64 [N]."""
-    found = []
+    """Return whether the nearer text of each triplet is the one of its label, float64 [N]."""
+    hits = []
     with torch.no_grad():
         for start in range(0, len(batches.triplets), size):
             index = np.arange(start, min(start + size, len(batches.triplets)))
-            batch = batches.batch(index, length).on(device)
-            found.append((nearness(model, batch).argmax(-1) == batch.targets).cpu().numpy())
-    return np.concatenate(found).astype(np.float64)
+            batch = batches.batch(index, length).to(device)
+            hits.append((cosines(model, batch).argmax(-1) == batch.targets).cpu().numpy())
+    return np.concatenate(hits).astype(np.float64)
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """Accuracy by cut-off, beside what a perfect reader could have."""
-    settings, generated_ = facts["settings"], not facts["settings"]["data"]
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the accuracy by length, beside the best possible one."""
+    settings, is_generated = facts["settings"], not facts["settings"]["data"]
     cells = []
-    for cut in known(rows, "wrong", "cut"):
+    for cut in distinct(rows, "wrong", "cut"):
         wrong = score(rows, "wrong", cut=cut)
-        best = f"{reachable(cut, settings):.1%}" if generated_ else "-"
+        best = f"{reachable(cut, settings):.1%}" if is_generated else "-"
         if wrong is not None:
             cells.append((str(cut), f"{1 - wrong.mean:.1%} ± {wrong.error:.1%}", best, str(wrong.windows)))
-    note = "A perfect reader of generated cases guesses where the evidence lies beyond its cut-off." if generated_ else ""
-    table = Table("Accuracy by cut-off", ("characters read", "accuracy", "perfect reader", "cases"), cells, note)
-    return Page([table], {}, claims(rows, settings))
+    note = "The best possible model guesses if the evidence is beyond its length." if is_generated else ""
+    table = Table("Accuracy by length of the texts", ("characters", "accuracy", "best possible", "cases"), cells, note)
+    return Findings([table], {}, claims(rows, settings))
 
 
 def claims(rows: list[Row], settings: dict[str, Any]) -> list[Claim]:
-    """The long reader is right more often."""
+    """Claim that longer texts give fewer errors."""
     wrong = {str(cut): score(rows, "wrong", cut=cut) for cut in (settings["long"], settings["short"])}
     text = f"Reading {settings['long']} characters instead of {settings['short']} is right more often"
-    return [lower(text, wrong, list(wrong))]
+    return [claim_order(text, wrong, list(wrong))]
 
 
 STUDY = Study(
-    "matching", "Does a longer cut-off find the matching case more often, as in CAIL2019-SCM?", PRESETS, run, page,
+    "matching", "Do longer texts find the matching case more often, as in CAIL2019-SCM?", PRESETS, run, findings,
     ("roformer-cail",),
 )  # fmt: skip

@@ -1,27 +1,19 @@
-"""`migrate`: a trained sinusoidal model gets RoPE and a little training; beside it, what it would have been otherwise."""
+"""`migrate`: a trained sinusoidal model is changed to RoPE and trained further, compared with no change and with a new model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from ropewalk.lab.schedule import Stage
-from ropewalk.lab.studies.page import Claim, Page, Table, lines, lower, number
-from ropewalk.lab.studies.rows import Row, known, score
+from ropewalk.lab.studies import training
+from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure, score_rows
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, score, scores_by
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.training import (
-    CPU_CHANGES,
-    GPU_CHANGES,
-    facts_of,
-    held_out_windows,
-    length_of,
-    measured,
-    preset_of,
-    trained,
-)
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
+from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
 
+#: the three models that are compared; the rows have them in the field `way`
 KEPT, MOVED, FRESH = "sinusoidal, trained on", "migrated to RoPE", "RoPE from scratch"
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"preset": "smoke", "changes": [], "from": "sinusoidal", "steps": [0, 4], "rate": 1e-3, "windows": 4, "seeds": 1},
@@ -38,74 +30,63 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """Three ways for each seed and number of steps; the first model is trained before they part."""
-    s = workshop.settings
-    shared = {"preset": s["preset"], "changes": s["changes"], "source": s["from"], "rate": s["rate"], "windows": s["windows"]}
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train the three models for each seed and number of steps."""
+    s, shared = runner.settings, runner.pick("preset", "changes", "rate", "windows")
     for steps in s["steps"]:
+        # without steps, RoPE from scratch would be an untrained model
         ways = (KEPT, MOVED, FRESH) if steps else (KEPT, MOVED)
-        workshop.each(
-            Job(
-                f"{way.replace(' ', '-').replace(',', '')}-{steps}-{seed}",
-                measure,
-                {"way": way, "steps": steps, "seed": seed, **shared},
-            )
-            for seed in workshop.seeds
-            for way in ways
+        names = {way: f"{way.replace(' ', '-').replace(',', '')}-{steps}" for way in ways}
+        own = {"steps": steps, "source": s["from"], **shared}
+        runner.run(
+            Job(f"{names[way]}-{seed}", measure, {"way": way, "seed": seed, **own}) for seed in runner.seeds for way in ways
         )
-    return facts_of(preset_of(s["preset"], s["changes"], 0))
+    return training.preset_facts(s["preset"], s["changes"])
 
 
 def measure(
-    place: Place, *, way: str, steps: int, seed: int, preset: str, changes: list[str], source: str, rate: float, windows: int
-) -> list[Row]:
-    """One way, trained for some steps, at the trained length and twice that."""
-    wanted = preset_of(preset, changes, seed, encoding=source)
-    length, stage = length_of(wanted), wanted.train.stages[0]
-    model = None if way == FRESH else trained(place, f"{source}-{seed}", wanted).model
+    workspace: Workspace, *, way: str, steps: int, seed: int, preset: str, changes: list[str], source: str, rate: float,
+    windows: int,
+) -> list[Row]:  # fmt: skip
+    """Train one of the three models for some steps, and measure it at the trained length and at twice that."""
+    first = training.make_preset(preset, changes, seed, encoding=source)
+    length = training.trained_length(first)
+    model = None if way == FRESH else training.train_or_load(workspace, f"{source}-{seed}", first).model
     if way == MOVED and model is not None:
         model = migrate(model, "rope").model
     if steps:
-        train = replace(
-            wanted.train,
-            stages=(Stage(length, stage.batch, steps),),
-            learning_rate=rate,
-            warmup=min(10, steps // 4),
-            seed=seed + 1000,
-        )
-        after = replace(wanted, train=train, model=wanted.model | ({"encoding": "rope"} if way != KEPT else {}))
-        model = trained(place, f"migrate-{steps}-{seed}", after, start=model, origin=f"{way} {source} {seed}").model
-    text = held_out_windows(wanted, windows, 2 * length)
-    assert model is not None  # only RoPE from scratch starts without one, and it is trained
-    return measured(model, text, [length, 2 * length], length, way=way, steps=steps, seed=seed)
+        second = training.shorter_training(first, length, first.train.stages[0].batch, steps, rate, seed)
+        second = replace(second, model=first.model | ({"encoding": "rope"} if way != KEPT else {}))
+        origin = f"{way} {source} {seed}"
+        model = training.train_or_load(workspace, f"migrate-{steps}-{seed}", second, start=model, origin=origin).model
+    text = training.held_out_windows(first, windows, 2 * length)
+    assert model is not None  # RoPE from scratch has steps
+    return training.loss_rows(model, text, [length, 2 * length], length, way=way, steps=steps, seed=seed)
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """Loss by way and steps, at two lengths."""
-    lengths, steps, ways = known(rows, "loss", "length"), known(rows, "loss", "steps"), known(rows, "loss", "way")
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss of each model by steps, at two lengths."""
+    lengths, steps, ways = (distinct(rows, "loss", field) for field in ("length", "steps", "way"))
+    columns = ("model", *(f"after {s} steps" for s in steps))
     tables = [
-        Table(
-            f"Loss at {n} tokens", ("way", *(f"after {s} steps" for s in steps)),
-            [(w, *(number(score(rows, "loss", way=w, steps=s, length=n)) for s in steps)) for w in ways],
-        )
-        for n in lengths
-    ]  # fmt: skip
+        Table(f"Loss at {n} tokens", columns, score_rows(rows, "loss", "way", ways, "steps", steps, length=n)) for n in lengths
+    ]
     series = {}
     for way in ways:
-        found = [(s, x.mean) for s in steps if (x := score(rows, "loss", way=way, steps=s, length=lengths[0]))]
-        series[way] = ([s for s, _ in found], [mean for _, mean in found])
-    figure = lines(series, title="Migration to RoPE", x="steps of training after the switch", y="loss", log=False)
-    return Page(tables, {"migrate": figure}, claims(rows, lengths, steps[-1]))
+        by_steps = scores_by(rows, "loss", "steps", steps, way=way, length=lengths[0])
+        series[way] = (list(by_steps), [each.mean for each in by_steps.values()])
+    figure = line_figure(series, title="Migration to RoPE", x="steps of training after the change", y="loss", log_x=False)
+    return Findings(tables, {"migrate": figure}, claims(rows, lengths, steps[-1]))
 
 
 def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
-    """Whether old weights help, and whether the switch pays."""
+    """Claim that the old weights help, and that the change lowers the loss."""
     near, far = ({w: score(rows, "loss", way=w, steps=steps, length=n) for w in (KEPT, MOVED, FRESH)} for n in lengths)
     return [
-        lower(f"After {steps} steps a migrated model is ahead of RoPE from scratch", near, [MOVED, FRESH]),
-        lower(f"After {steps} steps it is ahead of the model it came from, trained on as long", near, [MOVED, KEPT]),
-        lower(f"At {lengths[1]} tokens, twice the trained length, it is ahead of it too", far, [MOVED, KEPT]),
+        claim_order(f"After {steps} steps a migrated model has a lower loss than RoPE from scratch", near, [MOVED, FRESH]),
+        claim_order(f"After {steps} steps it has a lower loss than its source, trained as long", near, [MOVED, KEPT]),
+        claim_order(f"So it has at {lengths[1]} tokens, twice the trained length", far, [MOVED, KEPT]),
     ]
 
 
-STUDY = Study("migrate", "Can a trained model change to RoPE, and is it worth it?", PRESETS, run, page)
+STUDY = Study("migrate", "Can a trained model change to RoPE, and does it pay?", PRESETS, run, findings)

@@ -1,4 +1,4 @@
-"""`mlm_lengths`: RoFormer's pre-training made small, six stages of changing length, judged after each on the same tokens."""
+"""`mlm_lengths`: a small version of RoFormer's pre-training in six stages of different lengths, evaluated after each stage."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ropewalk.lab.batches import IGNORED, mask_tokens
-from ropewalk.lab.studies.page import Claim, Page, Table, by_length, lines, lower, number
-from ropewalk.lab.studies.rows import Row, known, read_rows, row, score, write_rows
+from ropewalk.lab.evaluation import MOST_TOKENS, evaluating
+from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, line_figure, score_rows
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, read_rows, row, score, write_rows
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.training import corpus_of, facts_of, prepare, preset_of
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
+from ropewalk.lab.studies.training import corpus_of, make_preset, make_trainer, preset_facts
 from ropewalk.lab.tokenizer import Bytes
 
 _LARGE = [
@@ -48,102 +49,98 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """One long training a seed, stopped at the end of every stage."""
-    s = workshop.settings
-    shared = {name: s[name] for name in ("preset", "changes", "stages", "windows")}
-    workshop.each(Job(f"stages-{seed}", measure, {"seed": seed, **shared}) for seed in workshop.seeds)
-    return facts_of(preset_of(s["preset"], [*s["changes"], _stages(s["stages"])], 0))
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one long training for each seed, with a pause after every stage."""
+    s, shared = runner.settings, runner.pick("preset", "changes", "stages", "windows")
+    runner.run(Job(f"stages-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
+    return preset_facts(s["preset"], [*s["changes"], _stages(s["stages"])])
 
 
 def _stages(stages: Sequence[Sequence[int]]) -> str:
+    """Return the change of a preset that sets the stages."""
     tables = (f"{{length={length}, batch={batch}, steps={steps}}}" for length, batch, steps in stages)
     return f"train.stages=[{', '.join(tables)}]"
 
 
-def measure(place: Place, *, seed: int, preset: str, changes: list[str], stages: list[list[int]], windows: int) -> list[Row]:
-    """Train stage by stage; after each, the masked loss and accuracy at every length in use."""
-    wanted = preset_of(preset, [*changes, _stages(stages)], seed)
-    trainer = prepare(place, f"mlm-{seed}", wanted)
+def measure(
+    workspace: Workspace, *, seed: int, preset: str, changes: list[str], stages: list[list[int]], windows: int
+) -> list[Row]:
+    """Train stage by stage; after each stage, measure the masked loss and accuracy at every length."""
+    chosen = make_preset(preset, [*changes, _stages(stages)], seed)
+    trainer = make_trainer(workspace, f"mlm-{seed}", chosen)
     lengths = sorted({length for length, _, _ in stages})
-    text = corpus_of(wanted).valid.windows(windows, lengths[-1])
+    text = corpus_of(chosen).valid.windows(windows, lengths[-1])
     rows, end = [], 0
-    for number_, (length, _, steps) in enumerate(stages, start=1):
+    for stage, (length, _, steps) in enumerate(stages, start=1):
         end += steps
-        # kept as soon as measured, before any further step, so that a continued study never judges a later model
-        kept = trainer.folder / f"stage-{number_}.jsonl"  # type: ignore[operator]
-        if not kept.exists():
+        # rows are saved before the next step, so that a continued study never evaluates a later model
+        path = trainer.folder / f"stage-{stage}.jsonl"  # type: ignore[operator]
+        if not path.exists():
             if trainer.run(stop=end).step < end:
                 raise KeyboardInterrupt
-            what = {"stage": number_, "trained": length, "seed": seed}
-            found = [each for n in lengths for each in masked_rows(trainer.model, text, n, place.device, **what)]
-            write_rows(kept, found)
-        rows += read_rows(kept)
+            fields = {"stage": stage, "trained": length, "seed": seed}
+            write_rows(path, [r for n in lengths for r in masked_rows(trainer.model, text, n, workspace.device, **fields)])
+        rows += read_rows(path)
     return rows
 
 
-def masked_rows(model: nn.Module, text: np.ndarray, length: int, device: torch.device, **what: Any) -> list[Row]:
-    """Loss and accuracy at the masked tokens of windows read in pieces of `length`: the same tokens whatever the length."""
+def masked_rows(model: nn.Module, text: np.ndarray, length: int, device: torch.device, **fields: Any) -> list[Row]:
+    """Return the loss and accuracy at the masked tokens of windows cut into pieces of `length`; all lengths mask the same."""
     inputs, targets = mask_tokens(text, np.arange(len(text)), Bytes(), seed=1)
-    asked = targets != IGNORED
+    masked = targets != IGNORED
     pieces = inputs.view(-1, length).to(device, torch.int64)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        logits = torch.cat([model(part).float().cpu() for part in pieces.split(max(1, 16_384 // length))])
-    model.train(was_training)
+    with evaluating(model):
+        logits = torch.cat([model(part).float().cpu() for part in pieces.split(max(1, MOST_TOKENS // length))])
     logits = logits.view(*text.shape, -1)
     losses = F.cross_entropy(logits.transpose(1, 2), targets.long(), reduction="none", ignore_index=IGNORED)
-    hits = (logits.argmax(-1) == targets) & asked
+    hits = (logits.argmax(-1) == targets) & masked
     return [
-        row("loss", _by_window(losses, asked), length=length, **what),
-        row("accuracy", _by_window(hits.double(), asked), length=length, **what),
+        row("loss", _mean_by_window(losses, masked), length=length, **fields),
+        row("accuracy", _mean_by_window(hits.double(), masked), length=length, **fields),
     ]
 
 
-def _by_window(values: Tensor, asked: Tensor) -> np.ndarray:
-    return ((values * asked).sum(1) / asked.sum(1).clamp(min=1)).double().numpy()
+def _mean_by_window(values: Tensor, masked: Tensor) -> np.ndarray:
+    return ((values * masked).sum(1) / masked.sum(1).clamp(min=1)).double().numpy()
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """RoFormer's own table, and the same model at every length."""
-    stages, lengths = known(rows, "loss", "stage"), known(rows, "loss", "length")
-    trained = {stage: known(rows, "loss", "trained", stage=stage)[0] for stage in stages}
-    own = [(score(rows, m, stage=s, length=trained[s])) for s in stages for m in ("loss", "accuracy")]
-    cells = [
-        (str(stage), str(trained[stage]), str(plan[1]), str(plan[2]), number(own[2 * i]), number(own[2 * i + 1]))
-        for i, (stage, plan) in enumerate(zip(stages, facts["settings"]["stages"], strict=True))
-    ]
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return RoFormer's table of stages, and the loss after each stage at every length."""
+    stages, lengths = distinct(rows, "loss", "stage"), distinct(rows, "loss", "length")
+    trained = {stage: distinct(rows, "loss", "trained", stage=stage)[0] for stage in stages}
+    cells = []
+    for stage, (_, batch, steps) in zip(stages, facts["settings"]["stages"], strict=True):
+        results = (cell(score(rows, metric, stage=stage, length=trained[stage])) for metric in ("loss", "accuracy"))
+        cells.append((str(stage), str(trained[stage]), str(batch), str(steps), *results))
     columns = ("stage", "length", "batch", "steps", "loss", "accuracy")
-    note = "On held-out text after each stage, read at the stage's own length; the masked tokens are the same for all."
-    read_at = [(str(s), *(number(score(rows, "loss", stage=s, length=n)) for n in lengths)) for s in stages]
+    note = "On held-out text after each stage, at the stage's own length; the masked tokens are the same for all."
+    by_stage = score_rows(rows, "loss", "stage", stages, "length", lengths)
     tables = [
         Table("Stages", columns, cells, note),
-        Table("Loss by length read", ("after stage", *map(str, lengths)), read_at, "One model a row."),
+        Table("Loss by length", ("after stage", *map(str, lengths)), by_stage, "One model per row."),
     ]
     series = {f"stage {s}, at {trained[s]}": by_length(rows, lengths, stage=s) for s in stages}
-    figure = lines(series, title="Masked loss by length", x="tokens read at a time", y="loss, nats per byte")
-    return Page(tables, {"mlm_lengths": figure}, claims(rows, stages, trained))
+    figure = line_figure(series, title="Masked loss by length", x="length of the input", y="loss, nats per byte")
+    return Findings(tables, {"mlm_lengths": figure}, claims(rows, stages, trained))
 
 
 def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[Claim]:
-    """The long stages end lower than their neighbours, each read at its own length."""
+    """Claim that each longest stage ends at a lower loss than the stages before and after it, each at its own length."""
     own = {str(s): score(rows, "loss", stage=s, length=trained[s]) for s in stages}
-    found = []
+    result = []
     for stage in stages:
         for other in (stage - 1, stage + 1):
             if other in trained and trained[stage] == max(trained.values()) > trained[other]:
                 text = f"Stage {stage} (length {trained[stage]}) ends below stage {other} (length {trained[other]})"
-                # one training, stopped twice: windows are the only noise
-                found.append(lower(text, own, [str(stage), str(other)], same_model=True))
-    last = stages[-1]
-    ends = {str(n): score(rows, "loss", stage=last, length=n) for n in known(rows, "loss", "length")}
-    order = sorted(ends, key=int, reverse=True)
-    found.append(lower("The final model does better the more it reads at a time", ends, order, same_model=True))
-    return found
+                # both are states of one training, so the windows are the only noise
+                result.append(claim_order(text, own, [str(stage), str(other)], same_model=True))
+    at_end = {str(n): score(rows, "loss", stage=stages[-1], length=n) for n in distinct(rows, "loss", "length")}
+    order = sorted(at_end, key=int, reverse=True)
+    result.append(claim_order("The final model has a lower loss for longer inputs", at_end, order, same_model=True))
+    return result
 
 
 STUDY = Study(
-    "mlm_lengths", "Does alternating lengths, as RoFormer was trained, reach a lower loss where texts are long?", PRESETS, run,
-    page, ("roformer-stages",),
+    "mlm_lengths", "Does training with alternating lengths, as in RoFormer, lower the loss on long texts?", PRESETS, run,
+    findings, ("roformer-stages",),
 )  # fmt: skip

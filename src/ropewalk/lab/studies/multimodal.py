@@ -1,4 +1,4 @@
-"""`multimodal`: images as grids of tokens. What lies below the mark? RoPE over rows and columns against one long line."""
+"""`multimodal`: images as tokens; RoPE over rows and columns against over one sequence, to predict the patch below a mark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.batches import IGNORED, Batch
-from ropewalk.lab.draws import below, fold
-from ropewalk.lab.studies.page import Claim, Page, Table, lines, lower
-from ropewalk.lab.studies.rows import Row, known, row, score
+from ropewalk.lab.stateless_random import below, fold
+from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.training import preset_of, trained
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
+from ropewalk.lab.studies.training import make_preset, train_or_load
 
 COLOURS, MARK, VOCABULARY = 16, 16, 24
 _MODELS = ["rope_2d", "rope", "learned", "none"]
@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class GridBatches:
-    """Square images of coloured patches, one of them marked: what is the colour below it? Pure in (seed, index, side)."""
+    """Square images of coloured patches with one mark; the target is the colour of the patch below it."""
 
     seed: int = 0
     axes: int = 1
@@ -56,7 +56,7 @@ class GridBatches:
     def batch(self, index: np.ndarray, length: int) -> Batch:
         side = int(length**0.5)
         if side * side != length:
-            raise RopeError("length", "must be a square: an image has as many rows as columns", length)
+            raise RopeError("length", "must be a square number: images have as many rows as columns", length)
         seed, count = fold(self.seed, 31), len(index)
         rows = below(seed, index, 0, length, COLOURS)
         place = below(seed, index, 1, 1, length - side)[:, 0]  # never in the last row
@@ -66,68 +66,64 @@ class GridBatches:
         return Batch(torch.from_numpy(rows), torch.from_numpy(targets), count, positions=self._positions(count, side))
 
     def _positions(self, count: int, side: int) -> torch.Tensor | None:
-        """Row and column of each patch, [2, B, S]; None for a line, where patches are simply counted."""
+        """Return the row and column of each patch, [2, B, S], or None for one axis."""
         if self.axes == 1:
             return None
         grid = torch.cartesian_prod(torch.arange(side), torch.arange(side)).T
         return grid[:, None].expand(2, count, side * side).contiguous()
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """One model for each encoding and seed."""
-    s = workshop.settings
-    shared = {name: s[name] for name in ("preset", "changes", "side", "sides", "batch", "steps", "count")}
-    workshop.each(
-        Job(f"{name}-{seed}", measure, {"encoding": name, "seed": seed, **shared})
-        for seed in workshop.seeds
-        for name in s["encodings"]
-    )
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each encoding and seed."""
+    shared = runner.pick("preset", "changes", "side", "sides", "batch", "steps", "count")
+    names, seeds = runner.settings["encodings"], runner.seeds
+    runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
     return {}
 
 
 def measure(
-    place: Place, *, encoding: str, seed: int, preset: str, changes: list[str], side: int, sides: list[int], batch: int,
+    workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], side: int, sides: list[int], batch: int,
     steps: int, count: int,
 ) -> list[Row]:  # fmt: skip
-    """Train on images of one size, ask on images of others."""
+    """Train on images of one size and measure the errors on images of several sizes."""
     stage = f"train.stages=[{{length={side * side}, batch={batch}, steps={steps}}}]"
-    wanted = preset_of(preset, [*changes, stage], seed, encoding=encoding)
+    chosen = make_preset(preset, [*changes, stage], seed, encoding=encoding)
     axes = 2 if encoding == "rope_2d" else 1
-    model = trained(place, f"grid-{encoding}-{seed}", wanted, batches=GridBatches(seed, axes)).model
+    model = train_or_load(workspace, f"grid-{encoding}-{seed}", chosen, batches=GridBatches(seed, axes)).model
     sizes = [n for n in sides if n <= side] if encoding == "learned" else sides
-    found = {n: wrong(model, GridBatches(10_000, axes), n, count, place.device) for n in sizes}
-    return [row("wrong", values, model=encoding, seed=seed, side=n) for n, values in found.items()]
+    errors = {n: wrong(model, GridBatches(10_000, axes), n, count, workspace.device) for n in sizes}
+    return [row("wrong", values, model=encoding, seed=seed, side=n) for n, values in errors.items()]
 
 
 @torch.no_grad()
 def wrong(model: nn.Module, batches: GridBatches, side: int, count: int, device: torch.device) -> np.ndarray:
-    """Whether each of `count` images is answered wrongly: float64 [count]."""
-    found = []
+    """Return whether the prediction is wrong for each of `count` images, float64 [count]."""
+    errors = []
     for part in np.array_split(np.arange(count), max(1, count * side * side // 65_536)):
-        batch = batches.batch(part, side * side).on(device)
-        says = model(batch.inputs, **batch.given).argmax(-1)
-        found.append(((says != batch.targets) & (batch.targets != IGNORED)).any(1).cpu().numpy())
-    return np.concatenate(found).astype(np.float64)
+        batch = batches.batch(part, side * side).to(device)
+        predicted = model(batch.inputs, **batch.keywords).argmax(-1)
+        errors.append(((predicted != batch.targets) & (batch.targets != IGNORED)).any(1).cpu().numpy())
+    return np.concatenate(errors).astype(np.float64)
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """Accuracy by encoding and size of the image."""
-    sides, models = sorted(known(rows, "wrong", "side")), known(rows, "wrong", "model")
-    found = {m: {n: s for n in sides if (s := score(rows, "wrong", model=m, side=n)) is not None} for m in models}
-    cells = [(m, *(f"{1 - by[n].mean:.1%}" if n in by else "-" for n in sides)) for m, by in found.items()]
-    note = f"Trained on {sides[0]} x {sides[0]}; a guess is right in {1 / COLOURS:.1%}. A learned table has no larger image."
-    table = Table("Right answers by size of the image", ("encoding", *(f"{n} x {n}" for n in sides)), cells, note)
-    series = {m: (list(by), [100 * (1 - s.mean) for s in by.values()]) for m, by in found.items()}
-    figure = lines(series, title="What lies below the mark?", x="patches a side", y="% right", log=False)
-    return Page([table], {"multimodal": figure}, claims(rows, sides))
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the accuracy by encoding and size of the image."""
+    sides, models = sorted(distinct(rows, "wrong", "side")), distinct(rows, "wrong", "model")
+    errors = {m: scores_by(rows, "wrong", "side", sides, model=m) for m in models}
+    cells = [(m, *(f"{1 - by[n].mean:.1%}" if n in by else "-" for n in sides)) for m, by in errors.items()]
+    note = f"Trained on {sides[0]} x {sides[0]}; chance is {1 / COLOURS:.1%}. Learned positions do not exist for larger images."
+    table = Table("Accuracy by size of the image", ("encoding", *(f"{n} x {n}" for n in sides)), cells, note)
+    series = {m: (list(by), [100 * (1 - s.mean) for s in by.values()]) for m, by in errors.items()}
+    figure = line_figure(series, title="The patch below the mark", x="patches per side", y="% right", log_x=False)
+    return Findings([table], {"multimodal": figure}, claims(rows, sides))
 
 
 def claims(rows: list[Row], sides: list[int]) -> list[Claim]:
-    """Two axes carry over to images of another size; a line does not."""
+    """Claim that two axes generalise to larger images better than one."""
     at = {m: score(rows, "wrong", model=m, side=sides[-1]) for m in ("rope_2d", "rope")}
     size = f"{sides[-1]} x {sides[-1]}"
-    text = f"On images of {size}, larger than any in training, RoPE over rows and columns errs less than along a line"
-    return [lower(text, at, ["rope_2d", "rope"])]
+    text = f"On images of {size}, larger than any in training, RoPE over rows and columns has fewer errors than over one sequence"
+    return [claim_order(text, at, ["rope_2d", "rope"])]
 
 
-STUDY = Study("multimodal", "Should an image be a grid or a line?", PRESETS, run, page)
+STUDY = Study("multimodal", "Should the positions of an image be rows and columns, or one sequence?", PRESETS, run, findings)

@@ -1,4 +1,4 @@
-"""`passkey`: five digits said once, asked for at the end; how far, how deep, and with which method they are found."""
+"""`passkey`: five digits are stated once and asked for at the end; accuracy by length, depth and extension method."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from torch.nn import functional as F
 
 from ropewalk.lab.batches import IGNORED, Batch, MixedBatches, TaskBatches, TextBatches
 from ropewalk.lab.evaluation import depth_grid
-from ropewalk.lab.objectives import answers
-from ropewalk.lab.studies.extension import METHODS, NONE, spec_for
-from ropewalk.lab.studies.page import FAILS, HOLDS, TIED, Claim, Page, Table, lines
-from ropewalk.lab.studies.rows import Row, chosen, known, row, score
+from ropewalk.lab.objectives import predict
+from ropewalk.lab.studies import training
+from ropewalk.lab.studies.extension_methods import METHODS, NONE, rope_spec, spec_for
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Table, line_figure
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, row, score, select
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES, corpus_of, facts_of, length_of, preset_of, trained
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
+from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
 
+#: a method works at a length if it finds this share of the pass keys
 FOUND = 0.95
 ALL = [NONE, *METHODS]
 _DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -44,79 +46,79 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
-    """Language modelling where every row weighs the same: five digits of a task as much as a window full of text."""
-    losses = F.cross_entropy(answers(model, batch).float().transpose(1, 2), batch.targets, reduction="none", ignore_index=IGNORED)
-    asked = (batch.targets != IGNORED).sum(1).clamp(min=1)
-    # scaled back to a sum over targets, which is what a trainer divides by their number
-    return (losses.sum(1) / asked).mean() * batch.count
+    """Return the loss of language modelling with equal weight for every row, however many targets it has."""
+    losses = F.cross_entropy(predict(model, batch).float().transpose(1, 2), batch.targets, reduction="none", ignore_index=IGNORED)
+    targets = (batch.targets != IGNORED).sum(1).clamp(min=1)
+    # the trainer divides by the number of targets
+    return (losses.sum(1) / targets).mean() * batch.count
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """One model a seed, under every method."""
-    s = workshop.settings
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each seed and test it with every method."""
+    s = runner.settings
     shared = {name: value for name, value in s.items() if name != "seeds"}
-    workshop.each(Job(f"passkey-{seed}", measure, {"seed": seed, **shared}) for seed in workshop.seeds)
-    return facts_of(preset_of(s["preset"], s["changes"], 0))
+    runner.run(Job(f"passkey-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
+    return training.preset_facts(s["preset"], s["changes"])
 
 
 def measure(
-    place: Place, *, seed: int, preset: str, changes: list[str], share: float, methods: list[str], multiples: list[int],
+    workspace: Workspace, *, seed: int, preset: str, changes: list[str], share: float, methods: list[str], multiples: list[int],
     depths: list[float], count: int,
 ) -> list[Row]:  # fmt: skip
-    """Train on text and pass keys, then look for keys at every length and depth."""
-    wanted = preset_of(preset, changes, seed, encoding="rope")
-    corpus, length = corpus_of(wanted), length_of(wanted)
+    """Train on text and pass keys, then test at every length and depth."""
+    chosen = training.make_preset(preset, changes, seed, encoding="rope")
+    corpus, length = training.corpus_of(chosen), training.trained_length(chosen)
     text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed)
-    keys = TaskBatches("passkey", corpus.vocab_size, seed)
-    batches = MixedBatches((text, keys), (1 - share, share), seed)
-    model = trained(place, f"passkey-{seed}", wanted, batches=batches, objective=row_by_row).model
-    plain = model.layers[0].self_attn.encoding.rope.spec  # type: ignore[union-attr, index]
+    task = TaskBatches("passkey", corpus.vocab_size, seed)
+    batches = MixedBatches((text, task), (1 - share, share), seed)
+    model = training.train_or_load(workspace, f"passkey-{seed}", chosen, batches=batches, objective=row_by_row).model
+    plain = rope_spec(model)
     rows = []
     for multiple in multiples:
-        # at the trained length every method but none would only do harm
+        # no method helps at the trained length
         for method in methods if multiple > 1 else [NONE]:
             longer = migrate(model, spec_for(method, plain, multiple, length)).model
-            grid = depth_grid(longer, [multiple * length], depths, count, seed=seed, device=place.device)
-            what: dict[str, Any] = {"method": method, "seed": seed}
-            rows += [row("found", hits, length=far, depth=depth, **what) for (far, depth), hits in grid.items()]
+            grid = depth_grid(longer, [multiple * length], depths, count, seed=seed, device=workspace.device)
+            fields: dict[str, Any] = {"method": method, "seed": seed}
+            rows += [row("found", hits, length=far, depth=depth, **fields) for (far, depth), hits in grid.items()]
     torch.cuda.empty_cache()
     return rows
 
 
-def _mean(rows: list[Row], **what: Any) -> float | None:
-    found = [r["mean"] for r in chosen(rows, "found", **what)]
-    return sum(found) / len(found) if found else None
+def _mean(rows: list[Row], **fields: Any) -> float | None:
+    means = [r["mean"] for r in select(rows, "found", **fields)]
+    return sum(means) / len(means) if means else None
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """Accuracy by method and length, by depth, and how far each method reaches."""
-    lengths, depths = known(rows, "found", "length"), known(rows, "found", "depth")
-    methods = known(rows, "found", "method")
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the accuracy by method, length and depth, and the longest length at which each method works."""
+    lengths, depths, methods = (distinct(rows, "found", field) for field in ("length", "depth", "method"))
     means = {m: {n: _mean(rows, method=m, length=n) for n in lengths} for m in methods}
     for method in methods:
         means[method][lengths[0]] = means[NONE][lengths[0]]
-    cells = [(m, *(_percent(found[n]) for n in lengths), _reach(found)) for m, found in means.items()]
-    by_method = Table("Keys found", ("method", *map(str, lengths), f"longest with {FOUND:.0%}"), cells, "Mean over all depths.")
+    cells = [(m, *(_percent(by[n]) for n in lengths), _reach(by)) for m, by in means.items()]
+    columns = ("method", *map(str, lengths), f"longest with {FOUND:.0%}")
+    by_method = Table("Pass keys found", columns, cells, "Mean over all depths.")
     deep = [
         (f"{m}, {n}", *(_percent(_mean(rows, method=m, length=n, depth=d)) for d in depths))
         for m in methods
         for n in lengths
-        if chosen(rows, "found", method=m, length=n)
+        if select(rows, "found", method=m, length=n)
     ]
-    by_depth = Table("By depth", ("method, length", *(f"{d:.0%}" for d in depths)), deep, "0 % is the beginning of the text.")
-    series = {m: (lengths, [100 * (found[n] or 0) for n in lengths]) for m, found in means.items()}
-    figure = lines(series, title="Pass keys found", x="tokens", y="%")
-    return Page([by_method, by_depth], {"passkey": figure}, claims(rows, lengths))
+    by_depth = Table("By depth", ("method, length", *(f"{d:.0%}" for d in depths)), deep, "0 % is the start of the text.")
+    series = {m: (lengths, [100 * (by[n] or 0) for n in lengths]) for m, by in means.items()}
+    figure = line_figure(series, title="Pass keys found", x="tokens", y="%")
+    return Findings([by_method, by_depth], {"passkey": figure}, claims(rows, lengths))
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _reach(found: dict[int, float | None]) -> str:
-    """The longest length up to which a method never falls below FOUND."""
+def _reach(by_length: dict[int, float | None]) -> str:
+    """Return the longest length up to which the accuracy is never below FOUND."""
     reach = 0
-    for length, share in found.items():
+    for length, share in by_length.items():
         if share is None or share < FOUND:
             break
         reach = length
@@ -124,17 +126,17 @@ def _reach(found: dict[int, float | None]) -> str:
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """That the task was learnt at all: without it nothing beyond means anything."""
+    """Claim that the model has learnt the task at the trained length; otherwise longer lengths have no meaning."""
     share = _mean(rows, method=NONE, length=lengths[0]) or 0.0
-    found = score(rows, "found", method=NONE, length=lengths[0])
-    count = found.values.size if found is not None else 1
+    hits = score(rows, "found", method=NONE, length=lengths[0])
+    count = hits.values.size if hits is not None else 1
     error = (max(share * (1 - share), 1 / count) / count) ** 0.5
     verdict = HOLDS if share - 2 * error >= FOUND else FAILS if share + 2 * error < FOUND else TIED
-    text = f"At the trained length ({lengths[0]}) at least {FOUND:.0%} of the keys are found"
+    text = f"At the trained length ({lengths[0]}) at least {FOUND:.0%} of the pass keys are found"
     return [Claim(text, verdict, f"{share:.1%} ± {error:.1%} of {count}")]
 
 
 STUDY = Study(
-    "passkey", "How far can a model find five digits that were said once?", PRESETS, run, page,
+    "passkey", "At which lengths does a model find five digits that were stated once?", PRESETS, run, findings,
     ("interpolation-passkey", "yarn-passkey", "drope-needle"),
 )  # fmt: skip

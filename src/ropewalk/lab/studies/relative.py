@@ -1,4 +1,4 @@
-"""`relative`: does a model answer the same when all positions move together? Measured on logits, nothing is trained."""
+"""`relative`: whether logits stay the same if all positions are shifted. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import torch
 
 from ropewalk.encodings import ENCODINGS
-from ropewalk.lab.studies.page import FAILS, HOLDS, Claim, Page, Table
-from ropewalk.lab.studies.rows import BROKEN, Row, chosen, known, row
+from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import NOT_FINITE, Row, distinct, row, select
 from ropewalk.lab.studies.study import Study
-from ropewalk.lab.studies.workshop import Job, Place, Workshop
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.spec import RopeSpec
 
-#: RoPE as most libraries compute it
+#: RoPE with angles in float32, as most libraries compute them
 FLOAT32 = "rope, float32 angles"
 NAMES = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5", "learned")] + [FLOAT32]
 SHIFTS = [1, 1_000, 1_000_000]
-#: logits that moved less than this share of their spread stayed where they were
-STILL = 1e-3
+#: a change of the logits below this share of their standard deviation counts as none
+UNCHANGED = 1e-3
 _SIZES = {"names": NAMES, "shifts": SHIFTS, "windows": 8, "length": 48, "seeds": 1}
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {**_SIZES, "names": ["rope", "alibi", "sinusoidal", FLOAT32], "windows": 2, "length": 12},
@@ -27,51 +27,49 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def run(workshop: Workshop) -> dict[str, Any]:
-    """One job for all encodings: models are small and random."""
-    s = workshop.settings
-    rest = {key: s[key] for key in ("names", "shifts", "windows", "length")}
-    workshop.each(Job(f"shifts-{seed}", measure, {"seed": seed, **rest}) for seed in workshop.seeds)
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one job for all encodings, since the models are small and random."""
+    shared = runner.pick("names", "shifts", "windows", "length")
+    runner.run(Job(f"shifts-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
     return {}
 
 
-def measure(place: Place, *, seed: int, names: list[str], shifts: list[int], windows: int, length: int) -> list[Row]:
-    """How far logits move, as a share of their spread, when every position moves by `shift`."""
+def measure(workspace: Workspace, *, seed: int, names: list[str], shifts: list[int], windows: int, length: int) -> list[Row]:
+    """Measure the change of the logits, relative to their standard deviation, if all positions are shifted."""
     rows = []
     for name in names:
         torch.manual_seed(seed)
         encoding = RopeSpec(head_dim=32, precision="hf") if name == FLOAT32 else name
-        # wide weights: attention must be sharp, or nothing would move whatever the encoding
+        # large weights: with nearly uniform attention no encoding would change the logits
         config = DecoderConfig(
             64, 128, 256, num_layers=2, num_heads=4, encoding=encoding, length=length, init_std=0.15, tie_embeddings=False
         )
-        model = Decoder(config).to(place.device).eval()
-        tokens = torch.randint(64, (windows, length), generator=torch.Generator().manual_seed(seed)).to(place.device)
-        positions = torch.arange(length, device=place.device)
+        model = Decoder(config).to(workspace.device).eval()
+        tokens = torch.randint(64, (windows, length), generator=torch.Generator().manual_seed(seed)).to(workspace.device)
+        positions = torch.arange(length, device=workspace.device)
         with torch.no_grad():
-            still = model(tokens, positions).double()
+            unshifted = model(tokens, positions).double()
             for shift in shifts:
-                moved = (model(tokens, positions + shift).double() - still).abs().amax((1, 2)) / still.std()
-                rows.append(row("moved", moved.cpu().numpy(), model=name, shift=shift, seed=seed))
+                change = (model(tokens, positions + shift).double() - unshifted).abs().amax((1, 2)) / unshifted.std()
+                rows.append(row("moved", change.cpu().numpy(), model=name, shift=shift, seed=seed))
     return rows
 
 
-def page(rows: list[Row], facts: dict[str, Any]) -> Page:
-    """Movement by encoding and shift, beside what each encoding declares."""
-    shifts = known(rows, "moved", "shift")
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the change of the logits by encoding and shift, beside the declared property `relative`."""
+    shifts = distinct(rows, "moved", "shift")
     cells, wrong = [], []
-    for name in known(rows, "moved", "model"):
-        largest = [max(max(r["values"]) for r in chosen(rows, "moved", model=name, shift=shift)) for shift in shifts]
+    for name in distinct(rows, "moved", "model"):
+        largest = [max(max(r["values"]) for r in select(rows, "moved", model=name, shift=shift)) for shift in shifts]
         declared = ENCODINGS[name].relative if name in ENCODINGS else True
-        cells.append((name, "yes" if declared else "no", *(f"{v:.1e}" if v < BROKEN else "overflows" for v in largest)))
-        if name in ENCODINGS and declared != (largest[-1] < STILL):
+        cells.append((name, "yes" if declared else "no", *(f"{v:.1e}" if v < NOT_FINITE else "overflows" for v in largest)))
+        if name in ENCODINGS and declared != (largest[-1] < UNCHANGED):
             wrong.append(name)
-    note = "Largest movement of a logit, as a share of the spread of all, when every position is moved."
-    table = Table("Moved by a shift", ("encoding", "declared relative", *(f"by {s:,}" for s in shifts)), cells, note)
-    text = f"Encodings that are declared relative, and only they, stay within {STILL:g} under a shift of {shifts[-1]:,}"
-    return Page(
-        [table], {}, [Claim(text, FAILS if wrong else HOLDS, f"otherwise: {', '.join(wrong)}" if wrong else "all of them")]
-    )
+    note = "Largest change of a logit, relative to the standard deviation of all, if all positions are shifted."
+    table = Table("Change by a shift", ("encoding", "declared relative", *(f"by {s:,}" for s in shifts)), cells, note)
+    text = f"A shift of {shifts[-1]:,} changes logits by less than {UNCHANGED:g} for all relative encodings, and only for these"
+    claim = Claim(text, FAILS if wrong else HOLDS, f"except {', '.join(wrong)}" if wrong else "no exceptions")
+    return Findings([table], {}, [claim])
 
 
-STUDY = Study("relative", "Do scores depend on distance alone?", PRESETS, run, page)
+STUDY = Study("relative", "Do attention scores depend only on distance?", PRESETS, run, findings)

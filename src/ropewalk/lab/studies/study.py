@@ -1,12 +1,8 @@
-"""A study: a question, settings by preset, jobs that make rows, and a page that reads them."""
+"""A study: a question, settings by preset, jobs that measure rows, and findings computed from the rows."""
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
-import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,42 +11,42 @@ from typing import Any
 import torch
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.lab.studies.page import Page
+from ropewalk.lab.json_lines import write_atomically
+from ropewalk.lab.settings import toml_value
+from ropewalk.lab.studies.findings import Findings
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, read_rows, write_rows
-from ropewalk.lab.studies.workshop import Place, Workshop
+from ropewalk.machine import cores, machine
 
 FACTS, ROWS = "study.json", "rows.jsonl"
 
 
 @dataclass(frozen=True)
 class Study:
-    """One question to measured rows.
+    """One question and how it is measured.
 
-    presets  name -> settings, plain data; "seeds" is how many trainings of each model there are
-    run      works through jobs; returns what the report should say of text and training, or nothing
-    page     rows and facts -> tables, figures and claims
-    anchors  names of published figures that belong beside the rows
+    presets    name -> settings, plain data; "seeds" is the number of trainings of each model
+    run        runs the jobs; returns facts about the text and the training for the report
+    findings   rows and facts -> tables, figures and claims
+    published  names of published tables to show beside the rows
     """
 
     name: str
     about: str
     presets: dict[str, dict[str, Any]]
-    run: Callable[[Workshop], dict[str, Any]]
-    page: Callable[[list[Row], dict[str, Any]], Page]
-    anchors: tuple[str, ...] = ()
+    run: Callable[[JobRunner], dict[str, Any]]
+    findings: Callable[[list[Row], dict[str, Any]], Findings]
+    published: tuple[str, ...] = ()
 
     def settings(self, preset: str, changes: Iterable[str] = ()) -> dict[str, Any]:
-        """The settings of a preset, with changes such as "windows=8"; an unknown one is refused by name."""
-        found = dict(self.presets[choice("preset", preset, self.presets)])
+        """Return the settings of a preset, with changes such as "windows=8"; an unknown setting is an error."""
+        settings = dict(self.presets[choice("preset", preset, self.presets)])
         for change in changes:
-            name, equals, said = change.partition("=")
-            if not equals or name not in found:
-                raise RopeError("set", f'must read "name=value" with a setting of {self.name}: {", ".join(found)}', change)
-            try:
-                found[name] = tomllib.loads(f"value = {said}")["value"]
-            except tomllib.TOMLDecodeError:
-                found[name] = said
-        return found
+            name, equals, text = change.partition("=")
+            if not equals or name not in settings:
+                raise RopeError("set", f'must read "name=value" with a setting of {self.name}: {", ".join(settings)}', change)
+            settings[name] = toml_value(text)
+        return settings
 
 
 def run_study(
@@ -65,64 +61,47 @@ def run_study(
     workers: int | None = None,
     quiet: bool = False,
 ) -> Path:
-    """Measure what is missing of a study, write its rows, figures and facts, and return its folder.
+    """Run the unfinished jobs of a study, write its rows, figures and facts, and return its folder.
 
-    models   where trained models are kept; a model that another study trained there is taken from there
-    workers  processes side by side on a CPU; by default one a core
+    models   folder of trained models; models that another study trained there are used again
+    workers  number of parallel processes on a CPU; by default one per core
     """
     settings = study.settings(preset, changes)
     count = integer("seeds", settings["seeds"] if seeds is None else seeds, low=1)
     device = torch.device(device)
     folder = Path(out) / study.name
-    place = Place(Path(models) if models is not None else Path(out) / "models", device)
-    workshop = Workshop(folder, place, settings, count, workers or cores(), quiet)
-    said = study.run(workshop)
-    facts = {
-        "study": study.name,
-        "preset": preset,
-        "seeds": count,
-        "settings": settings,
-        "machine": machine(device),
-        **said,
-    }
-    write_rows(folder / ROWS, workshop.rows)
-    (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    workspace = Workspace(Path(models) if models is not None else Path(out) / "models", device)
+    runner = JobRunner(folder, workspace, settings, count, workers or cores(), quiet)
+    facts = {"study": study.name, "preset": preset, "seeds": count, "settings": settings, "machine": _machine(device)}
+    facts |= study.run(runner)
+    write_rows(folder / ROWS, runner.rows)
+    write_atomically(folder / FACTS, json.dumps(facts, indent=2) + "\n")
     write_figures(study, folder)
     return folder
 
 
-def cores() -> int:
-    """How many processes may run at once here."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers were measured on."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "device": gpu or f"{platform.system()} {platform.machine()}, {cores()} cores",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": str(datetime.date.today()),
-    }
+def _machine(device: torch.device) -> dict[str, Any]:
+    here = machine(device)
+    name = here["machine"] if device.type == "cuda" else f"{here['machine']}, {cores()} cores"
+    return {"device": name, "python": here["python"], "torch": here["versions"]["torch"], "date": here["date"]}
 
 
 def write_figures(study: Study, folder: Path) -> list[Path]:
-    """The figures of a study's rows as PNG and SVG; none where matplotlib is missing."""
+    """Write the figures of a study as PNG and SVG; none if matplotlib is not installed."""
     try:
-        import matplotlib  # noqa: F401 - only asked whether it is there
+        import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
         return []
     from ropewalk import plots
 
-    figures = study.page(*read_study(folder)).figures
+    figures = study.findings(*read_study(folder)).figures
     return [plots.save(draw(), folder / f"{name}.{suffix}") for name, draw in figures.items() for suffix in ("png", "svg")]
 
 
 def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    """(rows, facts) of a study's folder."""
+    """Return (rows, facts) of a study's folder."""
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise RopeError("study", f"must have a whole {FACTS} ({error}); run the study again", str(folder)) from None
+        raise RopeError("study", f"must have a complete {FACTS} ({error}); run the study again", str(folder)) from None
     return read_rows(folder / ROWS), facts

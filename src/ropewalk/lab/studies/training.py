@@ -1,4 +1,4 @@
-"""Models for studies: trained once for the same settings, kept, and shared by all studies that ask for them."""
+"""Models for studies: trained once per set of settings, saved, and shared by all studies that need them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from torch import nn
 from ropewalk.lab.batches import Batches
 from ropewalk.lab.corpus import Corpus, open_corpus
 from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.evaluation import scored
+from ropewalk.lab.evaluation import tail_means
 from ropewalk.lab.objectives import OBJECTIVES, Objective
 from ropewalk.lab.runs import make_batches, make_data, make_model
+from ropewalk.lab.schedule import Stage
 from ropewalk.lab.settings import Preset, read_preset
+from ropewalk.lab.studies.jobs import Workspace
 from ropewalk.lab.studies.rows import Row, digest, row
-from ropewalk.lab.studies.workshop import Place
 from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder
 
-#: what studies change of the presets: matrices begin near 1 / sqrt(width), with which small models learn much faster in the few
-#: steps there are, and embeddings at one (see `widen`); on a GPU, a dozen models in minutes, and a rate at which none diverges
+#: changes of the presets for studies: matrices start near 1 / sqrt(width), with which small models learn much faster in few
+#: steps, and embeddings at 1 (see `scale_embeddings`); on a GPU, few enough steps for a dozen models in minutes, and a
+#: learning rate at which none diverges
 CPU_CHANGES = ["model.init_std=0.05", "model.tie_embeddings=false"]
 GPU_CHANGES = [
     "model.init_std=0.04", "model.tie_embeddings=false", "train.stages=[{length=256, batch=128, steps=600}]",
@@ -34,22 +36,31 @@ GPU_CHANGES = [
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A model and what its training cost; seconds are those of the whole training, whenever it was done."""
+    """A trained model, and the steps and seconds of its training."""
 
     model: nn.Module
     steps: int
-    loss: float
     seconds: float
 
 
-def preset_of(name: str, changes: Sequence[str], seed: int, **model: Any) -> Preset:
-    """A preset with changes, for one seed; `model` replaces keys of its model table, by values of any kind."""
-    found = read_preset(name, [*changes, f"train.seed={seed}"])
-    return replace(found, model={**found.model, **model})
+def make_preset(name: str, changes: Sequence[str], seed: int, **model: Any) -> Preset:
+    """Return a preset with changes and a seed; `model` replaces values of its model table."""
+    preset = read_preset(name, [*changes, f"train.seed={seed}"])
+    return replace(preset, model={**preset.model, **model})
 
 
-def prepare(
-    place: Place,
+def shorter_training(preset: Preset, length: int, batch: int, steps: int, rate: float, seed: int) -> Preset:
+    """Return a preset for some more steps on a trained model, at another length and learning rate.
+
+    The seed is changed so that the model does not see the text of the first training again.
+    """
+    stages = (Stage(length, batch, steps),)
+    train = replace(preset.train, stages=stages, learning_rate=rate, warmup=min(10, steps // 4), seed=seed + 1000)
+    return replace(preset, train=train)
+
+
+def make_trainer(
+    workspace: Workspace,
     name: str,
     preset: Preset,
     *,
@@ -58,76 +69,80 @@ def prepare(
     batches: Batches | None = None,
     objective: Objective | None = None,
 ) -> Trainer:
-    """A trainer in a folder of its own, which it shares with every run of the same settings and data.
+    """Return a trainer whose folder depends on its settings and data, so that the same training is run only once.
 
-    start      the model to go on from, whose weights are changed; `origin` says where they come from
-    batches    the data, and `objective` the loss, where the preset's are not meant
+    start      the model to train, by default a new one; `origin` identifies its weights
+    batches    the data, by default those of the preset
+    objective  the loss, by default that of the preset
     """
     data = make_data(preset.data)
     batches = make_batches(data, preset.train.seed) if batches is None else batches
-    model = widen(make_model(dict(preset.model), data, preset.train, batches.vocab_size)) if start is None else start
-    wanted = OBJECTIVES[data.objective] if objective is None else objective
-    said = [preset.model, preset.data, preset.train.important(), origin, batches.fingerprint, wanted.__name__]
-    folder = place.models / f"{name}-{digest(said)}"
+    model = scale_embeddings(make_model(dict(preset.model), data, preset.train, batches.vocab_size)) if start is None else start
+    objective = OBJECTIVES[data.objective] if objective is None else objective
+    identity = [preset.model, preset.data, preset.train.fixed(), origin, batches.fingerprint, objective.__name__]
+    folder = workspace.models / f"{name}-{digest(identity)}"
     settings = replace(preset.train, keep=1)
-    return Trainer(model, batches, wanted, settings, folder, parallel=Parallel(device=place.device), progress=False)
+    return Trainer(model, batches, objective, settings, folder, parallel=Parallel(device=workspace.device), progress=False)
 
 
 @torch.no_grad()
-def widen(model: nn.Module) -> nn.Module:
-    """Embeddings of a new decoder at a deviation of one, unless they make the logits too.
+def scale_embeddings(model: nn.Module) -> nn.Module:
+    """Scale the embeddings of a new decoder to a standard deviation of 1, unless they are tied to the output.
 
-    A sinusoid of amplitude one would drown what is much smaller; Transformers multiply their embeddings for that reason.
+    Sinusoidal encodings have amplitude 1, much larger than the initial embeddings; Transformers scale for that reason.
     """
     if isinstance(model, Decoder) and model.lm_head is not None:
         model.embed_tokens.weight.div_(model.config.init_std)
     return model
 
 
-def train(trainer: Trainer) -> Trained:
-    """Train to the end, or take what is there; a training that is interrupted has saved itself and ends the study."""
+def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trained:
+    """Return the trained model of a preset, loaded if its training is complete; `options` are those of `make_trainer`."""
+    trainer = make_trainer(workspace, name, preset, **options)
     outcome = trainer.run()
     if outcome.stopped:
-        raise KeyboardInterrupt
-    told = trainer.log.rows()
-    seconds = sum(line.get("seconds", 0.0) for line in told)
+        raise KeyboardInterrupt  # the training has saved a checkpoint
     trainer.model.eval()
-    return Trained(trainer.model, outcome.step, outcome.loss or 0.0, seconds)
-
-
-def trained(place: Place, name: str, preset: Preset, **options: Any) -> Trained:
-    """The model of a preset; `options` as in `prepare`."""
-    return train(prepare(place, name, preset, **options))
+    return Trained(trainer.model, outcome.step, sum(row.get("seconds", 0.0) for row in trainer.log.rows()))
 
 
 def corpus_of(preset: Preset) -> Corpus:
-    """The text that a preset trains on."""
+    """Return the text that a preset trains on."""
     data = make_data(preset.data)
     return open_corpus(data.source, cache=data.cache, field=data.field)
 
 
-def length_of(preset: Preset) -> int:
-    """The longest sequence that a preset trains on."""
+def trained_length(preset: Preset) -> int:
+    """Return the longest sequence that a preset trains on."""
     return max(stage.length for stage in preset.train.stages)
 
 
 def held_out_windows(preset: Preset, count: int, longest: int) -> np.ndarray:
-    """Windows of `longest` + 1 tokens, the same for every model and seed of a study."""
+    """Return windows of `longest` + 1 tokens, the same for every model and seed of a study."""
     return corpus_of(preset).valid.windows(count, longest + 1)
 
 
-def measured(model: nn.Module, windows: np.ndarray, lengths: Sequence[int], tail: int, /, **what: Any) -> list[Row]:
-    """Loss and accuracy of the same last tokens at each context length: two rows a length."""
-    found = []
+def loss_rows(model: nn.Module, windows: np.ndarray, lengths: Sequence[int], tail: int, /, **fields: Any) -> list[Row]:
+    """Return rows of the loss and accuracy on the same last `tail` tokens at each context length."""
+    rows = []
     for length in lengths:
-        losses, hits = scored(model, windows[:, -(length + 1) :], tail)
-        found.append(row("loss", losses.double().mean(1).numpy(), length=length, **what))
-        found.append(row("accuracy", hits.double().mean(1).numpy(), length=length, **what))
-    return found
+        losses, hits = tail_means(model, windows, length, tail)
+        rows += [row("loss", losses, length=length, **fields), row("accuracy", hits, length=length, **fields)]
+    return rows
 
 
-def facts_of(preset: Preset) -> dict[str, Any]:
-    """What a report says of a preset: settings and text, as plain data."""
-    corpus = corpus_of(preset)
-    table = json.loads(json.dumps({"model": preset.model, "data": preset.data, "train": asdict(preset.train)}, default=repr))
-    return {**table, "corpus": corpus.facts}
+def train_and_measure(
+    workspace: Workspace, name: str, preset: Preset, multiples: Sequence[int], windows: int, /, **fields: Any
+) -> list[Row]:
+    """Train or load the model of a preset, and return its loss rows at multiples of the trained length."""
+    length = trained_length(preset)
+    lengths = [length * multiple for multiple in multiples]
+    model = train_or_load(workspace, name, preset).model
+    return loss_rows(model, held_out_windows(preset, windows, lengths[-1]), lengths, length, **fields)
+
+
+def preset_facts(name: str, changes: Sequence[str]) -> dict[str, Any]:
+    """Return the settings and the corpus of a preset as plain data, for the report."""
+    preset = make_preset(name, changes, 0)
+    tables = json.loads(json.dumps({"model": preset.model, "data": preset.data, "train": asdict(preset.train)}, default=repr))
+    return {**tables, "corpus": corpus_of(preset).facts}

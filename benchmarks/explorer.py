@@ -1,0 +1,65 @@
+"""Times of the explorer: from a moved slider to the redrawn page, in streamlit's test harness, without a browser."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ropewalk.bench.rows import run_script
+from ropewalk.explorer import controls
+
+THETAS = (2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
+
+
+def _script() -> None:
+    """The script that the harness runs; it imports the page, because the harness would compile it again for every move."""
+    from ropewalk.explorer.page import page
+
+    page()
+
+
+def measure() -> Iterator[dict[str, Any]]:
+    """One row per view: median milliseconds of several moves of a slider."""
+    for view in controls.VIEWS:
+        if view == "report":
+            continue  # its page is made by the lab
+        with _main_restored():
+            wall, processor = _moves(view)
+        row = {"shape": "explorer", "contender": "ropewalk", "pass": f"slider, {view}"}
+        yield {**row, "ms": round(statistics.median(wall), 1), "cpu_ms": round(statistics.median(processor), 1)}
+
+
+def _moves(view: str) -> tuple[list[float], list[float]]:
+    """Milliseconds of wall time and of CPU time, for every move of one slider."""
+    from streamlit.testing.v1 import AppTest
+
+    app = AppTest.from_function(_script, default_timeout=60)
+    app.query_params["view"] = view
+    app.query_params["a.scaling"] = "yarn"
+    app.run()
+    wall, processor = [], []
+    for theta in THETAS:
+        app.select_slider(key="a.theta").set_value(theta)
+        start, start_cpu = time.perf_counter(), time.process_time()
+        app.run()
+        wall.append(1e3 * (time.perf_counter() - start))
+        processor.append(1e3 * (time.process_time() - start_cpu))
+    return wall, processor
+
+
+@contextmanager
+def _main_restored() -> Iterator[None]:
+    """Restore the main module, which the harness replaces by its script: processes spawned later would run the script."""
+    main = sys.modules["__main__"]
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+if __name__ == "__main__":
+    run_script(__doc__, {"cpu": measure})

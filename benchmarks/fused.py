@@ -1,0 +1,102 @@
+"""GPU times of the fused QK-norm, rotation and cache write, beside one flat copy of the packed qkv that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.bench.gpu import COLD_BYTES, beside_copy, replay_us
+from ropewalk.bench.rows import run_script
+from ropewalk.kernels.fused.api import Config, KVSlots, QKNorm, qk_norm_rope
+from ropewalk.spec import RopeSpec
+
+#: tokens, query heads, key heads
+SHAPES = {"T64": (64, 32, 8), "T256": (256, 64, 8), "T8192": (8192, 32, 8)}
+HEAD_DIM = 128
+
+
+@dataclass(frozen=True, eq=False)
+class FusedCase:
+    """One packed qkv, its positions, slots and cache."""
+
+    qkv: Tensor
+    positions: Tensor
+    slots: Tensor
+    cache: KVSlots
+    norm: QKNorm
+    heads: tuple[int, int]
+
+    def run(self, config: Config | None = None, backend: str | None = None, norm: bool = True):
+        """q, normed and rotated; k and v are written to the cache."""
+        spec, used = RopeSpec(head_dim=HEAD_DIM), self.norm if norm else None
+        return qk_norm_rope(
+            self.qkv, spec=spec, positions=self.positions, heads=self.heads, norm=used, cache=self.cache, slots=self.slots,
+            backend=backend, config=config,
+        )  # fmt: skip
+
+
+def make_cases(name: str) -> list[FusedCase]:
+    """Random cases of a named shape, enough of them to exceed the L2 cache."""
+    tokens, q_heads, k_heads = SHAPES[name]
+    width = (q_heads + 2 * k_heads) * HEAD_DIM
+    count = max(2, min(200, -(-COLD_BYTES // (2 * tokens * width))))
+    q_weight, k_weight = (torch.randn(HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+
+    def one() -> FusedCase:
+        k, v = (torch.zeros(tokens, k_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        return FusedCase(
+            torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16),
+            torch.randint(0, 4000, (tokens,), device="cuda"),
+            torch.randperm(tokens, device="cuda"),
+            KVSlots(k, v),
+            QKNorm(q_weight, k_weight),
+            (q_heads, k_heads),
+        )
+
+    return [one() for _ in range(count)]
+
+
+def agrees(case: FusedCase) -> bool:
+    """Whether the kernel's q and cache equal the definition's up to rounding to bfloat16."""
+    case.cache.k.zero_()
+    q = case.run(backend="triton")
+    k = case.cache.k.clone()
+    case.cache.k.zero_()
+    expected = case.run(backend="definition")
+    return all(
+        bool(((a - b).abs() <= 0.01 * b.abs() + 1e-2).all())
+        for a, b in ((q.float(), expected.float()), (k.float(), case.cache.k.float()))
+    )
+
+
+def copy_us(cases: list[FusedCase]) -> float:
+    """Microseconds of one flat copy of the packed qkv."""
+    targets = [torch.empty_like(case.qkv) for case in cases]
+    return replay_us([lambda a=case.qkv, b=target: b.copy_(a) for case, target in zip(cases, targets, strict=True)])
+
+
+@torch.no_grad()
+def measure() -> Iterator[dict[str, Any]]:
+    """Rows of the kernel with and without the norm, and of the definition in plain torch."""
+    calls: dict[str, Callable[[FusedCase], Any]] = {
+        "ropewalk, fused": lambda case: case.run(),
+        "ropewalk, fused without norm": lambda case: case.run(norm=False),
+        "ropewalk, plain torch": lambda case: case.run(backend="definition"),
+    }
+    for name in SHAPES:
+        cases = make_cases(name)
+        row = {"shape": name, "order": "packed qkv", "dtype": "bfloat16", "pass": "norm+rope+cache"}
+        if not agrees(cases[0]):
+            yield {**row, "contender": "ropewalk, fused", "skipped": "does not agree with the definition"}
+            continue
+        for contender, call in calls.items():
+            yield {**row, "contender": contender, **beside_copy([partial(call, case) for case in cases], partial(copy_us, cases))}
+
+
+if __name__ == "__main__":
+    run_script(__doc__, {"cuda": measure})

@@ -1,0 +1,242 @@
+"""Times of a Llama patched by `rw.patch`, as it comes, and under Liger's patch: whole forwards, and on a CPU the rotary part."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.bench.cpu import alternating_times, one_thread
+from ropewalk.bench.rows import run_script
+from ropewalk.interop.patch.model import patch, patched
+
+#: eight layers of Llama-3-8B's size; the vocabulary is small because it plays no part
+LLAMA_3_8B = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1024, "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+}  # fmt: skip
+#: small enough for one CPU thread
+SMALL = {**LLAMA_3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
+CACHED, STEPS, ROUNDS, WARM_UP = 1024, 8, 300, 3
+#: how many times larger than transformers' own error against a float32 run the error of a contender may be
+TOLERANCE = 1.1
+
+
+def llama(sizes: dict[str, Any], device: str, dtype: torch.dtype) -> nn.Module:
+    """A Llama with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(LlamaConfig(**sizes), dtype=dtype, attn_implementation="sdpa")
+    return model.eval()
+
+
+@contextmanager
+def _liger() -> Iterator[None]:
+    """Liger's rotation alone; it replaces the function for every Llama of the process."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+    from transformers.models.llama import modeling_llama
+
+    before = modeling_llama.apply_rotary_pos_emb
+    apply_liger_kernel_to_llama(rope=True, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=False, swiglu=False)
+    try:
+        yield
+    finally:
+        modeling_llama.apply_rotary_pos_emb = before
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run the model: `call` is timed inside `enter`, after `rewind` has reset its cache."""
+
+    enter: Callable[[], AbstractContextManager]
+    call: Callable[[], Tensor]
+    rewind: Callable[[], Any]
+
+
+#: makes the timed call of a model, and the function that resets its cache
+MakeCall = Callable[[nn.Module], tuple[Callable[[], Tensor], Callable[[], Any]]]
+
+
+def contenders_of(model: nn.Module, make_call: MakeCall) -> tuple[dict[str, Contender], Tensor]:
+    """The model as it comes, patched by us, and under Liger's patch; and the logits of its float32 run."""
+    # the copy shares the weights: their place in memory changes the time by a per cent
+    ours = patch(copy.deepcopy(model, {id(p): p for p in model.parameters()}))
+    call, rewind = make_call(copy.deepcopy(model).float())
+    rewind()
+    return {
+        "transformers": Contender(nullcontext, *make_call(model)),
+        "ropewalk, patch": Contender(nullcontext, *make_call(ours)),
+        "liger-kernel, patch": Contender(_liger, *make_call(model)),
+    }, call()
+
+
+def measure(seq: int = 8192, batch: int = 64, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+    """Prefill of one row and decode steps of many, bf16 on the GPU: median milliseconds of alternating contenders."""
+    model = llama(LLAMA_3_8B, "cuda", torch.bfloat16)
+    common = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"]}
+    with torch.no_grad():
+        ids = torch.randint(0, 1024, (1, seq), device="cuda")
+        whole = contenders_of(model, lambda model: (lambda: prefill(model, ids), lambda: None))
+        yield from _rows({**common, "shape": f"llama prefill 1x{seq}"}, *whole, 1, rounds)
+        steps = contenders_of(model, lambda model: decode_step(model, batch))
+        yield from _rows({**common, "shape": f"llama decode {batch}x1 after {CACHED}"}, *steps, STEPS, rounds // 3)
+
+
+def prefill(model: nn.Module, ids: Tensor) -> Tensor:
+    """The last logits of a forward without a cache, as generation computes them."""
+    return model(ids, use_cache=False, logits_to_keep=64).logits
+
+
+def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
+    """One decode step on a static cache of CACHED tokens, and the function that resets the cache to them."""
+    from transformers import StaticCache
+
+    config: Any = model.config
+    torch.manual_seed(1)  # all contenders decode the same tokens
+    cache = StaticCache(config=config, max_cache_len=CACHED + 2 * STEPS)
+    for row in torch.randint(0, 1024, (4, CACHED // 4), device=model.device):
+        model(row.expand(batch, -1), past_key_values=cache, logits_to_keep=1)
+    last = torch.randint(0, 1024, (batch, 1), device=model.device)
+
+    def rewind() -> None:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(CACHED)
+
+    return lambda: model(last, past_key_values=cache).logits, rewind
+
+
+def _rows(
+    common: dict[str, Any], contenders: dict[str, Contender], expected: Tensor, loops: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each contender that runs here and is as close to the float32 run as transformers is."""
+    errors: dict[str, float] = {}
+    for name, contender in contenders.items():
+        if name.startswith("liger") and importlib.util.find_spec("liger_kernel") is None:
+            yield {**common, "contender": name, "skipped": "liger-kernel is not installed"}
+            continue
+        contender.rewind()
+        with contender.enter():
+            logits = contender.call().float()
+        error = ((logits - expected).square().mean() / expected.square().mean()).sqrt().item()
+        if errors and error > TOLERANCE * errors["transformers"]:
+            yield {**common, "contender": name, "skipped": f"is farther from the float32 run than transformers: {error:.3g}"}
+        else:
+            errors[name] = error
+    times: dict[str, list[float]] = {name: [] for name in errors}
+    names = list(errors)
+    for index in range(rounds + WARM_UP):
+        # the order rotates, so that each contender follows every other equally often: a hot GPU is slower
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            with contenders[name].enter():
+                times[name].append(_event_ms(contenders[name].call, contenders[name].rewind, loops))
+    times = {name: values[WARM_UP:] for name, values in times.items()}
+    base = statistics.median(times["transformers"])
+    for name, values in times.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        row = {"ms": round(middle, 4), "quartiles_ms": [low, high], "times_faster": round(base / middle, 4)}
+        ahead = {"ahead_ms": {other: lead(values, times[other]) for other in times if other != name}}
+        yield {**common, "contender": name, "pass": "forward", **row, **ahead, "rms_error": float(f"{errors[name]:.3g}")}
+
+
+def lead(ours: list[float], theirs: list[float]) -> list[float]:
+    """The median of theirs - ours over rounds, between the ends of its 95 % interval; a round shares one GPU clock."""
+    differences = sorted(their - our for our, their in zip(ours, theirs, strict=True))
+    count = len(differences)
+    reach = round(0.98 * count**0.5)  # 95 % interval of a median: its binomial ranks
+    low, high = max(0, count // 2 - reach), min(count - 1, count // 2 + reach)
+    return [round(value, 4) for value in (differences[low], statistics.median(differences), differences[high])]
+
+
+def _event_ms(call: Callable[[], Any], rewind: Callable[[], Any], loops: int) -> float:
+    rewind()
+    call()
+    rewind()
+    torch.cuda.synchronize()
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(loops):
+        call()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / loops
+
+
+def measure_cpu(rounds: int = 8) -> Iterator[dict[str, Any]]:
+    """One thread, float32: the rotary part of eight layers with Llama-3-8B's heads, and whole forwards of a small Llama."""
+    with one_thread(), torch.no_grad():
+        for seq in (1024, 1):
+            yield from _rotary_rows(seq, rounds)
+        for seq in (256, 1):
+            yield from _forward_rows(seq, rounds)
+
+
+def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layers: int) -> Callable[[], Any]:
+    """The rotary part of one forward: the rotary module once, and the rotation of q and k in each layer."""
+    from transformers.models.llama import modeling_llama
+
+    replacement = vars(model.model.layers[0].self_attn).get("forward")
+    rotate = modeling_llama.apply_rotary_pos_emb
+    if replacement is not None:
+        rotate = replacement.method.instead["apply_rotary_pos_emb"]
+
+    def run() -> None:
+        cos, sin = model.model.rotary_emb(q, positions)
+        for _ in range(layers):
+            rotate(q, k, cos, sin)
+
+    return run
+
+
+def _rotary_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
+    model = llama({**LLAMA_3_8B, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "cpu", torch.float32)
+    q, k = (torch.randn(1, seq, heads, 128).transpose(1, 2) for heads in (32, 8))
+    positions = torch.arange(seq)[None]
+    calls = {"transformers": rotary_part(model, q, k, positions, 8)}
+    with patched(model):
+        calls["ropewalk, patch"] = rotary_part(model, q, k, positions, 8)
+        yield from _cpu_rows(f"llama rotary part 1x{seq} 32/8x128, 8 layers", calls, rounds)
+
+
+def _forward_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
+    model = llama(SMALL, "cpu", torch.float32)
+    models = {"transformers": model, "ropewalk, patch": patch(copy.deepcopy(model))}
+    calls = {name: _forward(each, seq) for name, each in models.items()}
+    yield from _cpu_rows(f"small llama 1x{seq} after {256 if seq == 1 else 0}", calls, rounds)
+
+
+def _forward(model: nn.Module, seq: int) -> Callable[[], Any]:
+    """A forward of `seq` tokens; a single token follows 256 cached ones."""
+    from transformers import DynamicCache
+
+    config: Any = model.config
+    ids, cache = torch.randint(0, 1024, (1, seq)), DynamicCache(config=config)
+    if seq == 1:
+        model(torch.randint(0, 1024, (1, 256)), past_key_values=cache)
+
+    def run() -> None:
+        model(ids, past_key_values=cache)
+        cache.crop(-seq)  # every call starts from the same cache
+
+    return run
+
+
+def _cpu_rows(shape: str, calls: dict[str, Callable[[], Any]], rounds: int) -> Iterator[dict[str, Any]]:
+    times = alternating_times(calls, rounds)
+    common = {"shape": shape, "pass": "forward", "order": "bhsd", "dtype": "float32", "threads": 1}
+    for name, us in times.items():
+        yield {**common, "contender": name, "us": round(us, 1), "times_faster": round(times["transformers"] / us, 3)}
+
+
+if __name__ == "__main__":
+    run_script(__doc__, {"cuda": measure, "cpu": measure_cpu})

@@ -1,0 +1,93 @@
+"""GPU times of every plausible kernel configuration: the tables in `kernels/triton` and `kernels/fused` are chosen from these."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+import fused
+from ropewalk.bench.cases import Case, make_case
+from ropewalk.bench.gpu import DECODE, ceiling_us, copies, replay_us
+from ropewalk.bench.rows import run_script
+from ropewalk.kernels.request import Request
+
+WARPS, TOKENS, HEADS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32)
+
+
+def measure() -> Iterator[dict[str, Any]]:
+    """Rows of the rotation kernel and of the fused kernel, the fastest configuration of each shape first."""
+    for name, order in itertools.product("ABCDEF", ("bshd", "bhsd")):
+        if order == "bshd" or name not in DECODE:
+            yield from sweep_rotation(name, order)
+    for name in fused.SHAPES:
+        yield from sweep_fused(name)
+
+
+def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iterator[Any]:
+    """Configurations where a thread holds 2 to 16 pairs and a program covers contiguous memory."""
+    from ropewalk.kernels.triton.config import Config
+
+    for warps, tokens, heads in itertools.product(WARPS, TOKENS, HEADS):
+        per_thread = tokens * heads * pairs / (32 * warps)
+        if heads > q_heads or not 2 <= per_thread <= 16 or (order == "bshd") != (tokens == 1) or (order == "bhsd" and heads > 4):
+            continue
+        for together, hints in itertools.product((False, True), (False, True)):
+            if (decode and hints) or (order == "bhsd" and together):
+                continue
+            yield Config(tokens, heads, warps, together=together, hints=hints)
+
+
+def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = "plain") -> list[dict[str, Any]]:
+    """Times of the rotation kernel for one shape, the fastest first."""
+    from ropewalk.kernels.triton.launch import launch
+
+    sets = copies(make_case(name, order, "cuda", variant=variant))
+    case = sets[0]
+    counted = variant == "plain" and not case.decode
+    request = Request(case.spec, case.seq_dim, None if counted else case.positions)
+
+    def call(each: Case, config: Any) -> None:
+        xs = each.q, each.k
+        launch(xs, xs if inplace else tuple(map(torch.empty_like, xs)), request, config=config)
+
+    # a partly rotated head is loaded and stored whole
+    configs = rotation_configs(order, case.spec.head_dim // 2, case.q.shape[2 if order == "bshd" else 1], case.decode)
+    calls = {config: [partial(call, each, config) for each in sets] for config in configs}
+    return _sweep({"shape": name, "order": order, "variant": variant, "pass": "sweep"}, calls, ceiling_us(sets))
+
+
+def sweep_fused(name: str) -> list[dict[str, Any]]:
+    """Times of the fused kernel for one shape, the fastest first."""
+    cases = fused.make_cases(name)
+    # a thread holds 16 to 64 numbers; several tokens want more threads than pairs
+    divisions = [(1, heads, warps) for warps in (1, 2, 4, 8) for heads in (4, 8, 16, 32) if 4 <= heads / warps <= 16]
+    divisions += [(2, 16, 4), (4, 8, 4)]
+    configs = [
+        fused.Config(tokens=tokens, heads=heads, warps=warps, pdl=True, load=load, store=store)
+        for (tokens, heads, warps), load, store in itertools.product(divisions, ("", "evict_first"), ("", ".cs"))
+    ]
+    calls = {config: [partial(case.run, config) for case in cases] for config in configs}
+    return _sweep({"shape": name, "pass": "norm+rope+cache, sweep"}, calls, fused.copy_us(cases))
+
+
+@torch.no_grad()
+def _sweep(common: dict[str, Any], calls: dict[Any, list[Callable[[], Any]]], copy: float) -> list[dict[str, Any]]:
+    """One row per configuration, the fastest first; one that does not compile or run has its error and comes last."""
+    rows = []
+    for config, each in calls.items():
+        row = {**common, "config": str(config)}
+        try:
+            us = replay_us(each, replays=7)
+        except RuntimeError as error:
+            rows.append({**row, "us": float("inf"), "error": str(error)[:200]})
+            continue
+        rows.append({**row, "us": round(us, 3), "percent_of_copy": round(100 * copy / us, 1)})
+    return sorted(rows, key=lambda row: row["us"])
+
+
+if __name__ == "__main__":
+    run_script(__doc__, {"cuda": measure})

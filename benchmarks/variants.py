@@ -1,0 +1,27 @@
+"""GPU times of ropewalk on variants of the plain case: packed sequences, three axes (M-RoPE), a partly rotated head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ropewalk.bench.cases import VARIANTS, make_case
+from ropewalk.bench.gpu import copies, rows_of
+from ropewalk.bench.rows import run_script
+
+
+def measure(names: tuple[str, ...] = ("A", "D")) -> Iterator[dict[str, Any]]:
+    """Rows of every variant, which should cost no more than the plain case."""
+    for name, order in ((name, order) for name in names for order in ("bshd", "bhsd")):
+        for variant in VARIANTS:
+            sets = copies(make_case(name, order, "cuda", variant=variant))
+            row = {"shape": name, "order": order, "dtype": "bfloat16", "variant": variant}
+            yield from rows_of("ropewalk, positions", sets, row)
+            del sets
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    run_script(__doc__, {"cuda": measure})

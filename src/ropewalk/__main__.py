@@ -1,0 +1,5 @@
+"""`python -m ropewalk`: the command line."""
+
+from ropewalk_cli import main
+
+main()

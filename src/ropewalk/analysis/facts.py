@@ -1,0 +1,97 @@
+"""Facts: what follows from one spec, its trained length and its served length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ropewalk.analysis import ladder
+from ropewalk.analysis.distance import first_negative
+from ropewalk.analysis.exactness import error_curves
+from ropewalk.errors import integer
+from ropewalk.spec import PRECISIONS, RopeSpec
+from ropewalk.table import memory
+
+# a search over ten million distances would take seconds
+_MOST_SEARCHED = 1 << 18
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One spec, its trained length and its served length; all other values are computed on first access.
+
+    With a `window` no query attends to a key farther away, so distances are bounded while positions are not.
+    """
+
+    spec: RopeSpec
+    trained: int
+    served: int
+    window: int | None = None
+    #: which entries of COS_SIN_METHODS are measured, and over how many positions below `served`
+    methods: tuple[str, ...] = PRECISIONS
+    width: int = field(default=8, repr=False)
+
+    def __post_init__(self) -> None:
+        integer("trained", self.trained, low=1)
+        integer("served", self.served, low=1)
+        if self.window is not None:
+            integer("window", self.window, low=1)
+
+    @property
+    def factor(self) -> int:
+        """How many times longer than the trained length the served one is, rounded up."""
+        return math.ceil(self.served / self.trained)
+
+    @property
+    def trained_distance(self) -> int:
+        """The longest distance between a query and a key in training."""
+        return min(self.trained, self.window or self.trained)
+
+    @property
+    def served_distance(self) -> int:
+        """The longest distance between a query and a key at the served length."""
+        return min(self.served, self.window or self.served)
+
+    @cached_property
+    def radians(self) -> np.ndarray:
+        """The frequencies at the served length."""
+        return ladder.radians(self.spec, self.served)
+
+    @cached_property
+    def coverage(self) -> ladder.Coverage:
+        """Turns of each pair over the trained and the served distance."""
+        return ladder.coverage(self.spec, self.trained_distance, self.served_distance, self.served)
+
+    @cached_property
+    def new_angles(self) -> int:
+        """How many pairs reach angles at the served length that did not occur in training."""
+        return int(self.coverage.new_angles(self.coverage.scaled).sum())
+
+    @cached_property
+    def aliasing(self) -> ladder.Aliasing:
+        """Which pairs repeat within the served distance."""
+        return ladder.aliasing(self.radians, self.served_distance)
+
+    @cached_property
+    def bands(self) -> list[str]:
+        """What the scaling does to each pair at the served length."""
+        return ladder.bands(self.spec, self.served)
+
+    @cached_property
+    def errors(self) -> dict[str, float]:
+        """The largest error of cos and sin at the end of the served length, by method."""
+        curves = error_curves(self.spec, [self.served - 1], self.methods, length=self.served, width=self.width)
+        return {name: float(curve[0]) for name, curve in curves.items()}
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """The bytes of cos and sin in each form."""
+        return memory(self.spec, self.served)
+
+    @cached_property
+    def first_negative(self) -> int | None:
+        """The first of up to 262,144 distances at which the cosine sum is negative, or None."""
+        return first_negative(self.radians, min(self.served_distance, _MOST_SEARCHED))

@@ -1,0 +1,146 @@
+"""Everything the package remembers between calls. Every cache is created here, so that all can be listed and emptied.
+
+A cache has a name and a bound. When it is full, its oldest entries are dropped. A cache whose entries point into the memory of
+another cache's entries names it in `holds`, and is emptied whenever the other one drops something.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+
+class CacheInfo(NamedTuple):
+    """The size and the bounds of one cache; `bytes` is None where only entries are counted."""
+
+    name: str
+    entries: int
+    most_entries: int
+    bytes: int | None = None
+    most_bytes: int | None = None
+
+
+class _Registered(Protocol):
+    def info(self) -> CacheInfo: ...
+
+    def clear(self) -> None: ...
+
+
+_CACHES: dict[str, _Registered] = {}
+
+
+class Cache(dict):
+    """A bounded dict: read it as any dict, write to it with `keep`, which drops the oldest entries where it is full.
+
+    `bytes` is the sum of the sizes given to `keep`.
+    """
+
+    def __init__(self, name: str, *, entries: int, bytes: int | None = None, holds: Cache | None = None) -> None:
+        super().__init__()
+        self.name, self.most_entries, self.most_bytes = name, entries, bytes
+        self.bytes = 0
+        self._sizes: dict[Hashable, int] = {}
+        self._dependents: list[Cache] = []
+        self._lock = threading.Lock()
+        if holds is not None:
+            holds._dependents.append(self)
+        _CACHES[name] = self
+
+    def keep(self, key: Hashable, value: Any, size: int = 0) -> Any:
+        """Store and return `value` as the newest entry; an entry larger than the bound is still kept, alone."""
+        dropped = False
+        with self._lock:
+            self._put(key, value, size)
+            while len(self) > 1 and self._is_full():
+                self._drop(next(iter(self)))
+                dropped = True
+        if dropped:
+            self._empty_dependents()
+        return value
+
+    def newest(self, key: Hashable) -> Any:
+        """The entry of `key`, which becomes the newest; None if there is none."""
+        with self._lock:
+            value = self.get(key)
+            if value is not None:
+                self._put(key, value, self._sizes[key])
+            return value
+
+    def clear(self) -> None:
+        """Drop every entry; the next calls build them again."""
+        with self._lock:
+            super().clear()
+            self._sizes.clear()
+            self.bytes = 0
+        self._empty_dependents()
+
+    def info(self) -> CacheInfo:
+        """The size now, and the bounds."""
+        return CacheInfo(self.name, len(self), self.most_entries, self.bytes if self.most_bytes else None, self.most_bytes)
+
+    def _is_full(self) -> bool:
+        return len(self) > self.most_entries or (self.most_bytes is not None and self.bytes > self.most_bytes)
+
+    def _put(self, key: Hashable, value: Any, size: int) -> None:
+        self._drop(key)
+        self[key], self._sizes[key] = value, size
+        self.bytes += size
+
+    def _drop(self, key: Hashable) -> None:
+        self.pop(key, None)
+        self.bytes -= self._sizes.pop(key, 0)
+
+    def _empty_dependents(self) -> None:
+        for cache in self._dependents:
+            cache.clear()
+
+
+class _FunctionCache:
+    """The results of one function, kept by `functools.lru_cache`."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name, self.clear = name, function.cache_clear
+        self._function = function
+
+    def info(self) -> CacheInfo:
+        """The size now, and the bound."""
+        size = self._function.cache_info()
+        return CacheInfo(self.name, size.currsize, size.maxsize)
+
+
+def cached(name: str, *, entries: int) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """A decorator: keep the results of the latest `entries` distinct calls of a function."""
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        kept = functools.lru_cache(maxsize=entries)(function)
+        _CACHES[name] = _FunctionCache(name, kept)
+        return kept
+
+    return decorate
+
+
+def cache_infos() -> list[CacheInfo]:
+    """The size and the bounds of every cache of the modules that are imported."""
+    return [cache.info() for _, cache in sorted(_CACHES.items())]
+
+
+def clear_caches() -> None:
+    """Empty every cache of the package; results stay the same, the next calls are slower."""
+    for cache in list(_CACHES.values()):
+        cache.clear()
+
+
+def _renew_locks() -> None:
+    # the parent may have forked while another thread held a lock
+    for cache in _CACHES.values():
+        if isinstance(cache, Cache):
+            cache._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

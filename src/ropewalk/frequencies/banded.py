@@ -1,0 +1,144 @@
+"""Scalings by bands: how much a pair slows depends on how many turns it completes within the trained length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.frequencies.basic import MAX_FACTOR, Default, Linear, Ntk
+from ropewalk.frequencies.formulas import check_log_theta, device_of, mscale, per_row, periods, ramp
+from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
+
+
+@dataclass(frozen=True)
+class NtkByParts(Scaling):
+    """NTK-by-parts as first published: slow pairs interpolate, middle ones follow NTK, fast ones stay.
+
+    `ntk_turns` and `keep_turns` are the (fast, slow) ends of the two ramps, in turns within `original_length`.
+    The paper's later by-parts rule is `Yarn(original_length, factor=s, attention_factor=1.0)`.
+    """
+
+    factor: float = setting(1.0, low=1, high=MAX_FACTOR)
+    original_length: int = setting(2048, low=1)
+    ntk_turns: tuple[float, float] = setting((1.25, 0.75), above=0)
+    keep_turns: tuple[float, float] = setting((16.0, 2.0), above=0)
+    ntk_weight: float = setting(1.0, low=0, high=1)
+    keep_weight: float = setting(1.0, low=0, high=1)
+    name: ClassVar[str] = "ntk_by_parts"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ntk_turns", "keep_turns"):
+            turns = getattr(self, name)
+            if len(turns) != 2 or turns[0] < turns[1]:
+                raise RopeError(name, "must be (fast, slow) with fast >= slow", turns)
+
+    def check(self, dim, theta):
+        check_log_theta(theta)
+
+    def _radians(self, dim, theta, length, dtype):
+        plain = Default()._radians(dim, theta, length, dtype)
+        slowed = Linear(self.factor)._radians(dim, theta, length, dtype)
+        ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
+        to_ntk = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, True, dtype)) * self.ntk_weight
+        keep = (1 - ramp(*self.keep_turns, dim, theta, self.original_length, True, dtype)) * self.keep_weight
+        return (slowed * (1 - to_ntk) + ntk * to_ntk) * (1 - keep) + plain * keep
+
+
+@dataclass(frozen=True)
+class _YarnBands(Scaling):
+    """YaRN's by-parts rule: fast pairs stay, slow pairs interpolate by a stretch, the middle is a linear blend."""
+
+    original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)
+    beta_fast: float = setting(32.0, above=0)
+    beta_slow: float = setting(1.0, above=0)
+    truncate: bool = setting(True)
+    attention_factor: float | None = setting(None, **MAGNITUDE_RANGE)
+    # a larger weight would leave the range of a magnitude
+    mscale: float | None = setting(None, low=0, high=1e17)
+    mscale_all_dim: float | None = setting(None, low=0, high=1e17)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_order("beta_fast", "beta_slow")
+
+    def check(self, dim, theta):
+        check_log_theta(theta)
+
+    def _stretch(self, length: Tensor | None, dtype: torch.dtype) -> float | Tensor:
+        raise TypeError(f"{type(self).__name__} must define _stretch(length, dtype)")
+
+    def _radians(self, dim, theta, length, dtype):
+        stretch = self._stretch(length, dtype)
+        device = device_of(stretch)
+        steps = periods(dim, theta, dtype, device)
+        keep = 1 - ramp(self.beta_fast, self.beta_slow, dim, theta, self.original_length, self.truncate, dtype, device)
+        stretch = per_row(stretch) if isinstance(stretch, Tensor) else stretch
+        return 1.0 / (stretch * steps) * (1 - keep) + 1.0 / steps * keep
+
+    def _magnitude(self, length, dtype):
+        if self.attention_factor is not None:
+            return self.attention_factor
+        stretch = self._stretch(length, dtype)
+        # zero counts as absent, as in the checkpoints that carry these keys
+        if self.mscale and self.mscale_all_dim:
+            return mscale(stretch, self.mscale) / mscale(stretch, self.mscale_all_dim)
+        return mscale(stretch)
+
+
+@dataclass(frozen=True)
+class Yarn(_YarnBands):
+    """YaRN: by-parts interpolation by `factor`, and a magnitude that sharpens attention."""
+
+    factor: float = setting(1.0, low=1, high=MAX_FACTOR, required=True, from_lengths=True)
+    name: ClassVar[str] = "yarn"
+    in_configs: ClassVar[bool] = True
+    in_extend: ClassVar[bool] = True
+
+    def _stretch(self, length, dtype):
+        return self.factor
+
+
+@dataclass(frozen=True)
+class DynamicYarn(_YarnBands):
+    """YaRN whose factor is each sequence's own length over `original_length`, never below 1."""
+
+    name: ClassVar[str] = "dynamic_yarn"
+    needs_length: ClassVar[bool] = True
+    in_extend: ClassVar[bool] = True
+
+    def _stretch(self, length, dtype):
+        return 1.0 if length is None else (length.to(dtype) / self.original_length).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Llama 3.1: wavelengths above L0/low slow by `factor`, those below L0/high stay, the rest blend."""
+
+    factor: float = setting(1.0, low=1, high=MAX_FACTOR, required=True)
+    low_freq_factor: float = setting(1.0, above=0, required=True)
+    high_freq_factor: float = setting(4.0, above=0, required=True)
+    original_length: int = setting(8192, low=1, key=TRAINED_LENGTH_KEY, required=True)
+    name: ClassVar[str] = "llama3"
+    in_configs: ClassVar[bool] = True
+    in_extend: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_order("high_freq_factor", "low_freq_factor")
+
+    def _radians(self, dim, theta, length, dtype):
+        plain = 1.0 / periods(dim, theta, dtype)
+        wavelengths = 2 * math.pi / plain
+        longest, shortest = self.original_length / self.low_freq_factor, self.original_length / self.high_freq_factor
+        banded = torch.where(wavelengths > longest, plain / self.factor, plain)
+        # equal ends leave no middle band to blend; 1.0 avoids 0/0 in the unused branch
+        width = (self.high_freq_factor - self.low_freq_factor) or 1.0
+        blend = (self.original_length / wavelengths - self.low_freq_factor) / width
+        blended = (1 - blend) * banded / self.factor + blend * banded
+        return torch.where(~(wavelengths < shortest) & ~(wavelengths > longest), blended, banded)

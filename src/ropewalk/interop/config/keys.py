@@ -1,0 +1,26 @@
+"""Config keys: the names that configs use for one value, each list in one place, the standard name first."""
+
+from __future__ import annotations
+
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
+
+#: the longest sequence that the model is used with
+LENGTH_KEYS = (
+    SERVED_LENGTH_KEY, "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx", "model_max_length",
+)  # fmt: skip
+THETA_KEYS = ("rope_theta", "rotary_emb_base")
+#: the fraction of the head that rotates
+FRACTION_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
+#: the part of the head that latent attention (DeepSeek) splits off and rotates
+LATENT_KEY = "qk_rope_head_dim"
+HEAD_DIM_KEYS = ("head_dim", "attention_head_dim", "kv_channels")
+HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
+HEAD_COUNT_KEYS = ("num_attention_heads", "n_head", "n_heads")
+LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "n_layers")
+#: a config with any of these is one of a model that rotates
+ROPE_KEYS = (
+    "rope_parameters", "rope_scaling", *THETA_KEYS, *FRACTION_KEYS, "rotary_dim", "rope_local_base_freq", "global_rope_theta",
+)  # fmt: skip
+#: keys inside a rope that every scaling has, and those that map pairs to axes
+COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
+AXIS_KEYS = frozenset(("mrope_section", "xdrope_section", "mrope_interleaved", "interleaved"))

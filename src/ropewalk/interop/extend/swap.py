@@ -1,0 +1,113 @@
+"""The state that `extend` changes, before and after: config keys, and the attributes and buffers of rotary modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook
+
+
+class _Missing:
+    """Marks a config key that the config does not have; a class, because copying an extension must keep its identity."""
+
+
+class ConfigSwap:
+    """The values of some config keys before and after."""
+
+    def __init__(self, config: Any, keys: dict[str, Any]) -> None:
+        self.config, self.after = config, keys
+        current = config if isinstance(config, Mapping) else vars(config)
+        self.before = {key: current.get(key, _Missing) for key in keys}
+
+    def install(self) -> None:
+        """Set the new values."""
+        self._set(self.after)
+
+    def remove(self) -> None:
+        """Restore the old values."""
+        self._set(self.before)
+
+    def _set(self, values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(self.config, MutableMapping):
+                self.config.pop(key, None) if value is _Missing else self.config.update({key: value})
+            elif value is _Missing:
+                vars(self.config).pop(key, None)
+            else:
+                setattr(self.config, key, value)
+
+
+#: plain attributes and buffers of a rotary module
+State = tuple[dict[str, Any], dict[str, Tensor | None]]
+
+
+class ModuleSwap:
+    """The state of a rotary module before and after, or a hook that updates it at each call."""
+
+    def __init__(self, module: nn.Module, extension: Any, hook: LengthHook | None = None) -> None:
+        self.module, self.extension, self.hook, self.handle = module, extension, hook, None
+        self.before = _state(module)
+        self.after = self.before if hook is not None else self._rebuilt()
+
+    def install(self) -> None:
+        """Set the new state and mark the module as extended."""
+        _set_state(self.module, self.after)
+        setattr(self.module, EXTENSION, self.extension)
+        if self.hook is not None and self.handle is None:
+            self.handle = self.module.register_forward_pre_hook(self.hook, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Restore the old state."""
+        _set_state(self.module, self.before)
+        vars(self.module).pop(EXTENSION, None)
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
+
+    def changes_angles(self) -> bool:
+        """Whether the new state gives other angles than the old one."""
+        return _rope_state(self.after) != _rope_state(self.before)
+
+    def _rebuilt(self) -> State:
+        """Return the state of a module built from the present config, on the device of the old one."""
+        cls = type(self.module)
+        with torch.device("cpu"):
+            try:
+                attributes, buffers = _state(cls(self.module.config))
+            except TypeError as error:
+                rule = f"must have rotary modules that can be built from the config alone, unlike its {cls.__name__}"
+                raise RopeError("model", rule, str(error)) from None
+        device = next((buffer.device for buffer in self.before[1].values() if buffer is not None), None)
+        return attributes, {name: None if buffer is None else buffer.to(device) for name, buffer in buffers.items()}
+
+
+def _state(module: nn.Module) -> State:
+    return {name: value for name, value in vars(module).items() if _is_plain(name, value)}, dict(module._buffers)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    # "forward" may be the replacement of a patch or of an accelerate hook
+    return not name.startswith("_") and name not in ("training", "config", "forward") and not isinstance(value, nn.Module)
+
+
+def _set_state(module: nn.Module, state: State) -> None:
+    attributes, buffers = state
+    for name, value in [*vars(module).items()]:
+        if _is_plain(name, value) and name not in attributes:
+            delattr(module, name)  # for example the long frequencies that a forward cached
+    vars(module).update(attributes)
+    module._buffers.clear()
+    module._buffers.update(buffers)
+    module._non_persistent_buffers_set.update(buffers)
+
+
+def _rope_state(state: State) -> dict[str, Any]:
+    """Return the part of a state that determines the angles, as plain values."""
+    attributes, buffers = state
+    rope = {name: value for name, value in attributes.items() if name.endswith(("rope_type", "attention_scaling"))}
+    return rope | {name: None if each is None or each.is_meta else each.tolist() for name, each in buffers.items()}

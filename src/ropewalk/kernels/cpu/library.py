@@ -1,0 +1,84 @@
+"""The shared library: loading it, its thread pool and its instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import torch
+
+from ropewalk.errors import choice
+
+#: must be that of cpu.c
+ABI = 3
+
+_PATH = Path(__file__).with_name("_cpu.so")
+_REBUILD = "install a C compiler (gcc or clang), then: pip install --force-reinstall --no-cache-dir --no-binary ropewalk ropewalk"
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library, or None and the reason why there is none."""
+    if not _PATH.exists():
+        return None, f"the native library was not built when ropewalk was installed; {_REBUILD}"
+    try:
+        library = ctypes.CDLL(str(_PATH))
+        if library.ropewalk_abi() != ABI:
+            return None, f"the native library was built for another version of ropewalk; {_REBUILD}"
+    except (OSError, AttributeError) as error:
+        return None, f"the native library does not load ({error}); {_REBUILD}"
+    library.ropewalk_isa.restype = ctypes.c_char_p
+    library.ropewalk_rotate.argtypes = [ctypes.c_char_p]
+    return library, ""
+
+
+#: torch's thread pools, best first: the function that selects it, and the symbols of torch that it calls.
+#: Linking OpenMP instead could load a second runtime beside torch's.
+POOLS = {
+    "torch": ("ropewalk_use_torch", ("torch_parallel_for",)),
+    "openmp": (
+        "ropewalk_use_openmp",
+        ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads"),
+    ),
+}
+
+
+def join_pool(*names: str) -> str:
+    """Use the first of the named thread pools that this torch has, and return its name; "serial" if it has none."""
+    library: ctypes.CDLL = handle  # type: ignore[assignment]  # only called if it was loaded
+    library.ropewalk_serial()
+    try:
+        runtime = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+    except (OSError, StopIteration):
+        return "serial"
+    for name in names:
+        setter, symbols = POOLS[name]
+        if all(hasattr(runtime, symbol) for symbol in symbols):
+            getattr(library, setter)(*(getattr(runtime, symbol) for symbol in symbols))
+            return name
+    return "serial"
+
+
+def isas() -> dict[str, int]:
+    """Return the instruction sets that this machine can run, widest first, with their indices in the library."""
+    names = []
+    while handle is not None and (name := handle.ropewalk_isa(len(names))) is not None:
+        names.append(name.decode())
+    return {name: index for index, name in enumerate(names) if name}
+
+
+def choose_isa(name: str | None = None) -> str:
+    """Use the named instruction set, or the widest, in the whole process, and return its name."""
+    indices = isas()
+    name = choice("ROPEWALK_ISA", name, indices) if name else next(iter(indices))
+    handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]  # it has instruction sets, so it was loaded
+    return name
+
+
+#: the loaded library, or None, and then the reason
+handle, missing = _load()
+if handle is not None:
+    join_pool(*POOLS)
+    choose_isa(os.environ.get("ROPEWALK_ISA"))
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=handle.ropewalk_serial)

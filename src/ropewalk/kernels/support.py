@@ -1,0 +1,53 @@
+"""What the installed Triton and the GPU support, and helpers of every Triton kernel. Importing this does not import Triton."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ropewalk.caches import cached
+
+TRITON_INSTALLED = find_spec("triton") is not None
+
+
+def interpreting() -> bool:
+    """Return whether Triton runs its kernels in Python, also on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def why_no_triton(x: Tensor) -> str | None:
+    """Return why no Triton kernel can take a tensor on this device, or None if one can."""
+    if not x.is_cuda and not (x.is_cpu and interpreting()):
+        return f"the kernel takes CUDA tensors, this one is on {x.device}"
+    return None if TRITON_INSTALLED else "triton is not installed; pip install triton"
+
+
+def has_sine_unit(x: Tensor) -> bool:
+    """Return whether the GPU's sine instruction is accurate enough for x: its error is below the rounding to 16 bits."""
+    return x.element_size() == 2 and x.is_cuda and torch.version.hip is None
+
+
+@cached("GPUs with programmatic dependent launch", entries=64)
+def has_pdl(device: torch.device) -> bool:
+    """Return whether a kernel may start before the one before it ends (programmatic dependent launch, Hopper and later)."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@cached("GPUs with float8", entries=64)
+def has_fp8(device: torch.device) -> bool:
+    """Return whether the device converts to float8 (compute capability 8.9 and later)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@cached("GPU multiprocessors", entries=64)
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; 1 for the CPU, where the interpreter runs."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def power_of_two(count: int) -> int:
+    """Return the smallest power of two that is at least `count`, for a count of 1 or more."""
+    return 1 << (count - 1).bit_length()

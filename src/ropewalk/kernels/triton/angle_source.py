@@ -1,0 +1,143 @@
+"""AngleSource: the kernel's arguments about angles, either exact phase steps or the caller's rows of cos and sin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest, token_axes
+from ropewalk.spec import RopeSpec
+from ropewalk.table import Tables, magnitude_on, tables, tables_at
+
+Magnitude = float | Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class AngleSource:
+    """Where one call's angles come from.
+
+    mode      "phase" or "rows"
+    tensors   angles, more angles, the query's magnitude, the key's magnitude
+    pointers  `tensors` as a compiled kernel takes them
+    constant  the same tensors serve every call with these shapes
+    """
+
+    mode: str
+    tensors: tuple[Tensor, Tensor | None, Magnitude, Magnitude]
+    position_strides: tuple[int, int, int] = (0, 0, 0)
+    angle_strides: tuple[int, int, int] = (0, 0, 1)
+    magnitude_stride: int = 0
+    axes: Tensor | None = None
+    num_axes: int = 1
+    growth: Tensor | None = None
+    growth_sign: int = 0
+    center: int = 0
+    constant: bool = False
+    pointers: tuple[int | float | None, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pointers", tuple(t.data_ptr() if isinstance(t, Tensor) else t for t in self.tensors))
+
+    @property
+    def differs_by_row(self) -> bool:
+        """Whether every batch row has its own angles or its own magnitude."""
+        return self.magnitude_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
+
+    def values(self, merged: bool, **more: Any) -> dict[str, Any]:
+        """Return the kernel's arguments by name; `merged` if batch rows of one token each became the tokens of one row."""
+        axis, batch, token = self.position_strides
+        row, line, pair = self.angle_strides
+        if merged:
+            batch, token, row, line = 0, batch, 0, row
+        return {
+            "position_axis": axis,
+            "position_batch": batch,
+            "position_token": token,
+            "angle_batch": row,
+            "angle_token": line,
+            "angle_pair": pair,
+            "magnitude_batch": self.magnitude_stride,
+            "axes": self.axes,
+            "AXES": self.num_axes,
+            "growth": self.growth,
+            "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
+            "GROWTH": self.growth_sign,
+            "center": self.center,
+            **more,
+        }
+
+
+def angle_source(request: AnyRequest, x: Tensor) -> AngleSource:
+    """Return where the angles of one call come from."""
+    return _from_rows(request) if isinstance(request, TableRequest) else _from_phases(request, x)
+
+
+def _from_rows(request: TableRequest) -> AngleSource:
+    cos, sin = request.cos, request.sin
+    if cos.stride() != sin.stride():
+        cos, sin = cos.contiguous(), sin.contiguous()
+    batch = cos.stride(0) if cos.ndim > 2 and cos.shape[0] > 1 else 0
+    token = cos.stride(-2) if cos.shape[-2] > 1 else 0
+    return AngleSource("rows", (cos, sin, None, None), angle_strides=(batch, token, cos.stride(-1)))
+
+
+def _from_phases(request: Request, x: Tensor) -> AngleSource:
+    spec, power = request.spec, request.magnitude_power
+    kept = tables_at(spec, x.device, request.length)
+    q_magnitude, k_magnitude = (_magnitude(spec, kept, key, power) for key in (request.key, True))
+    if isinstance(q_magnitude, Tensor) or isinstance(k_magnitude, Tensor):
+        q_magnitude, k_magnitude = _as_tensors(q_magnitude, k_magnitude, x.device)
+    elif q_magnitude == k_magnitude == 1.0:
+        q_magnitude = k_magnitude = None
+    growth = kept.frequencies.growth if power else None
+    return AngleSource(
+        "phase",
+        (kept.steps, None, q_magnitude, k_magnitude),
+        position_strides=_position_strides(request.positions),
+        angle_strides=(kept.steps.stride(0) if kept.steps.ndim > 1 and len(kept.steps) > 1 else 0, 0, 1),
+        magnitude_stride=1 if isinstance(q_magnitude, Tensor) and q_magnitude.numel() > 1 else 0,
+        # int32 has half the bytes, so one load reads twice as many
+        axes=None if kept.axis_of_pair is None else kept.axis_of_pair.to(torch.int32),
+        num_axes=spec.num_axes,
+        growth=growth,
+        growth_sign=0 if growth is None else (-power if request.key else power),
+        center=kept.frequencies.center,
+        constant=not (spec.needs_length and request.length is not None),
+    )
+
+
+def _magnitude(spec: RopeSpec, kept: Tables, key: bool, power: int) -> float | Tensor:
+    magnitude = magnitude_on(spec, kept.frequencies.magnitude, key) ** power
+    return magnitude.to(torch.float32).reshape(-1) if isinstance(magnitude, Tensor) else float(magnitude)
+
+
+def _as_tensors(q: float | Tensor, k: float | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return both magnitudes as tensors of the same size."""
+    rows = max(magnitude.numel() for magnitude in (q, k) if isinstance(magnitude, Tensor))
+    q, k = (m if isinstance(m, Tensor) else torch.full((1,), m, device=device) for m in (q, k))
+    return q.to(device).expand(rows).contiguous(), k.to(device).expand(rows).contiguous()
+
+
+def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
+    """Return the (axis, row, token) strides; counted positions are the same in every row and increase by one per token."""
+    if positions is None:
+        return 0, 0, 1
+    strides = [0 if size == 1 else stride for size, stride in zip(positions.shape, positions.stride(), strict=True)]
+    return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]  # there are three
+
+
+def as_table_requests(request: Request, x: Tensor) -> tuple[TableRequest, TableRequest]:
+    """Return the request with its cos and sin computed, for queries and for keys; the same object twice if they are equal."""
+    spec, seq = request.spec, x.shape[token_axes(x.ndim, request.seq_dim)[0]]
+
+    def table_request(key: bool) -> TableRequest:
+        cos, sin = request.rows(seq, x.device, torch.float32, key)
+        return TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start)
+
+    for_keys = table_request(key=True)
+    grows = tables(spec, x.device).frequencies.growth is not None
+    differ = request.magnitude_power and not request.key and (grows or spec.magnitude_on == "q")
+    return (table_request(key=False) if differ else for_keys), for_keys

@@ -1,0 +1,64 @@
+"""Pairs of a head as Triton tiles [tokens, heads, pairs]: load and store in either layout. Importing this imports Triton."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+@no_type_check
+def load(pointers, live, MASKED: tl.constexpr, HINT: tl.constexpr):
+    """Load with a mask only if MASKED: a mask makes accesses narrower."""
+    if MASKED:
+        return tl.load(pointers, mask=live, other=0.0, eviction_policy=HINT)
+    else:
+        return tl.load(pointers, eviction_policy=HINT)
+
+
+@triton.jit
+@no_type_check
+def store(pointers, value, live, MASKED: tl.constexpr, HINT: tl.constexpr):
+    """Store with a mask only if MASKED."""
+    if MASKED:
+        tl.store(pointers, value, mask=live, cache_modifier=HINT)
+    else:
+        tl.store(pointers, value, cache_modifier=HINT)
+
+
+@triton.jit
+@no_type_check
+def load_pairs(
+    rows, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
+):  # fmt: skip
+    """Return the first and the second member of every pair, [tokens, heads, BLOCK] each, in their own dtype."""
+    MASK: tl.constexpr = MASKED or PAIRS != BLOCK
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
+        both = load(rows + dim, live & (dim < 2 * PAIRS), MASK, HINT)
+        first, second = tl.split(tl.reshape(both, [both.shape[0], both.shape[1], BLOCK, 2]))
+    else:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        first = load(rows + pair, live & (pair < PAIRS), MASK, HINT)
+        second = load(rows + PAIRS + pair, live & (pair < PAIRS), MASK, HINT)
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def store_pairs(
+    rows, first, second, live,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
+):  # fmt: skip
+    """Store the first and the second member of every pair, which have the dtype of the memory already."""
+    MASK: tl.constexpr = MASKED or PAIRS != BLOCK
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * BLOCK)[None, None, :]
+        both = tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1], 2 * BLOCK])
+        store(rows + dim, both, live & (dim < 2 * PAIRS), MASK, HINT)
+    else:
+        pair = tl.arange(0, BLOCK)[None, None, :]
+        store(rows + pair, first, live & (pair < PAIRS), MASK, HINT)
+        store(rows + PAIRS + pair, second, live & (pair < PAIRS), MASK, HINT)

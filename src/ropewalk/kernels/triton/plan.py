@@ -1,0 +1,122 @@
+"""RotationPlan: the launch plan of the Triton kernel for calls with the same shapes, strides and spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ropewalk.kernels.launch import LaunchPlan
+from ropewalk.kernels.request import AnyRequest, Request, token_axes
+from ropewalk.kernels.support import has_pdl, has_sine_unit, power_of_two
+from ropewalk.kernels.triton import kernel as device
+from ropewalk.kernels.triton.angle_source import AngleSource, angle_source
+from ropewalk.kernels.triton.config import Config, pick_config
+
+#: CUDA's bound on the second and third axis of a grid
+MOST_ROWS = 65535
+#: the arguments of rotate_kernel that change from call to call: q, k, their outs, positions, angles, magnitudes, offset
+CHANGING = 10
+
+
+class _Tokens:
+    """A tensor as [batch, tokens, heads, dims]: the sizes and strides of the first three."""
+
+    def __init__(self, x: Tensor, seq_dim: int, merged: bool = False) -> None:
+        seq, batch, head = token_axes(x.ndim, seq_dim)
+        self.sizes = tuple(1 if axis is None else x.shape[axis] for axis in (batch, seq, head))
+        self.strides = tuple(0 if axis is None or x.shape[axis] == 1 else x.stride(axis) for axis in (batch, seq, head))
+        if merged:
+            # batch rows of one token each become the tokens of one row
+            self.sizes, self.strides = (1, self.sizes[0], self.sizes[2]), (0, self.strides[0], self.strides[2])
+
+
+class RotationPlan(LaunchPlan):
+    """The grid and the constant arguments of `rotate_kernel`; `config` overrides the configuration that would be picked."""
+
+    def __init__(
+        self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, config: Config | None = None
+    ) -> None:
+        x, single = xs[0], len(xs) == 1
+        source = angle_source(request, x)
+        #: None if the angles change from call to call
+        self.source: AngleSource | None = source if source.constant else None
+        sizes = _Tokens(x, request.seq_dim).sizes
+        merged = sizes[1] == 1 and sizes[0] > 1 and not source.differs_by_row
+        # a single tensor also takes the key's place, with no heads
+        q, k, q_out, k_out = (_Tokens(t, request.seq_dim, merged) for pair in (xs, outs) for t in (pair[0], pair[-1]))
+        (batch, tokens, q_heads), k_heads = q.sizes, 0 if single else k.sizes[2]
+        order = "head" if tokens > 1 and q_heads > 1 and q.strides[2] > q.strides[1] else "token"
+        copied = 0 if all(out is t for t, out in zip(xs, outs, strict=True)) else x.shape[-1] - 2 * request.pairs
+        if config is None:
+            heads, itemsize = (q_heads, k_heads), x.element_size()
+            config = pick_config(order, source.mode, request.pairs, copied, (batch, tokens), heads, itemsize, source.num_axes)
+        values = self._blocks(config, order, batch, tokens, q_heads, k_heads) | _head_values(x, request, copied, config)
+        for name, tensor in (("q", q), ("k", k), ("q_out", q_out), ("k_out", k_out)):
+            values.update(zip((f"{name}_batch", f"{name}_token", f"{name}_head"), tensor.strides, strict=True))
+        values |= source.values(merged, MODE=getattr(device, source.mode.upper()).value)
+        super().__init__(device.rotate_kernel, values, CHANGING, x.device, config.warps)
+
+    def _blocks(self, config: Config, order: str, batch: int, tokens: int, q_heads: int, k_heads: int) -> dict[str, Any]:
+        """Set the grid, and return which tokens and heads a program takes."""
+        q_block = min(config.heads, power_of_two(q_heads))
+        k_block = 0
+        q_groups = groups = -(-q_heads // q_block)
+        if k_heads and config.together:
+            k_block = power_of_two(-(-k_heads // groups))
+        elif k_heads:
+            groups += -(-k_heads // q_block)
+        blocks = -(-tokens // config.tokens)
+        columns, rows = (blocks, batch * groups) if order == "head" else (blocks * groups, batch)
+        layers = -(-rows // MOST_ROWS)
+        self.grid = (columns, min(rows, MOST_ROWS), layers)
+        return {
+            "tokens": tokens,
+            "rows": rows,
+            "Q_HEADS": q_heads,
+            "K_HEADS": k_heads,
+            "TOKENS": config.tokens,
+            "Q_BLOCK": q_block,
+            "K_BLOCK": k_block,
+            "Q_GROUPS": q_groups,
+            "GROUPS": groups,
+            "TOKENS_FIRST": order == "head",
+            "TALL": layers > 1,
+            "MASK_TOKENS": tokens % config.tokens != 0,
+            "MASK_Q": q_heads % q_block != 0 or (k_block == 0 and k_heads % q_block != 0),
+            "MASK_K": k_block * groups != k_heads,
+        }
+
+    def __call__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, pointers: list[int]) -> None:
+        """Launch the kernel; `pointers` are those of xs and outs."""
+        source = self.source or angle_source(request, xs[0])
+        positions, offset = (request.positions, request.offset) if isinstance(request, Request) else (None, 0)
+        if self.can_start:
+            q, k, q_out, k_out = pointers if len(xs) > 1 else (pointers[0], 0, pointers[1], 0)
+            where = 0 if positions is None else positions.data_ptr()
+            self.start(self.grid, (q, k, q_out, k_out, where, *source.pointers, offset))
+        else:
+            missing = () if len(xs) > 1 else (None,)
+            self.launch(self.grid, (*xs, *missing, *outs, *missing, positions, *source.tensors, offset))
+
+
+def _head_values(x: Tensor, request: AnyRequest, copied: int, config: Config) -> dict[str, Any]:
+    """Return the kernel's arguments about the dimensions of a head."""
+    start, pairs = request.start, request.pairs
+    tail = x.shape[-1] - start - 2 * pairs
+    return {
+        "START": start,
+        "PAIRS": pairs,
+        "TAIL": tail,
+        "BLOCK": power_of_two(pairs),
+        "START_BLOCK": power_of_two(start),
+        "TAIL_BLOCK": power_of_two(tail),
+        "BACKWARDS": isinstance(request, Request) and request.sign < 0,
+        "INTERLEAVED_IN": request.layout_in == "interleaved",
+        "INTERLEAVED_OUT": request.layout_out == "interleaved",
+        "COPY": copied > 0,
+        "LOAD_HINT": "evict_first" if config.hints else "",
+        "STORE_HINT": ".cs" if config.hints else "",
+        "PDL": config.pdl and has_pdl(x.device),
+        "QUICK": has_sine_unit(x),
+    }

@@ -1,0 +1,25 @@
+"""Files that are replaced atomically, and rows as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def encode_rows(rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows as JSON lines."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by `text`, synced to disk; a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

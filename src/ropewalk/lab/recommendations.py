@@ -1,0 +1,142 @@
+"""Recommendations by use case, derived from the rows of studies; none without rows or for differences within the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.lab.statistics import Score, compare, rank
+from ropewalk.lab.studies.findings import HOLDS, Findings, difference, seed_noise
+from ropewalk.lab.studies.rows import Row, distinct, score, scores_by, select
+
+#: corpora of source code
+CODE = ("code", "stdlib", "torch")
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A finished study: its rows, facts and findings."""
+
+    rows: list[Row]
+    facts: dict[str, Any]
+    findings: Findings
+
+    @property
+    def corpus(self) -> str:
+        """The name of the text that was trained on."""
+        return str(self.facts.get("data", {}).get("source", "text"))
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to use for a use case, and the measured reason."""
+
+    use: str
+    advice: str
+    reason: str
+
+
+def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
+    """Return a recommendation, or the reason why there is none, for every entry of USE_CASES."""
+    recommendations = []
+    for use, (study, advise) in USE_CASES.items():
+        if study in results:
+            recommendations.append(Recommendation(use, *advise(results[study])))
+        else:
+            recommendations.append(Recommendation(use, "Not measured here.", f"run: ropewalk lab run {study}"))
+    return recommendations
+
+
+def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) -> tuple[str, str]:
+    """Return (advice, reason) for the lowest score, or for all that are tied with it."""
+    if len(scores) < 2:
+        return "No recommendation: there is nothing to compare with.", f"only {', '.join(scores) or 'nothing'} was measured"
+    floor = seed_noise(list(scores.values()), same_model=same_model)
+    groups = rank(scores, floor=floor)
+    best = groups[0]
+    if len(best) == len(scores):
+        return "No recommendation: all are tied.", f"{what}: {', '.join(f'{name} {scores[name].mean:.3f}' for name in best)}"
+    first, second = best[0], groups[1][0]
+    paired = difference(compare(scores[first], scores[second], floor=floor))
+    reason = f"{what}: {first} {scores[first].mean:.3f}, {second} {scores[second].mean:.3f}, paired {paired}"
+    if len(best) > 1:
+        return f"Any of {', '.join(best)}: they are tied.", reason
+    return f"{first}.", reason
+
+
+def _trained_length(result: StudyResult) -> tuple[str, str]:
+    length = distinct(result.rows, "loss", "length")[0]
+    names = [name for name in distinct(result.rows, "loss", "model") if "," not in name]
+    losses = scores_by(result.rows, "loss", "model", names, length=length)
+    return lowest(losses, f"loss at the trained length, {length}, on {result.corpus}")
+
+
+def _longer_code(result: StudyResult) -> tuple[str, str]:
+    if result.corpus not in CODE:
+        return "Not measured here.", f"the text was {result.corpus}; set data.source to code"
+    length = distinct(result.rows, "loss", "length")[-1]
+    losses = scores_by(result.rows, "loss", "model", distinct(result.rows, "loss", "model"), length=length)
+    return lowest(losses, f"loss at {length} tokens of source code, trained on fewer")
+
+
+def _stream(result: StudyResult) -> tuple[str, str]:
+    lengths = distinct(result.rows, "loss", "length")
+    flat = []
+    for name in distinct(result.rows, "loss", "model"):
+        near, far = (score(result.rows, "loss", model=name, length=n) for n in (lengths[0], lengths[-1]))
+        if near is not None and far is not None:
+            step = compare(far, near)
+            if step.difference + 2 * step.error <= 0.05:
+                flat.append((far.mean, f"{name} ({difference(step)})"))
+    if not flat:
+        return "None of those measured.", f"every loss rises by more than 0.05 from {lengths[0]} to {lengths[-1]}"
+    names = ", ".join(text for _, text in sorted(flat))
+    return f"One of these, lowest loss first: {names}.", f"loss at {lengths[-1]} minus loss at {lengths[0]}, at most +0.05"
+
+
+def _zero_shot(result: StudyResult) -> tuple[str, str]:
+    factor = max(distinct(result.rows, "loss", "factor", tuned=0))
+    methods = distinct(result.rows, "loss", "method", tuned=0)
+    losses = scores_by(result.rows, "loss", "method", methods, tuned=0, factor=factor)
+    return lowest(losses, f"loss at {factor}x, without training", same_model=True)
+
+
+def _fine_tuned(result: StudyResult) -> tuple[str, str]:
+    rows = [r for r in result.rows if r["metric"] == "loss" and r["tuned"]]
+    if not rows:
+        return "Not measured here.", "no method was fine-tuned; set tuned_factors"
+    factor = max(r["factor"] for r in rows)
+    rows = select(rows, "loss", factor=factor)
+    start = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
+    losses = scores_by(rows, "loss", "method", distinct(rows, "loss", "method"), length=factor * start)
+    return lowest(losses, f"loss at {factor}x after {rows[0]['tuned']} steps there")
+
+
+def _retrieval(result: StudyResult) -> tuple[str, str]:
+    learnt = result.findings.claims[0]
+    if learnt.verdict != HOLDS:
+        return "No recommendation: the model did not learn to find pass keys at the trained length.", learnt.evidence
+    far = max(distinct(result.rows, "found", "length"))
+    hits = scores_by(result.rows, "found", "method", distinct(result.rows, "found", "method", length=far), length=far)
+    errors = {method: Score(1 - each.values) for method, each in hits.items()}
+    return lowest(errors, f"share of pass keys missed at {far}", same_model=True)
+
+
+def _first_claim(result: StudyResult) -> tuple[str, str]:
+    claim = result.findings.claims[0]
+    return f"{claim.text}: {claim.verdict}.", claim.evidence
+
+
+#: use case -> (the study it needs, a function that returns (advice, reason))
+USE_CASES: dict[str, tuple[str, Callable[[StudyResult], tuple[str, str]]]] = {
+    "Short text, within the trained length": ("encodings", _trained_length),
+    "Code longer than the trained length": ("encodings", _longer_code),
+    "Streams of unlimited length": ("encodings", _stream),
+    "Long documents, a trained RoPE model, no training": ("extend", _zero_shot),
+    "Long documents, a little training": ("extend", _fine_tuned),
+    "Finding one fact far away": ("passkey", _retrieval),
+    "Images and other grids": ("multimodal", _first_claim),
+    "Memory and time linear in the length": ("linear", _first_claim),
+    "A model with another encoding": ("migrate", _first_claim),
+}

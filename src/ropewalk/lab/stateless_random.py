@@ -1,0 +1,65 @@
+"""Random numbers without a state: each is a function of (seed, sample, stream, column), so a run can resume at any sample.
+
+The generator is splitmix64: three lines of wrapping integer arithmetic, the same on every machine and in every version.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+_WRAP = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDS = 4
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """Apply splitmix64's finaliser, a bijection of uint64 that scrambles all bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def fold(*numbers: int) -> int:
+    """Return one 64-bit seed from several integers; their order matters."""
+    seed = np.zeros(1, dtype=np.uint64)
+    for number in numbers:
+        seed = mix(seed * np.uint64(3) + np.array([number & _WRAP], dtype=np.uint64) + np.uint64(_GOLDEN))
+    return int(seed[0])
+
+
+def bits(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
+    """Return uint64 [len(index), count]; different streams give one sample independent numbers."""
+    rows = mix(index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(fold(seed, stream)))
+    return mix(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+
+
+def below(seed: int, index: np.ndarray, stream: int, count: int, high: int | np.ndarray) -> np.ndarray:
+    """Return int64 [len(index), count] in 0 ... high - 1, high < 2^32; `high` may be an array, per row or per number."""
+    limit = np.asarray(high, dtype=np.uint64)
+    limit = limit[:, None] if limit.ndim == 1 else limit
+    return (((bits(seed, index, stream, count) >> np.uint64(32)) * limit) >> np.uint64(32)).astype(np.int64)
+
+
+def uniform(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
+    """Return float64 [len(index), count] in [0, 1)."""
+    return (bits(seed, index, stream, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
+    """Return where each of `index` (0 ... size - 1) goes in a shuffle of `size` items; equal seeds mean the same shuffle.
+
+    A Feistel network permutes a power of four; it is applied again to every result outside 0 ... size - 1.
+    """
+    half = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))
+    low = np.uint64((1 << int(half)) - 1)
+    places = index.astype(np.uint64)
+    outside = np.ones(len(places), dtype=bool)
+    while outside.any():
+        left, right = places[outside] >> half, places[outside] & low
+        for number in range(_ROUNDS):
+            left, right = right, left ^ (mix(right + seeds[outside] + np.uint64(number)) & low)
+        places[outside] = (left << half) | right
+        outside = places >= np.uint64(size)
+    return places.astype(np.int64)

@@ -1,0 +1,67 @@
+"""Methods that extend a RoPE model beyond its trained length, as functions of the factor; used by `extend` and `passkey`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import numpy as np
+from torch import nn
+
+from ropewalk.frequencies import Dynamic, Linear, LongRope, Ntk, Yarn
+from ropewalk.frequencies.scaling import Scaling
+from ropewalk.interop.extend.search import search_factors
+from ropewalk.lab.evaluation import losses_and_hits
+from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
+
+
+def yarn(factor: float, length: int, **options: float) -> Yarn:
+    """Return YaRN with a smaller beta_fast: at short lengths no pair makes the 32 turns of the default."""
+    return Yarn(factor=factor, original_length=length, beta_fast=max(2.0, min(32.0, length / 16)), truncate=False, **options)
+
+
+#: method -> the scaling for a factor and the trained length; LongRoPE's factors are searched, see `search_longrope`
+METHODS: dict[str, Callable[[float, int], Scaling]] = {
+    "linear": lambda factor, length: Linear(factor=factor),
+    "ntk": lambda factor, length: Ntk(factor=factor),
+    "by_parts": lambda factor, length: yarn(factor, length, attention_factor=1.0),
+    "yarn": yarn,
+    "dynamic": lambda factor, length: Dynamic(factor=factor, original_length=length),
+}
+NONE, LONGROPE = "none", "longrope"
+
+
+def rope_spec(model: nn.Module) -> RopeSpec:
+    """Return the spec of a RoPE decoder."""
+    return model.layers[0].self_attn.encoding.rope.spec  # type: ignore[union-attr, index, return-value]
+
+
+def spec_for(
+    method: str, plain: RopeSpec, factor: float, length: int, factors: tuple[float, ...] | list[float] | None = None
+) -> RopeSpec:
+    """Return the spec of a method; `factors` are those of LongRoPE."""
+    if method == NONE:
+        return plain
+    if method == LONGROPE:
+        long = tuple(factors or ())
+        scaling = LongRope(short_factor=(1.0,) * len(long), long_factor=long, original_length=length, factor=factor)
+        return plain.with_(scaling=scaling)
+    return plain.with_(scaling=METHODS[method](factor, length))
+
+
+def search_longrope(
+    model: nn.Module, windows: np.ndarray, factor: int, length: int, *, population: int, rounds: int, seed: int
+) -> tuple[float, ...]:
+    """Search the LongRoPE factors with the lowest loss on the last tokens of the given windows."""
+    model = deepcopy(model)
+    plain = rope_spec(model)
+    rows = windows[:, -(factor * length + 1) :]
+
+    def loss(factors: tuple[float, ...]) -> float:
+        rope = Rope(spec_for(LONGROPE, plain, factor, length, factors))
+        for layer in model.layers:  # type: ignore[union-attr]
+            layer.self_attn.encoding.rope = rope
+        return float(losses_and_hits(model, rows, length)[0].double().mean())
+
+    return search_factors(loss, plain.pairs, factor, population=population, rounds=rounds, seed=seed)

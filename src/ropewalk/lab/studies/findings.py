@@ -1,0 +1,133 @@
+"""The findings of a study: tables, figures, and claims that are tested against the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from ropewalk.lab.statistics import Comparison, Score, compare
+from ropewalk.lab.studies.rows import Row, score, scores_by
+from ropewalk.plots import LIGHT, blank, finish, label_axes, legend
+
+#: deviation of the loss between seeds, as published for tiny language models; used if only one seed was run
+SEED_NOISE = 0.015
+HOLDS, TIED, FAILS, UNKNOWN = "holds", "within noise", "does not hold", "not measured"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text cells under column titles; `note` explains how to read them."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, whether it holds here, and the numbers."""
+
+    text: str
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The part of a report about one study; figures are functions, so that tables do not need matplotlib."""
+
+    tables: list[Table] = field(default_factory=list)
+    figures: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+
+
+def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> float:
+    """Return the noise between two trainings to add to a comparison: SEED_NOISE for single seeds, 0 for one model."""
+    single = any(each is not None and each.seeds == 1 for each in scores)
+    return SEED_NOISE * 2**0.5 if single and not same_model else 0.0
+
+
+def cell(value: Score | None) -> str:
+    """Return the mean and standard error as text."""
+    if value is None:
+        return "-"
+    return f"{value.mean:.3f} ± {value.error:.3f}" if value.values.size > 1 else f"{value.mean:.3f}"
+
+
+def difference(step: Comparison) -> str:
+    """Return a paired difference and its error as text."""
+    return f"{step.difference:+.3f} ± {step.error:.3f}"
+
+
+def claim_order(text: str, scores: Mapping[str, Score | None], order: Sequence[str], *, same_model: bool = False) -> Claim:
+    """Claim that scores increase in the given order; each step must exceed its paired error."""
+    absent = [name for name in order if scores.get(name) is None]
+    if absent:
+        return Claim(text, UNKNOWN, f"no rows for {', '.join(absent)}")
+    floor = seed_noise(list(scores.values()), same_model=same_model)
+    steps = [(a, b, compare(scores[a], scores[b], floor=floor)) for a, b in pairwise(order)]  # type: ignore[arg-type]
+    verdicts = [step.verdict for _, _, step in steps]
+    verdict = FAILS if "b" in verdicts else TIED if "tied" in verdicts else HOLDS
+    return Claim(text, verdict, "; ".join(f"{a} - {b} {difference(step)}" for a, b, step in steps))
+
+
+def claim_within(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
+    """Claim that two scores of one model differ by at most `limit`, with two standard errors of margin."""
+    if one is None or other is None:
+        return Claim(text, UNKNOWN, "no rows")
+    step = compare(one, other)
+    size = abs(step.difference)
+    verdict = HOLDS if size + 2 * step.error <= limit else FAILS if size - 2 * step.error > limit else TIED
+    return Claim(text, verdict, f"{difference(step)}, limit {limit:g}")
+
+
+def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
+    """Claim that one score exceeds another of the same model by at most `limit`, with two standard errors of margin."""
+    if one is None or other is None:
+        return Claim(text, UNKNOWN, "no rows")
+    step = compare(one, other)
+    verdict = HOLDS if step.difference + 2 * step.error <= limit else FAILS if step.difference > limit else TIED
+    return Claim(text, verdict, f"{difference(step)}, limit {limit:+g}")
+
+
+def score_rows(
+    rows: list[Row], metric: str, field: str, names: Sequence[Any], column: str, columns: Sequence[Any], **fields: Any
+) -> list[tuple[str, ...]]:
+    """Return table rows: for each name of a field, the mean and error in each column."""
+    return [
+        (str(name), *(cell(score(rows, metric, **{field: name, column: value}, **fields)) for value in columns)) for name in names
+    ]
+
+
+def by_length(rows: list[Row], lengths: Sequence[int], **fields: Any) -> tuple[list[float], list[float]]:
+    """Return a line of a figure: the lengths that were measured, and the mean loss at each."""
+    means = {float(length): each.mean for length, each in scores_by(rows, "loss", "length", lengths, **fields).items()}
+    return list(means), list(means.values())
+
+
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+
+def line_figure(series: Series, *, title: str, x: str, y: str, log_x: bool = True, log_y: bool = False) -> Callable[[], Any]:
+    """Return a function that draws a figure with one line per series."""
+
+    def draw() -> Any:
+        figure, (ax,) = blank(LIGHT, 8.5, 4.6)
+        styles = ("-", "--", ":", "-.")  # colours repeat after six lines, so the dashes change
+        for place, (name, (across, up)) in enumerate(series.items()):
+            ax.plot(across, up, styles[place // 6 % 4], marker="o", markersize=3.5, color=LIGHT.colour(place), label=name)
+        if log_x:
+            ax.set_xscale("log", base=2)
+            ticks = sorted({value for across, _ in series.values() for value in across})
+            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            ax.minorticks_off()
+        if log_y:
+            ax.set_yscale("log")
+        label_axes(ax, LIGHT, title=title, x=x, y=y)
+        legend(ax, LIGHT, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return finish(figure, LIGHT)
+
+    return draw

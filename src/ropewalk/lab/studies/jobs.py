@@ -1,0 +1,164 @@
+"""Run the jobs of a study: in parallel processes on a CPU, one after the other on a GPU; finished jobs are not run again.
+
+The rows of a finished job are a file. A killed study continues with the missing jobs, a killed training from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.lab.log import LOG, read_log
+from ropewalk.lab.progress import Progress
+from ropewalk.lab.studies.rows import Row, digest, read_rows, write_rows
+
+#: seconds between two looks at the logs of the workers
+POLL = 1.0
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a job runs: the folder of trained models, which all studies share, and the device."""
+
+    models: Path
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function of a module, called with the workspace and settings (plain data); it returns rows."""
+
+    name: str
+    work: Callable[..., list[Row]]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """The name of the file with the rows; other settings have another file."""
+        return f"{self.name}-{digest(self.settings)}.jsonl"
+
+
+class JobRunner:
+    """Runs the jobs of one study and collects their rows."""
+
+    def __init__(
+        self, folder: Path, workspace: Workspace, settings: dict[str, Any], seeds: int, workers: int, quiet: bool
+    ) -> None:
+        self.folder, self.workspace, self.settings, self.seeds = folder, workspace, settings, range(seeds)
+        self.workers, self.quiet = workers if workspace.device.type == "cpu" else 1, quiet
+        self.rows: list[Row] = []
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Return some of the study's settings."""
+        return {name: self.settings[name] for name in names}
+
+    def run(self, jobs: Iterable[Job]) -> list[Row]:
+        """Run the jobs that have no file yet, and return the rows of all jobs in their order."""
+        jobs = list(jobs)
+        (self.folder / "jobs").mkdir(parents=True, exist_ok=True)
+        missing = [job for job in jobs if not self._path(job).exists()]
+        status = _Status(self.folder.name, len(jobs), len(jobs) - len(missing), self.quiet)
+        try:
+            if self.workers == 1 or len(missing) < 2:
+                for job in missing:
+                    self._finish(job, _run_job(self.workspace, job), status)
+            else:
+                self._run_in_parallel(missing, status)
+        finally:
+            status.bar.close()
+        rows = [row for job in jobs for row in read_rows(self._path(job))]
+        self.rows += rows
+        return rows
+
+    def _path(self, job: Job) -> Path:
+        return self.folder / "jobs" / job.file
+
+    def _finish(self, job: Job, result: tuple[list[Row], float], status: _Status) -> None:
+        rows, seconds = result
+        write_rows(self._path(job), rows)
+        status.job_done(f"{job.name}, {seconds:.0f} s")
+
+    def _run_in_parallel(self, jobs: list[Job], status: _Status) -> None:
+        workers = min(self.workers, len(jobs))
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(os.getpid(),))
+        with _one_openmp_thread():
+            # submit starts the worker processes, which inherit the environment of this moment
+            running: dict[Future, Job] = {pool.submit(_run_job, self.workspace, job): job for job in jobs}
+        try:
+            while running:
+                finished, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
+                status.show_trainings(self.workspace.models)
+                for future in finished:
+                    self._finish(running.pop(future), future.result(), status)
+        finally:
+            # running trainings may save a checkpoint; jobs that have not started are dropped
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run_job(workspace: Workspace, job: Job) -> tuple[list[Row], float]:
+    began = time.perf_counter()
+    return job.work(workspace, **job.settings), time.perf_counter() - began
+
+
+@contextmanager
+def _one_openmp_thread() -> Iterator[None]:
+    """Start processes with one OpenMP thread: batched matrix products ignore a later torch.set_num_threads."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _start_worker(parent: int) -> None:
+    """Set up a worker: one thread, SIGINT handled only by a training, exit if the parent process has ended."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _Status:
+    """Shows finished jobs: as a progress bar on a terminal, as lines elsewhere, not at all if quiet."""
+
+    def __init__(self, title: str, total: int, done: int, quiet: bool) -> None:
+        self.title, self.total, self.done, self.quiet = title, total, done, quiet
+        self.bar = Progress(title, total, done, not quiet)
+
+    def job_done(self, text: str) -> None:
+        self.done += 1
+        self.bar.show(self.done, text)
+        if not (self.quiet or self.bar.visible):
+            print(f"{self.title}: {text} ({self.done} of {self.total})", file=sys.stderr, flush=True)
+
+    def show_trainings(self, models: Path) -> None:
+        """Show the step and loss of the trainings that wrote to their logs in the last 15 seconds."""
+        if not self.bar.visible:
+            return
+        recent = [path for path in sorted(models.glob(f"*/{LOG}")) if time.time() - path.stat().st_mtime < 15]
+        last = [(path.parent.name.rsplit("-", 1)[0], rows[-1]) for path in recent if (rows := read_log(path))]
+        text = "  ".join(f"{name} step {row['step']} loss {row['loss']:.2f}" for name, row in last if "loss" in row)
+        if text:
+            self.bar.show(self.done, text)

@@ -1,0 +1,265 @@
+"""Decoder checkpoints: configs and weight names of Llama, Mistral, Qwen, SmolLM3 and MiniMind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.errors import RopeError, choice, flag, integer
+from ropewalk.frequencies import Dynamic
+from ropewalk.interop.config.hf import from_hf, to_hf
+from ropewalk.models.activations import ACTIVATIONS
+from ropewalk.models.checkpoint_formats import CheckpointFormat, is_legacy
+from ropewalk.models.decoder import Decoder
+from ropewalk.models.decoder_config import MAX_LAYERS, DecoderConfig
+from ropewalk.spec import RopeSpec
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the code of a model_type fixes; None if its config decides (`attention_bias`, `mlp_bias`)."""
+
+    class_name: str
+    qk_norm: bool = False
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = False
+    tied: bool = False
+    experts: bool = False
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", mlp_bias=None),
+    "mistral": Architecture("MistralForCausalLM", qkv_bias=False, o_bias=False),
+    "smollm3": Architecture("SmolLM3ForCausalLM", mlp_bias=None, tied=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", qkv_bias=True, o_bias=False),
+    "qwen3": Architecture("Qwen3ForCausalLM", qk_norm=True),
+    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", qk_norm=True, experts=True),
+    "minimind": Architecture("MiniMindForCausalLM", qk_norm=True, qkv_bias=False, o_bias=False, tied=True, experts=True),
+}
+#: our field -> the config key with the same value
+HF_KEYS = {
+    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
+    "length": "max_position_embeddings", "norm_eps": "rms_norm_eps", "activation": "hidden_act",
+    "attention_dropout": "attention_dropout", "init_std": "initializer_range",
+}  # fmt: skip
+REQUIRED_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+#: the same for fields of a mixture of experts
+EXPERT_KEYS = {
+    "experts_per_token": "num_experts_per_tok", "moe_intermediate_size": "moe_intermediate_size",
+    "norm_topk": "norm_topk_prob", "router_aux_coef": "router_aux_loss_coef",
+}  # fmt: skip
+#: layer types of transformers -> ours
+LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
+
+
+def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Return the DecoderConfig of a config.json; raise an error for what a Decoder does not support."""
+    model_type = choice("model_type", raw.get("model_type"), ARCHITECTURES)
+    architecture = ARCHITECTURES[model_type]
+    for key in REQUIRED_KEYS:
+        if raw.get(key) is None:
+            raise RopeError(key, f"must be in the config of a {model_type}", None)
+    layers = integer("num_hidden_layers", raw["num_hidden_layers"], low=1, high=MAX_LAYERS)
+    own = _own_keys(raw)
+    fields: dict[str, Any] = {ours: raw[key] for ours, key in HF_KEYS.items() if raw.get(key) is not None}
+    if model_type == "minimind":
+        fields["dropout"] = fields["attention_dropout"] = raw.get("dropout", 0.0)
+    fields |= {"dropout": own["dropout"]} if "dropout" in own else {}
+    choice("hidden_act", fields.get("activation", "silu"), ACTIVATIONS)
+    layer_types, window = _layer_types(raw, model_type, layers)
+    specs: Any = from_hf(raw, per_layer=True, precision=own.get("precision", "hf_frequencies"))
+    attention_bias = _flag(raw, "attention_bias", False)
+    return DecoderConfig(
+        **fields,
+        head_dim=next(spec for spec in specs.values() if spec is not None).head_dim,
+        encoding=_encoding(specs, layer_types),  # type: ignore[arg-type]
+        layer_types=layer_types,
+        window=window,
+        qk_norm=architecture.qk_norm,
+        qkv_bias=attention_bias if architecture.qkv_bias is None else architecture.qkv_bias,
+        o_bias=attention_bias if architecture.o_bias is None else architecture.o_bias,
+        mlp_bias=_flag(raw, "mlp_bias", False) if architecture.mlp_bias is None else architecture.mlp_bias,
+        tie_embeddings=_flag(raw, "tie_word_embeddings", architecture.tied),
+        **_experts(raw, model_type, layers),
+    )
+
+
+def _own_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that transformers has no config key for; only this package writes and reads them."""
+    own = raw.get("ropewalk", {})
+    if not isinstance(own, Mapping) or not set(own) <= {"precision", "dropout"}:
+        raise RopeError("ropewalk", "must be an object with no keys but precision and dropout", own)
+    return dict(own)
+
+
+def _flag(raw: Mapping[str, Any], key: str, default: bool) -> bool:
+    return default if raw.get(key) is None else flag(key, raw[key])
+
+
+def _layer_types(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[tuple[str, ...], int | None]:
+    """Return the type of each layer, and the window of the sliding ones."""
+    window = raw.get("sliding_window")
+    if model_type != "mistral" and not _flag(raw, "use_sliding_window", False):
+        window = None
+    window = None if window is None else integer("sliding_window", window, low=1)
+    given = raw.get("layer_types")
+    if given is not None and model_type in ("qwen2", "qwen3", "smollm3"):
+        if not isinstance(given, list | tuple) or len(given) != layers:
+            raise RopeError("layer_types", f"must list the type of each of the {layers} layers", given)
+        layer_types = tuple(LAYER_TYPES[choice("layer_types", each, LAYER_TYPES)] for each in given)
+    elif window is not None and model_type in ("qwen2", "qwen3"):
+        first = integer("max_window_layers", raw.get("max_window_layers", 28), low=0)
+        layer_types = tuple("sliding" if index >= first else "full" for index in range(layers))
+    else:
+        layer_types = ("full" if window is None else "sliding",) * layers
+    if model_type == "smollm3":
+        layer_types = _with_nope_layers(raw, layer_types)
+    return layer_types, window if "sliding" in layer_types else None
+
+
+def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple[str, ...]:
+    """Replace the type of the layers that SmolLM3 does not rotate by "nope"."""
+    rotated = raw.get("no_rope_layers")  # despite its name, 1 means that the layer is rotated
+    if rotated is None:
+        interval = integer("no_rope_layer_interval", raw.get("no_rope_layer_interval", 4), low=1)
+        rotated = [int((index + 1) % interval != 0) for index in range(len(layer_types))]
+    if not isinstance(rotated, list | tuple) or len(rotated) != len(layer_types):
+        raise RopeError("no_rope_layers", f"must be 1 (rotated) or 0 for each of the {len(layer_types)} layers", rotated)
+    flags = [integer("no_rope_layers", each, low=0, high=1) for each in rotated]
+    if any(layer_type == "sliding" and not each for each, layer_type in zip(flags, layer_types, strict=True)):
+        raise RopeError("no_rope_layers", "must be 1 for sliding layers; only full layers can be left unrotated", rotated)
+    return tuple(layer_type if each else "nope" for each, layer_type in zip(flags, layer_types, strict=True))
+
+
+def _encoding(specs: Any, layer_types: tuple[str, ...]) -> RopeSpec | dict[str, RopeSpec | None]:
+    by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
+    distinct = {by_type[each] for each in layer_types if each in by_type} or {spec for spec in specs.values() if spec is not None}
+    return distinct.pop() if len(distinct) == 1 else by_type
+
+
+def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, Any]:
+    """Return the config fields of a mixture of experts; empty if the model has none."""
+    if not ARCHITECTURES[model_type].experts or (model_type == "minimind" and not _flag(raw, "use_moe", False)):
+        return {}
+    count = raw.get("num_experts", raw.get("num_local_experts"))
+    if count is None:
+        raise RopeError("num_experts", f"must be in the config of a {model_type} with experts", None)
+    fields = {ours: raw[key] for ours, key in EXPERT_KEYS.items() if raw.get(key) is not None}
+    if model_type == "qwen3_moe":
+        fields.setdefault("norm_topk", False)
+    step = integer("decoder_sparse_step", raw.get("decoder_sparse_step", 1), low=1)
+    mlp_only = raw.get("mlp_only_layers") or ()
+    if not isinstance(mlp_only, list | tuple):
+        raise RopeError("mlp_only_layers", "must be a list of layer numbers", mlp_only)
+    dense = {integer("mlp_only_layers", index, low=0, high=layers - 1) for index in mlp_only}
+    dense |= {index for index in range(layers) if (index + 1) % step}
+    return {"num_experts": count, "dense_layers": tuple(sorted(dense)), **fields}
+
+
+def model_type_of(config: DecoderConfig) -> str:
+    """Return the model_type under which transformers has this Decoder."""
+    if config.num_experts:
+        return "qwen3_moe"
+    if config.qk_norm:
+        return "qwen3"
+    if "nope" in config.layer_types:  # type: ignore[operator]
+        return "smollm3"
+    if config.qkv_bias and not config.o_bias:
+        return "qwen2"
+    if config.window is not None:
+        return "mistral"
+    # transformers' Llama needs num_heads to divide hidden_size; a Mistral without window and biases is the same model
+    return "mistral" if config.hidden_size % config.num_heads and not (config.qkv_bias or config.mlp_bias) else "llama"
+
+
+def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
+    """Return the contents of a config.json from which transformers builds the same model, or raise an error."""
+    if config.attention != "softmax":
+        raise RopeError("attention", "must be 'softmax' to be saved for transformers", config.attention)
+    spec = RopeSpec(head_dim=config.head_dim or 0) if config.encoding == "rope" else config.encoding
+    if not isinstance(spec, RopeSpec):
+        raise RopeError("encoding", "must be 'rope' or one RopeSpec for all layers to be saved for transformers", spec)
+    model_type = model_type_of(config)
+    if model_type == "llama" and config.hidden_size % config.num_heads:
+        rule = f"must be a multiple of num_heads = {config.num_heads} in a model with biases to be saved for transformers"
+        raise RopeError("hidden_size", rule, config.hidden_size)
+    architecture = ARCHITECTURES[model_type]
+    written = {key: getattr(config, ours) for ours, key in HF_KEYS.items()}
+    written |= {
+        "head_dim": config.head_dim, "model_type": model_type, "architectures": [architecture.class_name],
+        "tie_word_embeddings": config.tie_embeddings, **_window_keys(config, model_type),
+    }  # fmt: skip
+    if config.num_experts:
+        written |= {key: getattr(config, ours) for ours, key in EXPERT_KEYS.items()}
+        written |= {"num_experts": config.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
+    if architecture.qkv_bias is None:
+        written["attention_bias"] = config.qkv_bias
+    if architecture.mlp_bias is None:
+        written["mlp_bias"] = config.mlp_bias
+    if model_type == "smollm3":
+        written["no_rope_layers"] = [int(each != "nope") for each in config.layer_types]  # type: ignore[union-attr]
+    rope = to_hf(spec, model_type=model_type)
+    # max_position_embeddings is the trained length for dynamic NTK, and the served length for all others
+    written = written | rope if isinstance(spec.scaling, Dynamic) else rope | written
+    own = {"precision": spec.precision} if spec.precision != "hf_frequencies" else {}
+    own |= {"dropout": config.dropout} if config.dropout else {}
+    written |= {"ropewalk": own} if own else {}
+    _check_round_trip(config.with_(encoding=spec, length=written["max_position_embeddings"]), written, model_type)
+    return written
+
+
+def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    if model_type == "llama":
+        return {}
+    keys = {"sliding_window": config.window, "use_sliding_window": config.window is not None}
+    if model_type in ("mistral", "qwen3_moe"):
+        return keys
+    names = ["sliding_attention" if each == "sliding" else "full_attention" for each in config.layer_types]  # type: ignore[union-attr]
+    return {"layer_types": names, **keys, "max_window_layers": 0}
+
+
+def _check_round_trip(config: DecoderConfig, written: Mapping[str, Any], model_type: str) -> None:
+    """Read the config back and raise an error for a field that this model_type cannot express."""
+    read = config_from_hf(written)
+    for name in read.__dataclass_fields__:
+        ours, theirs = getattr(config, name), getattr(read, name)
+        if ours != theirs:
+            raise RopeError(name, f"must be {theirs!r} to be saved as a {model_type}, the closest transformers model", ours)
+
+
+def name_from_hf(hf_name: str, config: DecoderConfig) -> str | None:
+    """Return our name of a tensor; None for rotary tables and for a copy of the tied embeddings."""
+    if is_legacy(hf_name) or (hf_name == "lm_head.weight" and config.tie_embeddings):
+        return None
+    return hf_name.removeprefix("model.")
+
+
+def name_to_hf(name: str, config: DecoderConfig) -> str:
+    """Return the name of our weight in transformers."""
+    return name if name.startswith("lm_head.") else "model." + name
+
+
+def parts(name: str, config: DecoderConfig) -> dict[str, int]:
+    """Return {name: rows} of the tensors that files store instead of one of our packed weights."""
+    stem, _, last = name.rpartition("self_attn.qkv_proj.")
+    if stem:
+        rows = {"q": config.num_heads, "k": config.num_kv_heads or 0, "v": config.num_kv_heads or 0}
+        return {f"{stem}self_attn.{each}_proj.{last}": heads * (config.head_dim or 0) for each, heads in rows.items()}
+    stem, _, last = name.rpartition("mlp.gate_up_proj.")
+    if stem:
+        return {f"{stem}mlp.{each}_proj.{last}": config.intermediate_size for each in ("gate", "up")}
+    stem, _, last = name.rpartition("mlp.experts.")
+    if not stem:
+        return {}
+    inner = {"gate": config.moe_intermediate_size or 0, "up": config.moe_intermediate_size or 0}
+    rows = inner if last == "gate_up_proj" else {"down": config.hidden_size}
+    experts = range(config.num_experts)
+    return {f"{stem}mlp.experts.{i}.{each}_proj.weight": count for i in experts for each, count in rows.items()}
+
+
+DECODER_FORMATS = dict.fromkeys(
+    ARCHITECTURES, CheckpointFormat(config_from_hf, config_to_hf, Decoder, name_from_hf, name_to_hf, parts)
+)

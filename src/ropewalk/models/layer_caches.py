@@ -1,0 +1,45 @@
+"""One cache per layer of a model: a KVCache for softmax attention, a RunningState for linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ropewalk.attention import KVCache
+from ropewalk.attention.linear_sums import State
+from ropewalk.errors import RopeError
+
+
+class RunningState:
+    """The state of a linear attention layer between calls, of constant size."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+
+    @property
+    def next_positions(self) -> Tensor | int:
+        """The position of each row's next token, [B]; 0 if the state is empty."""
+        return 0 if self.state is None else self.state.count
+
+    def reorder(self, rows: Tensor) -> None:
+        """Select rows by index, as beam search does."""
+        if self.state is not None:
+            self.state = State(*(t.index_select(0, rows) for t in self.state))
+
+
+Caches = list[KVCache] | list[RunningState]
+
+
+def empty_caches(num_layers: int, attention: str, kind: str, capacity: int | None, sinks: int) -> Caches:
+    """Return an empty cache for each layer; kind, capacity and sinks are those of KVCache and unused by linear attention."""
+    if attention == "linear":
+        return [RunningState() for _ in range(num_layers)]
+    return [KVCache(kind, capacity, sinks) for _ in range(num_layers)]
+
+
+def check_caches(caches: Sequence | None, num_layers: int) -> Sequence:
+    """Return the caches, or a list of None if there are none; raise an error if their number is wrong."""
+    if caches is not None and len(caches) != num_layers:
+        raise RopeError("caches", f"must have one entry for each of the {num_layers} layers", len(caches))
+    return caches or [None] * num_layers

@@ -1,0 +1,50 @@
+"""Exact phases: a frequency as a 64-bit fixed-point fraction of a turn.
+
+`position * step` wraps modulo 2^64, and the wrap is the range reduction: the phase of any integer position is exact, however
+large the position is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# 1 / (2 pi) as an unevaluated sum of two doubles, good to 107 bits
+_INVERSE_TWO_PI = 0.15915494309189535
+_INVERSE_TWO_PI_REST = -9.839338337591243e-18
+
+
+def phase_steps(radians: Tensor) -> Tensor:
+    """Return round(radians / (2 pi) * 2^64) modulo 2^64 as int64, computed on the tensor's own device."""
+    high, low = _product_with_inverse_two_pi(radians.to(torch.float64))
+    part = high - high.trunc()  # exact for either sign, unlike high - high.floor() just below an integer
+    upper = (part * 2.0**32).floor()
+    lower = (part * 2.0**32 - upper) * 2.0**32 + low * 2.0**64
+    return (upper.to(torch.int64) << 32) + lower.round().to(torch.int64)
+
+
+def cos_sin_of_phase(steps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float64 cos and sin of integer positions of any size and sign, given the phase step of each pair."""
+    turns = (positions * steps).to(torch.float64) * 2.0**-64
+    angles = turns * (2 * math.pi)
+    return angles.cos(), angles.sin()
+
+
+def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x / (2 pi) as high + low; both factors are split into halves of 26 bits, so every partial product is exact."""
+    x_top = _top_half(x)
+    x_rest = x - x_top
+    high = x * _INVERSE_TWO_PI
+    low = ((x_top * _C_TOP - high) + x_top * _C_REST + x_rest * _C_TOP) + x_rest * _C_REST
+    return high, low + x * _INVERSE_TWO_PI_REST
+
+
+def _top_half(x: Tensor) -> Tensor:
+    # bit masks instead of Veltkamp's products: a compiler that contracts to fma cannot change the result
+    return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)
+
+
+_C_TOP = float(_top_half(torch.tensor(_INVERSE_TWO_PI, dtype=torch.float64, device="cpu")))
+_C_REST = _INVERSE_TWO_PI - _C_TOP

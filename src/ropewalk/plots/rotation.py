@@ -1,0 +1,85 @@
+"""Figures of rotated vectors: the rotation itself, the variants, and the precision of the angle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ropewalk import analysis
+from ropewalk.frequencies import Default, XPos, Yarn
+from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, legend
+from ropewalk.plots.view import View
+
+ROTATION_POSITIONS = 6
+PRECISION_POINTS = 33
+FARTHEST = 2**40
+
+
+def rotation(view: View) -> Any:
+    """One vector of the fastest pair, rotated to the first positions."""
+    look, steps = view.look, analysis.radians(view.spec, view.served)
+    figure, (ax,) = blank(look, 5, 5)
+    circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
+    ax.plot(np.real(circle), np.imag(circle), color=look.grid, linewidth=1.5)
+    for position, tip in enumerate(analysis.phasors(steps[:1], range(ROTATION_POSITIONS))[:, 0]):
+        label = look.translate("position {position}", position=position)
+        ax.plot((0, tip.real), (0, tip.imag), color=look.colour(position), linewidth=2.6, marker="o", markevery=[1], label=label)
+    ax.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
+    label_axes(ax, look, title="One vector, rotated", x="x", y="y")
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def variants(view: View) -> Any:
+    """Plain, YaRN and xPos queries and an added encoding: their norm against position, and the path of a middle pair."""
+    look, middle = view.look, view.spec.pairs // 2
+    wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle])
+    positions = np.linspace(0, wavelength, 400)
+    figure, (left, right) = blank(look, 10.5, 4.2, across=2)
+    for i, (name, path) in enumerate(_paths(view, positions).items()):
+        norm = np.sqrt((np.abs(path) ** 2).mean(axis=1))
+        left.plot(positions, norm, color=look.colour(i), linewidth=2.2, label=name)
+        right.plot(np.real(path[:, middle]), np.imag(path[:, middle]), color=look.colour(i), linewidth=2.2, label=name)
+    right.plot(1, 0, "o", color=look.ink, markersize=5)
+    right.set(aspect="equal")
+    label_axes(left, look, title="Variants: norm and path", x="position", y="norm / norm before")
+    label_axes(right, look, x="x", y="y")
+    legend(right, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def _paths(view: View, positions: np.ndarray) -> dict[str, np.ndarray]:
+    """The path of the pair (1, 0) under each variant: complex [positions, pairs]."""
+    yarn = Yarn(factor=max(view.served / view.trained, 1.0), original_length=view.trained)
+    specs = {scaling.name: view.spec.with_(scaling=scaling) for scaling in (Default(), yarn, XPos())}
+    specs[view.spec.scaling.name] = view.spec
+    paths = {name: analysis.query_path(spec, positions, view.served) for name, spec in specs.items()}
+    return {**paths, view.look.translate("added"): 1 + analysis.phasors(analysis.plain_radians(view.spec), positions)}
+
+
+def precision(view: View) -> Any:
+    """Error of cos and sin against position, for every policy and for what other engines do."""
+    positions = np.unique(np.geomspace(1_000, FARTHEST, PRECISION_POINTS).round().astype(np.int64))
+    curves = analysis.error_curves(view.spec, positions, length=view.served)
+    return precision_lines({name: (positions, errors) for name, errors in curves.items()}, view.look)
+
+
+def precision_lines(
+    curves: Mapping[str, tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]], look: Look = LIGHT
+) -> Any:
+    """Lines of given errors against positions, both logarithmic, one for each method."""
+    figure, (ax,) = blank(look, 8.4, 4.4)
+    for i, (name, (positions, errors)) in enumerate(curves.items()):
+        ax.plot(positions, errors, color=look.colour(i), linewidth=2.4, solid_capstyle="round", label=name)
+    ax.axhline(analysis.BFLOAT16_ROUNDING, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+    place = {"textcoords": "offset points", "color": look.quiet, "fontsize": 9, "ha": "right", "va": "top"}
+    ax.annotate(look.translate("rounding to bfloat16"), (FARTHEST, analysis.BFLOAT16_ROUNDING), (0, -4), **place)
+    ax.set(xscale="log", yscale="log")
+    ax.set_xticks([1e3, 1e4, 131_072, 1e6, 1e7, 1e9, 2**40], ["1k", "10k", "128k", "1M", "10M", "1G", "$2^{40}$"])
+    ax.minorticks_off()
+    ax.set(xlim=(900, FARTHEST * 1.1), ylim=(8e-9, 5))
+    label_axes(ax, look, title="Error of the angle against position", x="position", y="largest error of cos and sin")
+    legend(ax, look, loc="center left", bbox_to_anchor=(0.55, 0.36), reverse=True)
+    return finish(figure, look)

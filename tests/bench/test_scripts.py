@@ -1,0 +1,71 @@
+"""The scripts in benchmarks/: importable without a GPU, listed in their README, and right on tiny sizes."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.bench.rows import run_script
+from ropewalk.models import DecoderConfig
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_importable_and_in_the_readme(name):
+    module = importlib.import_module(name)
+    assert Path(module.__file__).parent == BENCHMARKS
+    assert module.__doc__
+    assert f"| `{name}.py` |" in (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_results_file_of_the_readme_exists():
+    named = {word.strip("`,|") for word in (BENCHMARKS / "README.md").read_text(encoding="utf-8").split() if ".jsonl" in word}
+    assert {name for name in named - {"rows.jsonl"} if not (BENCHMARKS.parent / "results" / name).exists()} == set()
+
+
+def test_a_script_prints_its_rows_and_writes_them_with_the_machine(capsys, monkeypatch, tmp_path):
+    path = tmp_path / "new" / "rows.jsonl"
+    monkeypatch.setattr(sys, "argv", ["script.py", "--device", "cpu", "--out", str(path)])
+    run_script("About.", {"cuda": lambda: [{"us": 0}], "cpu": lambda: [{"us": 1}, {"us": 2}]})
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["us"] for row in printed] == [1, 2]
+    assert {"machine", "python", "versions", "date"} <= set(printed[0])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == printed
+
+
+def test_linear_attention_is_timed_beside_the_softmax_and_beside_half_its_length():
+    import attention
+
+    rows = list(attention.measure_cpu(lengths=(64, 128), rounds=2))
+    assert [row["contender"] for row in rows] == ["torch, fused softmax", "ropewalk, linear", "ropewalk, linear"]
+    softmax, short, long = (row["us"] for row in rows)
+    assert rows[1]["times_faster"] == pytest.approx(softmax / short, abs=0.006)
+    assert rows[2]["times_half_the_length"] == pytest.approx(long / short, abs=0.006)
+
+
+def test_the_trainer_is_measured_beside_a_bare_loop(tmp_path, monkeypatch):
+    import trainer as script
+
+    monkeypatch.setenv("ROPEWALK_CACHE", str(tmp_path))
+    bare, trainer, data = script.measure("smoke", steps=10, rounds=2, device="cpu")
+    assert [row["contender"] for row in (bare, trainer, data)] == ["bare loop", "trainer", "data"]
+    assert bare["percent_of_bare"] == 100
+    assert trainer["percent_of_bare"] == pytest.approx(100 * bare["us"] / trainer["us"], abs=0.2)
+    assert trainer["tokens_per_second"] == pytest.approx(4 * 32 / trainer["us"] * 1e6, rel=0.01)
+    assert 0 < data["us"] < trainer["us"]
+
+
+def test_a_training_step_is_timed_on_models_with_equal_losses():
+    import training_step
+
+    config = DecoderConfig(17, 24, 36, 2, 6, 2)
+    rows = list(
+        training_step.measure(config, batch=1, seq=8, rounds=1, steps=1, device="cpu", dtype=torch.float32, compiled=False)
+    )
+    assert [row["contender"] for row in rows] == ["ropewalk, eager", "transformers, eager"]
+    assert all(row["loss_error"] < 1e-5 and row["tokens_per_second"] > 0 for row in rows)

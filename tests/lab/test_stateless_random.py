@@ -1,0 +1,53 @@
+"""Numbers without a state: the published generator, shuffles that lose nothing, samples that do not know their batch."""
+
+import numpy as np
+import pytest
+
+from ropewalk.lab.stateless_random import below, bits, fold, mix, permuted, uniform
+
+#: the first outputs of splitmix64 from state 1234567, as its author's reference program prints them
+SPLITMIX = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+
+
+def test_the_generator_is_splitmix64():
+    states = np.array([1234567], dtype=np.uint64) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert mix(states).tolist() == SPLITMIX
+
+
+def test_a_sample_does_not_know_its_batch():
+    whole = bits(3, np.arange(20), 1, 7)
+    assert np.array_equal(bits(3, np.array([13, 4]), 1, 7), whole[[13, 4]])
+    assert np.array_equal(bits(3, np.arange(20), 1, 3), whole[:, :3])
+
+
+@pytest.mark.parametrize(("seed", "index", "stream"), [(4, 0, 1), (3, 1, 1), (3, 0, 2)])
+def test_other_seeds_samples_and_streams_draw_other_numbers(seed, index, stream):
+    assert not (bits(seed, np.array([index]), stream, 9) == bits(3, np.array([0]), 1, 9)).any()
+
+
+def test_draws_are_even():
+    found = below(0, np.arange(4000), 0, 10, 7)
+    share = np.bincount(found.ravel(), minlength=7) / found.size
+    assert abs(share - 1 / 7).max() < 0.006  # 3.5 standard deviations
+    assert abs(uniform(0, np.arange(4000), 0, 10).mean() - 0.5) < 0.005
+
+
+def test_a_high_for_each_row():
+    high = np.array([1, 2, 30])
+    found = below(0, np.arange(3), 0, 200, high)
+    assert found.min() >= 0
+    assert found.max(1).tolist() == (high - 1).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 65, 1000])
+def test_a_shuffle_loses_nothing(size):
+    seeds = np.full(size, 99, dtype=np.uint64)
+    found = permuted(np.arange(size), size, seeds)
+    assert sorted(found) == list(range(size))
+    if size >= 17:
+        assert (found == np.arange(size)).mean() < 0.3
+        assert not np.array_equal(found, permuted(np.arange(size), size, seeds + np.uint64(1)))
+
+
+def test_seeds_fold_in_order():
+    assert len({fold(1, 2), fold(2, 1), fold(1), fold(1, 2, 0), fold(-1)}) == 5

@@ -1,0 +1,157 @@
+"""Every cache has a bound that holds, can be listed and can be emptied; results never depend on what is cached."""
+
+import gc
+import os
+import random
+import threading
+import weakref
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk import caches
+from ropewalk.caches import Cache, cache_infos, cached
+from ropewalk.spec import spec_of
+from ropewalk.table import TABLES
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """A registry of its own, so that a test's caches do not stay in the package's list."""
+    monkeypatch.setattr(caches, "_CACHES", {})
+    return caches._CACHES
+
+
+class TestCache:
+    def test_the_oldest_entries_are_dropped_first(self, named):
+        cache = Cache("numbers", entries=3)
+        for i in range(5):
+            assert cache.keep(i, str(i)) == str(i)
+        assert list(cache.items()) == [(2, "2"), (3, "3"), (4, "4")]
+
+    def test_bytes_are_bounded_and_exactly_the_bound_is_within_it(self, named):
+        cache = Cache("numbers", entries=100, bytes=10)
+        for name, size in (("a", 4), ("b", 4), ("c", 2)):
+            cache.keep(name, name, size)
+        assert (list(cache), cache.bytes) == (["a", "b", "c"], 10)
+        assert cache.newest("a") == "a"  # used again, so b is now the oldest
+        cache.keep("d", "d", 1)
+        assert (list(cache), cache.bytes) == (["c", "a", "d"], 7)
+
+    def test_one_value_larger_than_the_bound_is_still_kept(self, named):
+        cache = Cache("numbers", entries=100, bytes=10)
+        cache.keep("small", 1, 3)
+        cache.keep("huge", 2, 1000)
+        assert dict(cache) == {"huge": 2}
+
+    def test_replacing_an_entry_counts_its_new_size_alone(self, named):
+        cache = Cache("numbers", entries=100, bytes=10)
+        cache.keep("a", 1, 4)
+        cache.keep("a", 2, 7)
+        assert (dict(cache), cache.bytes) == ({"a": 2}, 7)
+
+    def test_a_cache_that_points_into_another_is_emptied_when_that_one_drops_an_entry(self, named):
+        owner = Cache("owner", entries=2)
+        pointers = Cache("pointers", entries=10, holds=owner)
+        owner.keep("a", 1)
+        pointers.keep("to a", 1)
+        owner.keep("b", 2)
+        assert dict(pointers) == {"to a": 1}
+        owner.keep("c", 3)
+        assert dict(pointers) == {}
+        pointers.keep("to b", 2)
+        owner.clear()
+        assert dict(pointers) == {}
+
+    def test_every_cache_is_listed_with_its_bounds_and_emptied(self, named):
+        cache = Cache("b", entries=5, bytes=100)
+        cache.keep(1, 1, 30)
+
+        @cached("a", entries=2)
+        def double(x):
+            return 2 * x
+
+        assert [double(x) for x in (1, 2, 3)] == [2, 4, 6]
+        assert cache_infos() == [("a", 2, 2, None, None), ("b", 1, 5, 30, 100)]
+        caches.clear_caches()
+        assert [(info.name, info.entries) for info in cache_infos()] == [("a", 0), ("b", 0)]
+
+    def test_threads_keep_the_bounds(self, named):
+        cache = Cache("numbers", entries=50, bytes=300)
+
+        def work(seed):
+            draw = random.Random(seed)
+            for _ in range(2000):
+                cache.keep(draw.randrange(200), 0, draw.randrange(10))
+                cache.newest(draw.randrange(200))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(cache) <= 50
+        assert cache.bytes == sum(cache._sizes.values()) <= 300
+        assert cache.keys() == cache._sizes.keys()
+
+
+def test_no_module_keeps_a_cache_of_its_own():
+    """Outside of `caches.py`, nothing uses functools' caches or a module-level dict that grows."""
+    from test_architecture import FILES, SOURCE, short_name
+
+    banned = ("lru_cache", "functools.cache", "from functools import cache", "WeakValueDictionary")
+    found = {
+        (short_name(path), word)
+        for path in FILES
+        for word in banned
+        if word in path.read_text(encoding="utf-8") and path != SOURCE / "caches.py"
+    }
+    assert found == {("spec.py", "WeakValueDictionary")}  # holds nothing alive
+
+
+def test_specs_are_dropped_with_their_last_reference():
+    spec = rw.RopeSpec(6, theta=12_345.0)
+    fingerprint, dropped = spec.fingerprint, weakref.ref(spec)
+    assert spec_of(fingerprint) is spec
+    del spec
+    gc.collect()
+    assert dropped() is None
+    assert spec_of(fingerprint) == rw.RopeSpec(6, theta=12_345.0)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the memory of the process from /proc")
+def test_fifty_thousand_specs_lengths_and_shapes_stay_within_the_bounds(monkeypatch):
+    """The stated bound is that of every cache; what is used by 50,000 different calls must not grow past it."""
+    monkeypatch.setattr(TABLES, "most_bytes", 8 << 20)
+    rw.clear_caches()
+
+    def call(i):
+        if i % 3 == 0:  # another spec
+            rope = rw.Rope(rw.RopeSpec(4, theta=2.0 + i))
+            q, k = torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4)
+            rope(q, k)
+        elif i % 3 == 1:  # another length
+            rope = rw.Rope(rw.RopeSpec(4, scaling=rw.frequencies.Dynamic(factor=2.0, original_length=8)))
+            rope(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), length=9 + i)
+        else:  # another shape, offset and side
+            rope = rw.Rope(rw.RopeSpec(4))
+            q = torch.ones(1, 1 + i % 7, 1 + i % 97, 4)
+            rope(q, q[:, :1].clone(), offset=i)
+
+    for i in range(5_000):
+        call(i)
+    gc.collect()
+    before = resident_bytes()
+    for i in range(5_000, 50_000):
+        call(i)
+    gc.collect()
+    for info in cache_infos():
+        assert info.entries <= info.most_entries, info
+        assert info.bytes is None or info.bytes <= info.most_bytes, info
+    assert resident_bytes() - before < (8 << 20) + (24 << 20)  # tables, and room for the allocator
