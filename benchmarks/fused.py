@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.bench.gpu import COLD_BYTES, beside_copy, replay_us
 from ropewalk.bench.rows import run_script
-from ropewalk.kernels.fused.api import Config, KVSlots, QKNorm, qk_norm_rope
+from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope
 from ropewalk.spec import RopeSpec
 
 #: tokens, query heads, key heads

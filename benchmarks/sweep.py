@@ -1,4 +1,4 @@
-"""GPU times of every plausible kernel configuration: the tables in `kernels/triton` and `kernels/fused` are chosen from these."""
+"""GPU times of every plausible kernel configuration: the tables in `kernels/*/config.py` were chosen from such times."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = 
     counted = variant == "plain" and not case.decode
     request = Request(case.spec, case.seq_dim, None if counted else case.positions)
 
-    def call(each: Case, config: Any) -> None:
+    def call(each: Case, config: Any) -> tuple[torch.Tensor, ...]:
         xs = each.q, each.k
-        launch(xs, xs if inplace else tuple(map(torch.empty_like, xs)), request, config=config)
+        outs = xs if inplace else tuple(map(torch.empty_like, xs))
+        launch(xs, outs, request, config=config)
+        return outs  # `replay_us` keeps them, so that no two calls write to the same memory
 
     # a partly rotated head is loaded and stored whole
     configs = rotation_configs(order, case.spec.head_dim // 2, case.q.shape[2 if order == "bshd" else 1], case.decode)

@@ -82,6 +82,11 @@ def members(spec: rw.RopeSpec, layout: str) -> tuple[np.ndarray, np.ndarray]:
     return spec.rotary_start + first, spec.rotary_start + second
 
 
+def rotate_qk(q: Tensor, k: Tensor, spec: rw.RopeSpec, positions: Tensor | None = None, *, backend=None, **how):
+    """q and k rotated in one call by a named backend."""
+    return rw.Rope(spec, backend=backend)(q, k, positions, **how)
+
+
 def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False) -> np.ndarray:
     """The complex number [..., S, pairs] that multiplies each pair: A e^{i F p}, summed over the axes.
 

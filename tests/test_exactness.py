@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import ropewalk as rw
-from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
+from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, rotate_qk, sample_positions, sample_spec, ulps
 from ropewalk import rotation
 
 FAR = 10**7
@@ -64,7 +64,7 @@ def test_scores_of_unit_vectors_do_not_drift(shift, backend):
     run_by = backend_or_skip(backend, q, spec)
 
     def scores(by):
-        q_turned, k_turned = rotation.rotate_qk(q, k, spec, torch.arange(32) + by, backend=run_by)
+        q_turned, k_turned = rotate_qk(q, k, spec, torch.arange(32) + by, backend=run_by)
         return q_turned.double() @ k_turned.double().mT
 
     assert float((scores(0) - scores(shift)).abs().max()) <= 1e-6

@@ -1,6 +1,6 @@
-"""The tests can fail: seven faults that were made in real libraries, each noticed by the test that stands for it.
+"""The tests can fail: seven mistakes of real libraries, each found by the test that is meant to find it.
 
-`python tools/mutate.py` does the same with thousands of generated faults.
+`python tools/mutate.py` does the same with thousands of generated mutants.
 """
 
 import os
@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-#: module, what is right, what is wrong, who must notice
-FAULTS = [
+#: module, the right text, the wrong text, the test that must fail
+MISTAKES = [
     (
         "kernels/reference",
         "(a * cos - b * sin, a * sin + b * cos",
@@ -22,43 +22,43 @@ FAULTS = [
     ),
     ("kernels/reference", '    if layout == "half":\n', '    if layout != "half":\n', "kernels/test_reference.py"),
     (
-        "frequencies",
+        "frequencies/banded",
         "ramp(self.beta_fast, self.beta_slow, dim",
         "ramp(self.beta_slow, self.beta_fast, dim",
         "test_frequencies.py::test_fast_pairs_of_yarn_stay_and_slow_ones_interpolate",
     ),
     (
-        "scaling",
+        "frequencies/formulas",
         "    if truncate:\n",
         "    if True:\n",
         "test_frequencies.py::test_every_field_of_yarn_moves_its_frequencies",
     ),
     (
-        "frequencies",
-        "as_rows(length > self.original_length)",
-        "as_rows(length >= self.original_length)",
+        "frequencies/per_pair",
+        "per_row(length > self.original_length)",
+        "per_row(length >= self.original_length)",
         "test_frequencies.py::test_the_longrope_switch_is_after_the_trained_length",
     ),
     (
-        "scaling",
+        "frequencies/formulas",
         "device=device).to(dtype) / dim)",
         "device=device).to(dtype) / (dim - 2))",
         "test_frequencies.py::test_the_reference_figures_of_128_dimensions",
     ),
     (
         "table",
-        "magnitude_on(spec, found.magnitude, key) ** gain",
+        "magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power",
         "1.0",
-        "test_table.py::test_the_magnitude_is_raised_to_the_gain",
+        "test_table.py::test_the_magnitude_is_raised_to_the_power",
     ),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the runner forks, and this system cannot")
-def test_every_fault_is_noticed():
-    faults = [word for module, before, after, test in FAULTS for word in ("--replace", module, before, after, f"tests/{test}")]
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / "mutate.py"), *faults]
+def test_every_mistake_is_found():
+    options = [text for module, right, wrong, test in MISTAKES for text in ("--replace", module, right, wrong, f"tests/{test}")]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / "mutate.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("killed: ") == len(FAULTS)
+    assert done.stdout.count("killed: ") == len(MISTAKES)

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from door import assert_refused
-from helpers import AXES, DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec
+from helpers import AXES, DTYPES, HEAD_DIM, backend_or_skip, definition, rotate_qk, sample_positions, sample_spec
 from ropewalk import rotation
 from ropewalk.kernels import request as turn
 
@@ -80,7 +80,7 @@ def test_keys_may_have_other_heads(kv_heads, backend):
     spec = sample_spec("yarn")
     q, k = torch.randn(B, 6, S, HEAD_DIM), torch.randn(B, kv_heads, S, HEAD_DIM)
     run_by, positions = backend_or_skip(backend, q, spec), torch.randint(0, 100, (B, S))
-    rotated = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
+    rotated = rotate_qk(q, k, spec, positions, backend=run_by)
     for found, x in zip(rotated, (q, k), strict=True):
         assert_close(found, definition(x, spec, positions).float(), rtol=0, atol=2e-6)
 
@@ -90,7 +90,7 @@ def test_queries_and_keys_each_take_their_side_of_the_magnitude(backend):
     q, k = torch.randn(2, B, H, S, HEAD_DIM)
     for spec in (sample_spec("xpos"), sample_spec("yarn", magnitude_on="q")):
         run_by, positions = backend_or_skip(backend, q, spec), sample_positions(spec, B, S, high=60)
-        rotated = rotation.rotate_qk(q, k, spec, positions, backend=run_by)
+        rotated = rotate_qk(q, k, spec, positions, backend=run_by)
         for found, x, key in zip(rotated, (q, k), (False, True), strict=True):
             exact = definition(x, spec, positions, key=key)
             assert_close(found.double(), exact, rtol=1e-5, atol=2e-6)
@@ -134,7 +134,7 @@ def test_in_place_is_the_same_and_takes_no_memory_of_its_own(dtype, layout, back
     assert found is own
     assert torch.equal(bits(own), bits(expected))
     q, k = x.clone(), x[:, :1].clone()
-    rotated = rotation.rotate_qk(q, k, spec, positions, inplace=True, backend=run_by)
+    rotated = rotate_qk(q, k, spec, positions, inplace=True, backend=run_by)
     assert rotated[0] is q
     assert rotated[1] is k
     assert torch.equal(bits(k), bits(expected[:, :1]))
@@ -148,7 +148,7 @@ def test_in_place_on_slices_of_a_fused_projection():
     before = fused.clone()
     heads = fused.view(B, S, H + 2, HEAD_DIM)
     q, k, v = heads[:, :, :H], heads[:, :, H : H + 1], heads[:, :, H + 1 :]
-    rotation.rotate_qk(q, k, spec, seq_dim=-3, inplace=True)
+    rotate_qk(q, k, spec, seq_dim=-3, inplace=True)
     x = before.view(B, S, H + 2, HEAD_DIM).transpose(1, 2)
     expected = definition(x[:, : H + 1], spec, torch.arange(S)).float()
     assert_close(heads[:, :, : H + 1].transpose(1, 2), expected, rtol=0, atol=2e-6)
@@ -160,7 +160,7 @@ def test_in_place_with_gradients_keys_keep_their_side_of_the_magnitude(about):
     spec, positions = sample_spec(**about), torch.randint(0, 60, (B, S))
     q, k = (x.requires_grad_() for x in torch.randn(2, B, H, S, HEAD_DIM, dtype=torch.float64))
     rotated = (
-        *rotation.rotate_qk(q * 1, k * 1, spec, positions, inplace=True),
+        *rotate_qk(q * 1, k * 1, spec, positions, inplace=True),
         rotation.rotate(k * 1, spec, positions, key=True, inplace=True),
     )
     for found, x, key in zip(rotated, (q, k, k), (False, True, True), strict=True):
@@ -272,7 +272,7 @@ def test_backend_by_name(name):
 
 def test_rotate_qk_finds_the_tokens_without_being_told():
     q, k, spec = torch.randn(2, 7, 10), torch.randn(2, 7, 10), rw.RopeSpec(10)
-    for found, x in zip(rotation.rotate_qk(q, k, spec, offset=3), (q, k), strict=True):
+    for found, x in zip(rotate_qk(q, k, spec, offset=3), (q, k), strict=True):
         torch.testing.assert_close(found, definition(x[:, None], spec, torch.arange(3, 10).expand(2, 7))[:, 0].float())
 
 

@@ -185,17 +185,17 @@ def test_no_positions_give_no_rows():
         assert cos.shape == sin.shape == (*shape, 5)
 
 
-@pytest.mark.parametrize("gain", [1, 0, -1])
-def test_the_magnitude_is_raised_to_the_gain(gain):
+@pytest.mark.parametrize("exponent", [1, 0, -1])
+def test_the_magnitude_is_raised_to_the_power(exponent):
     scaling, positions = fq.Yarn(factor=4.0), torch.tensor([0, 7, 123_456])
     bare = cos_sin(RopeSpec(10, scaling=scaling, magnitude_on="scale"), positions, dtype=torch.float64)
     magnitude = 0.1 * math.log(4.0) + 1
     for on, on_query, on_key in (("qk", 1, 1), ("q", 2, 0), ("scale", 0, 0)):
         spec = RopeSpec(10, scaling=scaling, magnitude_on=on)
         for key, power in ((False, on_query), (True, on_key)):
-            found = cos_sin(spec, positions, dtype=torch.float64, magnitude_power=gain, key=key)
+            found = cos_sin(spec, positions, dtype=torch.float64, magnitude_power=exponent, key=key)
             for ours, plain in zip(found, bare, strict=True):
-                torch.testing.assert_close(ours, plain * magnitude ** (power * gain), rtol=1e-15, atol=0)
+                torch.testing.assert_close(ours, plain * magnitude ** (power * exponent), rtol=1e-15, atol=0)
             assert magnitude_on(spec, 3.0, key) == 3.0**power
 
 
@@ -216,19 +216,19 @@ def test_a_length_nobody_asked_for_changes_nothing():
             assert all(torch.equal(a, b) for a, b in zip(told, plain, strict=True))
 
 
-@pytest.mark.parametrize("gain", [1, 0, -1])
-def test_xpos_grows_queries_and_shrinks_keys(gain):
+@pytest.mark.parametrize("exponent", [1, 0, -1])
+def test_xpos_grows_queries_and_shrinks_keys(exponent):
     spec, positions = RopeSpec(10, scaling=fq.XPos(100.0, 40)), [0, 39, 40, 41, 500]
     decay, radians = xpos_log_decay(10, 100.0), oracle(spec.scaling, 10, 1e4)[0]
     for key in (False, True):
         for table, turn in zip(
-            cos_sin(spec, torch.tensor(positions), dtype=torch.float64, magnitude_power=gain, key=key),
+            cos_sin(spec, torch.tensor(positions), dtype=torch.float64, magnitude_power=exponent, key=key),
             (mpmath.cos, mpmath.sin),
             strict=True,
         ):
             for row, p in enumerate(positions):
                 for pair in range(5):
-                    exact = turn(p * radians[pair]) * mpmath.exp((p - 40) * decay[pair] * gain * (-1 if key else 1))
+                    exact = turn(p * radians[pair]) * mpmath.exp((p - 40) * decay[pair] * exponent * (-1 if key else 1))
                     assert abs(float(table[row, pair]) - exact) <= 1e-12 * (1 + abs(exact))
 
 

@@ -29,41 +29,26 @@ from mutants import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
+_FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table")
+_CALLS = ("test_reliability", "test_reliability_calls")
 #: tests of each module, those that find most mutants first
 TESTS = {
     "errors": ("test_errors", "test_refusals"),
-    "frequencies": ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table"),
-    "scaling": ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table"),
+    **{f"frequencies/{name}": _FREQUENCIES for name in ("scaling", "formulas", "basic", "banded", "per_pair")},
     "axes": ("test_axes", "test_spec", "test_refusals"),
     "positions": ("test_positions", "test_positions_hf"),
     "spec": ("test_spec", "test_refusals", "test_table", "test_axes"),
-    "table": ("test_table", "test_table_hf", "test_table_cache", "test_exactness", "test_tokens"),
+    "phase": ("test_table", "test_exactness", "test_table_cache"),
+    "table": ("test_table", "test_table_hf", "test_table_cache", "test_exactness", "test_checks"),
     "layout": ("test_layout",),
-    "tokens": ("test_tokens", "test_rotation", "test_laws", "test_rerotate", "test_reliability", "test_reliability_calls"),
-    "rotation": (
-        "test_rotation",
-        "test_rerotate",
-        "test_laws",
-        "test_ops",
-        "test_exactness",
-        "test_reliability",
-        "test_reliability_calls",
-    ),
-    "rope": (
-        "test_rope",
-        "test_shortcut",
-        "test_rotation",
-        "test_laws",
-        "test_rerotate",
-        "test_reliability",
-        "test_reliability_calls",
-        "compiled",
-    ),
+    "checks": ("test_checks", "test_rotation", "test_laws", "test_rerotate", *_CALLS),
+    "rotation": ("test_rotation", "test_rerotate", "test_laws", "test_ops", "test_exactness", *_CALLS),
+    "rope": ("test_rope", "test_fast_path", "test_rotation", "test_laws", "test_rerotate", *_CALLS, "compiled"),
     "ops": ("test_ops", "test_rotation", "test_laws", "test_reliability_calls"),
-    "shortcut": ("test_shortcut", "test_rope", "test_tokens", "kernels/test_cpu", "test_reliability_calls"),
+    "fast_path": ("test_fast_path", "test_rope", "test_checks", "kernels/test_cpu", "test_reliability_calls"),
     "kernels/reference": ("kernels/test_reference", "test_rotation", "test_laws"),
     "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
-    "kernels/turn": ("test_rotation", "test_tokens", "test_laws", "test_rerotate"),
+    "kernels/request": ("test_rotation", "test_checks", "test_laws", "test_rerotate"),
 }
 #: imported once, before the first fork
 PRELOAD = (

@@ -133,9 +133,10 @@ def _allocator(out: Tensor) -> Callable[[], Tensor]:
 
 
 def _is_plain(tensors: tuple[Tensor, ...]) -> bool:
-    """Return whether these are plain tensors, no subclass or parameter, and nothing traces the call."""
-    plain = all(type(tensor) is Tensor and not tensor.is_neg() for tensor in tensors)
-    return plain and not in_forward_mode() and not is_traced(tensors)
+    """Return whether nothing traces the call and these are plain tensors, no subclass or parameter."""
+    if is_traced(tensors) or in_forward_mode():
+        return False
+    return all(type(tensor) is Tensor and not tensor.is_neg() for tensor in tensors)
 
 
 def _span(x: Tensor) -> int:

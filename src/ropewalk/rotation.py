@@ -58,24 +58,6 @@ def unrotate(
     return run((x,), replace(request, key=key, sign=-1, magnitude_power=-1), inplace, backend)[0]
 
 
-def rotate_qk(
-    q: Inexact[Tensor, "... D"],
-    k: Inexact[Tensor, "... D"],
-    spec: RopeSpec,
-    positions: Shaped[Tensor, "..."] | None = None,
-    *,
-    offset: int | Tensor = 0,
-    seq_dim: int = -2,
-    length: Length = None,
-    inplace: bool = False,
-    backend: str | None = None,
-) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
-    """Rotate a query and a key of the same tokens in one call; the key may have fewer heads."""
-    request = make_request((q, k), spec, positions, offset, seq_dim, length)
-    q, k = run((q, k), request, inplace, backend)
-    return q, k
-
-
 def rerotate(
     k: Inexact[Tensor, "... D"],
     spec: RopeSpec,

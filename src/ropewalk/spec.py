@@ -79,7 +79,8 @@ class RopeSpec:
         for _, dim in self._ladders():
             self.scaling.check(dim, self.theta)
         put("_fingerprint", repr(_as_tuples(self)))
-        _LIVE.setdefault(self.fingerprint, self)
+        if not torch.compiler.is_compiling():  # a compiler cannot trace weak references
+            _LIVE.setdefault(self.fingerprint, self)
 
     def _resolved_layout_out(self) -> str:
         if self.layout_out is None or isinstance(self.layout_out, _SameLayout):

@@ -1,4 +1,4 @@
-"""Advice as data: every rule has a spec it speaks of and one it does not, and rests on a figure that exists."""
+"""Advice as data: every check has a spec it applies to and one it does not, and names a figure that exists."""
 
 import string
 from pathlib import Path
@@ -9,7 +9,7 @@ import ropewalk as rw
 from ropewalk import analysis, axes, plots
 from ropewalk.frequencies import Default, DynamicYarn, Linear, Llama3, XPos, Yarn
 
-#: rule -> facts it applies to, facts it does not apply to
+#: check -> facts it applies to, facts it does not apply to
 CASES = {
     "in_range": [({}, 512, 512), ({}, 512, 1024)],
     "unseen_angles": [({}, 512, 1024), ({}, 512, 512)],
@@ -43,14 +43,14 @@ def named(case):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_speaks_where_it_should_and_only_there(name):
+def test_a_check_applies_where_it_should_and_only_there(name):
     applies, does_not = CASES[name]
     assert name in named(applies)
     assert name not in named(does_not)
 
 
-def test_every_rule_has_its_case_and_rests_on_a_figure():
-    assert list(CASES) == [rule.name for rule in analysis.CHECKS]
+def test_every_check_has_its_case_and_a_figure():
+    assert list(CASES) == [check.name for check in analysis.CHECKS]
     assert {each.figure for each in (*analysis.CHECKS, *analysis.GUIDE)} <= set(plots.FIGURES)
 
 

@@ -69,7 +69,7 @@ def test_cost_by_hand(rows):
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "none"])
-def test_only_the_score_door_grows_with_the_square_of_the_length(rows, name):
+def test_only_the_scores_entry_grows_with_the_square_of_the_length(rows, name):
     assert round(rows[name].order) == (2 if "scores" in rows[name].entry else 1)
 
 
@@ -83,14 +83,14 @@ def beyond(values):
 def test_excess_of_fixed_curves_by_formula(rows):
     distance = np.arange(4 * LENGTH, dtype=float)[:, None]
     angles = distance * 10_000.0 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
-    turning = np.concatenate([np.cos(angles), np.sin(angles), -np.sin(angles)], axis=1)
+    rotating = np.concatenate([np.cos(angles), np.sin(angles), -np.sin(angles)], axis=1)
     zeta = (2 * np.arange(HEAD_DIM // 2) + 0.4 * HEAD_DIM) / (1.4 * HEAD_DIM)
     decay = np.tile(zeta, 3) ** (distance / 512)
     softplus = math.log(2)
     curves = {
-        "rope": turning,
-        "rope_learnable": turning,
-        "xpos": turning * decay,
+        "rope": rotating,
+        "rope_learnable": rotating,
+        "xpos": rotating * decay,
         "alibi": -distance,
         "kerple_power": -distance,
         "kerple_log": -np.log1p(softplus * distance),

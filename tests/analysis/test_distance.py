@@ -22,11 +22,11 @@ def vectors(seed=0):
 def matrix(position, steps=STEPS):
     """R_m in the half-split layout, entry by entry."""
     n = len(steps)
-    turn = np.zeros((2 * n, 2 * n))
+    rotation = np.zeros((2 * n, 2 * n))
     for i, step in enumerate(steps):
         c, s = math.cos(position * step), math.sin(position * step)
-        turn[i, i], turn[i, n + i], turn[n + i, i], turn[n + i, n + i] = c, -s, s, c
-    return turn
+        rotation[i, i], rotation[i, n + i], rotation[n + i, i], rotation[n + i, n + i] = c, -s, s, c
+    return rotation
 
 
 def partial(distance, j, steps=STEPS):

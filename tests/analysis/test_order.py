@@ -1,4 +1,4 @@
-"""Order and doors: attention without positions sees a set, adding is relative only in part, turning wholly."""
+"""Attention without positions ignores order; adding an encoding is only partly relative, rotating is entirely relative."""
 
 import math
 
@@ -41,7 +41,7 @@ def sinusoid(position):
     return np.array([f(position * step) for f in (math.cos, math.sin) for step in STEPS])
 
 
-def test_turning_is_relative_and_keeps_the_norm_where_adding_does_neither():
+def test_rotating_is_relative_and_keeps_the_norm_where_adding_does_neither():
     q, k, _ = tokens(1)[:, 0]
     shifts = np.arange(0, 500, 17)
     found = analysis.compare_entries(q, k, STEPS, 3, shifts)

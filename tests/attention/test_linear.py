@@ -23,7 +23,7 @@ def draw(dtype=torch.float64, seq=SEQ, **options):
     return [torch.randn(BATCH, HEADS, seq, size, dtype=dtype, **options) for size in sizes]
 
 
-def turned_by_definition(x, positions):
+def rotated_by_definition(x, positions):
     """RoPE as a complex product."""
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -36,10 +36,10 @@ def by_definition(q, k, v, *, form="numerator", phi="elu", scale=1.0, causal=Tru
     where = torch.arange(seq)
     if form == "numerator":
         q, k = PHI[phi](q), PHI[phi](k)
-        top, bottom = turned_by_definition(q, where) @ turned_by_definition(k, where).mT, q @ k.mT
+        top, bottom = rotated_by_definition(q, where) @ rotated_by_definition(k, where).mT, q @ k.mT
     else:
         top = bottom = 1 + scale * (
-            turned_by_definition(normalize(q, dim=-1), where) @ turned_by_definition(normalize(k, dim=-1), where).mT
+            rotated_by_definition(normalize(q, dim=-1), where) @ rotated_by_definition(normalize(k, dim=-1), where).mT
         )
     allowed = torch.ones(seq, seq).tril() if causal else torch.ones(seq, seq)
     allowed = allowed.expand(q.shape[0], 1, seq, seq)

@@ -190,7 +190,7 @@ def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
 
 def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
     spec = rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.DynamicYarn(original_length=4), magnitude_on="scale")
-    with pytest.raises(RopeError, match="follows the length"):
+    with pytest.raises(RopeError, match="depends on the length"):
         make(spec, scale=None)
     make(spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None)  # its magnitude is always 1
 

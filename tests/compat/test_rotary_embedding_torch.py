@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from ropewalk import RopeError
 from ropewalk.compat import rotary_embedding_torch as ours
 
-#: what a module is made with; ten dims turn, so pairs, tokens and heads never share a size
+#: what a module is made with; ten dimensions are rotated, so pairs, tokens and heads never share a size
 MODULES = {
     "lang": {},
     "lang_theta": {"theta": 500.0},
@@ -36,7 +36,7 @@ def x_for(module, seq=7, width=13, **kind):
 
 
 def definition(x, freqs, positions):
-    """x [..., S, D] turned in complex float64."""
+    """x [..., S, D] rotated in complex float64."""
     z = torch.view_as_complex(x.double()[..., : 2 * len(freqs)].unflatten(-1, (-1, 2)).contiguous())
     rotated = torch.view_as_real(z * torch.exp(1j * positions.double()[:, None] * freqs.double())).flatten(-2)
     return torch.cat((rotated, x.double()[..., 2 * len(freqs) :]), dim=-1)
@@ -95,7 +95,7 @@ def test_xpos_together(name, first):
 
 
 def peer_keys(k, first, **given):
-    """k as the original turns it in front of later queries; heads first, where its scales line up with the tokens."""
+    """k as the original rotates it before later queries; heads first, where its scales line up with the tokens."""
     k = k.transpose(1, 2) if first else k
     rotated = peer.RotaryEmbedding(10, use_xpos=True, **given).rotate_queries_with_cached_keys(k[:, :, -2:], k)[1]
     return rotated.transpose(1, 2) if first else rotated

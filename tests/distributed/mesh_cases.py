@@ -91,7 +91,7 @@ def both_axes_case():
 
 
 def rerotate_case(mesh, axis):
-    """Tables and the turn by them."""
+    """Tables, and the rotation by them."""
     whole, before, after = torch.randn(BATCH, HEADS, SEQ, HEAD_DIM), positions_of("rows"), positions_of("rows")
     x = distribute_tensor(whole, mesh, [Shard(axis)])
     where = [distribute_tensor(t, mesh, [Replicate()]) for t in (before, after)]
@@ -109,7 +109,7 @@ class Watched(Rotary):
 
 
 def fsdp_case(mesh):
-    """[error of the turn beside one bfloat16 rounding, whether positions came whole and weights learned]."""
+    """[error of the rotation beyond one bfloat16 rounding, whether positions came whole and weights learned]."""
     layer = Attention(12, 2, head_dim=6, encoding=Watched(Sizes(2, 6, 12, 64)))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     fully_shard(layer, mesh=mesh, mp_policy=policy)

@@ -193,7 +193,7 @@ def softmax_cases(group) -> dict:
 
 
 def encoding_cases(group) -> dict:
-    """Every encoding there is, by whatever door."""
+    """Every encoding, whatever its entry point."""
     return {f"encoding {name}": partial(layer_case, group, name, "head_tail") for name in ENCODINGS}
 
 

@@ -144,16 +144,16 @@ def test_a_length_that_does_not_divide_is_refused_with_the_fix(kind, seq, longer
 @pytest.mark.parametrize("kind", SHARD_KINDS)
 @pytest.mark.parametrize("tile", [1, 3, 64])
 def test_tiles_hold_every_visible_pair_once_and_none_is_empty(tile, kind, causal, window):
-    rule, world, seq = Masking(None, 1.0, causal, window), 3, 24
+    masking, world, seq = Masking(None, 1.0, causal, window), 3, 24
     times = torch.zeros(seq, seq, dtype=torch.int64)
     for ours in (shard_positions(seq, rank, world, kind) for rank in range(world)):
         for theirs in (shard_positions(seq, rank, world, kind) for rank in range(world)):
             for q in spans(ours, tile):
                 for k in spans(theirs, tile):
-                    if rule.hides(q, k):
+                    if masking.hides(q, k):
                         continue
                     q_index, k_index = ours[q.local], theirs[k.local]
-                    allowed = rule.allowed(q, k, q_index, k_index, q_index.device)
+                    allowed = masking.allowed(q, k, q_index, k_index, q_index.device)
                     allowed = torch.ones(len(q_index), len(k_index), dtype=torch.bool) if allowed is None else allowed
                     assert allowed.any()
                     times[q_index[:, None], k_index[None, :]] += allowed
@@ -163,9 +163,9 @@ def test_tiles_hold_every_visible_pair_once_and_none_is_empty(tile, kind, causal
 
 
 def test_causality_skips_as_many_tiles_on_every_rank_of_head_tail():
-    rule, world, seq, tile = Masking(None, 1.0, True, None), 4, 64, 8
+    masking, world, seq, tile = Masking(None, 1.0, True, None), 4, 64, 8
     every = [spans(shard_positions(seq, rank, world, "head_tail"), tile) for rank in range(world)]
-    seen = [sum(not rule.hides(q, k) for other in every for q in ours for k in other) for ours in every]
+    seen = [sum(not masking.hides(q, k) for other in every for q in ours for k in other) for ours in every]
     assert seen == [9] * world  # 1 + 8, 2 + 7, 3 + 6, 4 + 5 of 16
 
 
@@ -175,10 +175,10 @@ def test_parts_merge_to_the_softmax_of_the_whole_whatever_their_size(size):
     allowed = torch.rand(7, 7) > 0.5
     allowed[2] = False
     allowed[:, 0], allowed[2, 0] = True, False
-    rule = Masking(None, 0.5, False, None)
+    masking = Masking(None, 0.5, False, None)
     out, log_sum = torch.zeros(1, 3, 7, 4).double(), torch.full((1, 3, 7), -math.inf).double()
     for part in (slice(0, 1), slice(1, 5), slice(5, 7)):
-        merge(out, log_sum, *attend_tile(rule, Tile(q, k[:, :, part], v[:, :, part], allowed=allowed[:, part])))
+        merge(out, log_sum, *attend_tile(masking, Tile(q, k[:, :, part], v[:, :, part], allowed=allowed[:, part])))
     scores = (q @ k.mT * 0.5).masked_fill(~allowed, -math.inf)
     torch.testing.assert_close(out, scores.softmax(dim=-1).nan_to_num() @ v)
     torch.testing.assert_close(log_sum, scores.logsumexp(dim=-1))

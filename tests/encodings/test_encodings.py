@@ -1,4 +1,4 @@
-"""Every encoding against its published formula, and every declaration (door, relative, causal, bounded) by measurement."""
+"""Every encoding against its published formula, and every declaration (entry, relative, causal, bounded) by measurement."""
 
 import math
 
@@ -28,7 +28,7 @@ def at(encoding, positions):
 
 
 def scores(encoding, positions):
-    """What attention scores would be for fixed tokens at these positions, by all three doors."""
+    """What attention scores would be for fixed tokens at these positions, by all three entry points."""
     torch.manual_seed(2)
     x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
     to_q, to_k = (torch.randn(MODEL_DIM, HEADS * HEAD_DIM, dtype=torch.float64) for _ in range(2))
@@ -59,9 +59,9 @@ def test_the_declared_door_is_the_one_used_and_none_knows_no_order(name):
         "qk": not torch.equal(encoding.rotate(q, at(encoding, second), key=False), q),
         "scores": encoding.bias(q, second, second) is not None,
     }
-    doors = {door for door, is_used in used.items() if is_used}
+    entries = {entry for entry, is_used in used.items() if is_used}
     both = {"qk", "scores"} if name in ("rope_alibi", "rope_bias") else {encoding.entry}
-    assert doors == (set() if name == "none" else both)
+    assert entries == (set() if name == "none" else both)
     moved = not torch.allclose(scores(encoding, first), scores(encoding, second))
     assert moved == (name != "none")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import ropewalk as rw
-from helpers import AXES, TOLERANCE, definition, members, sample_positions, sample_spec
+from helpers import AXES, TOLERANCE, definition, members, rotate_qk, sample_positions, sample_spec
 from ropewalk import axes, frequencies, rotation
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.request import Request, TableRequest
@@ -36,7 +36,7 @@ def heads(spec, count, dtype=F32, batch=B, seq=S) -> Tensor:
 
 
 def both(spec, q, k, positions=None, **how) -> tuple[Tensor, Tensor]:
-    return rotation.rotate_qk(q, k, spec, positions, backend="triton", **how)
+    return rotate_qk(q, k, spec, positions, backend="triton", **how)
 
 
 #: name -> (the memory order of a [B, H, S, D] tensor, its axes as a view of it, seq_dim)
@@ -287,7 +287,7 @@ def test_transformers_float32_angles_are_taken_as_they_are(name):
     spec = sample_spec(name, precision="hf", magnitude_on="q")
     q, k, positions = heads(spec, Q), heads(spec, K), 50 + sample_positions(spec, B, S, high=60)
     for found, wanted in zip(
-        both(spec, q, k, positions), rotation.rotate_qk(q, k, spec, positions, backend="reference"), strict=True
+        both(spec, q, k, positions), rotate_qk(q, k, spec, positions, backend="reference"), strict=True
     ):
         assert_close(found, wanted, rtol=0, atol=1e-6)
 

@@ -97,11 +97,11 @@ def why_not_triton(
 ) -> str | None:
     """Why the Triton kernels cannot run this call; None if they can."""
     if not causal:
-        return "they are causal; a bidirectional pass is two matrix products in torch"
+        return "the kernels are causal; a bidirectional pass is two matrix products in torch"
     if documents is not None:
-        return "they do not support packed documents"
+        return "the kernels do not support packed documents"
     if torch.compiler.is_compiling():
-        return "under torch.compile the torch code is compiled instead"
+        return "torch.compile compiles the torch code instead"
     return kernels.why_not(q, v, rope.spec, feature, scale)
 
 

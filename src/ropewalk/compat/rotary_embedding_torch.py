@@ -172,7 +172,7 @@ class RotaryEmbedding(nn.Module):
             if size.ndim != 2:
                 raise RopeError("scale", "must be a number or [tokens, dimensions]", list(size.shape))
             size = pair_entries("scale", size)
-        return self._rotate(t, self._steps(t.shape[seq_dim], offset, t.device), seq_dim, size)
+        return self._rotate(t, self.get_seq_pos(t.shape[seq_dim], t.device, torch.float64, offset), seq_dim, size)
 
     def rotate_queries_with_cached_keys(
         self, q: Tensor, k: Tensor, seq_dim: int | None = None, offset: int = 0
@@ -189,9 +189,9 @@ class RotaryEmbedding(nn.Module):
         if not self.use_xpos:
             rotated = self.rotate_queries_or_keys(q, seq_dim, start + offset)
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
-        steps = self._steps(k_len, 0, k.device)
+        steps = self.get_seq_pos(k_len, k.device, torch.float64)
         growth = self._growth(steps, k_len // 2)
-        rotated = self._rotate(q, self._steps(q_len, start + offset, q.device), seq_dim, growth[start:])
+        rotated = self._rotate(q, self.get_seq_pos(q_len, q.device, torch.float64, start + offset), seq_dim, growth[start:])
         return rotated, self._rotate(k, steps, seq_dim, 1 / growth)
 
     def rotate_queries_and_keys(self, q: Tensor, k: Tensor, seq_dim: int | None = None) -> tuple[Tensor, Tensor]:
@@ -225,9 +225,6 @@ class RotaryEmbedding(nn.Module):
         """Return float64 angles [..., P], with a gradient to trained frequencies; autocast does not change products."""
         freqs = self.freqs if self.learned_freq else torch.tensor(self._radians, dtype=torch.float64, device=CPU)
         return positions.to(torch.float64).unsqueeze(-1) * freqs.to(positions.device, torch.float64)
-
-    def _steps(self, seq: int, offset: float | Tensor, device: torch.device) -> Tensor:
-        return self.get_seq_pos(seq, device, torch.float64, offset)
 
     def _rotate(self, x: Tensor, positions: Tensor, seq_dim: int, size: float | Tensor) -> Tensor:
         angles = self._angles(positions)

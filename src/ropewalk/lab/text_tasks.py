@@ -5,22 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ropewalk.errors import RopeError, integer
+from ropewalk.lab import tasks
 from ropewalk.lab.stateless_random import below, bits, uniform
-from ropewalk.lab.tasks import (
-    DIGITS,
-    LETTERS,
-    Sample,
-    Task,
-    addition,
-    as_written,
-    at_depth,
-    backwards,
-    columns,
-    in_order,
-    induction,
-    recall,
-    transcription,
-)
+from ropewalk.lab.tasks import DIGITS, LETTERS, Sample, Task, at_depth, columns
 
 GRASS = b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 KEY_DIGITS = 5
@@ -103,12 +90,12 @@ def planted(seed: int, index: np.ndarray, length: int, distance: int | None = No
 
 #: every generated task; the trainer, the evaluation and the tests use all entries
 TASKS: dict[str, Task] = {
-    "copy": Task(transcription(as_written), 3, "abc|abc"),
-    "reverse": Task(transcription(backwards), 3, "abc|cba"),
-    "sort": Task(transcription(in_order), 3, "cab|abc"),
-    "addition": Task(addition, 6, "12+34=046"),
-    "induction": Task(induction, 6, "..AB....A -> B"),
-    "recall": Task(recall, 7, "a1..b2..?b -> 2"),
+    "copy": Task(tasks.transcription(tasks.as_written), 3, "abc|abc"),
+    "reverse": Task(tasks.transcription(tasks.backwards), 3, "abc|cba"),
+    "sort": Task(tasks.transcription(tasks.in_order), 3, "cab|abc"),
+    "addition": Task(tasks.addition, 6, "12+34=046"),
+    "induction": Task(tasks.induction, 6, "..AB....A -> B"),
+    "recall": Task(tasks.recall, 7, "a1..b2..?b -> 2"),
     "passkey": Task(passkey, len(KEY) + len(QUESTION) + 2 * KEY_DIGITS + 2, "five digits stated once, asked for at the end"),
     "needle": Task(needle, 3 * 28 + 38, "several numbers stated, one asked for"),
     "planted": Task(planted, 4 * COPIED, "a name that is repeated far away"),

@@ -162,6 +162,7 @@ def write_file(path: Path, header: Header, pieces_of: Callable[[str], Iterable[T
                 data = piece.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
                 written += data.size
                 file.write(data.data)
+                del piece, data  # free them before the next piece is read
             if written != entry.bytes:
                 raise RopeError(name, f"must have the size in its header, {entry.bytes} bytes", written)
         file.flush()

@@ -96,9 +96,9 @@ def tuned(
     chosen, model = _rope_model(workspace, preset, changes, seed)
     length, batch = training.trained_length(chosen), chosen.train.stages[0].batch
     longer = migrate(model, spec_for(method, rope_spec(model), factor, length, factors)).model
-    fine_tuning = training.shorter_training(chosen, factor * length, max(1, batch // factor), steps, rate, seed)
+    second = training.fine_tuning(chosen, factor * length, max(1, batch // factor), steps, rate, seed)
     origin = f"rope-{seed} {method} {factor} {factors}"
-    done = training.train_or_load(workspace, f"{method}-{factor}x-{seed}", fine_tuning, start=longer, origin=origin)
+    done = training.train_or_load(workspace, f"{method}-{factor}x-{seed}", second, start=longer, origin=origin)
     text = training.held_out_windows(chosen, windows, max(multiples) * length)
     lengths = [multiple * length for multiple in multiples]
     return training.loss_rows(done.model, text, lengths, length, method=method, seed=seed, tuned=steps, factor=factor)

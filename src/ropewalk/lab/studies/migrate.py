@@ -35,46 +35,46 @@ def run(runner: JobRunner) -> dict[str, Any]:
     s, shared = runner.settings, runner.pick("preset", "changes", "rate", "windows")
     for steps in s["steps"]:
         # without steps, RoPE from scratch would be an untrained model
-        ways = (KEPT, MOVED, FRESH) if steps else (KEPT, MOVED)
-        names = {way: f"{way.replace(' ', '-').replace(',', '')}-{steps}" for way in ways}
+        variants = (KEPT, MOVED, FRESH) if steps else (KEPT, MOVED)
         own = {"steps": steps, "source": s["from"], **shared}
         runner.run(
-            Job(f"{names[way]}-{seed}", measure, {"way": way, "seed": seed, **own}) for seed in runner.seeds for way in ways
+            Job(f"{v.replace(' ', '-').replace(',', '')}-{steps}-{seed}", measure, {"variant": v, "seed": seed, **own})
+            for seed in runner.seeds
+            for v in variants
         )
     return training.preset_facts(s["preset"], s["changes"])
 
 
 def measure(
-    workspace: Workspace, *, way: str, steps: int, seed: int, preset: str, changes: list[str], source: str, rate: float,
+    workspace: Workspace, *, variant: str, steps: int, seed: int, preset: str, changes: list[str], source: str, rate: float,
     windows: int,
 ) -> list[Row]:  # fmt: skip
     """Train one of the three models for some steps, and measure it at the trained length and at twice that."""
     first = training.make_preset(preset, changes, seed, encoding=source)
     length = training.trained_length(first)
-    model = None if way == FRESH else training.train_or_load(workspace, f"{source}-{seed}", first).model
-    if way == MOVED and model is not None:
+    model = None if variant == FRESH else training.train_or_load(workspace, f"{source}-{seed}", first).model
+    if variant == MOVED and model is not None:
         model = migrate(model, "rope").model
     if steps:
-        second = training.shorter_training(first, length, first.train.stages[0].batch, steps, rate, seed)
-        second = replace(second, model=first.model | ({"encoding": "rope"} if way != KEPT else {}))
-        origin = f"{way} {source} {seed}"
+        second = training.fine_tuning(first, length, first.train.stages[0].batch, steps, rate, seed)
+        second = replace(second, model=first.model | ({"encoding": "rope"} if variant != KEPT else {}))
+        origin = f"{variant} {source} {seed}"
         model = training.train_or_load(workspace, f"migrate-{steps}-{seed}", second, start=model, origin=origin).model
     text = training.held_out_windows(first, windows, 2 * length)
     assert model is not None  # RoPE from scratch has steps
-    return training.loss_rows(model, text, [length, 2 * length], length, way=way, steps=steps, seed=seed)
+    return training.loss_rows(model, text, [length, 2 * length], length, way=variant, steps=steps, seed=seed)
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the loss of each model by steps, at two lengths."""
-    lengths, steps, ways = (distinct(rows, "loss", field) for field in ("length", "steps", "way"))
+    lengths, steps, variants = (distinct(rows, "loss", field) for field in ("length", "steps", "way"))
     columns = ("model", *(f"after {s} steps" for s in steps))
-    tables = [
-        Table(f"Loss at {n} tokens", columns, score_rows(rows, "loss", "way", ways, "steps", steps, length=n)) for n in lengths
-    ]
+    cells = [score_rows(rows, "loss", "way", variants, "steps", steps, length=n) for n in lengths]
+    tables = [Table(f"Loss at {n} tokens", columns, rows_at) for n, rows_at in zip(lengths, cells, strict=True)]
     series = {}
-    for way in ways:
-        by_steps = scores_by(rows, "loss", "steps", steps, way=way, length=lengths[0])
-        series[way] = (list(by_steps), [each.mean for each in by_steps.values()])
+    for variant in variants:
+        by_steps = scores_by(rows, "loss", "steps", steps, way=variant, length=lengths[0])
+        series[variant] = (list(by_steps), [each.mean for each in by_steps.values()])
     figure = line_figure(series, title="Migration to RoPE", x="steps of training after the change", y="loss", log_x=False)
     return Findings(tables, {"migrate": figure}, claims(rows, lengths, steps[-1]))
 
@@ -82,10 +82,11 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
     """Claim that the old weights help, and that the change lowers the loss."""
     near, far = ({w: score(rows, "loss", way=w, steps=steps, length=n) for w in (KEPT, MOVED, FRESH)} for n in lengths)
+    moved = f"After {steps} steps a migrated model has a lower loss"
     return [
-        claim_order(f"After {steps} steps a migrated model has a lower loss than RoPE from scratch", near, [MOVED, FRESH]),
-        claim_order(f"After {steps} steps it has a lower loss than its source, trained as long", near, [MOVED, KEPT]),
-        claim_order(f"So it has at {lengths[1]} tokens, twice the trained length", far, [MOVED, KEPT]),
+        claim_order(f"{moved} than RoPE from scratch", near, [MOVED, FRESH]),
+        claim_order(f"{moved} than the unchanged model, trained as long", near, [MOVED, KEPT]),
+        claim_order(f"{moved} at {lengths[1]} tokens, twice the trained length, than the unchanged model", far, [MOVED, KEPT]),
     ]
 
 

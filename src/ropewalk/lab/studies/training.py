@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -34,23 +34,14 @@ GPU_CHANGES = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A trained model, and the steps and seconds of its training."""
-
-    model: nn.Module
-    steps: int
-    seconds: float
-
-
 def make_preset(name: str, changes: Sequence[str], seed: int, **model: Any) -> Preset:
     """Return a preset with changes and a seed; `model` replaces values of its model table."""
     preset = read_preset(name, [*changes, f"train.seed={seed}"])
     return replace(preset, model={**preset.model, **model})
 
 
-def shorter_training(preset: Preset, length: int, batch: int, steps: int, rate: float, seed: int) -> Preset:
-    """Return a preset for some more steps on a trained model, at another length and learning rate.
+def fine_tuning(preset: Preset, length: int, batch: int, steps: int, rate: float, seed: int) -> Preset:
+    """Return a preset to train a model further, at another length and learning rate.
 
     The seed is changed so that the model does not see the text of the first training again.
     """
@@ -96,14 +87,13 @@ def scale_embeddings(model: nn.Module) -> nn.Module:
     return model
 
 
-def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trained:
-    """Return the trained model of a preset, loaded if its training is complete; `options` are those of `make_trainer`."""
+def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trainer:
+    """Return a trainer after its last step, loaded if the training is complete; `options` are those of `make_trainer`."""
     trainer = make_trainer(workspace, name, preset, **options)
-    outcome = trainer.run()
-    if outcome.stopped:
+    if trainer.run().stopped:
         raise KeyboardInterrupt  # the training has saved a checkpoint
     trainer.model.eval()
-    return Trained(trainer.model, outcome.step, sum(row.get("seconds", 0.0) for row in trainer.log.rows()))
+    return trainer
 
 
 def corpus_of(preset: Preset) -> Corpus:
