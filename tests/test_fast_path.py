@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ropewalk as rw
 from door import as_users_call, assert_refused
 from helpers import definition, sample_spec
-from ropewalk import rope as rope_module
 from ropewalk import fast_path
+from ropewalk import rope as rope_module
 from ropewalk.kernels import available
 from ropewalk.kernels.cpu import backend as cpu
 

@@ -73,7 +73,7 @@ def test_gradients_of_learned_frequencies_survive_vmap():
     mapped, looped = torch.vmap(call)(xs, positions), torch.stack([call(*each) for each in zip(xs, positions, strict=True)])
     found, expected = (torch.autograd.grad(y.pow(3).sum(), rope.log_scale)[0] for y in (mapped, looped))
     assert_close(found, expected)
-    with pytest.raises(rw.RopeError, match="turn_by"):  # rather than a gradient that is missing
+    with pytest.raises(rw.RopeError, match="rotate_by"):  # rather than a gradient that is missing
         torch.ops.ropewalk.turn(xs, torch.rand(S, 5, requires_grad=True), torch.rand(S, 5), "half", "half", 2, -2)
 
 

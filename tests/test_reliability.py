@@ -18,7 +18,7 @@ import ropewalk as rw
 from door import as_users_call, assert_refused
 from helpers import DTYPES, HEAD_DIM, definition, exactly, sample_scaling, sample_spec, ulps, x_of
 from ropewalk import frequencies, rotation
-from ropewalk.table import CACHE
+from ropewalk.table import TABLES
 
 B, H, S = 2, 3, 7
 FOLLOWS_LENGTH = pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
@@ -174,7 +174,7 @@ def test_item_14_w09_threads_do_not_disturb_each_other(full):
             case = dice.choice(cases)
             seen.append((case, call(*case)))
 
-    CACHE.clear()
+    TABLES.clear()
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
     with as_users_call():
         for thread in threads:

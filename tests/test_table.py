@@ -11,8 +11,8 @@ from frequency_oracle import cos_sin as exact_cos_sin
 from frequency_oracle import oracle, xpos_log_decay
 from ropewalk import axes
 from ropewalk import frequencies as fq
-from ropewalk.spec import RopeSpec
 from ropewalk.phase import cos_sin_of_phase, phase_steps
+from ropewalk.spec import RopeSpec
 from ropewalk.table import TABLES, TWO_LEVEL_REACH, cos_sin, first_rows, magnitude_on, tables
 
 CPU = torch.device("cpu")

@@ -286,9 +286,7 @@ def test_transformers_float32_angles_are_taken_as_they_are(name):
     """`precision="hf"`: the kernel must use those float32 rows, not better ones."""
     spec = sample_spec(name, precision="hf", magnitude_on="q")
     q, k, positions = heads(spec, Q), heads(spec, K), 50 + sample_positions(spec, B, S, high=60)
-    for found, wanted in zip(
-        both(spec, q, k, positions), rotate_qk(q, k, spec, positions, backend="reference"), strict=True
-    ):
+    for found, wanted in zip(both(spec, q, k, positions), rotate_qk(q, k, spec, positions, backend="reference"), strict=True):
         assert_close(found, wanted, rtol=0, atol=1e-6)
 
 

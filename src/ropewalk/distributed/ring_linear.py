@@ -66,5 +66,5 @@ class _SumOfOthers(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         ring: Ring = ctx.ring
-        later = [rank for rank in range(ring.size) if rank > ring.rank or (not ctx.causal and rank < ring.rank)]
-        return gather(grad, ring.group)[later].sum(dim=0), None, None
+        attending = [rank for rank in range(ring.size) if rank > ring.rank or (not ctx.causal and rank < ring.rank)]
+        return gather(grad, ring.group)[attending].sum(dim=0), None, None

@@ -15,7 +15,7 @@ from ropewalk.table import cos_sin, first_rows, sides_differ
 #: dtypes that every kernel computes in float32; float64 is computed in float64, by torch alone
 FLOAT32_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-_Self = TypeVar("_Self", bound="_OfTensors")
+_SomeRequest = TypeVar("_SomeRequest", bound="_OfTensors")
 
 
 class _OfTensors:
@@ -27,7 +27,7 @@ class _OfTensors:
         """Return whether tensor `index` of the call is an attention key."""
         return self.key or index == 1
 
-    def of_tensor(self: _Self, index: int) -> _Self:
+    def of_tensor(self: _SomeRequest, index: int) -> _SomeRequest:
         """Return the request for tensor `index` alone."""
         return replace(self, key=self.is_key(index))  # type: ignore[type-var]  # both subclasses are dataclasses
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 
 import torch
+
+from ropewalk.caches import cached
 
 logger = logging.getLogger("ropewalk.lab")
 #: size of the matrices that are timed
@@ -27,7 +28,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
     return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)
 
 
-@cache
+@cached("speed of bfloat16", entries=1)
 def bfloat16_is_faster() -> bool:
     """Return whether this CPU multiplies bfloat16 matrices faster than float32 ones; measured once, in milliseconds."""
     seconds = {}

@@ -40,7 +40,7 @@ def read_layer(layer: Layer, precision: str) -> RopeSpec:
 
 @contextmanager
 def _config_keys_in_errors(layer: Layer) -> Iterator[None]:
-    """Turn errors about a field of the spec into errors about the config key that gave it."""
+    """Make errors about a field of the spec name the config key that gave its value."""
     try:
         yield
     except RopeError as error:

@@ -24,7 +24,7 @@ enum { FULL, PARTIAL, STREAMED };
 
 enum { MAX_AXES = 8 };
 /* cos and sin of one tile stay in the cache while every head reads them: in L1 for float32, which is limited by memory; in L2 for
- * 16-bit types, which are limited by arithmetic and gain more from longer lines */
+ * 16-bit types, which are limited by arithmetic and profit more from longer lines */
 enum { TILE_BYTES = 32 << 10, TILE_BYTES_NARROW = 128 << 10 };
 /* how far ahead of the current row x is prefetched */
 enum { PREFETCH_BYTES = 2 << 10, CACHE_LINE = 64 };

@@ -75,53 +75,37 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
     blocks = (min(config.heads, power_of_two(x.shape[1])) for x in (call.q, call.k))
     values = _angle_values(call) | _head_values(call, *blocks)
     return values | {
-        "num_slots": 0 if cache is None else cache.num_slots,
         **_strides(q=call.q, k=call.k, v=call.v, q_out=call.q_out, k_out=call.k_out),
         **dict(zip(("k_page", "k_row", "k_slot_head", "v_page", "v_row", "v_slot_head"), k_slots + v_slots, strict=True)),
-        "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0),
-        "SPREAD": 32 * config.warps <= power_of_two(call.spec.pairs),
-        "QUICK": has_sine_unit(call.q),
-        "CACHE": cache is not None,
-        "QUANTISED": cache is not None and cache.quantised,
-        "KEEP_K": call.k_out is not None,
-        "PAGE_SIZE": page_size,
-        "TOKENS": config.tokens,
-        "BLOCK_DIM": power_of_two(call.spec.head_dim),
-        "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
-        "EVICT": config.load,
-        "STORE": config.store,
-        "PDL": config.pdl and has_pdl(call.q.device),
-    }
+        "num_slots": 0 if cache is None else cache.num_slots, "PAGE_SIZE": page_size,
+        "CACHE": cache is not None, "QUANTISED": cache is not None and cache.quantised, "KEEP_K": call.k_out is not None,
+        "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0), "QUICK": has_sine_unit(call.q),
+        "SPREAD": 32 * config.warps <= power_of_two(call.spec.pairs), "BLOCK_DIM": power_of_two(call.spec.head_dim),
+        "TOKENS": config.tokens, "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
+        "EVICT": config.load, "STORE": config.store, "PDL": config.pdl and has_pdl(call.q.device),
+    }  # fmt: skip
 
 
 def _angle_values(call: Call) -> dict[str, Any]:
     spec, kept = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (float(magnitude_on(spec, kept.frequencies.magnitude, key)) for key in (False, True))
+    axis_stride = call.positions.stride(0) if spec.num_axes > 1 else 0
     return {
-        "steps": kept.steps,
-        "axis_of_pair": kept.axis_of_pair,
-        "axis_stride": call.positions.stride(0) if spec.num_axes > 1 else 0,
-        "q_magnitude": q_magnitude,
-        "k_magnitude": k_magnitude,
-        "AXES": spec.num_axes,
-    }
+        "steps": kept.steps, "q_magnitude": q_magnitude, "k_magnitude": k_magnitude,
+        "AXES": spec.num_axes, "axis_of_pair": kept.axis_of_pair, "axis_stride": axis_stride,
+    }  # fmt: skip
 
 
 def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
     spec, norm = call.spec, call.norm
     rest = spec.head_dim - 2 * spec.pairs
     return {
-        "eps": 0.0 if norm is None else norm.eps,
-        "Q_HEADS": call.q.shape[1],
-        "K_HEADS": call.k.shape[1],
+        "Q_HEADS": call.q.shape[1], "K_HEADS": call.k.shape[1], "BLOCK_Q": q_block, "BLOCK_K": k_block,
         "HEAD": (spec.head_dim, spec.rotary_start, spec.pairs, power_of_two(spec.pairs), power_of_two(rest) if rest else 0),
-        "INTERLEAVED": spec.layout == "interleaved",
-        "INTERLEAVED_OUT": spec.layout_out == "interleaved",
-        "NORM": norm is not None,
+        "INTERLEAVED": spec.layout == "interleaved", "INTERLEAVED_OUT": spec.layout_out == "interleaved",
+        "NORM": norm is not None, "eps": 0.0 if norm is None else norm.eps,
         "WEIGHT": "" if norm is None or norm.q_weight is None else "1+w" if norm.plus_one else "w",
-        "BLOCK_Q": q_block,
-        "BLOCK_K": k_block,
-    }
+    }  # fmt: skip
 
 
 def _strides(**tensors: Tensor | None) -> dict[str, int]:

@@ -52,22 +52,12 @@ class AngleSource:
         row, line, pair = self.angle_strides
         if merged:
             batch, token, row, line = 0, batch, 0, row
-        return {
-            "position_axis": axis,
-            "position_batch": batch,
-            "position_token": token,
-            "angle_batch": row,
-            "angle_token": line,
-            "angle_pair": pair,
-            "magnitude_batch": self.magnitude_stride,
-            "axes": self.axes,
-            "AXES": self.num_axes,
-            "growth": self.growth,
-            "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
-            "GROWTH": self.growth_sign,
-            "center": self.center,
-            **more,
-        }
+        return more | {
+            "position_axis": axis, "position_batch": batch, "position_token": token, "axes": self.axes, "AXES": self.num_axes,
+            "angle_batch": row, "angle_token": line, "angle_pair": pair,
+            "magnitude_batch": self.magnitude_stride, "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
+            "growth": self.growth, "GROWTH": self.growth_sign, "center": self.center,
+        }  # fmt: skip
 
 
 def angle_source(request: AnyRequest, x: Tensor) -> AngleSource:

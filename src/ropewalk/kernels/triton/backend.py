@@ -37,6 +37,6 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     """Write each rotated x into its out, which may be x itself, in one launch."""
-    from ropewalk.kernels.triton import launch
+    from ropewalk.kernels.triton.launch import launch
 
-    launch.launch(xs, outs, request)
+    launch(xs, outs, request)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ropewalk.caches import Cache
 from ropewalk.kernels.launch import launch_hooks
 from ropewalk.kernels.request import AnyRequest, Request
-from ropewalk.kernels.triton.angle_source import AngleSource, as_table_requests
+from ropewalk.kernels.triton.angle_source import as_table_requests
 from ropewalk.kernels.triton.config import Config
 from ropewalk.kernels.triton.plan import RotationPlan
 from ropewalk.table import TABLES
@@ -52,13 +52,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
 
     # `_alive` holds the memory that `angles` point to
     def run_prepared(
-        q: Tensor,
-        k: Tensor,
-        q_out: Tensor,
-        k_out: Tensor,
-        positions: Tensor | None,
-        offset: int,
-        _alive: AngleSource = plan.source,
+        q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive=plan.source
     ) -> bool:
         from_q, from_k, to_q, to_k = q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
         # the kernel was compiled for pointers that are multiples of 16 bytes and for an offset of 32 bits

@@ -71,21 +71,11 @@ class RotationPlan(LaunchPlan):
         layers = -(-rows // MOST_ROWS)
         self.grid = (columns, min(rows, MOST_ROWS), layers)
         return {
-            "tokens": tokens,
-            "rows": rows,
-            "Q_HEADS": q_heads,
-            "K_HEADS": k_heads,
-            "TOKENS": config.tokens,
-            "Q_BLOCK": q_block,
-            "K_BLOCK": k_block,
-            "Q_GROUPS": q_groups,
-            "GROUPS": groups,
-            "TOKENS_FIRST": order == "head",
-            "TALL": layers > 1,
-            "MASK_TOKENS": tokens % config.tokens != 0,
+            "tokens": tokens, "TOKENS": config.tokens, "TOKENS_FIRST": order == "head", "rows": rows, "TALL": layers > 1,
+            "Q_HEADS": q_heads, "Q_BLOCK": q_block, "Q_GROUPS": q_groups, "K_HEADS": k_heads, "K_BLOCK": k_block,
+            "GROUPS": groups, "MASK_TOKENS": tokens % config.tokens != 0, "MASK_K": k_block * groups != k_heads,
             "MASK_Q": q_heads % q_block != 0 or (k_block == 0 and k_heads % q_block != 0),
-            "MASK_K": k_block * groups != k_heads,
-        }
+        }  # fmt: skip
 
     def __call__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, pointers: list[int]) -> None:
         """Launch the kernel; `pointers` are those of xs and outs."""
@@ -105,18 +95,10 @@ def _head_values(x: Tensor, request: AnyRequest, copied: int, config: Config) ->
     start, pairs = request.start, request.pairs
     tail = x.shape[-1] - start - 2 * pairs
     return {
-        "START": start,
-        "PAIRS": pairs,
-        "TAIL": tail,
-        "BLOCK": power_of_two(pairs),
-        "START_BLOCK": power_of_two(start),
-        "TAIL_BLOCK": power_of_two(tail),
-        "BACKWARDS": isinstance(request, Request) and request.sign < 0,
-        "INTERLEAVED_IN": request.layout_in == "interleaved",
-        "INTERLEAVED_OUT": request.layout_out == "interleaved",
-        "COPY": copied > 0,
-        "LOAD_HINT": "evict_first" if config.hints else "",
-        "STORE_HINT": ".cs" if config.hints else "",
+        "START": start, "PAIRS": pairs, "TAIL": tail, "COPY": copied > 0,
+        "BLOCK": power_of_two(pairs), "START_BLOCK": power_of_two(start), "TAIL_BLOCK": power_of_two(tail),
+        "INTERLEAVED_IN": request.layout_in == "interleaved", "INTERLEAVED_OUT": request.layout_out == "interleaved",
+        "BACKWARDS": isinstance(request, Request) and request.sign < 0, "QUICK": has_sine_unit(x),
+        "LOAD_HINT": "evict_first" if config.hints else "", "STORE_HINT": ".cs" if config.hints else "",
         "PDL": config.pdl and has_pdl(x.device),
-        "QUICK": has_sine_unit(x),
-    }
+    }  # fmt: skip
