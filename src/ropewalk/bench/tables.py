@@ -113,8 +113,8 @@ def models_table(rows: list[Row]) -> str:
             low, high = row["quartiles_ms"]
             note = f"{row['times_faster']:.3f} x; half of them {low:.2f} to {high:.2f}"
             if row["contender"].startswith("ropewalk"):
-                least, middle, most = row["ahead_ms"]["liger-kernel, patch"]
-                note += f"; ahead of Liger's patch by {middle:.2f} ms (95 %: {least:.2f} to {most:.2f})"
+                least, middle, most = row["ahead_ms"]["transformers"]
+                note += f"; ahead by {middle:.2f} ms (95 %: {least:.2f} to {most:.2f})"
             lines.append([row["shape"], row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
         elif "us" in row:
             note = f"{row['times_faster']:.2f} x" if "times_faster" in row else ""
