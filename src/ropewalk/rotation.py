@@ -28,6 +28,7 @@ def rotate(
     seq_dim: int = -2,
     length: Length = None,
     key: bool = False,
+    inverse: bool = False,
     inplace: bool = False,
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
@@ -36,26 +37,17 @@ def rotate(
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
     positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for each row
     key        x is an attention key: it matters where queries and keys have different magnitudes
+    inverse    undo the rotation instead
     """
-    request = make_request((x,), spec, positions, offset, seq_dim, length)
-    return run((x,), replace(request, key=key), inplace, backend)[0]
+    request, sign = make_request((x,), spec, positions, offset, seq_dim, length), -1 if inverse else 1
+    return run((x,), replace(request, key=key, sign=sign, magnitude_power=sign), inplace, backend)[0]
 
 
 def unrotate(
-    x: Inexact[Tensor, "... D"],
-    spec: RopeSpec,
-    positions: Shaped[Tensor, "..."] | None = None,
-    *,
-    offset: int | Tensor = 0,
-    seq_dim: int = -2,
-    length: Length = None,
-    key: bool = False,
-    inplace: bool = False,
-    backend: str | None = None,
+    x: Inexact[Tensor, "... D"], spec: RopeSpec, positions: Shaped[Tensor, "..."] | None = None, **where
 ) -> Inexact[Tensor, "... D"]:
-    """Invert `rotate`, magnitude and layout included."""
-    request = make_request((x,), spec, positions, offset, seq_dim, length)
-    return run((x,), replace(request, key=key, sign=-1, magnitude_power=-1), inplace, backend)[0]
+    """Invert `rotate`, magnitude and layout included; `where` holds its keywords."""
+    return rotate(x, spec, positions, inverse=True, **where)
 
 
 def rerotate(

@@ -4,16 +4,18 @@ import hashlib
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 from lab_tiny import tiny_corpus, write_text
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.corpus import held_out, open_corpus
 from ropewalk.lab.sources import SOURCES, find_source
-from ropewalk.lab.tokenizer import Bpe, Bytes, train_bpe
+from ropewalk.lab.tokenizer import Bpe, Bytes
 
 
 def documents(split) -> list[bytes]:
@@ -160,6 +162,22 @@ def test_the_rows_of_a_saved_dataset_are_documents(tmp_path, monkeypatch):
     assert sorted(documents(corpus.train) + documents(corpus.valid)) == sorted(f"row {i}".encode() for i in range(40))
     with pytest.raises(RopeError, match="body, label"):
         open_corpus(tmp_path / "saved", cache=tmp_path / "cache", field="text")
+
+
+def train_bpe(texts: list[bytes], vocab_size: int, path: Path) -> Bpe:
+    """Train a byte-level BPE on documents and write it to `path`."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["[END]", "[MASK]"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator((text.decode("utf-8", errors="replace") for text in texts), trainer)
+    inner.save(str(path))
+    return Bpe(path)
 
 
 def test_bpe_gives_back_the_text(tmp_path):

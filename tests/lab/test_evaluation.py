@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.batches import TaskBatches
-from ropewalk.lab.evaluation import accuracy_by_length, depth_grid, losses_and_hits, losses_by_length, sliding_losses, task_hits
+from ropewalk.lab.evaluation import depth_grid, losses_and_hits, losses_by_length, sliding_losses, tail_means, task_hits
 
 
 def uniform_model(tokens):
@@ -38,7 +38,7 @@ def test_context_does_not_help_who_sees_one_token(windows):
     expected = F.cross_entropy(pair_model(tokens[:, -9:-1]).flatten(0, 1), tokens[:, -8:].flatten(), reduction="none")
     for length in (8, 16, 64):
         assert found[length] == pytest.approx(expected.view(9, 8).mean(1).numpy())
-    hits = accuracy_by_length(pair_model, windows, [16], 8)[16]
+    hits = tail_means(pair_model, windows, 16, 8)[1]
     assert hits == pytest.approx((pair_model(tokens[:, -9:-1]).argmax(-1) == tokens[:, -8:]).double().mean(1).numpy())
 
 

@@ -73,13 +73,6 @@ def losses_by_length(
     return {length: tail_means(model, windows, length, tail, device)[0] for length in lengths}
 
 
-def accuracy_by_length(
-    model: Model, windows: np.ndarray, lengths: Sequence[int], tail: int, device: torch.device | None = None
-) -> dict[int, np.ndarray]:
-    """Return, for each context length, the accuracy [N] on the same last `tail` tokens of each window."""
-    return {length: tail_means(model, windows, length, tail, device)[1] for length in lengths}
-
-
 def sliding_losses(
     model: Model, windows: np.ndarray, width: int, tail: int, stride: int | None = None, device: torch.device | None = None
 ) -> np.ndarray:

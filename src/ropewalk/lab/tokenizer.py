@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import RopeError
 
 
 @runtime_checkable
@@ -86,24 +85,6 @@ class Bpe:
         starts = self._starts[tokens]
         starts[..., 0] = True
         return starts
-
-
-def train_bpe(texts: Iterable[bytes], vocab_size: int, path: str | Path) -> Bpe:
-    """Train a byte-level BPE on documents and write it to `path`."""
-    integer("vocab_size", vocab_size, low=260)
-    package = _tokenizers()
-    inner = package.Tokenizer(package.models.BPE())
-    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = package.decoders.ByteLevel()
-    trainer = package.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["[END]", "[MASK]"],
-        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator((text.decode("utf-8", errors="replace") for text in texts), trainer)
-    inner.save(str(path))
-    return Bpe(path)
 
 
 def _tokenizers() -> Any:
