@@ -1,4 +1,4 @@
-"""Times of attention: what the rotation adds to torch's fused kernel, and linear attention against softmax attention."""
+"""Time attention: with and without rotation in torch's fused kernel, and linear attention compared with softmax attention."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CPU_LENGTHS = (8192, 16_384, 32_768, 65_536)
 
 
 def measure_gpu() -> Iterator[dict[str, Any]]:
-    """Rows of both measurements on the GPU."""
+    """Yield the rows of both measurements on the GPU."""
     yield from measure_rotation()
     yield from measure_linear()
 
 
 def measure_rotation(seq: int = 32_768) -> Iterator[dict[str, Any]]:
-    """One attention layer (32/8 heads x 128, causal, bf16) with and without the rotation of q and k."""
+    """Time one attention layer (32/8 heads x 128, causal, bf16) with and without the rotation of q and k."""
     q, k, v = (torch.randn(1, heads, seq, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (32, 8, 8))
     grad, rope = torch.randn_like(q), Rope(RopeSpec(head_dim=128))
     cos, sin = rope.cos_sin_hf(torch.arange(seq, device="cuda"), torch.bfloat16)
@@ -43,18 +43,18 @@ def measure_rotation(seq: int = 32_768) -> Iterator[dict[str, Any]]:
     row = {"shape": f"attention 1x{seq} 32/8x128", "order": "bhsd", "dtype": "bfloat16"}
     with torch.no_grad():
         forward = {name: replay_us([call], replays=9) for name, call in calls.items()}
-    both = {
+    forward_backward = {
         name: replay_us([lambda call=call: torch.autograd.grad(call(), (q, k, v), grad)], replays=7)
         for name, call in calls.items()
     }
-    for what, times in (("forward", forward), ("forward+backward", both)):
+    for pass_name, times in (("forward", forward), ("forward+backward", forward_backward)):
         for name, us in times.items():
             added = round(100 * (us / times["no rotation"] - 1), 2)
-            yield {**row, "contender": name, "pass": what, "us": round(us, 1), "percent_added": added}
+            yield {**row, "contender": name, "pass": pass_name, "us": round(us, 1), "percent_added": added}
 
 
 def measure_linear(seq: int = 65_536) -> Iterator[dict[str, Any]]:
-    """Causal linear attention with RoPE against torch's fused softmax attention, 16 heads x 64, bf16, forward."""
+    """Time causal linear attention with RoPE and torch's fused softmax attention, 16 heads x 64, bf16, forward."""
     q, k, v = (torch.randn(1, 16, seq, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     rope = Rope(RopeSpec(head_dim=64))
     with torch.no_grad():
@@ -66,7 +66,7 @@ def measure_linear(seq: int = 65_536) -> Iterator[dict[str, Any]]:
 
 
 def measure_cpu(lengths: tuple[int, ...] = CPU_LENGTHS, rounds: int = 8) -> Iterator[dict[str, Any]]:
-    """Causal linear attention by length, one head x 64, float32, one thread; softmax attention at the first length only."""
+    """Time causal linear attention by length, one head x 64, float32, one thread; softmax attention at the first length only."""
     rope = Rope(RopeSpec(head_dim=64))
     inputs = {length: torch.randn(3, 1, 1, length, 64) for length in lengths}
     calls: dict[str, Callable[[], Any]] = {f"{n}": partial(linear_attention, *qkv, rope) for n, qkv in inputs.items()}
@@ -74,13 +74,15 @@ def measure_cpu(lengths: tuple[int, ...] = CPU_LENGTHS, rounds: int = 8) -> Iter
     with one_thread(), torch.no_grad():
         times = alternating_times(calls, rounds)
     row = {"order": "bhsd", "dtype": "float32", "threads": 1, "pass": "forward"}
-    softmax, before = times["softmax"], None
+    softmax, previous = times["softmax"], None
     yield {**row, "shape": f"attention 1x{lengths[0]} 1x64", "contender": "torch, fused softmax", "us": round(softmax, 1)}
     for length in lengths:
         us = times[f"{length}"]
-        note = {"times_faster": round(softmax / us, 2)} if before is None else {"times_half_the_length": round(us / before, 2)}
+        note = {"times_faster": round(softmax / us, 2)}
+        if previous is not None:
+            note = {"times_half_the_length": round(us / previous, 2)}
         yield {**row, "shape": f"attention 1x{length} 1x64", "contender": "ropewalk, linear", "us": round(us, 1), **note}
-        before = us
+        previous = us
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Times of the explorer: from a moved slider to the redrawn page, in streamlit's test harness, without a browser."""
+"""Time the explorer from a slider move to the redrawn page, in streamlit's test harness, without a browser."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ THETAS = (2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
 
 
 def _script() -> None:
-    """The script that the harness runs; it imports the page, because the harness would compile it again for every move."""
+    """Script for the harness; it imports the page, because the harness recompiles its own script at every move."""
     from ropewalk.explorer.page import page
 
     page()
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """One row per view: median milliseconds of several moves of a slider."""
+    """Yield one row per view: the median milliseconds of several slider moves."""
     for view in controls.VIEWS:
         if view == "report":
-            continue  # its page is made by the lab
+            continue  # the lab makes this page
         with _main_restored():
             wall, processor = _moves(view)
         row = {"shape": "explorer", "contender": "ropewalk", "pass": f"slider, {view}"}
@@ -34,7 +34,7 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 def _moves(view: str) -> tuple[list[float], list[float]]:
-    """Milliseconds of wall time and of CPU time, for every move of one slider."""
+    """Return the wall time and the CPU time of every move of one slider, in milliseconds."""
     from streamlit.testing.v1 import AppTest
 
     app = AppTest.from_function(_script, default_timeout=60)
@@ -53,7 +53,7 @@ def _moves(view: str) -> tuple[list[float], list[float]]:
 
 @contextmanager
 def _main_restored() -> Iterator[None]:
-    """Restore the main module, which the harness replaces by its script: processes spawned later would run the script."""
+    """Restore `__main__`, which the harness replaces by its script; otherwise processes spawned later would run that script."""
     main = sys.modules["__main__"]
     try:
         yield

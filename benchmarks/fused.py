@@ -1,4 +1,4 @@
-"""GPU times of the fused QK-norm, rotation and cache write, beside one flat copy of the packed qkv that it reads."""
+"""GPU times of the fused QK-norm, rotation and cache write, compared with one flat copy of the packed qkv that it reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FusedCase:
     heads: tuple[int, int]
 
     def run(self, config: Config | None = None, backend: str | None = None, norm: bool = True):
-        """q, normed and rotated; k and v are written to the cache."""
+        """Return q, normalised and rotated; k and v are written to the cache."""
         spec, used = RopeSpec(head_dim=HEAD_DIM), self.norm if norm else None
         return qk_norm_rope(
             self.qkv, spec=spec, positions=self.positions, heads=self.heads, norm=used, cache=self.cache, slots=self.slots,
@@ -41,13 +41,13 @@ class FusedCase:
 
 
 def make_cases(name: str) -> list[FusedCase]:
-    """Random cases of a named shape, enough of them to exceed the L2 cache."""
+    """Return random cases of a named shape, enough to exceed the L2 cache."""
     tokens, q_heads, k_heads = SHAPES[name]
     width = (q_heads + 2 * k_heads) * HEAD_DIM
     count = max(2, min(200, -(-COLD_BYTES // (2 * tokens * width))))
     q_weight, k_weight = (torch.randn(HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 
-    def one() -> FusedCase:
+    def make_case() -> FusedCase:
         k, v = (torch.zeros(tokens, k_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         return FusedCase(
             torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16),
@@ -58,11 +58,11 @@ def make_cases(name: str) -> list[FusedCase]:
             (q_heads, k_heads),
         )
 
-    return [one() for _ in range(count)]
+    return [make_case() for _ in range(count)]
 
 
 def agrees(case: FusedCase) -> bool:
-    """Whether the kernel's q and cache equal the definition's up to rounding to bfloat16."""
+    """Return whether the kernel's q and cached k equal those of the definition up to bfloat16 rounding."""
     case.cache.k.zero_()
     q = case.run(backend="triton")
     k = case.cache.k.clone()
@@ -75,14 +75,14 @@ def agrees(case: FusedCase) -> bool:
 
 
 def copy_us(cases: list[FusedCase]) -> float:
-    """Microseconds of one flat copy of the packed qkv."""
+    """Return the microseconds of one flat copy of the packed qkv."""
     targets = [torch.empty_like(case.qkv) for case in cases]
     return replay_us([lambda a=case.qkv, b=target: b.copy_(a) for case, target in zip(cases, targets, strict=True)])
 
 
 @torch.no_grad()
 def measure() -> Iterator[dict[str, Any]]:
-    """Rows of the kernel with and without the norm, and of the definition in plain torch."""
+    """Yield rows of the kernel with and without the norm, and of the definition in plain torch."""
     calls: dict[str, Callable[[FusedCase], Any]] = {
         "ropewalk, fused": lambda case: case.run(),
         "ropewalk, fused without norm": lambda case: case.run(norm=False),

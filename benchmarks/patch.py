@@ -1,4 +1,4 @@
-"""Times of a Llama patched by `rw.patch`, as it comes, and under Liger's patch: whole forwards, and on a CPU the rotary part."""
+"""Time a Llama with `rw.patch`, unpatched, and with Liger's patch: whole forward passes, and on a CPU also the rotary part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ropewalk.bench.cpu import alternating_times, one_thread
 from ropewalk.bench.rows import run_script
 from ropewalk.interop.patch.model import patch, patched
 
-#: eight layers of Llama-3-8B's size; the vocabulary is small because it plays no part
+#: eight layers of Llama-3-8B's size; the vocabulary is small because it does not matter here
 LLAMA_3_8B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1024, "max_position_embeddings": 8192,
@@ -27,12 +27,12 @@ LLAMA_3_8B = {
 SMALL = {**LLAMA_3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
          "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
 CACHED, STEPS, ROUNDS, WARM_UP = 1024, 8, 300, 3
-#: how many times larger than transformers' own error against a float32 run the error of a contender may be
+#: the error of a contender, compared with a float32 run, may be this many times the error of transformers
 TOLERANCE = 1.1
 
 
 def llama(sizes: dict[str, Any], device: str, dtype: torch.dtype) -> nn.Module:
-    """A Llama with random weights."""
+    """Return a Llama with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -43,7 +43,7 @@ def llama(sizes: dict[str, Any], device: str, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def _liger() -> Iterator[None]:
-    """Liger's rotation alone; it replaces the function for every Llama of the process."""
+    """Apply only Liger's rotation, which replaces the function for every Llama of the process."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama
     from transformers.models.llama import modeling_llama
 
@@ -57,20 +57,20 @@ def _liger() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run the model: `call` is timed inside `enter`, after `rewind` has reset its cache."""
+    """One variant of the model: `call` is timed inside the context `enter`, after `rewind` has reset its cache."""
 
     enter: Callable[[], AbstractContextManager]
     call: Callable[[], Tensor]
     rewind: Callable[[], Any]
 
 
-#: makes the timed call of a model, and the function that resets its cache
+#: a function that returns the timed call of a model, and the function that resets its cache
 MakeCall = Callable[[nn.Module], tuple[Callable[[], Tensor], Callable[[], Any]]]
 
 
 def contenders_of(model: nn.Module, make_call: MakeCall) -> tuple[dict[str, Contender], Tensor]:
-    """The model as it comes, patched by us, and under Liger's patch; and the logits of its float32 run."""
-    # the copy shares the weights: their place in memory changes the time by a per cent
+    """Return the model unpatched, with our patch and with Liger's patch; and the logits of a float32 run."""
+    # the copy shares the weights, because their memory addresses change the time by one per cent
     ours = patch(copy.deepcopy(model, {id(p): p for p in model.parameters()}))
     call, rewind = make_call(copy.deepcopy(model).float())
     rewind()
@@ -82,7 +82,7 @@ def contenders_of(model: nn.Module, make_call: MakeCall) -> tuple[dict[str, Cont
 
 
 def measure(seq: int = 8192, batch: int = 64, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
-    """Prefill of one row and decode steps of many, bf16 on the GPU: median milliseconds of alternating contenders."""
+    """Time the prefill of one row and decode steps of `batch` rows, bf16 on the GPU: medians of alternating contenders."""
     model = llama(LLAMA_3_8B, "cuda", torch.bfloat16)
     common = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"]}
     with torch.no_grad():
@@ -94,12 +94,12 @@ def measure(seq: int = 8192, batch: int = 64, rounds: int = ROUNDS) -> Iterator[
 
 
 def prefill(model: nn.Module, ids: Tensor) -> Tensor:
-    """The last logits of a forward without a cache, as generation computes them."""
+    """Return the last logits of a forward pass without a cache."""
     return model(ids, use_cache=False, logits_to_keep=64).logits
 
 
 def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
-    """One decode step on a static cache of CACHED tokens, and the function that resets the cache to them."""
+    """Return a function for one decode step on a static cache of CACHED tokens, and a function that resets the cache."""
     from transformers import StaticCache
 
     config: Any = model.config
@@ -119,7 +119,7 @@ def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Cal
 def _rows(
     common: dict[str, Any], contenders: dict[str, Contender], expected: Tensor, loops: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each contender that runs here and is as close to the float32 run as transformers is."""
+    """Yield a row for each contender; one that cannot run, or is less accurate than transformers, is not timed."""
     errors: dict[str, float] = {}
     for name, contender in contenders.items():
         if name.startswith("liger") and importlib.util.find_spec("liger_kernel") is None:
@@ -136,21 +136,21 @@ def _rows(
     times: dict[str, list[float]] = {name: [] for name in errors}
     names = list(errors)
     for index in range(rounds + WARM_UP):
-        # the order rotates, so that each contender follows every other equally often: a hot GPU is slower
+        # the order changes, so that each contender follows every other equally often, because a hot GPU is slower
         for name in names[index % len(names) :] + names[: index % len(names)]:
             with contenders[name].enter():
                 times[name].append(_event_ms(contenders[name].call, contenders[name].rewind, loops))
     times = {name: values[WARM_UP:] for name, values in times.items()}
     base = statistics.median(times["transformers"])
     for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4)
-        row = {"ms": round(middle, 4), "quartiles_ms": [low, high], "times_faster": round(base / middle, 4)}
+        low, median, high = statistics.quantiles(values, n=4)
+        row = {"ms": round(median, 4), "quartiles_ms": [low, high], "times_faster": round(base / median, 4)}
         ahead = {"ahead_ms": {other: lead(values, times[other]) for other in times if other != name}}
         yield {**common, "contender": name, "pass": "forward", **row, **ahead, "rms_error": float(f"{errors[name]:.3g}")}
 
 
 def lead(ours: list[float], theirs: list[float]) -> list[float]:
-    """The median of theirs - ours over rounds, between the ends of its 95 % interval; a round shares one GPU clock."""
+    """Return [low, median, high] of theirs - ours over rounds, with its 95 % interval; clocks are equal within a round."""
     differences = sorted(their - our for our, their in zip(ours, theirs, strict=True))
     count = len(differences)
     reach = round(0.98 * count**0.5)  # 95 % interval of a median: its binomial ranks
@@ -173,7 +173,7 @@ def _event_ms(call: Callable[[], Any], rewind: Callable[[], Any], loops: int) ->
 
 
 def measure_cpu(rounds: int = 8) -> Iterator[dict[str, Any]]:
-    """One thread, float32: the rotary part of eight layers with Llama-3-8B's heads, and whole forwards of a small Llama."""
+    """Time in one thread, float32: the rotary part of eight layers with Llama-3-8B's heads, and a small Llama's forward pass."""
     with one_thread(), torch.no_grad():
         for seq in (1024, 1):
             yield from _rotary_rows(seq, rounds)
@@ -182,7 +182,7 @@ def measure_cpu(rounds: int = 8) -> Iterator[dict[str, Any]]:
 
 
 def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layers: int) -> Callable[[], Any]:
-    """The rotary part of one forward: the rotary module once, and the rotation of q and k in each layer."""
+    """Return a function that runs the rotary part of a forward pass: the rotary module once, then the rotation per layer."""
     from transformers.models.llama import modeling_llama
 
     replacement = vars(model.model.layers[0].self_attn).get("forward")
@@ -216,7 +216,7 @@ def _forward_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _forward(model: nn.Module, seq: int) -> Callable[[], Any]:
-    """A forward of `seq` tokens; a single token follows 256 cached ones."""
+    """Return a function that runs a forward pass of `seq` tokens; a single token follows 256 cached tokens."""
     from transformers import DynamicCache
 
     config: Any = model.config

@@ -1,4 +1,4 @@
-"""GPU times of every plausible kernel configuration: the tables in `kernels/*/config.py` were chosen from such times."""
+"""Time all plausible kernel configurations on the GPU; the tables in `kernels/*/config.py` were chosen from these times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARPS, TOKENS, HEADS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Rows of the rotation kernel and of the fused kernel, the fastest configuration of each shape first."""
+    """Yield rows of the rotation kernel and of the fused kernel, the fastest configuration of each shape first."""
     for name, order in itertools.product("ABCDEF", ("bshd", "bhsd")):
         if order == "bshd" or name not in DECODE:
             yield from sweep_rotation(name, order)
@@ -28,7 +28,7 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iterator[Any]:
-    """Configurations where a thread holds 2 to 16 pairs and a program covers contiguous memory."""
+    """Yield configurations where a thread holds 2 to 16 pairs and a program covers contiguous memory."""
     from ropewalk.kernels.triton.config import Config
 
     for warps, tokens, heads in itertools.product(WARPS, TOKENS, HEADS):
@@ -42,13 +42,13 @@ def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iter
 
 
 def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = "plain") -> list[dict[str, Any]]:
-    """Times of the rotation kernel for one shape, the fastest first."""
+    """Return rows with times of the rotation kernel for one shape, the fastest first."""
     from ropewalk.kernels.triton.launch import launch
 
     sets = copies(make_case(name, order, "cuda", variant=variant))
     case = sets[0]
-    counted = variant == "plain" and not case.decode
-    request = Request(case.spec, case.seq_dim, None if counted else case.positions)
+    default_positions = variant == "plain" and not case.decode
+    request = Request(case.spec, case.seq_dim, None if default_positions else case.positions)
 
     def call(each: Case, config: Any) -> tuple[torch.Tensor, ...]:
         xs = each.q, each.k
@@ -63,9 +63,9 @@ def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = 
 
 
 def sweep_fused(name: str) -> list[dict[str, Any]]:
-    """Times of the fused kernel for one shape, the fastest first."""
+    """Return rows with times of the fused kernel for one shape, the fastest first."""
     cases = fused.make_cases(name)
-    # a thread holds 16 to 64 numbers; several tokens want more threads than pairs
+    # a thread holds 16 to 64 numbers; several tokens need more threads than pairs
     divisions = [(1, heads, warps) for warps in (1, 2, 4, 8) for heads in (4, 8, 16, 32) if 4 <= heads / warps <= 16]
     divisions += [(2, 16, 4), (4, 8, 4)]
     configs = [
@@ -78,7 +78,7 @@ def sweep_fused(name: str) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def _sweep(common: dict[str, Any], calls: dict[Any, list[Callable[[], Any]]], copy: float) -> list[dict[str, Any]]:
-    """One row per configuration, the fastest first; one that does not compile or run has its error and comes last."""
+    """Return one row per configuration, the fastest first; configurations that fail come last, with the error."""
     rows = []
     for config, each in calls.items():
         row = {**common, "config": str(config)}

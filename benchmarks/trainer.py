@@ -1,4 +1,4 @@
-"""Times of the lab's trainer beside a bare loop over the same model, and of the data it makes."""
+"""Time the lab's trainer, a minimal training loop over the same model, and the data loading."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ropewalk.lab.schedule import Stage
 from ropewalk.lab.settings import Preset, read_preset
 from ropewalk.lab.trainer import Trainer
 
-#: steps of the timed stage: more than any measurement takes
-PLENTY = 1_000_000
+#: steps of the timed stage: more than any measurement needs
+MANY_STEPS = 1_000_000
 
 
 def measure(preset: str = "gpu", steps: int = 60, rounds: int = 5, device: str | None = None) -> Iterator[dict[str, Any]]:
-    """Tokens per second of a bare loop and of the trainer (median of alternating rounds), and the time of the data."""
+    """Yield tokens per second of a minimal loop and of the trainer (median of alternating rounds), and the data loading time."""
     parallel = Parallel(device=pick_device(device))
-    endless = _without_end(read_preset(preset))
-    trainer = make_trainer(endless, parallel=parallel, progress=False)
-    bare = bare_loop(make_trainer(endless, parallel=parallel, progress=False))
+    long_preset = _with_many_steps(read_preset(preset))
+    trainer = make_trainer(long_preset, parallel=parallel, progress=False)
+    bare = bare_loop(make_trainer(long_preset, parallel=parallel, progress=False))
     loops = {"bare loop": bare, "trainer": lambda count: trainer.run(stop=trainer.step + count)}
     for loop in loops.values():
         loop(steps)  # warm up clocks, kernels and allocators
@@ -37,11 +37,11 @@ def measure(preset: str = "gpu", steps: int = 60, rounds: int = 5, device: str |
     for _ in range(rounds):
         for name, loop in loops.items():
             times[name].append(_seconds(loop, steps, parallel.device) / steps)
-    yield from _rows(endless, {name: statistics.median(values) for name, values in times.items()}, _data_seconds(trainer))
+    yield from _rows(long_preset, {name: statistics.median(values) for name, values in times.items()}, _data_seconds(trainer))
 
 
 def bare_loop(trainer: Trainer) -> Callable[[int], None]:
-    """Forward, backward and AdamW over one batch that is on the device already; no clipping, no log, no data."""
+    """Return a loop of forward, backward and AdamW on one batch on the device, without clipping, logging and data loading."""
     model, optimizer, device = trainer.model, trainer.optimizer, trainer.parallel.device
     precision = usable(trainer.settings.precision, device)
     (batch,) = Loader(trainer.batches, trainer.settings.stages, 1, trainer.parallel).load(0).micro_batches
@@ -57,9 +57,9 @@ def bare_loop(trainer: Trainer) -> Callable[[int], None]:
     return run
 
 
-def _without_end(preset: Preset) -> Preset:
+def _with_many_steps(preset: Preset) -> Preset:
     stage = preset.train.stages[0]
-    return replace(preset, train=replace(preset.train, stages=(Stage(stage.length, stage.batch, PLENTY),)))
+    return replace(preset, train=replace(preset.train, stages=(Stage(stage.length, stage.batch, MANY_STEPS),)))
 
 
 def _seconds(loop: Callable[[int], Any], steps: int, device: torch.device) -> float:
@@ -71,7 +71,7 @@ def _seconds(loop: Callable[[int], Any], steps: int, device: torch.device) -> fl
 
 
 def _data_seconds(trainer: Trainer) -> float:
-    """Seconds that the data thread takes for a batch, copies included."""
+    """Return the seconds that the data thread takes for a batch, including copies."""
     rows = [row for row in trainer.log.rows() if "data_seconds" in row]
     steps = rows[-1]["step"] - rows[0]["step"]
     return sum(row["data_seconds"] for row in rows[1:]) / max(1, steps)

@@ -1,4 +1,4 @@
-"""Times of a training step: our Decoder beside transformers' Llama of the same weights and optimiser, eager and compiled."""
+"""Time a training step of our Decoder and of transformers' Llama with the same weights and optimiser, eager and compiled."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def measure(
     dtype: torch.dtype = torch.bfloat16,
     compiled: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Tokens per second (median of alternating rounds) and peak memory of loss, backward and AdamW of both models.
+    """Yield tokens per second (median of alternating rounds) and peak memory of a step: loss, backward and AdamW.
 
-    Both must first compute the same loss from the same weights in float32.
+    First both models must compute the same loss from the same weights in float32.
     """
     tokens = torch.randint(0, config.vocab_size, (batch, seq), device=device)
     theirs, ours = _pair(config, device)
@@ -47,28 +47,28 @@ def measure(
         model.to(dtype).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         # parameters and two moments of the same size; gradients are counted in the step's peak
-        held = 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        contenders[f"{name}, eager"] = _step(loss, optimizer), held
+        state_bytes = 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        contenders[f"{name}, eager"] = _step(loss, optimizer), state_bytes
         if compiled:
-            contenders[f"{name}, compiled"] = _step(torch.compile(loss), optimizer), held
-    peaks = {name: held + _peak_growth(step, device) for name, (step, held) in contenders.items()}
+            contenders[f"{name}, compiled"] = _step(torch.compile(loss), optimizer), state_bytes
+    peaks = {name: state_bytes + _peak_growth(step, device) for name, (step, state_bytes) in contenders.items()}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, (step, _) in contenders.items():
             times[name].append(_seconds(step, steps, device))
     size = sum(parameter.numel() for parameter in ours.parameters())
     for name, seconds in times.items():
-        middle = statistics.median(seconds)
+        median = statistics.median(seconds)
         yield {
             "shape": f"decoder {size / 1e6:.0f}M {batch}x{seq}", "dtype": str(dtype).removeprefix("torch."),
-            "pass": "training step", "loss_error": float(f"{error:.3g}"), "contender": name, "us": round(middle * 1e6, 1),
-            "tokens_per_second": round(batch * seq / middle),
-            "spread_percent": round(100 * (max(seconds) - min(seconds)) / middle, 1), "peak_bytes": peaks[name],
+            "pass": "training step", "loss_error": float(f"{error:.3g}"), "contender": name, "us": round(median * 1e6, 1),
+            "tokens_per_second": round(batch * seq / median),
+            "spread_percent": round(100 * (max(seconds) - min(seconds)) / median, 1), "peak_bytes": peaks[name],
         }  # fmt: skip
 
 
 def _pair(config: DecoderConfig, device: str) -> tuple[nn.Module, Any]:
-    """transformers' model with random weights, and ours loaded from its folder, in float32."""
+    """Return transformers' model with random weights, and our model loaded from its checkpoint, both in float32."""
     import transformers
 
     values = config_to_hf(config)
@@ -85,7 +85,7 @@ def _pair(config: DecoderConfig, device: str) -> tuple[nn.Module, Any]:
 
 @torch.no_grad()
 def _loss_error(theirs: nn.Module, ours: Any, tokens: Tensor) -> float:
-    """The difference of the two losses; larger than rounding, it raises."""
+    """Return the difference of the two losses; raises an error if it is larger than rounding."""
     expected = theirs(input_ids=tokens, labels=tokens).loss
     error = float((ours.loss(tokens) - expected).abs())
     if error > 1e-4:
@@ -103,7 +103,7 @@ def _step(loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Step:
 
 
 def _peak_growth(step: Step, device: str) -> int:
-    """Bytes that a step allocates at its peak; 0 on a CPU, where torch does not count them."""
+    """Return the bytes that a step allocates at its peak; 0 on a CPU, where torch does not count them."""
     for _ in range(3):
         step()
     if device != "cuda":

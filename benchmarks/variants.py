@@ -1,4 +1,4 @@
-"""GPU times of ropewalk on variants of the plain case: packed sequences, three axes (M-RoPE), a partly rotated head."""
+"""Time ropewalk on the GPU with variants of the plain case: packed sequences, three axes (M-RoPE), a partly rotated head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropewalk.bench.rows import run_script
 
 
 def measure(names: tuple[str, ...] = ("A", "D")) -> Iterator[dict[str, Any]]:
-    """Rows of every variant, which should cost no more than the plain case."""
+    """Yield rows of every variant; each should be about as fast as the plain case."""
     for name, order in ((name, order) for name in names for order in ("bshd", "bhsd")):
         for variant in VARIANTS:
             sets = copies(make_case(name, order, "cuda", variant=variant))

@@ -418,9 +418,9 @@ def test_a_torch_without_the_guard_takes_the_long_way_and_is_right(monkeypatch):
     assert fast_path.PREPARED == {}
 
 
-def test_specs_that_take_turns_keep_their_own_angles(monkeypatch):
-    """Rows of counted positions are kept for the next layer; here three specs and two offsets want the place of two."""
-    monkeypatch.setattr(cpu, "KEPT_FROM", 1)
+def test_alternating_specs_keep_their_own_angles(monkeypatch):
+    """Cos and sin of consecutive positions are cached for the next layer; three specs and two offsets share two entries."""
+    monkeypatch.setattr(cpu, "CACHED_ROWS_FROM", 1)
     ropes = [rw.Rope(rw.RopeSpec(10, theta=theta)) for theta in (10_000.0, 99.0, 7.0)]
     q, k = draw(3), draw(1)
     for _ in range(2):
@@ -429,9 +429,9 @@ def test_specs_that_take_turns_keep_their_own_angles(monkeypatch):
                 assert_turned(rope(q, k, offset=start), (q, k), rope.spec, torch.arange(start, start + 7))
 
 
-@pytest.mark.parametrize("tokens", [cpu.KEPT_FROM - 1, cpu.KEPT_FROM])
+@pytest.mark.parametrize("tokens", [cpu.CACHED_ROWS_FROM - 1, cpu.CACHED_ROWS_FROM])
 @pytest.mark.parametrize("offset", [-3, 0, 5, 52_000, 2**20 - 9])
-def test_kept_rows_and_made_ones_give_the_same_bits(monkeypatch, tokens, offset):
+def test_cached_and_computed_rows_give_the_same_bits(monkeypatch, tokens, offset):
     """Before the first position, among those that are kept, across their end, and beyond the levels."""
     rope, q, k = rw.Rope(SPEC), torch.randn(1, 2, tokens, 10), torch.randn(1, 1, tokens, 10)
     found = [
@@ -440,15 +440,15 @@ def test_kept_rows_and_made_ones_give_the_same_bits(monkeypatch, tokens, offset)
         rope.rotate(q, offset=offset),
         rope.unrotate(k, offset=offset),
     ]
-    monkeypatch.setattr(cpu, "KEPT_FROM", tokens + 1)
+    monkeypatch.setattr(cpu, "CACHED_ROWS_FROM", tokens + 1)
     wanted = [*rope(q, k, offset=offset)] * 2 + [rope.rotate(q, offset=offset), rope.unrotate(k, offset=offset)]
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
     positions = torch.arange(offset, offset + tokens).expand(1, tokens)
     torch.testing.assert_close(found[0], definition(q, SPEC, positions).float())
 
 
-def test_a_few_tokens_do_not_look_for_kept_rows(monkeypatch):
-    monkeypatch.setattr(cpu, "kept_rows", long_way)
+def test_a_few_tokens_do_not_look_for_cached_rows(monkeypatch):
+    monkeypatch.setattr(cpu, "cached_rows", long_way)
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     for start in (5, 9):
         assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))

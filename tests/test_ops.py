@@ -290,3 +290,32 @@ def test_compiled():
     done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_only_what_needs_a_gradient_has_one(layout):
+    """Where only q requires a gradient, k's result requires none, and the other way round."""
+    rope = rw.Rope(rw.RopeSpec(6, layout=layout))
+    for needed in ("q", "k"):
+        q, k = (torch.randn(2, 3, 4, 6, requires_grad=name == needed) for name in "qk")
+        rotated = dict(zip("qk", rope(q, k), strict=True))
+        assert {name: out.requires_grad for name, out in rotated.items()} == {"q": needed == "q", "k": needed == "k"}
+        grad = torch.randn(2, 3, 4, 6)
+        rotated[needed].backward(grad)
+        x = q if needed == "q" else k
+        torch.testing.assert_close(x.grad, rope.unrotate(grad))
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize(("start", "width"), [(0, 6), (0, 4), (2, 4), (1, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_of_gradients_is_each_of_them(layout, start, width, dtype):
+    """`is_grads_batched` and `jacobian(vectorize=True)` map over the backward without functorch."""
+    rope = rw.Rope(rw.RopeSpec(6, layout=layout, rotary_start=start, rotary_dim=width))
+    x = torch.randn(1, 2, 3, 6, dtype=dtype, requires_grad=True)
+    y, units = rope.rotate(x, torch.arange(3) + 5), torch.eye(36, dtype=dtype).view(36, 1, 2, 3, 6)
+    one_by_one = torch.stack([torch.autograd.grad(y, x, unit, retain_graph=True)[0] for unit in units])
+    batched = torch.autograd.grad(y, x, units, is_grads_batched=True)[0]
+    torch.testing.assert_close(batched, one_by_one)
+    jacobian = torch.autograd.functional.jacobian(lambda x: rope.rotate(x, torch.arange(3) + 5), x.detach(), vectorize=True)
+    torch.testing.assert_close(jacobian.view(36, 36), one_by_one.view(36, 36))

@@ -1,4 +1,4 @@
-"""A spec is a value: frozen, hashable, equal by its fields, known by one key, the same after any copy."""
+"""A spec is a value: frozen, hashable, equal by its fields, known by one fingerprint, the same after any copy."""
 
 import copy
 import dataclasses
@@ -14,6 +14,7 @@ from frequency_oracle import omega
 from ropewalk import RopeError, axes
 from ropewalk import frequencies as fq
 from ropewalk.frequencies import SCALINGS, Scaling
+from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec, spec_of
 from ropewalk.table import cos_sin
 
@@ -294,3 +295,30 @@ def test_a_base_below_one_is_a_base():
 def test_a_slice_that_reached_the_end_of_the_head_goes_on_reaching_it():
     assert RopeSpec(16, rotary_start=4).with_(head_dim=20).rotary_dim == 16
     assert RopeSpec(16, rotary_start=4, rotary_dim=8).with_(head_dim=20).rotary_dim == 8
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.fingerprint)
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_replacing_the_layout_gives_the_spec_with_that_layout(spec, layout):
+    """`layout_out` follows a new layout unless it was another one, and so do the results."""
+    changed = dataclasses.replace(spec, layout=layout)
+    assert (changed.layout, changed == spec) == (layout, layout == spec.layout)
+    assert changed.layout_out == (layout if spec.layout_out == spec.layout else spec.layout_out)
+    assert dataclasses.replace(changed, layout=spec.layout) == spec or spec.layout_out != spec.layout
+
+
+def test_a_new_head_rotates_whole_if_the_old_one_did():
+    assert dataclasses.replace(RopeSpec(8), head_dim=12) == RopeSpec(12)
+    assert dataclasses.replace(RopeSpec(8, rotary_dim=8), head_dim=12) == RopeSpec(12)
+    assert dataclasses.replace(RopeSpec(8, rotary_dim=4), head_dim=12) == RopeSpec(12, rotary_dim=4)
+    assert dataclasses.replace(RopeSpec(8), rotary_start=2) == RopeSpec(8, rotary_dim=6, rotary_start=2)
+
+
+def test_a_replaced_layout_rotates_by_hand_computed_pairs():
+    """One radian a token for the first pair: at position 1 the first pair of (1, 0, ...) becomes (cos 1, sin 1)."""
+    x = torch.zeros(1, 1, 2, 4)
+    x[..., 0] = 1.0
+    cos, sin = math.cos(1.0), math.sin(1.0)
+    for layout, expected in (("half", [cos, 0, sin, 0]), ("interleaved", [cos, sin, 0, 0])):
+        spec = dataclasses.replace(RopeSpec(4), layout=layout)
+        torch.testing.assert_close(Rope(spec).rotate(x)[0, 0, 1], torch.tensor(expected))

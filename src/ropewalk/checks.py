@@ -88,8 +88,9 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
             raise RopeError(name, f"must be on x's device {x.device}", str(table.device))
     if cos.shape != sin.shape:
         raise RopeError("sin", f"must have the shape of cos, {list(cos.shape)}", list(sin.shape))
-    if start + 2 * cos.shape[-1] > x.shape[-1]:
-        raise RopeError("x", f"must have at least {start + 2 * cos.shape[-1]} dimensions for these tables", list(x.shape))
+    width = start + 2 * cos.shape[-1]
+    if width > x.shape[-1]:
+        raise RopeError("x", f"must have at least {width} entries in its last dimension for these tables", list(x.shape))
 
 
 def check_no_overlap(xs: tuple[Tensor, ...], addresses: bool) -> None:

@@ -225,8 +225,8 @@ def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mappe
             for i, x in enumerate(xs):
                 torch.ops.ropewalk.rotate_(x, *angles, request.is_key(i))
             return xs
-        if len(xs) == 2:
+        if len(xs) == 2 and xs[0].requires_grad == xs[1].requires_grad:
             rotated = torch.ops.ropewalk.rotate_qk(*xs, *angles)
-        else:
-            rotated = (torch.ops.ropewalk.rotate(xs[0], *angles, request.key),)
+        else:  # apart, so that k stays without a gradient where only q has one
+            rotated = tuple(torch.ops.ropewalk.rotate(x, *angles, request.is_key(i)) for i, x in enumerate(xs))
     return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else tuple(rotated)

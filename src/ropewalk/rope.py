@@ -51,7 +51,7 @@ class Rope(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set learned frequencies to their values before training; FSDP and others call this after `to_empty`."""
+        """Initialise the learned frequencies; FSDP and similar wrappers call this after `to_empty`."""
         if isinstance(self.spec.axes, MixedAxes):
             with torch.no_grad():
                 self.mixed.copy_(self.spec.axes.start())
@@ -59,7 +59,7 @@ class Rope(nn.Module):
             nn.init.zeros_(self.log_scale)
 
     def __call__(self, q, k=None, positions=None, offset: int | Tensor = 0, seq_dim=-2, length=None, *, inplace=False) -> Any:
-        """Call `forward`; a repeated kind of call goes directly to its kernel if this module has no hooks."""
+        """Call `forward`, or the prepared kernel of an earlier call with the same shapes, dtypes and options."""
         if k is not None and length is None and type(self) is Rope:
             rotated = fast_path.rotate_prepared(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
             if rotated is not None:

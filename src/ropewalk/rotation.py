@@ -16,7 +16,7 @@ from ropewalk.kernels.reference import split_pairs
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype
 from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
-from ropewalk.tracing import in_forward_mode, is_traced, is_vmap, transforms
+from ropewalk.tracing import are_batched_gradients, in_forward_mode, is_traced, is_vmap, transforms
 
 
 def rotate(
@@ -165,12 +165,12 @@ def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> Non
 def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
     """Rotate `xs` directly by the kernel, through autograd, through the registered op or by plain torch, as the call needs."""
     if isinstance(request, Request) and request.spec.mixed:
-        raise RopeError("spec", "must not have MixedAxes, whose frequencies are trained; use Rope(spec)", request.spec.axes)
+        raise RopeError("spec", "must not have MixedAxes, whose frequencies are learned; use Rope(spec)", request.spec.axes)
     traced = is_traced(xs)
     if inplace:
         check_no_overlap(xs, addresses=not traced)
     around = transforms() if traced else []
-    if _needs_formula(request, around):
+    if _needs_formula(request, around) or are_batched_gradients(xs):
         rotated = tuple(_by_formula(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
@@ -213,6 +213,8 @@ class _Rotation(torch.autograd.Function):
         if inplace:
             ctx.mark_dirty(*xs)
         outs = execute(xs, request, inplace, backend)
+        # k stays without a gradient where only q has one
+        ctx.mark_non_differentiable(*(out for i, out in enumerate(outs) if not ctx.needs_input_grad[3 + i]))
         return outs if len(xs) > 1 else outs[0]  # type: ignore[misc]  # there is at least one
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The self-check: precision, laws, error and speed of every backend on this machine, each error with its bound.
+"""The self-check measures precision, laws, and the error and speed of every backend; each error has a bound.
 
 The expected values share no code with the package: frequencies and angles are decimals of 60 digits, reduced modulo 2 pi
 before cos and sin, and pairs are complex numbers in NumPy.
@@ -36,19 +36,19 @@ _PI = Decimal("3.141592653589793238462643383279502884197169399375105820974944592
 
 
 def definition(pairs: int, theta: float = 10_000.0) -> list[Decimal]:
-    """The frequencies theta^(-2i/d) to 60 digits."""
+    """Return the frequencies theta^(-2i/d) to 60 digits."""
     with localcontext(prec=_DIGITS):
         return [Decimal(theta) ** (Decimal(-i) / pairs) for i in range(pairs)]
 
 
 def true_angles(radians: Sequence[Decimal], positions: Sequence[int]) -> np.ndarray:
-    """position * radians modulo 2 pi, in 60 digits, rounded to float64 [positions, pairs]."""
+    """Return position * radians modulo 2 pi, computed in 60 digits, rounded to float64 [positions, pairs]."""
     with localcontext(prec=_DIGITS):
         return np.array([[float(position * r % (2 * _PI)) for r in radians] for position in positions])
 
 
 def table_error(spec: RopeSpec, radians: Sequence[Decimal], positions: Sequence[int]) -> float:
-    """The largest error of the spec's float32 cos and sin against those of the exact frequencies `radians`."""
+    """Return the largest error of the spec's float32 cos and sin, against cos and sin of the exact frequencies `radians`."""
     cos, sin = Rope(spec).cos_sin(torch.tensor(positions))
     angles = true_angles(radians, positions)
     return float(max(np.abs(cos.numpy() - np.cos(angles)).max(), np.abs(sin.numpy() - np.sin(angles)).max()))
@@ -56,7 +56,11 @@ def table_error(spec: RopeSpec, radians: Sequence[Decimal], positions: Sequence[
 
 @dataclass(frozen=True)
 class Precision:
-    """Errors of one policy near one position, against theta^(-2i/d) and against the policy's own rounded frequencies."""
+    """Errors of cos and sin near one position with one precision policy.
+
+    error      relative to the exact frequencies theta^(-2i/d)
+    own_error  relative to the policy's own rounded frequencies
+    """
 
     policy: str
     position: int
@@ -65,13 +69,13 @@ class Precision:
 
     @property
     def bound(self) -> float:
-        """A frequency is off by one float64 or float32 unit, which grows with the position; "hf" also rounds the angle."""
+        """The limit of `error`: one rounding unit of a frequency (float64 or float32) per step; "hf" also rounds the angle."""
         unit = {"exact": 2.0**-52, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
         return min(2.0, ROUNDING + self.position * unit)
 
     @property
     def own_bound(self) -> float:
-        """Half of 2^-64 turns per step; "hf" reproduces the bits of transformers instead, so it has no bound of its own."""
+        """The limit of `own_error`: half of 2^-64 turns per step. "hf" rounds as transformers does, so it has no limit."""
         return 2.0 if self.policy == "hf" else ROUNDING + self.position * np.pi * 2.0**-64
 
     @property
@@ -80,16 +84,17 @@ class Precision:
 
 
 def precision(policy: str, position: int, width: int = 64) -> Precision:
-    """The largest cos or sin error of one policy over `width` positions around `position`."""
+    """Measure the largest cos or sin error of one policy over `width` positions around `position`."""
     spec = RopeSpec(HEAD_DIM, precision=policy)
-    near = range(max(0, position - width // 2), position + width // 2)
-    own = [Decimal(r) for r in spec.frequencies().radians.tolist()]
-    return Precision(policy, position, table_error(spec, definition(spec.pairs, spec.theta), near), table_error(spec, own, near))
+    window = range(max(0, position - width // 2), position + width // 2)
+    own_radians = [Decimal(r) for r in spec.frequencies().radians.tolist()]
+    error, own_error = (table_error(spec, radians, window) for radians in (definition(spec.pairs, spec.theta), own_radians))
+    return Precision(policy, position, error, own_error)
 
 
 @dataclass(frozen=True)
 class Law:
-    """A property that every rotation must have, and the error of this one."""
+    """A property that every rotation must have, and how far ours deviates from it."""
 
     name: str
     error: float
@@ -101,15 +106,15 @@ class Law:
 
 
 def laws() -> list[Law]:
-    """Norm, relative distance, inverse and equality with transformers, checked on the default backend."""
+    """Check norm, relative distance, inverse and equality with transformers, on the default backend."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 3, 7, HEAD_DIM, generator=generator) for _ in range(2))
     rope, far = Rope(RopeSpec(HEAD_DIM)), 10_000_000
-    rotated, here = rope(q), _scores(rope, q, k, 0)
-    moved = _scores(rope, q, k, far)
+    rotated, scores = rope(q), _scores(rope, q, k, 0)
+    shifted_scores = _scores(rope, q, k, far)
     return [
         Law("a rotation keeps the norm", _largest(rotated.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
-        Law("scores depend on the distance only: 10,000,000 tokens later", _largest(moved - here), 1e-11),
+        Law("scores depend on the distance only: 10,000,000 tokens later", _largest(shifted_scores - scores), 1e-11),
         Law("unrotate restores the vector", _largest(rope.unrotate(rotated) - q) / _largest(q), KERNEL_ERROR),
         Law("precision 'hf' equals float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0),
     ]
@@ -125,17 +130,23 @@ def _largest(x: Tensor) -> float:
 
 
 def _hf_difference() -> Tensor:
-    """Our "hf" table minus the same float32 operations in the order of transformers."""
+    """Return our `precision="hf"` table minus a table computed by transformers' float32 operations in the same order."""
     positions = torch.arange(131_000, 131_072)
-    inverse = 1.0 / (10_000.0 ** (torch.arange(0, HEAD_DIM, 2, dtype=torch.int64).float() / HEAD_DIM))
-    angles = positions.float()[:, None] * inverse
+    inv_freq = 1.0 / (10_000.0 ** (torch.arange(0, HEAD_DIM, 2, dtype=torch.int64).float() / HEAD_DIM))
+    angles = positions.float()[:, None] * inv_freq
     cos, sin = Rope(RopeSpec(HEAD_DIM, precision="hf")).cos_sin(positions)
     return torch.stack([cos - angles.cos(), sin - angles.sin()])
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The error of one implementation, relative to the length of a pair, and its time for one q and k."""
+    """Error and time of one implementation.
+
+    error         largest error of a rotated pair, divided by the norm of the pair; None if not measured
+    bound         the limit of `error`; None if there is none
+    milliseconds  time to rotate one q and one k
+    reason        why it was not measured, or None
+    """
 
     name: str
     dtype: str
@@ -150,7 +161,7 @@ class Speed:
 
 
 def backend_speed(name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Error of one backend over both layouts and small and large positions; time at [1, 32 and 8, tokens, 128]."""
+    """Measure one backend: error over both layouts, small and large positions; time at [1, 32 (q) or 8 (k), tokens, 128]."""
     if reason := available(device)[name]:
         return Speed(name, dtype, reason=reason)
     errors = [_rotation_error(partial(_by_backend, name, layout), layout, dtype, device) for layout in LAYOUTS]
@@ -164,14 +175,14 @@ def _by_backend(name: str, layout: str, x: Tensor, positions: Tensor) -> Tensor:
 
 
 def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """The time of a plain copy of q and k, which no rotation can beat by much."""
+    """Time a plain copy of q and k: it moves the same bytes as a rotation, which cannot be much faster."""
     q, k = _query_key(tokens, dtype, device)
     outs = torch.empty_like(q), torch.empty_like(k)
     return Speed("copy_", dtype, milliseconds=clock(lambda: (outs[0].copy_(q), outs[1].copy_(k)), device, seconds))
 
 
 def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """q * cos + rotate_half(q) * sin in the tensor's dtype with a ready-made table, as in transformers' models."""
+    """Measure q * cos + rotate_half(q) * sin in the tensor's dtype with a precomputed table, as in transformers' models."""
     q, k = _query_key(tokens, dtype, device)
     cos, sin = _hf_table(torch.arange(tokens, device=device), q.dtype)
     error = _rotation_error(_hf_style, "half", dtype, device)
@@ -184,8 +195,8 @@ def _hf_style(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    inverse = Default().frequencies(HEAD_DIM, 10_000.0, dtype=torch.float32).radians.to(positions.device)
-    angles = (positions.float()[:, None] * inverse).repeat(1, 2)
+    inv_freq = Default().frequencies(HEAD_DIM, 10_000.0, dtype=torch.float32).radians.to(positions.device)
+    angles = (positions.float()[:, None] * inv_freq).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -200,7 +211,7 @@ def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
 
 
 def _rotation_error(rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dtype: str, device: str) -> float:
-    """The largest error over small and large positions, relative to the length of its pair."""
+    """Return the largest error over small and large positions, divided by the norm of the pair."""
     positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
     x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(device, DTYPES[dtype])
     before, after = (_pairs(t, layout) for t in (x, rotate(x, torch.tensor(positions, device=device))))
@@ -210,7 +221,7 @@ def _rotation_error(rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dty
 
 
 def _pairs(x: Tensor, layout: str) -> np.ndarray:
-    """The pairs of x as complex numbers."""
+    """Return the pairs of x as complex numbers."""
     values = x.double().cpu().numpy()
     half = values.shape[-1] // 2
     if layout == "half":
@@ -219,7 +230,7 @@ def _pairs(x: Tensor, layout: str) -> np.ndarray:
 
 
 def clock(run: Callable[[], object], device: str = "cpu", seconds: float = 0.4) -> float:
-    """The median time of at least three calls in milliseconds, after one to warm up."""
+    """Return the median time of at least three calls in milliseconds, after one warm-up call."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     run()
     wait()
@@ -247,7 +258,7 @@ class Report:
 
 
 def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], list]]]:
-    """The name of every measurement and the function that makes it, so that a caller can show progress."""
+    """Yield the name of every measurement and the function that runs it, so that a caller can show progress."""
     for policy in PRECISIONS:
         yield f"precision {policy}", lambda policy=policy: [precision(policy, p) for p in POSITIONS]
     yield "laws", laws
@@ -259,7 +270,7 @@ def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], 
 
 
 def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
-    """A report from the rows of all steps."""
+    """Return a report of the rows of all steps."""
     return Report(
         [row for row in rows if isinstance(row, Precision)],
         [row for row in rows if isinstance(row, Law)],
@@ -268,6 +279,6 @@ def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
 
 
 def precision_curves(points: int = 41, width: int = 6) -> dict[str, tuple[list[int], list[float]]]:
-    """For every policy: positions from 1,000 to 2^40, and the error near each."""
+    """Return, for every policy, positions from 1,000 to 2^40 and the error near each."""
     positions = [round(p) for p in np.geomspace(1_000, 2**40, points)]
     return {policy: (positions, [precision(policy, p, width).error for p in positions]) for policy in PRECISIONS}

@@ -75,7 +75,7 @@ class RopeSpec:
         if self.axes is not None and self.axes.pairs != self.pairs:
             raise RopeError("axes", f"must cover the {self.pairs} pairs of rotary_dim = {self.rotary_dim}", self.axes.pairs)
         if self.mixed and not isinstance(self.scaling, Default):
-            raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are trained", self.scaling)
+            raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are learned", self.scaling)
         for _, dim in self._ladders():
             self.scaling.check(dim, self.theta)
         put("_fingerprint", repr(_as_tuples(self)))
@@ -124,7 +124,7 @@ class RopeSpec:
 
     @property
     def learned(self) -> bool:
-        """Whether frequencies are trained, so that `Rope` owns a parameter."""
+        """Whether frequencies are learned, so that `Rope` owns a parameter."""
         return self.mixed or self.scaling.learned
 
     @property

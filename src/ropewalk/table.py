@@ -46,7 +46,7 @@ class Tables:
         return sum(t.numel() * t.element_size() for t in (self.steps, *(self.levels or ())))
 
 
-def _keep(
+def _cached_or_built(
     key: Hashable, build: Callable[[], Any], size: Callable[[Any], int], fits: Callable[[Any], bool] = lambda value: True
 ) -> Any:
     """Return the cached value if it `fits`, else build and cache a new one; two threads may build the same value."""
@@ -61,7 +61,7 @@ def _keep(
 
 def tables(spec: RopeSpec, device: torch.device) -> Tables:
     """Return the cached tables of a spec; for a length-dependent scaling, those of the trained length."""
-    return _keep((spec.fingerprint, device), lambda: _build(spec, device), lambda kept: kept.bytes)
+    return _cached_or_built((spec.fingerprint, device), lambda: _build(spec, device), lambda cached: cached.bytes)
 
 
 def _build(spec: RopeSpec, device: torch.device) -> Tables:
@@ -87,13 +87,13 @@ def _keeps_rows(spec: RopeSpec) -> bool:
 
 def tables_at(spec: RopeSpec, device: torch.device, length: Length) -> Tables:
     """Return the tables of one call: the cached ones, or new ones where the scaling depends on the length."""
-    kept = tables(spec, device)
+    cached = tables(spec, device)
     if not spec.needs_length or length is None:
-        return kept
+        return cached
     # a fill on the device, not a copy from the host
     length = length if isinstance(length, Tensor) else torch.full((), length, device=device)
     frequencies = spec.ladder_frequencies(length)
-    return Tables(frequencies, phase_steps(frequencies.radians), kept.axis_of_pair, None)
+    return Tables(frequencies, phase_steps(frequencies.radians), cached.axis_of_pair, None)
 
 
 def cos_sin(
@@ -110,9 +110,9 @@ def cos_sin(
     magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it (the inverse)
     key              True for the table of keys, where queries and keys have different magnitudes
     """
-    kept = tables_at(spec, positions.device, length)
-    coordinates = _per_pair(kept, positions)
-    radians, steps = _per_row(kept.frequencies.radians), _per_row(kept.steps)
+    cached = tables_at(spec, positions.device, length)
+    coordinates = _per_pair(cached, positions)
+    radians, steps = _per_row(cached.frequencies.radians), _per_row(cached.steps)
     if spec.precision == "hf":
         angles = coordinates.to(torch.float32) * radians.to(torch.float32)
         # doubled, as transformers doubles it: a vectorised cosine may depend on its neighbours in the last bit
@@ -121,20 +121,20 @@ def cos_sin(
     elif coordinates.is_floating_point():
         angles = coordinates.to(torch.float64) * radians
         cos, sin = angles.cos(), angles.sin()
-    elif kept.levels is None:
+    elif cached.levels is None:
         cos, sin = cos_sin_of_phase(steps, coordinates)
     else:
-        cos, sin = _from_levels(kept.levels, steps, positions, coordinates)
-    return with_magnitude(spec, kept.frequencies, coordinates, cos, sin, magnitude_power, key, dtype)
+        cos, sin = _from_levels(cached.levels, steps, positions, coordinates)
+    return with_magnitude(spec, cached.frequencies, coordinates, cos, sin, magnitude_power, key, dtype)
 
 
-def _per_pair(kept: Tables, positions: Tensor) -> Tensor:
+def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
     """Return the coordinate of each pair's axis: [..., S, pairs], or [..., S, 1] where there is one axis."""
     if not positions.is_floating_point():
         positions = positions.to(torch.int64)
-    if kept.axis_of_pair is None:
+    if cached.axis_of_pair is None:
         return positions.unsqueeze(-1)
-    return positions[kept.axis_of_pair].movedim(0, -1)
+    return positions[cached.axis_of_pair].movedim(0, -1)
 
 
 def _per_row(values: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = Fal
         return None
     key = key and sides_differ(spec, device)
     reach = _rows_for(spec, count)
-    rows = _keep(
+    rows = _cached_or_built(
         (spec.fingerprint, device, key),
         lambda: torch.stack(cos_sin(spec, torch.arange(reach, device=device), key=key), dim=1),
         lambda rows: 4 * rows.numel(),

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 _innermost_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
 _TransformType = torch._C._functorch.TransformType  # type: ignore[attr-defined]
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[attr-defined]
 
 
 def is_traced(xs: tuple[Tensor, ...]) -> bool:
@@ -20,6 +21,11 @@ def is_traced(xs: tuple[Tensor, ...]) -> bool:
     if not all(type(x) in (Tensor, torch.nn.Parameter) for x in xs):
         return True
     return _innermost_transform() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
+def are_batched_gradients(xs: tuple[Tensor, ...]) -> bool:
+    """Return whether these are gradients of `autograd.grad(..., is_grads_batched=True)`, which have no storage of their own."""
+    return any(_is_batched(x) for x in xs)
 
 
 def in_forward_mode() -> bool:

@@ -89,8 +89,8 @@ def test_going_on_from_the_state_equals_the_whole_pass(rope, form):
         piece, state = linear_attention(*(t[:, :, start : start + part] for t in (q, k, v)), rope, form=form, state=state)
         pieces.append(piece)
     torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=1e-12, rtol=1e-9)
-    torch.testing.assert_close(state.mixed, last.mixed, atol=1e-10, rtol=1e-9)
-    assert state.mixed.numel() == last.mixed.numel() <= BATCH * HEADS * (HEAD_DIM + 1) * VALUE_DIM
+    torch.testing.assert_close(state.kv_sum, last.kv_sum, atol=1e-10, rtol=1e-9)
+    assert state.kv_sum.numel() == last.kv_sum.numel() <= BATCH * HEADS * (HEAD_DIM + 1) * VALUE_DIM
 
 
 def test_cosine_weights_lie_between_zero_and_two(rope):
@@ -108,7 +108,7 @@ def test_float32_stays_accurate_over_a_long_sequence(rope, full):
     q, k, v = (t[:1, :1] for t in draw(torch.float32, seq))
     exact, _ = linear_attention(q.double(), k.double(), v.double(), rope)
     got, state = linear_attention(q, k, v, rope)
-    assert state.mixed.dtype == torch.float32
+    assert state.kv_sum.dtype == torch.float32
     assert (got - exact).abs().max() < 1e-4
 
 

@@ -196,5 +196,5 @@ def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
 
 
 def test_documents_must_number_every_token():
-    with pytest.raises(RopeError, match="document number of every token"):
+    with pytest.raises(RopeError, match="document index of every token"):
         make()(torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), documents=torch.zeros(SEQ, dtype=torch.int64))

@@ -147,8 +147,8 @@ def linear_case(group, form, causal, dtype=torch.float64, padding=None):
     expected.backward(towards.double())
     want = [expected.detach(), *(t.grad for t in whole)] + ([wide.grad] if form == "cosine" else [])
     if not causal or dist.get_rank(group) == dist.get_world_size(group) - 1:
-        got += [state.mixed.detach(), state.total.detach(), state.count]
-        want += [last.mixed.detach(), last.total.detach(), last.count]
+        got += [state.kv_sum.detach(), state.k_sum.detach(), state.count]
+        want += [last.kv_sum.detach(), last.k_sum.detach(), last.count]
     return error(got, want)
 
 

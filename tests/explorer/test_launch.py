@@ -75,7 +75,7 @@ def test_the_page_answers_this_machine_and_no_other_name(server):
 
 
 def test_a_port_in_use_is_told_in_one_line(capsys, server):
-    assert "port: must be free; give another one with --port" in refusal(capsys, "--port", server.rpartition(":")[2])
+    assert "port: must not be in use; choose another one with --port" in refusal(capsys, "--port", server.rpartition(":")[2])
 
 
 def answer(address: str) -> bytes:

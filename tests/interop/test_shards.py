@@ -107,7 +107,7 @@ def test_one_tensor_is_made_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        (("x", (3,), torch.float32, lambda: torch.zeros(4)), r"the announced shape \[3\]"),
+        (("x", (3,), torch.float32, lambda: torch.zeros(4)), r"the declared shape \[3\]"),
         (("x", (3,), torch.float32, lambda: torch.zeros(3).double()), "the dtype in its header, torch.float32"),
         (("x", (3,), torch.complex128, lambda: torch.zeros(3)), "dtypes"),
         (("__metadata__", (3,), torch.float32, lambda: torch.zeros(3)), "__metadata__"),

@@ -92,7 +92,7 @@ def test_many_segments_share_one_row(monkeypatch):
     got, state = linear_attention(q, k, v, rope, backend="triton")
     whole, last = linear_attention(q, k, v, rope, backend="torch")
     assert_close(got, whole, atol=2e-5, rtol=1e-4)
-    assert_close(state.mixed, last.mixed, atol=2e-4, rtol=1e-4)
+    assert_close(state.kv_sum, last.kv_sum, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])
@@ -104,13 +104,13 @@ def test_gradients_are_those_of_the_definition(form):
         torch.rand(B, H, D + (form == "cosine"), device=DEVICE, requires_grad=True),
         torch.tensor([4, 9], device=DEVICE),
     )
-    inputs = [q, k, v, start.mixed, start.total, *([scale] if form == "cosine" else [])]
+    inputs = [q, k, v, start.kv_sum, start.k_sum, *([scale] if form == "cosine" else [])]
     found = []
     for backend in ("torch", "triton"):
         out, state = linear_attention(
             q, k, v, rw.Rope(rw.RopeSpec(D)), form=form, scale=scale if form == "cosine" else 1.0, state=start, backend=backend
         )
-        found.append(torch.autograd.grad(out.square().sum() + state.mixed.sin().sum() + state.total.sin().sum(), inputs))
+        found.append(torch.autograd.grad(out.square().sum() + state.kv_sum.sin().sum() + state.k_sum.sin().sum(), inputs))
     for ours, theirs in zip(found[1], found[0], strict=True):
         assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
 
@@ -159,5 +159,5 @@ def test_models_without_a_rotation_are_not_rotated_by_the_kernels(encoding):
     x = torch.randn(1, 7, 24, device=DEVICE)
     near, far = (torch.arange(7, device=DEVICE)[None] * step for step in (1, 5))
     own, other = decoder.layers[0].self_attn.to(DEVICE), encoder.layers[0].attention.to(DEVICE)
-    assert_close(own.mix(x, near, None, None, None), own.mix(x, far, None, None, None), rtol=0, atol=0)
+    assert_close(own.attend(x, near, None, None, None), own.attend(x, far, None, None, None), rtol=0, atol=0)
     assert_close(other(x, near)[0], other(x, far)[0], rtol=0, atol=0)

@@ -156,7 +156,7 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: "stream", raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: plan.device_index, raising=False)
-    plan._keep(Kernel)
+    plan._save_launcher(Kernel)
     plan(xs, xs, request, [t.data_ptr() for t in (*xs, *xs)])
     fixed, arguments = started[0][:13], started[0][13:]
     assert fixed[:3] == plan.grid

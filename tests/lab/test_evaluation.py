@@ -125,5 +125,5 @@ def test_impossible_lengths_are_refused(windows):
         losses_by_length(uniform_model, windows, [65], 8)
     with pytest.raises(RopeError, match="lengths"):
         losses_by_length(uniform_model, windows, [7], 8)
-    with pytest.raises(RopeError, match="last"):
+    with pytest.raises(RopeError, match="tail"):
         losses_and_hits(uniform_model, windows, 65)

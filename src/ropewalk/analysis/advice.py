@@ -16,7 +16,10 @@ LARGE_TABLE = 64 << 20
 
 @dataclass(frozen=True)
 class Check:
-    """When it applies, what to do and why, as format strings of the Facts `f` and of the values in `numbers`."""
+    """One check: `applies` decides whether the advice is given.
+
+    `advice` and `because` are format strings over the Facts, named `f`, and the values that `numbers` returns.
+    """
 
     name: str
     figure: str
@@ -37,7 +40,7 @@ class Advice:
 
 
 def _beta_limit(facts: Facts) -> float:
-    """The number of turns that a pair of one radian per step completes within YaRN's original length."""
+    """Return how many turns a pair of one radian per step completes within YaRN's original length."""
     return facts.spec.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
 
 
@@ -65,13 +68,13 @@ CHECKS: tuple[Check, ...] = (
         "trained_unknown", "coverage",
         lambda f: f.trained == f.served and getattr(f.spec.scaling, "factor", 1) > 1,
         "Give the trained length before the extension, to see its coverage: ropewalk inspect --trained.",
-        "a config with {f.spec.scaling.name} scaling does not contain it, so {f.trained:,} is used for both lengths",
+        "a config with {f.spec.scaling.name} scaling has no trained length, so {f.trained:,} is used for both lengths",
     ),
     Check(
         "linear_blurs", "scalings",
         lambda f: isinstance(f.spec.scaling, Linear) and f.spec.scaling.factor > 1,
         "Without fine-tuning use Yarn or Ntk instead; Linear needs training to recover.",
-        "all {f.spec.pairs} pairs are slowed, also the {fast} that completed a turn in training, so neighbours are more alike",
+        "all {f.spec.pairs} pairs are slowed, even the {fast} that completed a turn in training, so neighbours are more alike",
         lambda f: {"fast": int((f.coverage.trained >= 1).sum())},
     ),
     Check(
@@ -93,7 +96,7 @@ CHECKS: tuple[Check, ...] = (
         "follows_the_length", "scalings",
         lambda f: f.spec.needs_length,
         "Update cached keys with rope.rerotate when the length changes.",
-        "the frequencies of {f.spec.scaling.name} depend on the length, and cached keys were rotated for an earlier one",
+        "the frequencies of {f.spec.scaling.name} depend on the length, and cached keys were rotated for an earlier length",
     ),
     Check(
         "float32_angles", "precision",
@@ -105,9 +108,9 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "large_table", "precision",
         lambda f: f.memory["full"] > LARGE_TABLE,
-        "Do not store a table of all positions; ropewalk stores {kept:.1f} MiB and computes the rest.",
+        "Do not store a table of all positions; ropewalk stores {stored:.1f} MiB and computes the rest.",
         "cos and sin of {f.served:,} positions take {full:.0f} MiB",
-        lambda f: {"full": f.memory["full"] / 2**20, "kept": f.memory["automatic"] / 2**20},
+        lambda f: {"full": f.memory["full"] / 2**20, "stored": f.memory["automatic"] / 2**20},
     ),
     Check(
         "all_repeat", "spectrum",
@@ -118,7 +121,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "random_keys_win", "base_bound",
         lambda f: f.first_negative is not None,
-        "For retrieval over the whole length try a larger theta, and measure: this curve is jagged and no threshold.",
+        "For retrieval over the whole length try a larger theta, and measure: this curve is jagged, not a threshold.",
         "from distance {f.first_negative:,} on, the sum of cosines is sometimes negative: a random key outscores a similar one",
     ),
     Check(
@@ -131,7 +134,7 @@ CHECKS: tuple[Check, ...] = (
         "causal_only", "variants",
         lambda f: isinstance(f.spec.scaling, XPos),
         "Use it for causal attention only.",
-        "its magnitudes grow without bound if a key comes after its query",
+        "xPos magnitudes grow without bound if a key comes after its query",
     ),
 )  # fmt: skip
 

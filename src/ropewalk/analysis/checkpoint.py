@@ -16,7 +16,7 @@ from ropewalk.interop.config.hf import Explanation, explain, from_hf
 from ropewalk.interop.config.values import find, served_length
 from ropewalk.spec import RopeSpec
 
-#: the config keys of the window, for layer types whose queries attend only within one
+#: layer type -> config keys of its attention window
 WINDOW_KEYS = {"sliding_attention": ("sliding_window", "local_attention"), "chunked_attention": ("attention_chunk_size",)}
 #: the source of a length that the caller gave
 GIVEN = "given"
@@ -38,7 +38,7 @@ class Checkpoint:
 
 
 def read_checkpoint(config: Any, trained: int | None = None, served: int | None = None) -> Checkpoint:
-    """The facts of a config: a dict, a transformers config, or the path of a config.json or of its folder.
+    """Return the facts of a config: a dict, a transformers config, or the path of a config.json or of its folder.
 
     trained  tokens seen in training; None: the scaling's original length, else the config's longest sequence
     served   tokens to serve; None: the longer of the config's longest sequence and original length times factor
@@ -48,16 +48,16 @@ def read_checkpoint(config: Any, trained: int | None = None, served: int | None 
     length = served_length(text)
     longest = None if length is None else (integer(length.key, length.value, low=1, high=MAX_LENGTH), length.key)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the explanation has them, and the caller shows it
+        warnings.simplefilter("ignore")  # the explanation contains the warnings, and the caller shows it
         specs = from_hf(loaded, per_layer=True)
     layers: dict[str, Facts | None] = {}
     sources: dict[str, tuple[str, str]] = {}
     for name, spec in specs.items():  # type: ignore[union-attr]  # a dict, because per_layer
         layers[name] = None
         if spec is not None:
-            (learned, learned_from), (serves, serves_from) = _lengths(spec, longest, trained, served)
-            layers[name] = Facts(spec, learned, serves, _window(text, name), tuple(COS_SIN_METHODS))
-            sources[name] = learned_from, serves_from
+            (trained_length, trained_from), (served_tokens, served_from) = _lengths(spec, longest, trained, served)
+            layers[name] = Facts(spec, trained_length, served_tokens, _window(text, name), tuple(COS_SIN_METHODS))
+            sources[name] = trained_from, served_from
     return Checkpoint(explain(loaded), layers, sources)
 
 
@@ -67,14 +67,14 @@ def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
 
 
 def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None) -> tuple[Sourced, Sourced]:
-    """The trained and the served length, each with its source."""
+    """Return the trained and the served length, each with its source."""
     original, factor = getattr(spec.scaling, "original_length", None), getattr(spec.scaling, "factor", 1.0)
     candidates = [(trained, GIVEN), (original, "the scaling's original length"), longest or (None, "")]
-    learned = next(((length, source) for length, source in candidates if length is not None), None)
-    if learned is None:
+    trained_length = next(((length, source) for length, source in candidates if length is not None), None)
+    if trained_length is None:
         rule = "must be in the config; or give the trained length (CLI: --trained)"
         raise RopeError(SERVED_LENGTH_KEY, rule, None)
     if served is not None:
-        return learned, (served, GIVEN)
-    reached = None if original is None else (int(original * factor), "original length times factor")
-    return learned, max(filter(None, (reached, longest)), default=learned)
+        return trained_length, (served, GIVEN)
+    extended = None if original is None else (int(original * factor), "original length times factor")
+    return trained_length, max(filter(None, (extended, longest)), default=trained_length)

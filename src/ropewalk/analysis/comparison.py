@@ -22,25 +22,26 @@ from ropewalk.errors import RopeError, choice, integer
 
 #: extrapolation is measured up to this multiple of the trained length
 STRETCH = 4
-#: smaller changes of weights are rounding
+#: smaller changes of weights count as rounding errors
 EXACT = 1e-9
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One encoding, measured in float64 as it is before training.
+    """One encoding, measured in float64 with its initial parameters.
 
-    entry         its entry points: "input", "qk", "scores", or several of them
+    entry         where it adds positions: "input", "qk", "scores", several of them joined by " + ", or "none"
     drift         largest change of a causal attention weight when all positions are shifted together; 0 means relative
-    causal_only   as declared: defined only if no query attends to a later key
-    linear        its scores have at most rank head_dim, so linear attention can use it
+    causal_only   declared by the class, not measured: defined only if no query attends to a later key
+    linear        its scores have rank head_dim at most, so it works with linear attention
     bounded       positions beyond `length` raise an error
-    parameters    number of trained parameters
-    flops         floating-point operations of its matrix products at `length` tokens
-    formed        bytes of the largest tensor it materialises at `length` tokens, one row, in float32
-    order         the power of the length that `formed` grows with
-    excess        how far scores at up to 4 x `length` leave their range within `length`, in widths of that range
-    spread        how many times more keys share the attention at 4 x `length` than at `length`, for equal tokens
+    parameters    number of learned parameters
+    flops         floating-point operations of the matrix products that the encoding adds, at `length` tokens
+    tensor_bytes  size of the largest tensor that the encoding creates, at `length` tokens, batch size 1, float32
+    order         exponent p if tensor_bytes grows as length^p
+    excess        how far scores at distances up to 4 x `length` leave the range of those within `length`, in widths of that range
+    spread        effective number of keys (exp of the entropy of the weights) at 4 x `length` tokens, divided by that at
+                  `length` tokens; all tokens are equal
     """
 
     name: str
@@ -51,7 +52,7 @@ class Comparison:
     bounded: bool
     parameters: int
     flops: int
-    formed: int
+    tensor_bytes: int
     order: float
     excess: float | None
     spread: float | None
@@ -73,7 +74,7 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
     torch.manual_seed(0)
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding
-    (flops, formed), (_, twice) = (_cost(encoding, seq) for seq in (length, 2 * length))
+    (flops, tensor_bytes), (_, doubled_bytes) = (_cost(encoding, seq) for seq in (length, 2 * length))
     layer.double()
     bounded = _is_bounded(encoding, length)
     return Comparison(
@@ -85,8 +86,8 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
         bounded=bounded,
         parameters=sum(p.numel() for p in encoding.parameters()),
         flops=flops,
-        formed=formed,
-        order=math.log2(twice / formed) if formed else 0.0,
+        tensor_bytes=tensor_bytes,
+        order=math.log2(doubled_bytes / tensor_bytes) if tensor_bytes else 0.0,
         excess=None if bounded else _excess(encoding, length),
         spread=None if bounded else _spread(layer, length),
     )
@@ -128,7 +129,7 @@ def _weights(layer: Attention, x: Tensor, at: Tensor) -> Tensor:
 
 
 def _drift(layer: Attention, length: int) -> float:
-    """Return the largest change of a weight when all tokens are shifted by half of the length."""
+    """Return the largest change of an attention weight when all positions are shifted by half of `length`."""
     seq = length // 2
     x = torch.randn(1, seq, layer.encoding.sizes.model_dim, dtype=torch.float64)
     before, after = (_weights(layer, x, torch.arange(seq) + shift) for shift in (0, length - seq))
@@ -162,9 +163,9 @@ def _scores(encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_a
 
 
 def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
-    """Return scores of each unit query at each distance with each unit key at position 0: [head_dim, H, distances, head_dim].
+    """Return scores of unit queries at each distance with unit keys at position 0: [head_dim, H, distances, head_dim].
 
-    Every score is a linear combination of these.
+    The score of any q and k is a linear combination of these.
     """
     size = encoding.sizes.head_dim
     unit = torch.eye(size, dtype=torch.float64).repeat(1, encoding.sizes.num_heads)  # the same vector for every head
@@ -181,15 +182,15 @@ def _rank(encoding: Encoding, bounded: bool) -> int:
 
 
 def _excess(encoding: Encoding, length: int) -> float:
-    """Return how far scores beyond the length leave their range within it, relative to the widest such range."""
+    """Return how far scores beyond `length` leave the range of the scores within it, divided by the widest such range."""
     scores = _unit_scores(encoding, torch.arange(STRETCH * length))
-    seen, new = scores[:, :, :length], scores[:, :, length:]
-    low, high = seen.amin(dim=2), seen.amax(dim=2)
-    outside = torch.maximum(new.amax(dim=2) - high, low - new.amin(dim=2)).max().item()
+    within, beyond = scores[:, :, :length], scores[:, :, length:]
+    low, high = within.amin(dim=2), within.amax(dim=2)
+    outside = torch.maximum(beyond.amax(dim=2) - high, low - beyond.amin(dim=2)).max().item()
     return outside / (high - low).max().item() if outside > EXACT else 0.0
 
 
-class _Largest(TorchDispatchMode):
+class _LargestTensor(TorchDispatchMode):
     """Records the bytes of the largest tensor created while active; views are not counted."""
 
     def __init__(self) -> None:
@@ -207,20 +208,20 @@ class _Largest(TorchDispatchMode):
 
 @torch.no_grad()
 def _cost(encoding: Encoding, seq: int) -> tuple[int, int]:
-    """Return (FLOPs of matrix products, bytes of the largest tensor) of the encoding alone, at `seq` float32 tokens."""
+    """Return (FLOPs of matrix products, bytes of the largest tensor) that the encoding adds, at `seq` float32 tokens."""
     sizes = encoding.sizes
-    at = torch.arange(seq) % sizes.length  # within the bounds; the cost does not depend on positions
+    at = torch.arange(seq) % sizes.length  # within the maximum position; the cost does not depend on positions
     where = _on_all_axes(encoding, at)
     x = torch.ones(1, seq, sizes.model_dim)
     q = torch.ones(1, sizes.num_heads, seq, sizes.head_dim)
     weights = torch.ones(1, sizes.num_heads, seq, seq)
-    with FlopCounterMode(display=False) as counted, _Largest() as largest:
+    with FlopCounterMode(display=False) as flop_counter, _LargestTensor() as largest:
         encoding.embed(x, where)
         encoding.rotate(q, where, key=False)
         encoding.rotate(q, where, key=True)
         encoding.bias(q, at, at)
         encoding.value_bias(weights, at, at)
-    return counted.get_total_flops(), largest.bytes
+    return flop_counter.get_total_flops(), largest.bytes
 
 
 COLUMNS = (
@@ -244,8 +245,8 @@ def _cells(row: Comparison) -> tuple[str, ...]:
         _yes(row.linear),
         _yes(row.bounded),
         f"{row.parameters:,}",
-        f"{row.formed / 1024:,.0f} KiB",
-        f"n^{row.order:.0f}" if row.formed else "-",
+        f"{row.tensor_bytes / 1024:,.0f} KiB",
+        f"n^{row.order:.0f}" if row.tensor_bytes else "-",
         f"{row.flops:,}",
         "refused" if row.excess is None else f"{row.excess:.2g}",
         "refused" if row.spread is None else f"{row.spread:.2g}",

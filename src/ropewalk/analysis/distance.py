@@ -47,21 +47,21 @@ def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Number
 
 def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return sum_i cos(m omega_i): how far a similar key outscores a random one at distance m (the base-bound curve)."""
-    distances, steps = np.asarray(distances, dtype=np.float64), np.asarray(radians, dtype=np.float64)
+    distances, frequencies = np.asarray(distances, dtype=np.float64), np.asarray(radians, dtype=np.float64)
     blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))
-    return np.concatenate([np.cos(np.outer(block, steps)).sum(axis=-1) for block in blocks])
+    return np.concatenate([np.cos(np.outer(block, frequencies)).sum(axis=-1) for block in blocks])
 
 
 def first_negative(radians: Numbers, length: int) -> int | None:
     """Return the first distance up to `length` at which the cosine sum is negative, or None.
 
-    It is one point of a jagged curve, not a bound on the base: a slightly larger base may fail at a length where this one passes.
+    The curve is jagged, so this is no bound on the base: a slightly larger base may fail at a length where this one passes.
     """
     integer("length", length, low=1)
     for start in range(1, length + 1, _BLOCK):
-        below = np.flatnonzero(cosine_sum(radians, np.arange(start, min(start + _BLOCK, length + 1))) < 0)
-        if below.size:
-            return start + int(below[0])
+        negative = np.flatnonzero(cosine_sum(radians, np.arange(start, min(start + _BLOCK, length + 1))) < 0)
+        if negative.size:
+            return start + int(negative[0])
     return None
 
 

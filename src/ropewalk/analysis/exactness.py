@@ -1,8 +1,8 @@
 """The error of cos and sin at a position, for each precision policy and for the methods of other engines.
 
 The reference uses the spec's own frequencies (with "exact" the formula in float64, with "hf_frequencies" the float32 values a
-checkpoint was trained with) and reduces position * frequency modulo 2 pi in integers of arbitrary size. So it does not round,
-and it shares no step with the tables it is compared to.
+checkpoint was trained with) and reduces position * frequency modulo 2 pi in integers of arbitrary size. So the reference
+does not round, and it shares no step with the tables it is compared to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BFLOAT16_ROUNDING = 2.0**-9
 def true_angles(radians: Numbers, positions: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return position * radians modulo 2 pi, float64 [positions, pairs], rounded only at the end."""
     ratios = [float(r).as_integer_ratio() for r in np.asarray(radians, dtype=np.float64)]
-    steps = [(top << _BITS) // bottom for top, bottom in ratios]
+    steps = [(numerator << _BITS) // denominator for numerator, denominator in ratios]
     return np.array([[(int(position) * step % _TWO_PI) / (1 << _BITS) for step in steps] for position in positions])
 
 
@@ -59,7 +59,7 @@ COS_SIN_METHODS: dict[str, Callable[[RopeSpec, Tensor, int | None], tuple[Tensor
     "bfloat16 positions": _bfloat16_positions,
 }
 
-#: who computes cos and sin by each method
+#: which libraries compute cos and sin by each method
 USED_BY: dict[str, str] = {
     "exact": "ropewalk, float64 frequencies",
     "hf_frequencies": "ropewalk, the float32 frequencies of a checkpoint",
@@ -78,17 +78,17 @@ def error_curves(
     length: int | None = None,
     width: int = 5,
 ) -> dict[str, np.ndarray]:
-    """Return, by method, the largest error of cos and sin over all pairs and the `width` positions up to each given one.
+    """Return, by method, the largest error of cos and sin over all pairs and the last `width` positions up to each position.
 
-    Errors are relative to the spec's own frequencies; magnitudes are left out.
+    The reference uses the spec's own frequencies; magnitudes are left out.
     """
-    near = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)
-    near = np.maximum(near, 0)
-    angles = true_angles(spec.ladder_frequencies(length).radians.numpy(), near.ravel())
+    window = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)
+    window = np.maximum(window, 0)
+    angles = true_angles(spec.ladder_frequencies(length).radians.numpy(), window.ravel())
     errors = {}
     for name in methods:
         compute = COS_SIN_METHODS[choice("methods", name, COS_SIN_METHODS)]
-        cos, sin = (t.to(torch.float64).numpy() for t in compute(spec, torch.from_numpy(near.ravel()), length))
+        cos, sin = (t.to(torch.float64).numpy() for t in compute(spec, torch.from_numpy(window.ravel()), length))
         worst = np.maximum(np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))).max(axis=-1)
-        errors[name] = worst.reshape(near.shape).max(axis=-1)
+        errors[name] = worst.reshape(window.shape).max(axis=-1)
     return errors

@@ -16,7 +16,7 @@ from ropewalk.spec import PRECISIONS, RopeSpec
 from ropewalk.table import memory
 
 # a search over ten million distances would take seconds
-_MOST_SEARCHED = 1 << 18
+_MAX_SEARCHED = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Facts:
 
     @property
     def factor(self) -> int:
-        """How many times longer than the trained length the served one is, rounded up."""
+        """served / trained, rounded up."""
         return math.ceil(self.served / self.trained)
 
     @property
@@ -88,10 +88,10 @@ class Facts:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """The bytes of cos and sin in each form."""
+        """The bytes of cos and sin in each storage form."""
         return memory(self.spec, self.served)
 
     @cached_property
     def first_negative(self) -> int | None:
-        """The first of up to 262,144 distances at which the cosine sum is negative, or None."""
-        return first_negative(self.radians, min(self.served_distance, _MOST_SEARCHED))
+        """The first distance at which the cosine sum is negative, or None; distances up to 262,144 are searched."""
+        return first_negative(self.radians, min(self.served_distance, _MAX_SEARCHED))

@@ -1,4 +1,4 @@
-"""The effect of positions on attention: permutations, adding against rotating, and the path of a query."""
+"""The effect of positions on attention: permutations, added versus rotated encodings, and the path of a query."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ropewalk.table import magnitude_on
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None = None) -> np.ndarray:
     """Return bidirectional softmax attention of q, k, v [tokens, d], rotated at positions 0, 1, 2 ... if `radians` are given."""
-    left, right = pairs_of(q), pairs_of(k)
+    q_pairs, k_pairs = pairs_of(q), pairs_of(k)
     if radians is not None:
-        rotated = phasors(radians, range(len(q)))
-        left, right = left * rotated, right * rotated
-    logits = np.real(left @ right.conj().T) / np.sqrt(q.shape[-1])
+        rotations = phasors(radians, range(len(q)))
+        q_pairs, k_pairs = q_pairs * rotations, k_pairs * rotations
+    logits = np.real(q_pairs @ k_pairs.conj().T) / np.sqrt(q.shape[-1])
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ v
 
@@ -48,9 +48,9 @@ class EntryComparison:
 def compare_entries(q: np.ndarray, k: np.ndarray, radians: Numbers, distance: int, shifts: Numbers) -> EntryComparison:
     """Compare adding a sinusoidal encoding with rotating by the same frequencies; q [d] is `distance` after k [d]."""
     shifts = np.asarray(shifts, dtype=np.float64)
-    early, late = phasors(radians, shifts), phasors(radians, shifts + distance)
-    added_q, added_k = pairs_of(q) + late, pairs_of(k) + early
-    rotated_q, rotated_k = pairs_of(q) * late, pairs_of(k) * early
+    k_phasors, q_phasors = phasors(radians, shifts), phasors(radians, shifts + distance)
+    added_q, added_k = pairs_of(q) + q_phasors, pairs_of(k) + k_phasors
+    rotated_q, rotated_k = pairs_of(q) * q_phasors, pairs_of(k) * k_phasors
     score = lambda left, right: np.real((left * right.conj()).sum(axis=-1))  # noqa: E731 - one line, used twice
     norm = lambda x: np.sqrt((np.abs(x) ** 2).sum(axis=-1))  # noqa: E731
     return EntryComparison(score(added_q, added_k), score(rotated_q, rotated_k), norm(added_q), norm(rotated_q))
@@ -58,8 +58,8 @@ def compare_entries(q: np.ndarray, k: np.ndarray, radians: Numbers, distance: in
 
 def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) -> np.ndarray:
     """Return the query pair (1, 0) rotated to each position, with magnitude and growth: complex [positions, pairs]."""
-    exact = spec.with_(precision="exact").ladder_frequencies(length)
-    path = phasors(exact.radians.numpy(), positions) * float(magnitude_on(spec, exact.magnitude, key=False))
-    if exact.growth is not None:
-        path = path * np.exp(np.outer(np.asarray(positions, dtype=np.float64) - exact.center, exact.growth.numpy()))
+    frequencies = spec.with_(precision="exact").ladder_frequencies(length)
+    path = phasors(frequencies.radians.numpy(), positions) * float(magnitude_on(spec, frequencies.magnitude, key=False))
+    if frequencies.growth is not None:
+        path = path * np.exp(np.outer(np.asarray(positions, dtype=np.float64) - frequencies.center, frequencies.growth.numpy()))
     return path

@@ -1,6 +1,6 @@
 """Backends of softmax attention: torch's fused kernel, FlexAttention, and the definition in plain torch.
 
-Each has a `why_not`, which returns the reason why it cannot run a call, or None.
+Each backend has a `why_not` function, which returns the reason why the backend cannot run a call, or None.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Call:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The number of queries and of keys."""
+        """The number of queries and the number of keys."""
         return self.q.shape[-2], self.k.shape[-2]
 
     def full_mask(self) -> Tensor | None:
-        """Return bias and masks as one additive tensor, or as a boolean one if nothing is added; None if there are none."""
+        """Return bias and masks as one tensor: additive if any of them is float, else boolean; None if there are none."""
         allowed = self.visible.allowed(*self.lengths, self.q.device)
         added = [t.to(self.q.dtype) for t in (self.bias, self.visible.added) if t is not None]
         if not added:
@@ -46,37 +46,37 @@ class Call:
 
 
 def run_math(call: Call) -> tuple[Tensor, Tensor]:
-    """softmax(scale q k^T + bias) v in float32 (or float64), and the weights; a query without keys gives 0."""
+    """Return softmax(scale q k^T + bias) v, computed in float32 (or float64), and the weights; a query without keys gives 0."""
     groups = call.q.shape[1] // call.k.shape[1]
     k, v = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (call.k, call.v))
-    high = torch.promote_types(call.q.dtype, torch.float32)
-    scores = (call.q.to(high) @ k.to(high).transpose(-1, -2)) * call.scale
+    compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
+    scores = (call.q.to(compute_dtype) @ k.to(compute_dtype).transpose(-1, -2)) * call.scale
     mask = call.full_mask()
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(high)
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(compute_dtype)
     # the softmax of a row of -inf is NaN
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
     weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     weights = F.dropout(weights, call.dropout) if call.dropout else weights
-    return (weights @ v.to(high)).to(call.q.dtype), weights
+    return (weights @ v.to(compute_dtype)).to(call.q.dtype), weights
 
 
 def sdpa_why_not(call: Call) -> str | None:
-    """Why torch's fused kernel cannot run this call; None if it can."""
+    """Return why torch's fused kernel cannot run this call; None if it can."""
     return "the fused kernel cannot return the weights" if call.wants_weights else None
 
 
 def run_sdpa(call: Call) -> tuple[Tensor, None]:
-    """torch's scaled_dot_product_attention, with its is_causal flag if that is enough, else with a mask."""
+    """Run torch's scaled_dot_product_attention, with is_causal=True if causality is the only mask, else with a mask tensor."""
     visible, (q_len, k_len) = call.visible, call.lengths
     grouped = call.q.shape[1] != call.k.shape[1]
-    plain = call.bias is None and visible.only_causal
+    only_causal = call.bias is None and visible.only_causal
     # is_causal aligns the mask top-left, which is wrong if cached keys come before the queries
-    flag = plain and visible.offset == 0 and q_len == k_len
-    one = plain and q_len == 1 and visible.offset == k_len - 1
-    mask = None if flag or one else call.full_mask()
+    use_flag = only_causal and visible.offset == 0 and q_len == k_len
+    single_query = only_causal and q_len == 1 and visible.offset == k_len - 1
+    mask = None if use_flag or single_query else call.full_mask()
     out = F.scaled_dot_product_attention(
-        call.q, call.k, call.v, mask, dropout_p=call.dropout, is_causal=flag, scale=call.scale, enable_gqa=grouped
+        call.q, call.k, call.v, mask, dropout_p=call.dropout, is_causal=use_flag, scale=call.scale, enable_gqa=grouped
     )
     may_lack_keys = visible.padding is not None or visible.q_documents is not None or visible.mask is not None
     if mask is not None and may_lack_keys:
@@ -86,7 +86,7 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
 
 
 def flex_why_not(call: Call) -> str | None:
-    """Why FlexAttention cannot, or should not, run this call; else None."""
+    """Return why FlexAttention cannot or should not run this call; None if it can."""
     if call.q.device.type != "cuda":
         return "FlexAttention is compiled for CUDA only; elsewhere it materialises all scores"
     if call.wants_weights or call.dropout:
@@ -97,16 +97,16 @@ def flex_why_not(call: Call) -> str | None:
 
 
 def run_flex(call: Call) -> tuple[Tensor, None]:
-    """FlexAttention with a block mask, which skips blocks hidden by a window or by packed documents."""
+    """Run FlexAttention with a block mask, which skips blocks hidden by a window or by packed documents."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     visible, (q_len, k_len) = call.visible, call.lengths
 
     def attends(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        ahead = k - q - visible.offset
-        allowed = ahead <= 0 if visible.causal else ahead == ahead
+        k_minus_q = k - q - visible.offset
+        allowed = k_minus_q <= 0 if visible.causal else k_minus_q == k_minus_q
         if visible.window is not None:
-            allowed = allowed & (ahead.abs() < visible.window)
+            allowed = allowed & (k_minus_q.abs() < visible.window)
         if visible.padding is not None:
             allowed = allowed & visible.padding[b, k]
         if visible.q_documents is not None and visible.k_documents is not None:
@@ -151,5 +151,5 @@ def pick(call: Call, name: str | None = None) -> tuple[str, str]:
 
 
 def attend(call: Call, name: str | None = None) -> tuple[Tensor, Tensor | None]:
-    """Return the output [B, H, Sq, D], and the weights if the backend forms them, else None."""
+    """Return the output [B, H, Sq, D], and the weights if the backend materialises them, else None."""
     return ATTENTION_BACKENDS[pick(call, name)[0]][1](call)

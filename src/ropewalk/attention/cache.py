@@ -27,17 +27,17 @@ class CachedTokens(NamedTuple):
 
 
 def _token_dim(t: Tensor) -> int:
-    """The axis of `t` that counts tokens: keys and values have one more axis after it."""
+    """Return the token axis of `t`: -2 for keys and values [B, H, N, D], else -1."""
     return -2 if t.ndim == 4 else -1
 
 
 def _tokens(t: Tensor, start: int, count: int) -> Tensor:
-    """A view of `count` tokens of `t`."""
+    """Return a view of `count` tokens of `t`, from token `start` on."""
     return t.narrow(_token_dim(t), start, count)
 
 
 class KVCache:
-    """The key-value cache of one attention layer, of one of three kinds.
+    """The key-value cache of one attention layer; `kind` is one of three:
 
     growing   doubles its memory as needed
     static    holds at most `capacity` tokens and raises an error for more
@@ -80,13 +80,13 @@ class KVCache:
         if not self.size:
             return 0
         seen = self.seen
-        last = torch.where(seen.valid, seen.positions, -1).amax(dim=-1) + 1
-        return last if last.ndim == 1 else last.amax(dim=0)
+        after = torch.where(seen.valid, seen.positions, -1).amax(dim=-1) + 1
+        return after if after.ndim == 1 else after.amax(dim=0)
 
     def append(self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None = None) -> CachedTokens:
         """Add tokens (k, v [B, H, S, D], positions [B, S]) and return all tokens that their queries may attend to.
 
-        A sliding cache drops old tokens only after that, so the result may exceed its capacity.
+        A sliding cache drops old tokens after this result is built, so the result may exceed its capacity.
         """
         batch, _, new, _ = k.shape
         positions = positions.expand(*positions.shape[:-2], batch, new)
@@ -105,20 +105,20 @@ class KVCache:
         return seen
 
     def _reserve(self, needed: int, like: CachedTokens) -> None:
-        """Make room for `needed` tokens, in tensors that look like `like`."""
-        room = 0 if self._buffers is None else self._buffers.positions.shape[-1]
-        if needed <= room:
+        """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of `like`."""
+        allocated = 0 if self._buffers is None else self._buffers.positions.shape[-1]
+        if needed <= allocated:
             return
-        room = self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * room)
+        allocated = self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * allocated)
 
         def empty(t: Tensor) -> Tensor:
-            return t.new_zeros([*t.shape[:-2], room, t.shape[-1]] if t.ndim == 4 else [*t.shape[:-1], room])
+            return t.new_zeros([*t.shape[:-2], allocated, t.shape[-1]] if t.ndim == 4 else [*t.shape[:-1], allocated])
 
-        grown = CachedTokens(*(empty(t) for t in like))
+        buffers = CachedTokens(*(empty(t) for t in like))
         if self.size:
-            for buffer, old in zip(grown, self.seen, strict=True):
+            for buffer, old in zip(buffers, self.seen, strict=True):
                 _tokens(buffer, 0, self.size).copy_(old)
-        self._buffers = grown
+        self._buffers = buffers
 
     def evict(self, start: int, stop: int) -> None:
         """Remove the tokens with index start ... stop - 1; the others keep their positions."""
@@ -138,7 +138,7 @@ class KVCache:
         self._buffers = CachedTokens(*(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen))
 
     def move(self, positions: Tensor, encoding: Encoding, to: Encoding | None = None, **lengths: int | Tensor | None) -> None:
-        """Give every token a new position, and the scaling of `to` if given; keys are re-rotated, not recomputed."""
+        """Give every token a new position, and rotate by the encoding `to` if given; keys are re-rotated, not recomputed."""
         seen = self.seen
         positions = positions.expand_as(seen.positions).contiguous()
         if self.keeps_rotated(encoding) and isinstance(encoding, Rotary):

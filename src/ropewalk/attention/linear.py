@@ -1,4 +1,4 @@
-"""Linear attention with RoPE, in O(n): the n x n weights are never formed.
+"""Linear attention with RoPE, in O(n): the n x n weights are never materialised.
 
     numerator   out_i = sum_j [R_i phi(q_i)].[R_j phi(k_j)] v_j / sum_j phi(q_i).phi(k_j)       rotation in the numerator only
     cosine      out_i = sum_j (1 + a cos_ij) v_j / sum_j (1 + a cos_ij), cos_ij = (R_i q_i/|q_i|).(R_j k_j/|k_j|)
@@ -44,9 +44,10 @@ def linear_attention(
 ) -> tuple[Tensor, State]:
     """Attend in time and memory linear in S: q, k [B, H, S, D], v [B, H, S, Dv]; return the output and the new state.
 
-    positions  count the real tokens by default, starting after those in `state`
+    positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in `state`
     padding    [B, S], True for real tokens
-    state      of the tokens before these, as an earlier call returned it
+    documents  [B, S], the document index of each token
+    state      the state that an earlier call returned for the preceding tokens
     backend    "triton", "torch", or None for Triton if it can run this call
     """
     feature = check_linear(q, k, v, rope, form, phi, state, chunk)
@@ -56,21 +57,22 @@ def linear_attention(
     if state is None:
         state = empty_state(q, v, form)
     if positions is None:
-        counted = torch.arange(seq, device=q.device) if padding is None else left_padded(padding)
-        positions = counted + state.count[:, None]
+        indices = torch.arange(seq, device=q.device) if padding is None else left_padded(padding)
+        positions = indices + state.count[:, None]
     reason = why_not_triton(q, v, rope, feature, scale, causal, documents)
     if backend == "triton" and reason is not None:
         raise RopeError("backend", f"'triton' cannot run this call: {reason}; use 'torch'", backend)
     count = state.count + (seq if padding is None else padding.sum(-1))
     if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
-        trained = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
-        trained = trained if form == "cosine" else None
-        out, mixed, total = _KernelAttention.apply(q, k, v, state.mixed, state.total, trained, call)  # type: ignore[misc]  # three
-        return out, State(mixed, total, count)
+        scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
+        scale_or_none = scale if form == "cosine" else None
+        sums = state.kv_sum, state.k_sum
+        out, kv_sum, k_sum = _KernelAttention.apply(q, k, v, *sums, scale_or_none, call)  # type: ignore[misc]  # three outputs
+        return out, State(kv_sum, k_sum, count)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
-    out, mixed, total = attend(features, v, state, causal, documents, chunk, eps)
-    return out.to(v.dtype), State(mixed, total, count)
+    out, kv_sum, k_sum = attend(features, v, state, causal, documents, chunk, eps)
+    return out.to(v.dtype), State(kv_sum, k_sum, count)
 
 
 def check_linear(
@@ -95,7 +97,7 @@ def check_linear(
 def why_not_triton(
     q: Tensor, v: Tensor, rope: Rope, feature: str | None, scale: Tensor | float, causal: bool, documents: Tensor | None
 ) -> str | None:
-    """Why the Triton kernels cannot run this call; None if they can."""
+    """Return why the Triton kernels cannot run this call; None if they can."""
     if not causal:
         return "the kernels are causal; a bidirectional pass is two matrix products in torch"
     if documents is not None:
@@ -106,15 +108,15 @@ def why_not_triton(
 
 
 class _KernelAttention(torch.autograd.Function):
-    """Forward by the Triton kernels; backward recomputes in plain torch, which is also linear in the length."""
+    """Runs the Triton kernels in forward; backward recomputes in plain torch, which is also linear in the length."""
 
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, total: Tensor, scale: Tensor | None, call: LinearCall
+        ctx, q: Tensor, k: Tensor, v: Tensor, kv_sum: Tensor, k_sum: Tensor, scale: Tensor | None, call: LinearCall
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.call = call
-        ctx.save_for_backward(q, k, v, mixed, total, scale)
-        return kernels.run(q, k, v, mixed, total, scale, call)
+        ctx.save_for_backward(q, k, v, kv_sum, k_sum, scale)
+        return kernels.run(q, k, v, kv_sum, k_sum, scale, call)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -123,14 +125,14 @@ class _KernelAttention(torch.autograd.Function):
         inputs: Any = [
             t if t is None else t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
-        q, k, v, mixed, total, scale = inputs
+        q, k, v, kv_sum, k_sum, scale = inputs
         form, phi = ("cosine", "elu") if call.feature == "cosine" else ("numerator", call.feature)
         with torch.enable_grad():
             scale = 1.0 if scale is None else scale
             features = make_features(q, k, Rope(call.spec), call.positions, call.real, form, phi, scale)
-            out, *state = attend(features, v, State(mixed, total, call.positions), causal=True, eps=call.eps)
-        trained = [t for t in inputs if t is not None and t.requires_grad]
-        input_grads = iter(torch.autograd.grad((out.to(v.dtype), *state), trained, grads, allow_unused=True))
+            out, *state = attend(features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps)
+        with_grad = [t for t in inputs if t is not None and t.requires_grad]
+        input_grads = iter(torch.autograd.grad((out.to(v.dtype), *state), with_grad, grads, allow_unused=True))
         return *(next(input_grads) if need else None for need in needed), None
 
 
@@ -143,8 +145,8 @@ def identity_rope(head_dim: int) -> Rope:
 class LinearAttention(nn.Module):
     """Multi-head linear attention with RoPE and the projections of `Attention`; time and memory are linear in the length.
 
-    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0 with a trained 0 < a <= 1.
-    By default each head's output is normed, since the weights of the first form do not sum to one.
+    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0 with a learned 0 < a <= 1.
+    By default each head's output is normed, since the weights of the "numerator" form do not sum to one.
     """
 
     def __init__(

@@ -15,11 +15,11 @@ from ropewalk.errors import RopeError, integer
 class Visibility:
     """The masking of one attention call.
 
-    window     keys a query attends to, itself included, to the left (and as many to the right if not causal)
+    window     how many keys a query attends to, itself included, on its left (and as many on its right if not causal)
     padding    [B, Sk], True for real keys
-    documents  [B, S], the number of each token's packed document
+    documents  [B, S], the document index of each token in a packed row
     mask       the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores
-    offset     cached keys before the first query, which causality and window must count
+    offset     number of cached keys before the first query; causality and window take it into account
     """
 
     causal: bool = False
@@ -40,7 +40,7 @@ class Visibility:
 
     @property
     def only_causal(self) -> bool:
-        """Whether causality is the only restriction, which backends have a flag for."""
+        """Whether causality is the only mask; then backends can use their is_causal flag instead of a mask tensor."""
         return self.causal and all(x is None for x in (self.window, self.padding, self.q_documents, self.mask))
 
     def allowed(self, q_len: int, k_len: int, device: torch.device) -> Tensor | None:
@@ -48,11 +48,11 @@ class Visibility:
         masks = []
         if self.causal or self.window is not None:
             queries = torch.arange(q_len, device=device)[:, None] + self.offset
-            ahead = torch.arange(k_len, device=device)[None, :] - queries  # key - query
+            k_minus_q = torch.arange(k_len, device=device)[None, :] - queries
             if self.causal:
-                masks.append(ahead <= 0)
+                masks.append(k_minus_q <= 0)
             if self.window is not None:
-                masks.append(ahead.abs() < self.window)
+                masks.append(k_minus_q.abs() < self.window)
         if self.padding is not None:
             masks.append(self.padding[:, None, None, :])
         if self.q_documents is not None and self.k_documents is not None:

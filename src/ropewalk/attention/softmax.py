@@ -38,8 +38,8 @@ class Attention(nn.Module):
     """Softmax attention with one `encoding`: a name from ENCODINGS, a RopeSpec or an Encoding.
 
     num_kv_heads < num_heads shares keys and values between heads (GQA; 1 is MQA). `scale` defaults to
-    1/sqrt(head_dim), times the spec's softmax factor. `window` limits how many keys a query attends to. `o_bias` is the
-    `bias` of the output projection if it differs; `norm_eps` belongs to `qk_norm`.
+    1/sqrt(head_dim), times the spec's softmax factor. `window` limits how many keys a query attends to. `o_bias`
+    overrides `bias` for the output projection; `norm_eps` is the epsilon of the norms that `qk_norm` adds.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Attention(nn.Module):
     ) -> Attended:
         """Attend over x [B, S, model_dim] and the tokens in `cache`.
 
-        positions   integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default each row counts its real
-                    tokens, starting after those in the cache
+        positions   integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default 0, 1, 2, ... over the
+                    real tokens of each row, continuing after those in the cache
         mask        boolean (True = attend) or float (added to the scores), broadcastable to [B, H, Sq, Sk]
         padding     boolean [B, S], True for real tokens; padded queries give 0
-        documents   integer [B, S], the number of the packed document of each token (without a cache)
+        documents   integer [B, S], the document index of each token of packed rows; not with a cache
         """
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
@@ -114,8 +114,8 @@ class Attention(nn.Module):
         call = self._call(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
         out, weights = attend(call, self.backend)
         if weights is not None:
-            added = self.encoding.value_bias(weights, positions, k_positions)
-            out = out if added is None else out + added.to(out.dtype)
+            value_term = self.encoding.value_bias(weights, positions, k_positions)
+            out = out if value_term is None else out + value_term.to(out.dtype)
         if padding is not None:
             out = out.masked_fill(~padding[:, None, :, None], 0.0)
         out = self.o_proj(out.transpose(1, 2).flatten(-2))
@@ -140,7 +140,7 @@ class Attention(nn.Module):
         q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
         zero = torch.zeros(1, dtype=torch.int64, device=x.device)
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
-        bias = self.encoding.bias(q[:, :, :1], zero, zero)  # of one token, since only whether it is None matters
+        bias = self.encoding.bias(q[:, :, :1], zero, zero)  # one token suffices: only whether the bias is None matters
         return pick(self._call(q, q, q, visible, bias, return_weights), self.backend)
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool) -> Call:
@@ -158,11 +158,11 @@ class Attention(nn.Module):
         seq: int,
         device: torch.device,
     ) -> Tensor:
-        """Return `positions`, or the default ones [B, S]; `cache` is None or any object with `next_positions`."""
+        """Return `positions`, or the default positions [B, S] if None; `cache` is None or any object with `next_positions`."""
         if documents is not None and cache is not None:
             raise RopeError("documents", "cannot be used with a cache; give each document its own row", list(documents.shape))
         if documents is not None and documents.shape != (batch, seq):
-            raise RopeError("documents", f"must be [{batch}, {seq}], the document number of every token", list(documents.shape))
+            raise RopeError("documents", f"must be [{batch}, {seq}], the document index of every token", list(documents.shape))
         if positions is not None:
             return positions
         if documents is not None:
@@ -176,7 +176,7 @@ class Attention(nn.Module):
     def _rotated_with_cache(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, padding: Tensor | None, cache: KVCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Rotate q and k and add the cached tokens: (q, k, v, key positions, key padding)."""
+        """Return (q, k, v, key positions, key padding): q and k rotated, k and v with the cached tokens in front."""
         if cache is None:
             return *self._rotated(q, k, positions), v, positions, padding
         rotated = cache.keeps_rotated(self.encoding)
@@ -201,7 +201,7 @@ class Attention(nn.Module):
 
 
 def _positions_in_documents(documents: Tensor) -> Tensor:
-    """Positions 0, 1, 2 ... that restart at every new document number."""
+    """Return positions 0, 1, 2, ... that restart wherever the document index changes."""
     index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]

@@ -27,9 +27,9 @@ SHAPES: dict[str, tuple[int, int, int, int, int, torch.dtype]] = {
     "8x32x2048x256": (8, 2048, 32, 32, 256, torch.bfloat16),
     "4x32x8192x128": (4, 8192, 32, 32, 128, torch.bfloat16),
 }
-#: the largest relative rms error of a contender: rounding to its dtype, with a margin for tables in that dtype
+#: largest relative rms error of a contender: the rounding of its dtype, with a margin for cos and sin stored in that dtype
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-4}
-#: the plain case, and those that must not cost more: restarting positions, three axes, a quarter of the head rotated
+#: the plain case, and variants that should be as fast: packed documents, three axes (M-RoPE), a quarter of each head rotated
 VARIANTS = ("plain", "packed", "mrope", "partial")
 
 
@@ -60,13 +60,13 @@ class Case:
 def make_case(
     name: str, order: str, device: str = "cpu", dtype: torch.dtype | None = None, variant: str = "plain", seed: int = 0
 ) -> Case:
-    """Random tensors of a named shape; a decode shape (one token per row) gets random positions."""
-    batch, seq, q_heads, k_heads, head_dim, own_dtype = SHAPES[name]
+    """Return random tensors of a named shape; a decode shape (one token per batch row) has random positions."""
+    batch, seq, q_heads, k_heads, head_dim, default_dtype = SHAPES[name]
     generator = torch.Generator(device).manual_seed(seed)
 
-    def draw(heads: int) -> Tensor:
+    def random_tensor(heads: int) -> Tensor:
         shape = (batch, seq, heads, head_dim) if order == "bshd" else (batch, heads, seq, head_dim)
-        return torch.randn(shape, generator=generator, device=device).to(dtype or own_dtype)
+        return torch.randn(shape, generator=generator, device=device).to(dtype or default_dtype)
 
     positions = torch.arange(seq, device=device).expand(batch, seq)
     if seq == 1:
@@ -82,11 +82,11 @@ def make_case(
         rotary_dim=head_dim // 4 if variant == "partial" else None,
         axes=axes.chunked([pairs - 2 * third, third, third]) if variant == "mrope" else None,
     )
-    return Case(name, order, draw(q_heads), draw(k_heads), positions.contiguous(), spec)
+    return Case(name, order, random_tensor(q_heads), random_tensor(k_heads), positions.contiguous(), spec)
 
 
 def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
-    """x rotated in float64 by cos and sin of position times frequency, without tables or kernels."""
+    """Return x rotated in float64, with cos and sin computed directly from position times frequency."""
     pairs = case.spec.pairs
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
     per_pair = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
@@ -97,12 +97,12 @@ def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
 
 
 def rms_error(rotated: tuple[Tensor, Tensor], case: Case) -> float:
-    """Relative root-mean-square error of q and k; computed row by row where the whole batch would not fit in memory."""
+    """Return the relative root-mean-square error of rotated q and k; large batches are checked row by row to save memory."""
     squared_error = squared_norm = 0.0
     rows_at_once = 1 if case.q[0].numel() > 1 << 20 else case.q.shape[0]
     for y, x in zip(rotated, (case.q, case.k), strict=True):
-        for row in range(0, x.shape[0], rows_at_once):
-            part = slice(row, row + rows_at_once)
+        for start in range(0, x.shape[0], rows_at_once):
+            part = slice(start, start + rows_at_once)
             exact = definition(x[part], case.positions[..., part, :], case)
             squared_error += float((y[part].double() - exact).square().sum())
             squared_norm += float(exact.square().sum())

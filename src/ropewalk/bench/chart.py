@@ -1,4 +1,4 @@
-"""Charts of result rows: how close each contender comes to a plain copy."""
+"""Bar charts of result rows: the speed of each contender compared with a plain copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ropewalk.bench.tables import mean_percent
 
 
 def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bars of per cent of a flat copy, by shape and contender; forward above, forward+backward below."""
+    """Draw each contender's speed in per cent of a flat copy, by shape; forward above, forward+backward below."""
     from matplotlib.figure import Figure
 
     passes = ("forward", "forward+backward")
@@ -33,7 +33,7 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bars of time over the time of a copy, by shape, dtype and contender; lower is better."""
+    """Draw each contender's time divided by the time of a copy, by shape and dtype; lower is better."""
     from matplotlib.figure import Figure
 
     timed = [r for r in rows if r.get("pass") == "forward"]

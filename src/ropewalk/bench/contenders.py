@@ -1,6 +1,6 @@
-"""The timed contenders: the forms of ropewalk, and other libraries that are installed.
+"""The timed contenders: ropewalk with several options, and other installed libraries.
 
-A contender is prepared once for a case, which builds its tables, and is then a function of q and k.
+Each function prepares a contender for a case (for example builds its tables) and returns a function of q and k.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Call = Callable[[Tensor, Tensor], Rotated]
 
 
 def ropewalk(case: Case, *, explicit: bool = False, inplace: bool = False, backend: str | None = None) -> Call:
-    """The public call. Positions are counted from 0, unless they are `explicit` or the case is a decode step."""
+    """Prepare `rope(q, k)`. Positions are passed if `explicit` or in a decode step; otherwise they are 0, 1, 2, ..."""
     rope, seq_dim, positions = Rope(case.spec, backend=backend), case.seq_dim, case.positions
     if explicit or case.decode:
         return lambda q, k: rope(q, k, positions, seq_dim=seq_dim, inplace=inplace)
@@ -31,40 +31,40 @@ def ropewalk(case: Case, *, explicit: bool = False, inplace: bool = False, backe
 
 
 def ropewalk_interleaved(case: Case) -> Call:
-    """The public call with the interleaved layout, which the complex product uses too."""
+    """Prepare `rope(q, k)` with the interleaved layout, for comparison with the complex product."""
     return ropewalk(replace(case, spec=replace(case.spec, layout="interleaved", layout_out="interleaved")))
 
 
 def hf_tables(case: Case) -> tuple[Tensor, Tensor]:
-    """cos and sin as transformers computes them: float32 angles, cast to the model's dtype, every entry stored twice."""
+    """Return cos and sin as transformers computes them: float32 angles, cast to the model's dtype, every entry stored twice."""
     pairs = case.q.shape[-1] // 2
     inv_freq = 1.0 / (10_000.0 ** (torch.arange(0, 2 * pairs, 2, device=case.q.device).float() / (2 * pairs)))
     angles = case.positions[..., None].float() * inv_freq
     angles = torch.cat((angles, angles), dim=-1)
-    heads = 2 if case.order == "bshd" else 1
-    return angles.cos().to(case.q.dtype).unsqueeze(heads), angles.sin().to(case.q.dtype).unsqueeze(heads)
+    head_axis = 2 if case.order == "bshd" else 1
+    return angles.cos().to(case.q.dtype).unsqueeze(head_axis), angles.sin().to(case.q.dtype).unsqueeze(head_axis)
 
 
 def hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x cos + rotate_half(x) sin."""
+    """Return x * cos + rotate_half(x) * sin."""
     return x * cos + rotate_half(x) * sin
 
 
 def hf_eager(case: Case) -> Call:
-    """The rotation of transformers: two products and a rotate_half in the model's dtype."""
+    """Prepare the rotation of transformers: two products and a rotate_half in the model's dtype."""
     cos, sin = hf_tables(case)
     return lambda q, k: (hf_rotate(q, cos, sin), hf_rotate(k, cos, sin))
 
 
 def hf_compiled(case: Case) -> Call:
-    """The same under torch.compile."""
+    """Prepare the rotation of transformers under torch.compile."""
     cos, sin = hf_tables(case)
     torch.compiler.reset()  # earlier shapes would count towards the recompile limit
     return torch.compile(lambda q, k: (hf_rotate(q, cos, sin), hf_rotate(k, cos, sin)), dynamic=False)
 
 
 def complex_form(case: Case) -> Call:
-    """A complex product in float32 on interleaved pairs."""
+    """Prepare a complex product in float32 on interleaved pairs."""
     pairs = case.q.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=case.q.device) / pairs)
     angles = case.positions[..., None] * radians
@@ -78,7 +78,7 @@ def complex_form(case: Case) -> Call:
 
 
 def lucidrains(case: Case) -> Call:
-    """rotary-embedding-torch, interleaved; its tables are built before the timing."""
+    """Prepare rotary-embedding-torch (interleaved) with its tables already built."""
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
     rotary = RotaryEmbedding(case.q.shape[-1]).to(case.q.device)
@@ -88,7 +88,7 @@ def lucidrains(case: Case) -> Call:
 
 
 def liger(case: Case) -> Call:
-    """liger-kernel's Triton kernel; it takes [B, H, S, D] views of [B, S, H, D] memory and writes in place."""
+    """Prepare liger-kernel's Triton kernel, which takes [B, H, S, D] views of [B, S, H, D] memory and writes in place."""
     from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]  # a peer, not an extra
 
     cos, sin = (table.squeeze(2 if case.order == "bshd" else 1) for table in hf_tables(case))
@@ -102,7 +102,7 @@ def liger(case: Case) -> Call:
     return lambda q, k: LigerRopeFunction.apply(q, k, cos, sin)
 
 
-#: name -> the function that prepares it for a case
+#: name of a contender -> the function that prepares it for a case
 CONTENDERS: dict[str, Callable[[Case], Call]] = {
     "ropewalk": ropewalk,
     "ropewalk, in place": partial(ropewalk, inplace=True),
@@ -121,7 +121,7 @@ MODULES = {"rotary-embedding-torch": "rotary_embedding_torch", "liger-kernel": "
 
 
 def why_not(name: str, case: Case) -> str | None:
-    """The reason why a contender cannot run here, or None."""
+    """Return the reason why a contender cannot run on this machine, or None."""
     module = MODULES.get(name)
     if module and importlib.util.find_spec(module) is None:
         return f"{name} is not installed; run: pip install {name}"
@@ -131,7 +131,7 @@ def why_not(name: str, case: Case) -> str | None:
 
 
 def agrees(name: str, call: Call, case: Case) -> tuple[bool, float]:
-    """Whether a contender agrees with the definition on this case, and its relative rms error."""
+    """Return whether a contender agrees with the float64 definition on this case, and its relative rms error."""
 
     def relayout(x: Tensor, source: str, target: str) -> Tensor:
         return x if source == target else join_pairs(*split_pairs(x, source), target)

@@ -1,4 +1,4 @@
-"""CPU timings: lower quartile of the CPU time of one thread, beside torch's `copy_`; contenders alternate."""
+"""CPU timings: the lower quartile of the CPU time of one thread, compared with torch's `copy_`; contenders alternate."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SHAPES.update(CPU_SHAPES)
 ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = 12
-#: seconds of untimed calls before each timing: an allocator returns freed pages to the system some ten milliseconds later
+#: seconds of untimed calls before each timing: an allocator returns freed pages to the system after about ten milliseconds
 WARM_UP = 0.025
 
 
 def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004) -> dict[str, float]:
-    """Lower-quartile CPU microseconds of each call. Every round times all calls, so that noise affects them equally.
+    """Return the lower quartile of the CPU microseconds of each call. Each round times every call, so noise affects all equally.
 
-    Untimed calls precede each timing, so that it does not depend on what the call before left in caches and allocator.
+    Untimed calls precede each timing, so that the state of caches and allocator does not depend on the previous contender.
     """
-    loops, taken = {}, {name: [] for name in calls}
+    loops, times = {}, {name: [] for name in calls}
     for name, call in calls.items():
         call()
         start = time.process_time()
@@ -43,15 +43,15 @@ def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS,
         loops[name] = max(1, int(at_least / max(time.process_time() - start, 1e-6)))
     for _ in range(rounds):
         for name, call in calls.items():
-            warm = time.perf_counter() + WARM_UP
+            warm_until = time.perf_counter() + WARM_UP
             call()
-            while time.perf_counter() < warm:
+            while time.perf_counter() < warm_until:
                 call()
             start = time.process_time()
             for _ in range(loops[name]):
                 call()
-            taken[name].append((time.process_time() - start) / loops[name] * 1e6)
-    return {name: statistics.quantiles(sorted(values), n=4)[0] for name, values in taken.items()}
+            times[name].append((time.process_time() - start) / loops[name] * 1e6)
+    return {name: statistics.quantiles(sorted(values), n=4)[0] for name, values in times.items()}
 
 
 @contextmanager
@@ -66,13 +66,13 @@ def one_thread() -> Iterator[None]:
 
 
 def copy_call(case: Case) -> Callable[[], Any]:
-    """A copy of q and k into existing tensors, which no rotation can beat by much."""
+    """Return a function that copies q and k into existing tensors: close to the fastest possible rotation."""
     q, k = torch.empty_like(case.q), torch.empty_like(case.k)
     return lambda: (q.copy_(case.q), k.copy_(case.k))
 
 
 def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
-    """One forward and backward pass through autograd."""
+    """Return a function that runs one forward and backward pass through autograd."""
     q, k = case.q.clone().requires_grad_(), case.k.clone().requires_grad_()
     grads = (torch.randn_like(q), torch.randn_like(k))
     return lambda: torch.autograd.grad(call(q, k), (q, k), grads)
@@ -81,7 +81,7 @@ def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
 def measure(
     names: tuple[str, ...] = tuple(CPU_SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS), rounds: int = ROUNDS
 ) -> Iterator[dict[str, Any]]:
-    """One row for each shape, dtype, contender and pass that can run here and agrees with the definition."""
+    """Yield a row for each shape, dtype, contender and pass; if a contender cannot be timed, its row has the reason."""
     with one_thread():
         for name in names:
             for order, dtype in itertools.product(ORDERS.get(name, ("bhsd",)), DTYPES):
@@ -89,7 +89,7 @@ def measure(
 
 
 def _ordered(case: Case, order: str) -> Case:
-    """The case with q and k in the memory order of ORDERS."""
+    """Return the case with q and k in one of the memory orders of ORDERS."""
     if order == "bhsd":
         return case
     q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (case.q, case.k))
@@ -105,30 +105,30 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
             continue
         call = CONTENDERS[contender](case)
         with torch.no_grad():
-            good, errors[contender] = agrees(contender, call, case)
-        if good:
+            is_correct, errors[contender] = agrees(contender, call, case)
+        if is_correct:
             calls[contender] = call
         else:
             yield {**common, "contender": contender, "skipped": "does not agree with the definition"}
     with torch.no_grad():
         timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
-        taken = alternating_times({"copy": copy_call(case), **timed}, rounds)
-    copy = taken.pop("copy")
-    for contender, us in taken.items():
+        times = alternating_times({"copy": copy_call(case), **timed}, rounds)
+    copy = times.pop("copy")
+    for contender, us in times.items():
         yield _row(common, contender, "forward", us, copy, errors[contender])
     if case.decode:
         return
-    trained = {name: calls[name] for name in ("ropewalk", "transformers, eager") if name in calls}
-    taken = alternating_times({name: forward_backward(call, case) for name, call in trained.items()}, max(4, rounds // 2))
-    for contender, us in taken.items():
+    with_backward = {name: calls[name] for name in ("ropewalk", "transformers, eager") if name in calls}
+    times = alternating_times({name: forward_backward(call, case) for name, call in with_backward.items()}, max(4, rounds // 2))
+    for contender, us in times.items():
         yield _row(common, contender, "forward+backward", us, 2 * copy, errors[contender])
 
 
-def _row(common: dict[str, Any], contender: str, what: str, us: float, copy: float, error: float) -> dict[str, Any]:
+def _row(common: dict[str, Any], contender: str, pass_name: str, us: float, copy: float, error: float) -> dict[str, Any]:
     measured = {
         "us": round(us, 2),
         "copy_us": round(copy, 2),
         "times_copy": round(us / copy, 2),
         "rms_error": float(f"{error:.3g}"),
     }
-    return {**common, "contender": contender, "pass": what, **measured}
+    return {**common, "contender": contender, "pass": pass_name, **measured}

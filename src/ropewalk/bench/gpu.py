@@ -1,4 +1,4 @@
-"""GPU timings: CUDA graphs replayed over buffers larger than the L2 cache, beside one flat copy of the same bytes."""
+"""GPU timings: CUDA graphs replayed over buffers larger than the L2 cache, compared with one flat copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPLAYS = 25
 
 
 def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
-    """Median microseconds of one call, from replays of one graph that holds all calls."""
+    """Return the median microseconds of one call, from replays of a CUDA graph that contains all calls."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -30,10 +30,10 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    graph, kept = torch.cuda.CUDAGraph(), []
+    graph, results = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         for call in calls:
-            kept.append(call())  # results stay alive, so that no two calls write to the same, cached memory
+            results.append(call())  # results stay alive, so that no two calls write to the same, cached memory
     for _ in range(3):
         graph.replay()
     times = []
@@ -44,14 +44,15 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop) * 1000 / len(calls))
-    del graph, kept
+    del graph, results
     return statistics.median(times)
 
 
 def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict[str, float]:
-    """Microseconds per call of an eager loop, where host and device overlap: the time of the slower one.
+    """Return the microseconds per call of an eager loop. Host and device overlap, so this is the time of the slower of them.
 
-    Lower quartile and median of rounds over more than a second: a rented core runs at half speed while its sibling is busy.
+    The rounds last more than a second; their lower quartile and median are returned, because a rented core runs at half speed
+    while its sibling is busy.
     """
     times = []
     for _ in range(rounds):
@@ -64,12 +65,12 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / loops * 1e6)
         time.sleep(0.05)
-    low, middle, _ = statistics.quantiles(times, n=4)
-    return {"us": round(low, 2), "median_us": round(middle, 2)}
+    low, median, _ = statistics.quantiles(times, n=4)
+    return {"us": round(low, 2), "median_us": round(median, 2)}
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Peak memory that a call allocates, outputs included."""
+    """Return the peak number of bytes that a call allocates, including its outputs."""
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -80,39 +81,39 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 
 def copies(case: Case) -> list[Case]:
-    """Enough copies of the tensors to exceed the L2 cache."""
+    """Return the case and enough copies of its tensors to exceed the L2 cache."""
     count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
     return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
 
 
 def ceiling_us(sets: list[Case], passes: int = 1) -> float:
-    """Microseconds of `passes` flat copies of the bytes of q and k, which no rotation can beat by much."""
+    """Return the microseconds of `passes` flat copies of q and k: close to the fastest possible rotation."""
     flats = [torch.empty(case.bytes, dtype=torch.uint8, device="cuda") for case in sets for _ in range(2)]
     pairs = [(flats[2 * i], flats[2 * i + 1]) for i in range(len(sets))]
     return passes * replay_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs])
 
 
 def forward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
-    """One forward call for each set of tensors."""
+    """Return one forward call for each set of tensors."""
     return [lambda s=s: call(s.q, s.k) for s in sets]
 
 
 def backward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
-    """One forward and backward pass with random gradients for each set of tensors."""
+    """Return one forward and backward pass, with random gradients, for each set of tensors."""
 
     def step(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> tuple[Tensor, ...]:
-        # views, because a kernel that writes in place must not get a leaf
+        # pass views: autograd forbids in-place writes to leaf tensors
         return torch.autograd.grad(call(q.view_as(q), k.view_as(k)), (q, k), (dq, dk))
 
-    prepared = []
+    tensors = []
     for s in sets:
         q, k = s.q.detach().requires_grad_(), s.k.detach().requires_grad_()
-        prepared.append((q, k, torch.randn_like(s.q), torch.randn_like(s.k)))
-    return [lambda p=p: step(*p) for p in prepared]
+        tensors.append((q, k, torch.randn_like(s.q), torch.randn_like(s.k)))
+    return [lambda p=p: step(*p) for p in tensors]
 
 
 def measure(names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS)) -> Iterator[dict[str, Any]]:
-    """One row for each shape, memory order, contender and pass that can run here and agrees with the definition."""
+    """Yield the rows of each shape, memory order and contender."""
     for name in names:
         for order in ("bshd",) if name in DECODE else ("bshd", "bhsd"):
             sets = copies(make_case(name, order, "cuda"))
@@ -124,7 +125,7 @@ def measure(names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] 
 
 
 def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of one contender on one case; one row with the reason if it cannot be timed."""
+    """Yield a row for each timed pass of one contender, or one row with the reason why it cannot be timed."""
     case, row = sets[0], {**row, "contender": contender}
     if reason := why_not(contender, case):
         yield {**row, "skipped": reason}
@@ -132,9 +133,9 @@ def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[d
     call = CONTENDERS[contender](case)
     try:
         with torch.no_grad():
-            good, error = agrees(contender, call, case)
+            is_correct, error = agrees(contender, call, case)
             row["rms_error"] = float(f"{error:.3g}")
-            if not good:
+            if not is_correct:
                 yield {**row, "skipped": "does not agree with the definition"}
                 return
             measured = beside_copy(forward_calls(call, sets), lambda: ceiling_us(sets))
@@ -149,7 +150,7 @@ def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[d
 
 
 def beside_copy(calls: list[Callable[[], Any]], ceiling: Callable[[], float]) -> dict[str, float]:
-    """The time of a call and of the copies, which are timed before and after it because clocks and memory drift."""
+    """Return the time of a call and of the copies, which are timed before and after the call because clocks and memory drift."""
     before, us, after = ceiling(), replay_us(calls), ceiling()
     copy = (before + after) / 2
     return {"us": round(us, 3), "copy_us": round(copy, 3), "percent_of_copy": round(100 * copy / us, 1)}

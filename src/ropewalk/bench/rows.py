@@ -1,4 +1,4 @@
-"""Result rows: JSON lines that carry the machine and the versions they were measured with."""
+"""Result rows: JSON lines with the measurements, the machine and the package versions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def write(path: Path, rows: list[Row]) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a results file."""
+    """Return the rows of a results file."""
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
 def run_script(about: str | None, measures: dict[str, Callable[[], Iterable[Row]]]) -> None:
-    """The command line of a script in `benchmarks/`: measure on a device, print every row, write all of them to --out."""
+    """Run the command line of a script in `benchmarks/`: measure on a device, print every row, write all rows to --out."""
     parser = argparse.ArgumentParser(description=about)
-    usual = "cuda" if "cuda" in measures and (torch.cuda.is_available() or len(measures) == 1) else "cpu"
-    parser.add_argument("--device", choices=list(measures), default=usual)
+    default = "cuda" if "cuda" in measures and (torch.cuda.is_available() or len(measures) == 1) else "cpu"
+    parser.add_argument("--device", choices=list(measures), default=default)
     parser.add_argument("--out", type=Path, help="write the rows to this file, as JSON lines")
     options = parser.parse_args()
     rows = []

@@ -1,6 +1,6 @@
-"""The commands of `ropewalk`, one module each: they call the library and print what it returns.
+"""The commands of `ropewalk`, one module each. They call the library and print the results.
 
-`ropewalk_cli` lists them and imports a module when its command runs.
+`ropewalk_cli` lists the commands and imports a module only when its command runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 
 def console():
-    """A rich console: in colour on a terminal; plain and wide enough for every table when piped."""
+    """Return a rich console: coloured on a terminal; without colours and 120 columns wide if the output is piped."""
     from rich.console import Console
 
     # no markup: "[lab]" in a message is text, not a style
@@ -17,7 +17,7 @@ def console():
 
 
 def device_of(name: str) -> str:
-    """The device that an option names; "auto" is cuda if there is a GPU."""
+    """Return the device named by a command-line option; "auto" is cuda if there is a GPU."""
     import torch
 
     from ropewalk.errors import choice

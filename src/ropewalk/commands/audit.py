@@ -1,4 +1,4 @@
-"""`ropewalk audit`: what other engines compute from one config, and how it differs from transformers."""
+"""`ropewalk audit`: compare the rope that other engines compute from a config with the one of transformers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COLUMNS = ("magnitude", "logits", "first pair", "pairs", "worst score", "mean", 
 
 
 def audit(
-    config: Annotated[Path, typer.Argument(help="A config.json, or the folder of a model.")],
-    length: Annotated[int | None, typer.Option(help="Tokens of the longest sequence of a batch.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="The longest sequence that an engine is started with.")] = None,
+    config: Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")],
+    length: Annotated[int | None, typer.Option(help="Length of the longest sequence of a batch, in tokens.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="The maximum sequence length that engines are started with.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Show what transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from one config, and how much they differ."""
+    """Compare the rope that transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from the same config."""
     result = run_audit(config, length=length, max_model_len=max_model_len)
     if json:
         print(json_format.dumps(result.as_dict(), indent=2))
@@ -65,7 +65,7 @@ def _cells(finding: Finding) -> list[str]:
 
 
 def _reasons(result: Audit) -> list[str]:
-    """Each rule of an engine once, with its source and the date it was read; then the warnings."""
+    """Return a line for each rule of an engine, with its source and the date it was read, then the warnings."""
     lines = {
         f"{ENGINES[f.engine].title}, {rule.about}: {rule.does} ({rule.reference}; read {rule.read})"
         for f in result.findings

@@ -18,10 +18,12 @@ from ropewalk.interop.checkpoint import Conversion, convert_checkpoint, which_la
 def convert(
     source: Annotated[Path, typer.Argument(help="The checkpoint folder: safetensors and config.json.")],
     target: Annotated[Path | None, typer.Argument(help="The folder to write; it must not exist.")] = None,
-    from_layout: Annotated[str, typer.Option("--from", help="The present layout: half or interleaved.")] = "",
-    to_layout: Annotated[str, typer.Option("--to", help="The layout to convert to.")] = "",
-    config: Annotated[Path | None, typer.Option(help="The config.json with the sizes, if the folder has none.")] = None,
-    which: Annotated[bool, typer.Option("--which", help="Only print which layout the folder has, with the evidence.")] = False,
+    from_layout: Annotated[str, typer.Option("--from", help="Current layout of the checkpoint: half or interleaved.")] = "",
+    to_layout: Annotated[str, typer.Option("--to", help="Layout to convert to: half or interleaved.")] = "",
+    config: Annotated[Path | None, typer.Option(help="Path of config.json, if the folder has none.")] = None,
+    which: Annotated[
+        bool, typer.Option("--which", help="Only detect and print the layout of the folder, with the evidence.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change; write nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -31,7 +33,7 @@ def convert(
         print(json_format.dumps(evidence.as_dict(), indent=2) if json else evidence)
         return
     if target is None and not dry_run:
-        raise RopeError("target", "must be given, or --dry-run, or --which", None)
+        raise RopeError("target", "must be given unless --dry-run or --which is used", None)
     conversion = convert_checkpoint(source, None, from_layout, to_layout, config=config)
     if target is not None and not dry_run:
         _run(source, target, conversion, config)

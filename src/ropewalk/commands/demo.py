@@ -1,4 +1,4 @@
-"""`ropewalk demo`: self-check, a short benchmark and two studies on this machine, and one page with all results."""
+"""`ropewalk demo`: run a self-check, a short benchmark and two studies on this machine, and write one page of results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ropewalk.errors import choice, integer
 from ropewalk.lab.studies.findings import Table
 from ropewalk.machine import machine
 
-#: settings of each study: enough for its first table, in minutes on two cores
+#: changed settings of each study: enough for its first table, in minutes on two cores
 STUDIES: dict[str, list[str]] = {
     "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
     "extend": ['methods=["none", "linear", "ntk", "yarn"]', "factors=[4]", "tuned_factors=[]"],
 }
-#: a tenth fewer steps than the preset, so that four models are trained within eight minutes
+#: a tenth fewer steps than the preset has, so that four models are trained within eight minutes
 STEPS = "train.stages=[{length=128, batch=8, steps=540}]"
 NEXT = """Next:
   ropewalk explore                                     change the settings of a rope in a browser
@@ -39,7 +39,9 @@ def demo(
     tokens: Annotated[int, typer.Option(help="Length of the sequence that is timed.")] = 1024,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")] = "auto",
     preset: Annotated[str, typer.Option(help="Size of the studies: smoke (seconds), cpu (minutes), gpu.")] = "cpu",
-    check_only: Annotated[bool, typer.Option("--check-only", help="Only the self-check: seconds, and no training.")] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check-only", help="Run only the self-check, which takes seconds; train nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Check this machine, time the kernels, train and extend small models, and write one page with the results.
@@ -60,12 +62,12 @@ def demo(
         _show_tables(sections)
         console().print(_outcome(report.ok), style="green" if report.ok else "red")
     claims: dict[str, Any] = {}
-    # models trained with a wrong kernel would prove nothing
+    # results of models trained with a wrong kernel would be meaningless
     if report.ok and not check_only:
-        timed = _benchmark()
+        benchmark = _benchmark()
         if not json:
-            _show_tables([timed])
-        claims, page = _study(out, preset, device, [*sections, timed], json)
+            _show_tables([benchmark])
+        claims, page = _study(out, preset, device, [*sections, benchmark], json)
         paths.append(page)
     if json:
         rows = {name: [asdict(row) | {"ok": row.ok} for row in part] for name, part in vars(report).items()}
@@ -77,7 +79,7 @@ def demo(
 
 
 def _benchmark() -> Table:
-    """Times of the rotation beside other installed libraries, on one core."""
+    """Return a table with the times of the rotation and of other installed libraries, on one core."""
     from ropewalk.bench import cpu
 
     rows = [
@@ -91,15 +93,15 @@ def _benchmark() -> Table:
 
 
 def _study(out: Path, preset: str, device: str, sections: list[Table], quiet: bool) -> tuple[dict[str, Any], Path]:
-    """Run the studies; return their claims as plain data, and the path of the page with everything."""
+    """Run the studies; return their claims as plain data, and the path of the report."""
     from ropewalk.commands.lab import show
     from ropewalk.lab import report
     from ropewalk.lab import studies as lab
 
     claims = {}
     for name, changes in STUDIES.items():
-        usual = lab.STUDIES[name].presets[preset]["changes"]
-        shorter = [f"changes={json_format.dumps([*usual, STEPS])}"] if preset == "cpu" else []
+        default_changes = lab.STUDIES[name].presets[preset]["changes"]
+        shorter = [f"changes={json_format.dumps([*default_changes, STEPS])}"] if preset == "cpu" else []
         folder = lab.run_study(lab.STUDIES[name], preset, out, changes=[*changes, *shorter], device=device, quiet=quiet)
         page = lab.STUDIES[name].findings(*lab.read_study(folder))
         claims[name] = [asdict(claim) for claim in page.claims]
@@ -112,7 +114,7 @@ def _run(tokens: int, device: str) -> selfcheck.Report:
     steps = list(selfcheck.steps(tokens, device))
     rows: list = []
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    # progress goes to stderr: stdout stays clean for --json and for pipes
+    # progress goes to stderr, because stdout may be piped
     screen = Console(stderr=True)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("", total=len(steps))
@@ -132,7 +134,7 @@ def _precision(report: selfcheck.Report) -> Table:
         "Precision of cos and sin",
         ("precision", "near position", "error", "bound", "own error", ""),
         rows,
-        "error: against theta^(-2i/d) in 60 digits. own error: against the float64 or float32 frequencies of that policy.",
+        "error: compared with theta^(-2i/d) in 60 digits. own error: compared with its own float64 or float32 frequencies.",
     )
 
 
@@ -146,7 +148,7 @@ def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
     rows = []
     for row in report.speed:
         if row.reason:
-            rows.append((row.name, row.dtype, "", "", "", "", f"not here: {row.reason}"))
+            rows.append((row.name, row.dtype, "", "", "", "", f"not available: {row.reason}"))
             continue
         copies = _ratio(row.milliseconds, base["copy_", row.dtype])
         halves = _ratio(row.milliseconds, base["rotate_half in plain torch", row.dtype])
@@ -175,9 +177,9 @@ def _outcome(ok: bool) -> str:
 
 
 def _pictures(out: Path) -> tuple[list[Path], str | None]:
-    """Write the pictures; return their paths, and what to install if matplotlib is missing."""
+    """Write the pictures; return their paths, and a message if matplotlib is missing."""
     try:
-        import matplotlib  # noqa: F401 - only checked for
+        import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
         return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
     from ropewalk import plots
@@ -190,11 +192,11 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
 
 
 def markdown(report: selfcheck.Report, sections: list[Table], pictures: list[Path], device: str) -> str:
-    """The whole report as Markdown."""
-    facts = machine(device)
-    measured = f"{facts['machine']}, Python {facts['python']}, torch {facts['versions']['torch']}, {facts['date']}."
+    """Return the self-check report as Markdown."""
+    info = machine(device)
+    environment = f"{info['machine']}, Python {info['python']}, torch {info['versions']['torch']}, {info['date']}."
     outcome = _outcome(report.ok) if report.ok else f"**{_outcome(report.ok)}**"
-    parts = [f"# ropewalk {__version__} self-check", measured, outcome]
+    parts = [f"# ropewalk {__version__} self-check", environment, outcome]
     for section in sections:
         head = [section.columns, tuple("---" for _ in section.columns)]
         parts += [f"## {section.title}", "\n".join("| " + " | ".join(row) + " |" for row in (*head, *section.rows)), section.note]

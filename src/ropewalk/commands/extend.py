@@ -1,4 +1,4 @@
-"""`ropewalk extend`: write a config.json for a longer context; the weights are not touched."""
+"""`ropewalk extend`: write a config.json for a longer context, without changing the weights."""
 
 from __future__ import annotations
 
@@ -22,35 +22,37 @@ def extend(
     kind: Annotated[str, typer.Argument(help="linear, ntk, dynamic, yarn, longrope or llama3.")],
     factor: Annotated[float, typer.Option(help="How many times longer the context becomes.")],
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the scaling, as name=JSON; may be repeated.")
+        list[str] | None, typer.Option("--set", help="Option of the scaling as name=JSON, such as beta_fast=16; may be repeated.")
     ] = None,
-    original_length: Annotated[int | None, typer.Option(help="The trained length; by default from the config.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the scaling that the config has.")] = False,
+    original_length: Annotated[
+        int | None, typer.Option(help="Context length in training, in tokens; by default from the config.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the existing scaling of the config.")] = False,
     out: Annotated[Path | None, typer.Option(help="The config.json to write; it must not exist.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: the changes and the whole new config.")] = False,
 ) -> None:
-    """Write a config for a longer context, and print what changes and which engines read it differently."""
-    changed = config_file.read(config)
+    """Write a config for a longer context; print the changes and which engines interpret the config differently."""
+    new_config = config_file.read(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(
-            changed, kind, factor=factor, original_length=original_length, overwrite=overwrite, **_options(option or [])
+            new_config, kind, factor=factor, original_length=original_length, overwrite=overwrite, **_options(option or [])
         )
     assert report is not None  # None is only returned without a kind
     if not report.saved:
-        raise RopeError("kind", "must be one that a config.json can express", kind)
+        raise RopeError("kind", "must be a scaling that config.json can store", kind)
     if out is not None:
-        _write(out, changed)
+        _write(out, new_config)
     if json:
         changes = {name: {"before": before, "after": after} for name, (before, after) in report.changes.items()}
         notes = {"disagreements": list(report.disagreements), "notes": list(report.notes)}
-        print(json_format.dumps({"kind": kind, "factor": factor, "changes": changes, **notes, "config": changed}, indent=2))
+        print(json_format.dumps({"kind": kind, "factor": factor, "changes": changes, **notes, "config": new_config}, indent=2))
     else:
         console().print(f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}")
 
 
 def _options(texts: list[str]) -> dict[str, Any]:
-    """The values of --set by name."""
+    """Return the values of --set by name."""
     options = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -64,7 +66,7 @@ def _options(texts: list[str]) -> dict[str, Any]:
 
 
 def _write(path: Path, config: dict[str, Any]) -> None:
-    """Write a whole file or none, and never replace an existing one."""
+    """Write the file atomically; an existing file is an error."""
     text = json_format.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:

@@ -1,4 +1,4 @@
-"""`ropewalk figures`: write every figure, and a sheet with all of them."""
+"""`ropewalk figures`: write every figure, and a contact sheet of all figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ropewalk.commands import console
 from ropewalk.errors import RopeError, choice
 from ropewalk.plots import FIGURES, FORMATS, Look, View, write_all
 
-NO_FONT = "no font with Chinese glyphs was found: the labels are English; install one, such as Noto Sans CJK"
+NO_FONT = "labels are in English, because no font with Chinese glyphs was found; install one, such as Noto Sans CJK"
 
 
 def figures(
@@ -20,7 +20,7 @@ def figures(
     format: Annotated[str, typer.Option(help="png, svg or pdf; the contact sheet is always PNG.")] = "png",
     dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
     language: Annotated[str, typer.Option(help="en or zh; zh needs a font with Chinese glyphs.")] = "en",
-    only: Annotated[list[str] | None, typer.Option(help="Name of one figure; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Write only this figure; may be repeated.")] = None,
     config: Annotated[Path | None, typer.Option(help="Draw the rope of this config.json or model folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
 ) -> None:
@@ -41,7 +41,7 @@ def figures(
 
 
 def _view_of(config: Path, look: Look) -> View:
-    """The view of the first layer type that has a rope."""
+    """Return the view of the first layer type that has a rope."""
     from ropewalk.analysis import read_checkpoint
 
     facts = next((each for each in read_checkpoint(config).layers.values() if each is not None), None)

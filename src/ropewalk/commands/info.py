@@ -1,4 +1,4 @@
-"""`ropewalk info`: installed versions, the machine, and which backends, extras and caches there are."""
+"""`ropewalk info`: print installed versions, the machine, and the available backends, extras and caches."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from ropewalk.table import memory
 
 #: packages whose versions are shown besides ropewalk and Python
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "streamlit")
-# `dev` is for work on this package
+# `dev` is only for developing ropewalk
 _NOT_SHOWN = ("dev",)
 MEMORY_LENGTH = 131_072
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False) -> None:
-    """Show versions, the machine, caches, and the backends and extras with the reason if one is missing."""
-    facts = gather()
+    """Print versions, the machine, caches, backends and extras, with the reason if one is missing."""
+    report = gather()
     if json:
-        print(json_format.dumps(facts, indent=2))
+        print(json_format.dumps(report, indent=2))
         return
     out = console()
-    versions = {name: number or "not installed" for name, number in facts["versions"].items()}
+    versions = {name: number or "not installed" for name, number in report["versions"].items()}
     caches = {each.name: _size(each) for each in cache_infos()}
     table_bytes = f"Bytes of cos and sin for {MEMORY_LENGTH:,} tokens of 128 dimensions"
-    extras = {name: f"needs {', '.join(gap)}; pip install 'ropewalk[{name}]'" for name, gap in facts["extras"].items() if gap}
+    extras = {name: f"needs {', '.join(gap)}; pip install 'ropewalk[{name}]'" for name, gap in report["extras"].items() if gap}
     for title, rows in (
         ("Versions", versions),
-        ("Machine", facts["machine"]),
+        ("Machine", report["machine"]),
         ("Caches", caches),
-        (table_bytes, facts["table_bytes"]),
-        ("Extras", dict.fromkeys(facts["extras"], "installed") | extras),
+        (table_bytes, report["table_bytes"]),
+        ("Extras", dict.fromkeys(report["extras"], "installed") | extras),
     ):
         out.print(_pairs(title, rows))
-    for device, backends in facts["backends"].items():
+    for device, backends in report["backends"].items():
         out.print(_pairs(f"Backends on {device}", {name: reason or "runs" for name, reason in backends.items()}))
 
 
 def gather() -> dict[str, Any]:
-    """Everything that `info` shows, as plain data."""
+    """Return everything that `info` prints, as plain data."""
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     return {
         "versions": {"ropewalk": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES},
@@ -68,7 +68,7 @@ def gather() -> dict[str, Any]:
 
 
 def extras() -> dict[str, list[str]]:
-    """The missing packages of every extra; empty if ropewalk itself is not installed."""
+    """Return the missing packages of every extra; empty if ropewalk itself is not installed."""
     try:
         required = metadata.requires("ropewalk") or []
     except metadata.PackageNotFoundError:
@@ -86,7 +86,7 @@ def extras() -> dict[str, list[str]]:
 
 
 def _missing(extra: str, needs: dict[str, list[str]]) -> set[str]:
-    """The packages of an extra, and of the extras it includes, that are not installed."""
+    """Return the packages of an extra, and of the extras it includes, that are not installed."""
     missing: set[str] = set()
     for name in needs.get(extra, ()):
         if name.startswith("["):

@@ -1,4 +1,4 @@
-"""`ropewalk inspect config.json`: a checkpoint's rope, its usable length, precision and memory, and advice."""
+"""`ropewalk inspect config.json`: print a checkpoint's rope settings, usable length, precision, memory, and advice."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from ropewalk.plots import View, contact_sheet, draw, format_of, save
 
 #: the figures that `--plot` draws for every layer type
 PLOTTED = ("spectrum", "coverage", "similarity", "precision")
-ERROR_NOTE = "against the float32 frequencies of transformers, which the checkpoint was trained with"
-#: pairs that are printed; --json has all
+ERROR_NOTE = "compared with transformers' float32 frequencies, which the checkpoint was trained with"
+#: number of pairs that are printed; --json has all of them
 SHOWN_PAIRS = 9
 
 
 def inspect(
     config: Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")],
-    trained: Annotated[int | None, typer.Option(help="The trained length; by default from the config.")] = None,
-    served: Annotated[int | None, typer.Option(help="The served length; by default the longest that the config allows.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw figures to this .png, .svg or .pdf file.")] = None,
-    guide: Annotated[bool, typer.Option("--guide", help="Also show which scaling suits which use.")] = False,
+    trained: Annotated[
+        int | None, typer.Option(help="Context length in training, in tokens; by default from the config.")
+    ] = None,
+    served: Annotated[int | None, typer.Option(help="Context length in use, in tokens; by default the config's maximum.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also write figures to this .png, .svg or .pdf file.")] = None,
+    guide: Annotated[bool, typer.Option("--guide", help="Also print a table of recommended scalings by use case.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Explain the rope of a checkpoint: every value and its source, wavelengths, coverage, precision, memory, advice."""
+    """Print a checkpoint's rope settings and where each comes from, wavelengths, coverage, precision, memory, and advice."""
     if plot is not None:
-        format_of(plot)  # a wrong suffix is refused before the work
+        format_of(plot)  # raise an error for a wrong suffix before the analysis
     checkpoint = analysis.read_checkpoint(config, trained, served)
     report = gather(checkpoint)
     if guide:
@@ -51,7 +53,7 @@ def inspect(
 
 
 def gather(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything that `inspect` shows, as plain data."""
+    """Return everything that `inspect` prints, as plain data."""
     explanation = checkpoint.explanation
     values = explanation.as_dict()
     layers = {name: _layer(checkpoint, name, facts, values.get(name, {})) for name, facts in checkpoint.layers.items()}
@@ -75,7 +77,8 @@ def _layer(checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
-    critical, repeats = analysis.critical_dimension(analysis.plain_radians(facts.spec), facts.trained_distance), facts.aliasing
+    aliasing = facts.aliasing
+    critical = analysis.critical_dimension(analysis.plain_radians(facts.spec), facts.trained_distance)
     return {
         "window": facts.window,
         "rotated_dimensions": 2 * facts.spec.pairs,
@@ -83,9 +86,9 @@ def _summary(facts: Facts) -> dict[str, Any]:
         "pairs_below_one_turn_in_training": facts.spec.pairs - critical // 2,
         "pairs_with_new_angles_unscaled": int(facts.coverage.new_angles(facts.coverage.unscaled).sum()),
         "pairs_with_new_angles": facts.new_angles,
-        "shortest_wavelength": _finite(repeats.shortest),
-        "longest_wavelength": _finite(repeats.longest),
-        "pairs_that_repeat_when_served": repeats.repeating,
+        "shortest_wavelength": _finite(aliasing.shortest),
+        "longest_wavelength": _finite(aliasing.longest),
+        "pairs_that_repeat_when_served": aliasing.repeating,
         "bands": dict(Counter(facts.bands)),
         "magnitude": float(facts.spec.ladder_frequencies(facts.served).magnitude),
         "softmax_factor": facts.spec.extra_softmax_factor,
@@ -94,33 +97,34 @@ def _summary(facts: Facts) -> dict[str, Any]:
 
 
 def _pairs(facts: Facts) -> list[dict[str, Any]]:
-    coverage, new = facts.coverage, facts.coverage.new_angles(facts.coverage.scaled)
-    waves = analysis.wavelengths(analysis.plain_radians(facts.spec)), analysis.wavelengths(facts.radians)
+    coverage = facts.coverage
+    has_new_angles = coverage.new_angles(coverage.scaled)
+    plain_waves, scaled_waves = analysis.wavelengths(analysis.plain_radians(facts.spec)), analysis.wavelengths(facts.radians)
     return [
         {
             "pair": i,
-            "wavelength": _finite(waves[0][i]),
-            "scaled_wavelength": _finite(waves[1][i]),
+            "wavelength": _finite(plain_waves[i]),
+            "scaled_wavelength": _finite(scaled_waves[i]),
             "turns_in_training": float(coverage.trained[i]),
             "turns_served_unscaled": float(coverage.unscaled[i]),
             "turns_served": float(coverage.scaled[i]),
             "band": facts.bands[i],
-            "new_angles": bool(new[i]),
+            "new_angles": bool(has_new_angles[i]),
         }
         for i in range(facts.spec.pairs)
     ]
 
 
 def _finite(value: float) -> float | None:
-    """None for infinity, which JSON lacks: the wavelength of a pair that does not rotate."""
+    """Return None for infinity (the wavelength of a pair that does not rotate), since JSON has no infinity."""
     return float(value) if math.isfinite(value) else None
 
 
 def _plot(checkpoint: Checkpoint, path: Path) -> None:
-    rotated = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
-    views = {name: View(facts.spec, facts.trained, facts.served) for name, facts in rotated.items()}
-    drawn = {f"{layer}: {name}": draw(name, view) for layer, view in views.items() for name in PLOTTED}
-    save(contact_sheet(drawn, across=2), path)
+    layers = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
+    views = {name: View(facts.spec, facts.trained, facts.served) for name, facts in layers.items()}
+    figures = {f"{layer}: {name}": draw(name, view) for layer, view in views.items() for name in PLOTTED}
+    save(contact_sheet(figures, across=2), path)
 
 
 def _show(out: Console, report: dict[str, Any]) -> None:
@@ -143,16 +147,16 @@ def _tables(layer: dict[str, Any]) -> list[Table]:
     values = [(name, _short(entry["value"]), entry["source"]) for name, entry in layer["values"].items()]
     summary = [(name.replace("_", " "), _cell(value)) for name, value in layer["summary"].items()]
     rows, served = layer["pairs"], layer["summary"]["served"]
-    chosen = np.unique(np.linspace(0, len(rows) - 1, SHOWN_PAIRS).round().astype(int))
-    ladder = [tuple(map(_cell, rows[i].values())) for i in chosen]
-    heads = ("pair", "wavelength", "scaled", "turns trained", "unscaled", "served", "band", "new angles")
+    pairs = np.unique(np.linspace(0, len(rows) - 1, SHOWN_PAIRS).round().astype(int))
+    ladder = [tuple(map(_cell, rows[i].values())) for i in pairs]
+    headers = ("pair", "wavelength", "scaled", "turns trained", "unscaled", "served", "band", "new angles")
     errors = [(name, f"{entry['error']:.1e}", entry["used_by"]) for name, entry in layer["precision"].items()]
     memory = [(form.replace("_", " "), f"{size:,}") for form, size in layer["memory_bytes"].items()]
     advice = [(each["advice"], each["because"], each["figure"]) for each in layer["advice"]]
     return [
         _table("Values", ("field of the spec", "value", "from"), values),
         _table("Length", ("", ""), summary),
-        _table(f"Pairs ({len(chosen)} of {len(rows)})", heads, ladder),
+        _table(f"Pairs ({len(pairs)} of {len(rows)})", headers, ladder),
         _table(f"Error of cos and sin near token {served:,}", ("angle", "error", "used by"), errors, ERROR_NOTE),
         _table("Memory of cos and sin", ("form", "bytes"), memory),
         _table("Advice", ("do", "because", "figure"), advice),
@@ -177,5 +181,5 @@ def _cell(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = str(value)
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,4 +1,4 @@
-"""`ropewalk lab`: list and run studies, write their report, train one model."""
+"""`ropewalk lab`: list studies, run them, write their report, or train one model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ropewalk.lab.report import read_all, write_report
 from ropewalk.lab.studies import STUDIES, read_study, run_study
 from ropewalk.lab.studies.findings import Findings
 
-app = typer.Typer(no_args_is_help=True, help="Train, extend and compare: studies that write rows, figures and one report.")
+app = typer.Typer(
+    no_args_is_help=True, help="Train, extend and compare small models; studies write rows, figures and one report."
+)
 app.command("train")(train_command)
 
 
@@ -34,24 +36,24 @@ def list_studies(json: Annotated[bool, typer.Option("--json", help="Print one JS
 
 @app.command("run")
 def run(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of studies, or all.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of studies, or 'all'.")],
     preset: Annotated[str, typer.Option(help="smoke (seconds), cpu (minutes), gpu (minutes on one large GPU), cluster.")] = "cpu",
-    seeds: Annotated[int | None, typer.Option(help="Trainings of each model; by default as in the preset.")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for rows, figures and the report; rows that it contains are not measured again.")
-    ] = Path("lab"),
-    change: Annotated[
-        list[str] | None, typer.Option("--set", help='Change one setting, as in "windows=8"; see lab list.')
+    seeds: Annotated[
+        int | None, typer.Option(help="How often each model is trained, with different seeds; by default from the preset.")
     ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for rows, figures and the report; existing rows are not measured again.")
+    ] = Path("lab"),
+    change: Annotated[list[str] | None, typer.Option("--set", help='Change one setting of the study, as in "windows=8".')] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")] = "auto",
     models: Annotated[Path | None, typer.Option(help="Folder for trained models; by default OUT/models.")] = None,
     workers: Annotated[int | None, typer.Option(help="Parallel processes on a CPU; by default one per core.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run studies and write the report: `ropewalk lab run encodings extend --preset cpu --out lab`."""
-    chosen = list(STUDIES) if names == ["all"] else [choice("study", name, STUDIES) for name in names]
+    selected = list(STUDIES) if names == ["all"] else [choice("study", name, STUDIES) for name in names]
     device = device_of(device)
-    for name in chosen:
+    for name in selected:
         study = STUDIES[name]
         folder = run_study(
             study, preset, out, seeds=seeds, changes=change or (), device=device, models=models, workers=workers, quiet=json
@@ -66,7 +68,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `lab run` wrote.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write one self-contained page with every study of a folder."""
+    """Write one self-contained HTML page about all studies in a folder."""
     _write_report(folder, json)
 
 
@@ -82,9 +84,9 @@ def _write_report(folder: Path, json: bool) -> None:
 def show(findings: Findings, name: str) -> None:
     """Print the tables and claims of a study."""
     out = console()
-    for part in findings.tables:
-        table = Table(*part.columns, title=f"{name}: {part.title}", title_justify="left", caption=part.note or None)
-        for cells in part.rows:
+    for each in findings.tables:
+        table = Table(*each.columns, title=f"{name}: {each.title}", title_justify="left", caption=each.note or None)
+        for cells in each.rows:
             table.add_row(*cells)
         out.print(table)
     colours: dict[str, Any] = {"holds": "green", "does not hold": "red"}

@@ -1,4 +1,4 @@
-"""`ropewalk train`: train one model from a preset, alone or under torchrun; continues from a checkpoint in its folder."""
+"""`ropewalk train`: train one model from a preset, in one process or under torchrun; resume from a checkpoint in its folder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from ropewalk.lab.settings import read_preset
 
 def train_command(
     preset: Annotated[str, typer.Argument(help="A preset's name (smoke, cpu, gpu, ...) or the path of a TOML file.")],
-    folder: Annotated[Path, typer.Option(help="Folder for the log and checkpoints; a run in it is continued.")] = Path("run"),
+    folder: Annotated[Path, typer.Option(help="Folder for the log and checkpoints; an interrupted run in it is resumed.")] = Path(
+        "run"
+    ),
     change: Annotated[list[str] | None, typer.Option("--set", help='Change one value, as in "train.learning_rate=1e-3".')] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda if there is a GPU.")] = None,
-    parallel: Annotated[str | None, typer.Option(help="Under torchrun: ddp, fsdp or context.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of this process.")] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="Under torchrun: ddp, fsdp, or context (sequences divided over ranks).")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads of this process.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -38,7 +42,7 @@ def train_command(
     if json:
         print(json_format.dumps(asdict(outcome) | {"folder": str(folder)}))
         return
-    ended = "stopped" if outcome.stopped else "done"
+    status = "stopped" if outcome.stopped else "done"
     console().print(
-        f"{ended} at step {outcome.step}, loss {outcome.loss or 0:.4f}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
+        f"{status} at step {outcome.step}, loss {outcome.loss or 0:.4f}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
     )

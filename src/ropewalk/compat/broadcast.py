@@ -15,28 +15,28 @@ from ropewalk.rotation import rotate_by
 def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
     """Rotate x [..., D] by cos and sin [..., P], whose leading axes broadcast against those of x.
 
-    Axes along which the table varies count tokens, axes before them rows, and axes after them heads: [B, H, S, D] by
+    The axes along which the tables vary are token axes, those before them rows, those after them heads: [B, H, S, D] by
     [S, P], [B, S, H, D] by [S, 1, P], an image [B, height, width, D] by [height, width, P].
     """
     tokens = x.shape[:-1]
     sizes = (1,) * (len(tokens) + 1 - cos.ndim) + cos.shape[:-1]
-    if len(sizes) != len(tokens) or any(size not in (1, most) for size, most in zip(sizes, tokens, strict=True)):
+    if len(sizes) != len(tokens) or any(size not in (1, full) for size, full in zip(sizes, tokens, strict=True)):
         raise RopeError("freqs", f"must broadcast against the leading axes {list(tokens)} of x", list(cos.shape))
     varying = [axis for axis, size in enumerate(sizes) if size != 1] or [len(tokens) - 1]
     first, last = varying[0], varying[-1] + 1
     seq = tokens[first:last]
-    rows = [table.reshape(*sizes, -1).expand(*sizes[:first], *seq, *sizes[last:], -1) for table in (cos, sin)]
-    rows = [table.reshape(math.prod(seq), -1) for table in rows]
-    shaped = x.reshape(math.prod(tokens[:first]), math.prod(seq), math.prod(tokens[last:]), x.shape[-1])
-    return rotate_by(shaped, rows[0], rows[1], layout=layout, start=start, seq_dim=-3).reshape(x.shape)
+    tables = [table.reshape(*sizes, -1).expand(*sizes[:first], *seq, *sizes[last:], -1) for table in (cos, sin)]
+    cos, sin = (table.reshape(math.prod(seq), -1) for table in tables)
+    x_4d = x.reshape(math.prod(tokens[:first]), math.prod(seq), math.prod(tokens[last:]), x.shape[-1])
+    return rotate_by(x_4d, cos, sin, layout=layout, start=start, seq_dim=-3).reshape(x.shape)
 
 
 def pair_entries(name: str, table: Tensor) -> Tensor:
     """Return one entry per pair [..., P] of a table [..., 2P] that repeats every entry for the neighbouring dimension."""
     if table.shape[-1] % 2:
-        raise RopeError(name, "must have two entries for each pair of dimensions", list(table.shape))
+        raise RopeError(name, "must have an even last dimension: two equal entries for each pair", list(table.shape))
     first, second = split_pairs(table, "interleaved")
-    readable = table.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and not bool((first == second).all()):
+    can_check = table.device.type == "cpu" and not torch.compiler.is_compiling()
+    if can_check and not bool((first == second).all()):
         raise RopeError(name, "must repeat each entry for the neighbouring dimension, otherwise it is not a rotation", "unequal")
     return first

@@ -49,7 +49,7 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """Rotate the first 2P dimensions of x by the rows of tables [positions, P] that belong to its tokens.
+    """Rotate the first 2P dimensions of x by tables [positions, P]: each token uses the row of its position.
 
     x               [B, S, H, D], or packed [T, H, D] where `cu_seqlens` [B + 1] gives the boundaries
     seqlen_offsets  how far each sequence is shifted: an int, or [B]
@@ -103,8 +103,8 @@ class RotaryEmbedding(nn.Module):
     """Rotate queries and keys in place, at any position; with `scale_base` it is xPos.
 
     dim          how many leading dimensions of a head are rotated
-    xpos_center  the position at which xPos's growth is 1; None takes the middle of each call's own length, as a new module
-                 of the original does. Cached keys would then not match, so calls with an offset must give it
+    xpos_center  the position at which xPos's multiplier is 1; None means the middle of each call's own sequence, as in a new
+                 module of the original. Cached keys would then not match, so calls with an offset require a value
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class RotaryEmbedding(nn.Module):
         return qkv if kv is None else (qkv, kv)
 
     def _center(self, seq: int, offset: int | Tensor = 0, max_seqlen: int | None = None) -> int:
-        """The position at which xPos's growth is 1 in a call with `seq` tokens."""
+        """Return the position at which xPos's multiplier is 1 in a call with `seq` tokens."""
         if self.scale_base is None or self.xpos_center is not None:
             return self.xpos_center or 0
         if max_seqlen is None and (isinstance(offset, Tensor) or offset):
@@ -209,12 +209,12 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _table_rows(name: str, table: Tensor, rows: Tensor) -> Tensor:
-    """Return the selected rows of the table, after a check that it has them."""
+    """Return the given rows of the table; raise an error if it has too few."""
     rule = "must have a row for every position; make the table longer"
-    inside = ((rows >= 0) & (rows < len(table))).all()
+    in_range = ((rows >= 0) & (rows < len(table))).all()
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         # reading the result would synchronize with the device
-        torch.ops.aten._assert_async.msg(inside, f"{name}: {rule}")
-    elif not bool(inside):
+        torch.ops.aten._assert_async.msg(in_range, f"{name}: {rule}")
+    elif not bool(in_range):
         raise RopeError(name, rule, [list(table.shape), int(rows.max())])
     return table[rows]

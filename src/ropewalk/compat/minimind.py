@@ -33,16 +33,18 @@ def precompute_freqs_cis(
         length = integer("original_max_position_embeddings", rope_scaling.get("original_max_position_embeddings", 2048), low=1)
         magnitude = number("attention_factor", rope_scaling.get("attention_factor", 1.0), above=0)
         if end > length:
-            radians = radians * _slowing(dim, rope_base, length, rope_scaling)
+            radians = radians * _frequency_factors(dim, rope_base, length, rope_scaling)
     spec = RopeSpec(dim, rope_base, Given(tuple(radians.tolist()), magnitude))
     return Rope(spec).cos_sin_hf(torch.arange(end, device="cpu"))
 
 
-def _slowing(dim: int, base: float, length: int, given: Mapping[str, Any]) -> Tensor:
+def _frequency_factors(dim: int, base: float, length: int, rope_scaling: Mapping[str, Any]) -> Tensor:
     """Return the factor on each pair's frequency: 1 for fast pairs, 1 / factor for slow ones."""
     check_log_theta(base)
-    factor = number("factor", given.get("factor", 16), low=1)
-    fast, slow = (number(name, given.get(name, default), above=0) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    factor = number("factor", rope_scaling.get("factor", 16), low=1)
+    fast, slow = (
+        number(name, rope_scaling.get(name, default), above=0) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
     low = max(math.floor(turns_to_pair(fast, dim, base, length)), 0)
     # MiniMind clips at the last pair, transformers at the last dimension
     high = min(math.ceil(turns_to_pair(slow, dim, base, length)), dim // 2 - 1)

@@ -45,27 +45,28 @@ def apply_rotary_emb(
     seq_dim: int = -2,
     freqs_seq_dim: int | None = None,
 ) -> Tensor:
-    """Rotate t from dimension `start_index` on by the angles `freqs` [..., 2P], each given twice, and multiply by `scale`.
+    """Rotate t from dimension `start_index` on by the angles `freqs` [..., 2P] and multiply by `scale`.
 
-    freqs broadcast against t. If they are [S, 2P], or t has three axes, or `freqs_seq_dim` names the axis of the tokens,
-    only the last S of them are used, S being the number of tokens of t.
+    freqs hold each angle twice, once for each dimension of a pair, and broadcast against t. If they are
+    [S, 2P], or t has three axes, or `freqs_seq_dim` names the token axis of freqs, only the angles of the last S tokens
+    are used; S is the number of tokens of t.
     """
     if freqs_seq_dim is None and (freqs.ndim == 2 or t.ndim == 3):
         freqs_seq_dim = 0
     if freqs_seq_dim is not None:
-        seq, known = t.shape[seq_dim], freqs.shape[freqs_seq_dim]
-        if known < seq:
+        seq, available = t.shape[seq_dim], freqs.shape[freqs_seq_dim]
+        if available < seq:
             raise RopeError("freqs", f"must have angles for the {seq} tokens of t", list(freqs.shape))
-        freqs = freqs.narrow(freqs_seq_dim, known - seq, seq)
+        freqs = freqs.narrow(freqs_seq_dim, available - seq, seq)
     if start_index + freqs.shape[-1] > t.shape[-1]:
-        raise RopeError("t", f"must have at least {start_index + freqs.shape[-1]} dimensions for these angles", list(t.shape))
+        raise RopeError("t", f"the last dimension must have at least {start_index + freqs.shape[-1]} entries", list(t.shape))
     angles = pair_entries("freqs", freqs).to(torch.float64)
-    size = pair_entries("scale", scale).to(torch.float64) if isinstance(scale, Tensor) and scale.ndim else scale
-    return rotate_broadcast(t, angles.cos() * size, angles.sin() * size, "interleaved", start_index)
+    multiplier = pair_entries("scale", scale).to(torch.float64) if isinstance(scale, Tensor) and scale.ndim else scale
+    return rotate_broadcast(t, angles.cos() * multiplier, angles.sin() * multiplier, "interleaved", start_index)
 
 
 def apply_learned_rotations(rotations: Tensor, t: Tensor, start_index: int = 0, freq_ranges: Tensor | None = None) -> Tensor:
-    """Rotate t by trained angles [..., R], one per pair; with `freq_ranges` [F] there are R * F angles."""
+    """Rotate t by learned angles [..., R], one per pair; with `freq_ranges` [F] there are R * F angles."""
     if freq_ranges is not None:
         rotations = (rotations.unsqueeze(-1) * freq_ranges).flatten(-2)
     return apply_rotary_emb(join_pairs(rotations, rotations, "interleaved"), t, start_index)
@@ -80,7 +81,7 @@ class RotaryEmbedding(nn.Module):
     """Rotary embedding of neighbouring pairs, with the parameters of the original.
 
     `freqs` is in the state dict, so checkpoints of the original load and save. It is a parameter only if `learned_freq`
-    is set; otherwise half() cannot round it and DDP does not wait for its gradient. `cache_if_possible` and
+    is set; otherwise half() does not round it and DDP expects no gradient for it. `cache_if_possible` and
     `cache_max_seq_len` are accepted and ignored. `t`, `q`, `k` are [..., S, D], or [..., S, H, D] with
     `seq_before_head_dim`.
     """
@@ -147,13 +148,13 @@ class RotaryEmbedding(nn.Module):
     def get_seq_pos(
         self, seq_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None, offset: float | Tensor = 0
     ) -> Tensor:
-        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or wider, since bfloat16 fails above 256."""
+        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or float64, as bfloat16 skips integers above 256."""
         positions = torch.arange(seq_len, device=device or self.device, dtype=torch.float64) + offset
-        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        return (positions / self.interpolate_factor).to(wide)
+        out_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        return (positions / self.interpolate_factor).to(out_dtype)
 
     def forward(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return the angles [..., 2P] of positions t [...], each twice; `seq_len` and `offset` are ignored."""
+        """Return the angles [..., 2P] of positions t [...], each repeated for its pair; `seq_len` and `offset` are ignored."""
         angles = self._angles(t)
         return join_pairs(angles, angles, "interleaved").to(torch.float32)
 
@@ -165,14 +166,14 @@ class RotaryEmbedding(nn.Module):
             raise RopeError("scale", "must be given with use_xpos; or call rotate_queries_and_keys", None)
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
         if scale is None and not self.learned_freq and not isinstance(offset, float):
-            slowed = tuple(radians / self.interpolate_factor for radians in self._radians)
-            return rotation.rotate(t, _spec(slowed, t.shape[-1]), offset=offset, seq_dim=seq_dim)
-        size = 1.0 if scale is None else scale
-        if isinstance(size, Tensor) and size.ndim:
-            if size.ndim != 2:
-                raise RopeError("scale", "must be a number or [tokens, dimensions]", list(size.shape))
-            size = pair_entries("scale", size)
-        return self._rotate(t, self.get_seq_pos(t.shape[seq_dim], t.device, torch.float64, offset), seq_dim, size)
+            interpolated = tuple(radians / self.interpolate_factor for radians in self._radians)
+            return rotation.rotate(t, _spec(interpolated, t.shape[-1]), offset=offset, seq_dim=seq_dim)
+        multiplier = 1.0 if scale is None else scale
+        if isinstance(multiplier, Tensor) and multiplier.ndim:
+            if multiplier.ndim != 2:
+                raise RopeError("scale", "must be a number or a tensor [tokens, dim]", list(multiplier.shape))
+            multiplier = pair_entries("scale", multiplier)
+        return self._rotate(t, self.get_seq_pos(t.shape[seq_dim], t.device, torch.float64, offset), seq_dim, multiplier)
 
     def rotate_queries_with_cached_keys(
         self, q: Tensor, k: Tensor, seq_dim: int | None = None, offset: int = 0
@@ -190,9 +191,9 @@ class RotaryEmbedding(nn.Module):
             rotated = self.rotate_queries_or_keys(q, seq_dim, start + offset)
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
         steps = self.get_seq_pos(k_len, k.device, torch.float64)
-        growth = self._growth(steps, k_len // 2)
-        rotated = self._rotate(q, self.get_seq_pos(q_len, q.device, torch.float64, start + offset), seq_dim, growth[start:])
-        return rotated, self._rotate(k, steps, seq_dim, 1 / growth)
+        multipliers = self._xpos_multipliers(steps, k_len // 2)
+        rotated = self._rotate(q, self.get_seq_pos(q_len, q.device, torch.float64, start + offset), seq_dim, multipliers[start:])
+        return rotated, self._rotate(k, steps, seq_dim, 1 / multipliers)
 
     def rotate_queries_and_keys(self, q: Tensor, k: Tensor, seq_dim: int | None = None) -> tuple[Tensor, Tensor]:
         """Rotate q and k with xPos: queries grow and keys shrink with position, relative to the middle of the sequence."""
@@ -201,11 +202,11 @@ class RotaryEmbedding(nn.Module):
         return self.rotate_queries_with_cached_keys(q, k, seq_dim)
 
     def get_scale(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return xPos's growth [S, dim], float32, at positions t [S], centred on the middle of t; each entry twice."""
+        """Return xPos's multipliers [S, dim], float32, at positions t [S], centred on the middle of t; each entry is repeated."""
         if not self.use_xpos:
             raise RopeError("use_xpos", "must be True for get_scale", False)
-        growth = self._growth(t.to(torch.float64), len(t) // 2)
-        return join_pairs(growth, growth, "interleaved").to(torch.float32)
+        multipliers = self._xpos_multipliers(t.to(torch.float64), len(t) // 2)
+        return join_pairs(multipliers, multipliers, "interleaved").to(torch.float32)
 
     def get_axial_freqs(self, *dims: int, offsets: Sequence[float] | Tensor | None = None) -> Tensor:
         """Return the angles [*dims, 2P * axes] of a grid, for `apply_rotary_emb`; each axis has all frequencies.
@@ -216,25 +217,27 @@ class RotaryEmbedding(nn.Module):
             raise RopeError("offsets", f"must have one offset for each of the {len(dims)} axes", list(offsets))
         parts = []
         for axis, size in enumerate(dims):
-            line = torch.linspace(-1, 1, size) if self.freqs_for == "pixel" else torch.arange(size)
-            angles = self(line.to(self.device) + (0 if offsets is None else offsets[axis]))
+            coordinates = torch.linspace(-1, 1, size) if self.freqs_for == "pixel" else torch.arange(size)
+            angles = self(coordinates.to(self.device) + (0 if offsets is None else offsets[axis]))
             parts.append(angles.reshape(*(size if a == axis else 1 for a in range(len(dims))), -1))
         return broadcat(parts)
 
     def _angles(self, positions: Tensor) -> Tensor:
-        """Return float64 angles [..., P], with a gradient to trained frequencies; autocast does not change products."""
+        """Return float64 angles [..., P], differentiable for learned frequencies; autocast does not affect this product."""
         freqs = self.freqs if self.learned_freq else torch.tensor(self._radians, dtype=torch.float64, device=CPU)
         return positions.to(torch.float64).unsqueeze(-1) * freqs.to(positions.device, torch.float64)
 
-    def _rotate(self, x: Tensor, positions: Tensor, seq_dim: int, size: float | Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor, seq_dim: int, multiplier: float | Tensor) -> Tensor:
         angles = self._angles(positions)
-        cos, sin = angles.cos() * size, angles.sin() * size
+        cos, sin = angles.cos() * multiplier, angles.sin() * multiplier
         return rotation.rotate_by(x, cos, sin, layout="interleaved", seq_dim=seq_dim)
 
     def _zeta(self) -> Tensor:
+        """Return xPos's base (2i + 0.4 dim) / (1.4 dim) of each pair i, float64 [P]."""
         return (torch.arange(0, self.dim, 2, dtype=torch.float64, device=self.device) + 0.4 * self.dim) / (1.4 * self.dim)
 
-    def _growth(self, positions: Tensor, center: int) -> Tensor:
+    def _xpos_multipliers(self, positions: Tensor, center: int) -> Tensor:
+        """Return zeta^((position - center) / scale_base) [S, P]: queries are multiplied by it, keys divided."""
         return self._zeta().to(positions.device) ** ((positions - center) / self.scale_base).unsqueeze(-1)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:

@@ -1,6 +1,6 @@
 """Attention over sequences that are split across processes.
 
-`shard` and `unshard` split and gather, the ring functions attend across ranks, `register_rules` teaches DTensor the rotation.
+`shard` and `unshard` split and gather, the ring functions attend across ranks, `register_rules` adds DTensor sharding rules.
 """
 
 from ropewalk.distributed.placements import register_rules

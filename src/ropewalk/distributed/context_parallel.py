@@ -15,15 +15,15 @@ from ropewalk.distributed.tiles import Masking
 
 
 def torch_why_not(q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, masks: Iterable[str] = ()) -> str | None:
-    """Why torch's context parallel cannot run this attention, or None; `masks` names the masks given besides causality."""
+    """Return why torch's context parallel cannot run this attention, or None; `masks` names the masks given besides causality."""
     if q.device.type != "cuda":
         return f"torch's context parallel needs CUDA, and q is on {q.device.type}"
     if importlib.util.find_spec("torch.distributed.tensor.experimental") is None:
         return "this torch has no context parallel"
     if masking.bias is not None:
         return "torch's context parallel supports no bias on the scores"
-    if hidden := [*masks, *(["window"] if masking.window is not None else [])]:
-        return f"torch's context parallel masks by causality only, not by {', '.join(hidden)}"
+    if unsupported := [*masks, *(["window"] if masking.window is not None else [])]:
+        return f"torch's context parallel masks by causality only, not by {', '.join(unsupported)}"
     if not (isinstance(order, str) and order == "head_tail") or not masking.causal:
         return "torch's context parallel supports only causal attention over head_tail shards"
     if q.dtype == torch.float64:
@@ -35,11 +35,11 @@ def torch_why_not(q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, m
 
 @contextmanager
 def _torch_context(mesh) -> Iterator[None]:
-    """Enter torch's context_parallel; it must have a buffer to shard, here of 2W tokens, the fewest for head_tail."""
+    """Enter torch's context_parallel. It requires a buffer to shard: 2W tokens are the fewest that head_tail allows."""
     from torch.distributed.tensor.experimental import context_parallel
 
-    tokens = torch.empty(2 * mesh.size(), device=mesh.device_type)
-    with context_parallel(mesh, buffers=[tokens], buffer_seq_dims=[0]):
+    buffer = torch.empty(2 * mesh.size(), device=mesh.device_type)
+    with context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0]):
         yield
 
 
@@ -66,7 +66,7 @@ class _TorchRing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        trained = [t for t in ctx.inputs if t.requires_grad]
+        with_grad = [t for t in ctx.inputs if t.requires_grad]
         with _torch_context(ctx.mesh):
-            grads = iter(torch.autograd.grad(ctx.out, trained, grad))
+            grads = iter(torch.autograd.grad(ctx.out, with_grad, grad))
         return *(next(grads) if t.requires_grad else None for t in ctx.inputs), None, None

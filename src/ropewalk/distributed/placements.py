@@ -1,9 +1,9 @@
 """DTensor sharding rules of the registered ops, for tensor, batch and sequence parallel rotation.
 
 x may be sharded along   positions must be
-rows                     sharded alike if [B, S], replicated if [S]
+rows                     sharded in the same way if [B, S], replicated if [S]
 heads                    replicated
-tokens                   given and sharded alike, since default positions would restart at 0 on every rank
+tokens                   given and sharded in the same way, since default positions would restart at 0 on every rank
 head_dim                 never: it would split pairs
 """
 
@@ -44,7 +44,7 @@ def _shard(x, dim: int):
 
 
 def _shard_rows(x, rows: int):
-    """Shard the rows of positions [.., B, S], or replicate them if all rows of x share one."""
+    """Shard the rows of positions [.., B, S], or replicate them if one row of positions serves all rows of x."""
     dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))
     return _replicate(x) if dim is None or x.shape[dim] == 1 != rows else _shard(x, dim)
 
@@ -68,21 +68,21 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
 def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key) -> list:
     rest = [None] * 5
     return [
-        ([at], [at, positions_at, None, length_at, *rest])
-        for at, positions_at, length_at in _angle_rules(x, positions, length, seq_dim)
+        ([x_at], [x_at, positions_at, None, length_at, *rest])
+        for x_at, positions_at, length_at in _angle_rules(x, positions, length, seq_dim)
     ]
 
 
 def _rotate_inplace_rules(*args) -> list:
-    """As out of place, but nothing is returned; torch raises an error if x would have to be resharded."""
+    """The rules of `rotate` without an output; torch raises an error if x would have to be resharded."""
     return [([], inputs) for _, inputs in _rotate_rules(*args)]
 
 
 def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power) -> list:
     rest = [None] * 4
     rules = [
-        ([at, at], [at, at, positions_at, None, length_at, *rest])
-        for at, positions_at, length_at in _angle_rules(q, positions, length, seq_dim)
+        ([x_at, x_at], [x_at, x_at, positions_at, None, length_at, *rest])
+        for x_at, positions_at, length_at in _angle_rules(q, positions, length, seq_dim)
     ]
     head = token_axes(q.ndim, seq_dim)[2]
     if head is not None:
@@ -97,11 +97,11 @@ def _rotate_by_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
     rest = [None] * 4
     placements = [(_replicate(x), _replicate(cos)), (_shard(x, seq), _shard(cos, -2))]
     # tables are [S, P], [B, S, P] or [B, H, S, P]; an axis of size 1 is broadcast
-    for axis, dim, least in ((batch, 0, 3), (head, 1, 4)):
+    for axis, dim, min_ndim in ((batch, 0, 3), (head, 1, 4)):
         if axis is not None:
-            own = cos.ndim >= least and cos.shape[dim] > 1
-            placements.append((_shard(x, axis), _shard(cos, dim) if own else _replicate(cos)))
-    return [([at], [at, table_at, table_at, *rest]) for at, table_at in placements]
+            varies = cos.ndim >= min_ndim and cos.shape[dim] > 1
+            placements.append((_shard(x, axis), _shard(cos, dim) if varies else _replicate(cos)))
+    return [([x_at], [x_at, table_at, table_at, *rest]) for x_at, table_at in placements]
 
 
 def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list:

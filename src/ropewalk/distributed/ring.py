@@ -35,14 +35,14 @@ class RingCall:
     ring: Ring
     masking: Masking
     indices: tuple[Tensor, ...]  # of every rank's tokens; on the CPU, so that skipping tiles needs no synchronization
-    positions: tuple[Tensor | None, Tensor | None]  # of queries and keys
+    positions: tuple[Tensor | None, Tensor | None]  # of the queries and of the keys
     documents: Tensor | None
     padding: Tensor | None
     tile: int
 
     @property
-    def trained(self) -> list[nn.Parameter]:
-        """The trained parameters of the bias; each rank computes the share of its own queries in their gradient."""
+    def bias_parameters(self) -> list[nn.Parameter]:
+        """The learned parameters of the bias; each rank computes the part of their gradient that its own queries contribute."""
         bias = self.masking.bias
         return [p for p in bias.parameters() if p.requires_grad] if isinstance(bias, nn.Module) else []
 
@@ -71,7 +71,7 @@ def ring_attention(
 
     q_positions, k_positions   [S], [B, S] or [axes, B, S], used by a bias only; k_positions default to q_positions
     encoding                   an Encoding, used for its bias; or a function bias(q, q_positions, k_positions) -> [.., Sq, Sk]
-    documents, padding         [B, S] of this rank's tokens: numbers of packed documents, True for real tokens
+    documents, padding         [B, S] for this rank's tokens: the document index of each; True for real tokens
     order                      "contiguous", "head_tail", or the index [S] in the sequence of each of this rank's tokens,
                                which causality and window use instead of positions
     engine                     "ring", "torch" (its context parallel), or None to choose as `pick_engine` does
@@ -93,7 +93,7 @@ def ring_attention(
         return run_torch(q, k, v, scale, ring)
     positions = q_positions, q_positions if k_positions is None else k_positions
     call = RingCall(ring, masking, indices, positions, documents, padding, integer("tile", tile, low=1))
-    return _RingAttention.apply(call, q, k, v, *call.trained)  # type: ignore[return-value]
+    return _RingAttention.apply(call, q, k, v, *call.bias_parameters)  # type: ignore[return-value]
 
 
 def pick_engine(
@@ -157,34 +157,38 @@ def _indices(order: str | Tensor, seq: int, ring: Ring) -> tuple[Tensor, ...]:
 
 def _tiles(call: RingCall, q: Tensor, keys: dict[str, Tensor], source: int) -> Iterator[tuple[slice, slice, Tile]]:
     """Yield (query slice, key slice, tile) for this rank's queries and the keys of `source`; hidden tiles are skipped."""
-    high = torch.promote_types(q.dtype, torch.float32)
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
     q_indices, k_indices = call.indices[call.ring.rank], call.indices[source]
     q_positions, k_positions = call.positions[0], keys.get("positions")
     for q_span, k_span in itertools.product(spans(q_indices, call.tile), spans(k_indices, call.tile)):
         if call.masking.hides(q_span, k_span):
             continue
-        at, to = q_span.local, k_span.local
-        allowed = call.masking.allowed(q_span, k_span, q_indices[at], k_indices[to], q.device)
-        for mask in _token_masks(call, keys, at, to):
+        q_slice, k_slice = q_span.local, k_span.local
+        allowed = call.masking.allowed(q_span, k_span, q_indices[q_slice], k_indices[k_slice], q.device)
+        for mask in _token_masks(call, keys, q_slice, k_slice):
             allowed = mask if allowed is None else allowed & mask
+        parts = (q[:, :, q_slice], keys["k"][:, :, k_slice], keys["v"][:, :, k_slice])
+        q_part, k_part, v_part = (part.detach().to(compute_dtype) for part in parts)
         yield (
-            at,
-            to,
+            q_slice,
+            k_slice,
             Tile(
-                *(t.detach().to(high) for t in (q[:, :, at], keys["k"][:, :, to], keys["v"][:, :, to])),
-                None if q_positions is None else q_positions[..., at],
-                None if k_positions is None else k_positions[..., to],
+                q_part,
+                k_part,
+                v_part,
+                None if q_positions is None else q_positions[..., q_slice],
+                None if k_positions is None else k_positions[..., k_slice],
                 allowed,
             ),
         )
 
 
-def _token_masks(call: RingCall, keys: dict[str, Tensor], at: slice, to: slice) -> Iterator[Tensor]:
+def _token_masks(call: RingCall, keys: dict[str, Tensor], q_slice: slice, k_slice: slice) -> Iterator[Tensor]:
     """Yield the masks of documents and padding, [B, 1, Sq or 1, Sk]."""
     if call.documents is not None:
-        yield (call.documents[:, at, None] == keys["documents"][:, None, to])[:, None]
+        yield (call.documents[:, q_slice, None] == keys["documents"][:, None, k_slice])[:, None]
     if call.padding is not None:
-        yield keys["padding"][:, None, None, to]
+        yield keys["padding"][:, None, None, k_slice]
 
 
 def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -198,19 +202,19 @@ def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[st
 
 
 class _RingAttention(torch.autograd.Function):
-    """Forward and backward of the ring; backward recomputes the tiles, so nothing of size S x S is kept."""
+    """Forward and backward of the ring; backward recomputes the tiles, so nothing of size S x S is stored."""
 
     @staticmethod
-    def forward(ctx, call: RingCall, q: Tensor, k: Tensor, v: Tensor, *trained: Tensor) -> Tensor:
-        high = torch.promote_types(q.dtype, torch.float32)
-        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=high, device=q.device)
-        log_sum = torch.full(q.shape[:-1], -math.inf, dtype=high, device=q.device)
+    def forward(ctx, call: RingCall, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
+        compute_dtype = torch.promote_types(q.dtype, torch.float32)
+        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=compute_dtype, device=q.device)
+        log_sum = torch.full(q.shape[:-1], -math.inf, dtype=compute_dtype, device=q.device)
         with torch.autocast(q.device.type, enabled=False):
             for source, keys in _rounds(call, k, v):
-                for at, _, tile in _tiles(call, q, keys, source):
-                    merge(out[:, :, at], log_sum[:, :, at], *attend_tile(call.masking, tile))
+                for q_slice, _, tile in _tiles(call, q, keys, source):
+                    merge(out[:, :, q_slice], log_sum[:, :, q_slice], *attend_tile(call.masking, tile))
         ctx.call = call
-        ctx.save_for_backward(q, k, v, out, log_sum, *trained)
+        ctx.save_for_backward(q, k, v, out, log_sum, *parameters)
         return out.to(q.dtype)
 
     @staticmethod
@@ -218,44 +222,45 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call
-        trained = call.trained  # the module's own parameters, from which the recomputed bias is made
+        parameters = call.bias_parameters  # the original parameters, since the recomputed bias uses them
         grad = grad.to(out.dtype)
-        grad_out = (grad * out).sum(dim=-1)
+        grad_dot_out = (grad * out).sum(dim=-1)
         # a query without keys has log_sum -inf: its shares must be 0, not NaN
         log_sum = log_sum.masked_fill(log_sum == -math.inf, 0.0)
         q_grad, k_grad, v_grad = (torch.zeros_like(t, dtype=out.dtype) for t in (q, k, v))
-        trained_grads = [torch.zeros_like(p) for p in trained]
+        parameter_grads = [torch.zeros_like(p) for p in parameters]
         receive = None
         with torch.autocast(q.device.type, enabled=False):
             for source, keys in _rounds(call, k, v):
                 step_grads = [torch.zeros_like(k_grad), torch.zeros_like(v_grad)]
-                for at, to, tile in _tiles(call, q, keys, source):
-                    whole = (grad[:, :, at], grad_out[:, :, at], log_sum[:, :, at])
-                    dq, dk, dv, *rest = _tile_grads(call.masking, tile, *whole, trained)
-                    q_grad[:, :, at] += dq
-                    step_grads[0][:, :, to] += dk
-                    step_grads[1][:, :, to] += dv
-                    for total, part in zip(trained_grads, rest, strict=True):
+                for q_slice, k_slice, tile in _tiles(call, q, keys, source):
+                    per_query = (grad[:, :, q_slice], grad_dot_out[:, :, q_slice], log_sum[:, :, q_slice])
+                    dq, dk, dv, *rest = _tile_grads(call.masking, tile, *per_query, parameters)
+                    q_grad[:, :, q_slice] += dq
+                    step_grads[0][:, :, k_slice] += dk
+                    step_grads[1][:, :, k_slice] += dv
+                    for total, part in zip(parameter_grads, rest, strict=True):
                         total += part
                 # the gradients of these keys follow them one step later
                 so_far = [k_grad, v_grad] if receive is None else receive()
                 receive = call.ring.send_next([a + b for a, b in zip(so_far, step_grads, strict=True)])
             k_grad, v_grad = receive()  # type: ignore[misc]  # a ring has at least one rank
-        return None, q_grad.to(q.dtype), k_grad.to(k.dtype), v_grad.to(v.dtype), *trained_grads
+        return None, q_grad.to(q.dtype), k_grad.to(k.dtype), v_grad.to(v.dtype), *parameter_grads
 
 
 def _tile_grads(
-    masking: Masking, tile: Tile, grad: Tensor, grad_out: Tensor, log_sum: Tensor, trained: Sequence[Tensor]
+    masking: Masking, tile: Tile, grad: Tensor, grad_dot_out: Tensor, log_sum: Tensor, parameters: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of one tile's q, k, v and of `trained`.
+    """Return the gradients of one tile's q, k, v and of `parameters`.
 
     output = sum of share * part, with share = exp(part_log_sum - log_sum). grad [B, H, Sq, D] is the gradient of the
-    output, grad_out [B, H, Sq] its dot product with the output, log_sum [B, H, Sq] that of all keys, finite.
+    output, grad_dot_out [B, H, Sq] its dot product with the output, log_sum [B, H, Sq] the log-sum-exp over all keys,
+    with -inf replaced by 0.
     """
     inputs = [t.requires_grad_() for t in tile[:3]]
     with torch.enable_grad():
         part, part_log_sum = attend_tile(masking, tile._replace(q=inputs[0], k=inputs[1], v=inputs[2]))
     share = (part_log_sum.detach() - log_sum).exp()
-    log_sum_grad = share * ((grad * part.detach()).sum(dim=-1) - grad_out)
+    log_sum_grad = share * ((grad * part.detach()).sum(dim=-1) - grad_dot_out)
     outputs, grads = (part, part_log_sum), (share.unsqueeze(-1) * grad, log_sum_grad)
-    return torch.autograd.grad(outputs, (*inputs, *trained), grads, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(outputs, (*inputs, *parameters), grads, allow_unused=True, materialize_grads=True)

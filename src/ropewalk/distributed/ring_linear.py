@@ -32,22 +32,23 @@ def ring_linear_attention(
 ) -> tuple[Tensor, State]:
     """Apply `linear_attention` to this rank's contiguous shard q, k, v [B, H, S, D], attending to all ranks.
 
-    Every rank must call it. Positions default to the tokens' indices in the whole sequence. The returned state is the one
-    after this rank's tokens (after all tokens if not causal); use the last rank's state to continue the sequence.
+    Every rank must call it. If positions is None, they are the tokens' indices in the whole sequence. The returned state is the
+    state after this rank's tokens (after all tokens if not causal); use the last rank's state to continue the sequence.
     """
     ring = Ring(group)
     check_linear(q, k, v, rope, form, phi, None, chunk)
     if positions is None:
         positions = torch.arange(q.shape[-2], device=q.device) + ring.rank * q.shape[-2]
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
-    mixed, total = key_sums(features, v)
-    sums = torch.cat((mixed.flatten(1), total.flatten(1)), dim=1)
-    mixed_sums, total_sums = _SumOfOthers.apply(sums, ring, causal).split((mixed[0].numel(), total[0].numel()), dim=1)  # type: ignore[union-attr]
+    kv_sum, k_sum = key_sums(features, v)
+    local_sums = torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1)
+    sizes = kv_sum[0].numel(), k_sum[0].numel()
+    other_kv_sums, other_k_sums = _SumOfOthers.apply(local_sums, ring, causal).split(sizes, dim=1)  # type: ignore[union-attr]
     count = torch.full((q.shape[0],), q.shape[-2], device=q.device) if padding is None else padding.sum(dim=-1)
     before = gather(count, group)[_visible_ranks(ring, causal)].sum(dim=0)
-    state = State(mixed_sums.view_as(mixed), total_sums.view_as(total), before)
-    out, mixed, total = attend(features, v, state, causal, chunk=chunk, eps=eps)
-    return out.to(v.dtype), State(mixed, total, before + count)
+    state = State(other_kv_sums.view_as(kv_sum), other_k_sums.view_as(k_sum), before)
+    out, kv_sum, k_sum = attend(features, v, state, causal, chunk=chunk, eps=eps)
+    return out.to(v.dtype), State(kv_sum, k_sum, before + count)
 
 
 def _visible_ranks(ring: Ring, causal: bool) -> list[int]:

@@ -15,10 +15,10 @@ from ropewalk.encodings.base import Encoding
 
 #: bias(q, q_positions, k_positions), broadcastable to [B, H, Sq, Sk]
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
-#: queries, and keys, of one tile
+#: the number of queries, and of keys, in one tile
 TILE = 1024
-#: tiles follow runs of consecutive indices only if there are at most this many
-MOST_RUNS = 8
+#: tiles end at jumps between indices only if a rank's tokens form at most this many runs of consecutive indices
+MAX_RUNS = 8
 
 
 class Span(NamedTuple):
@@ -32,14 +32,14 @@ class Span(NamedTuple):
 def spans(indices: Tensor, tile: int) -> list[Span]:
     """Split a rank's tokens into tiles; a tile ends early where the indices jump, as between head and tail."""
     starts = [0, *((indices.diff() != 1).nonzero().flatten() + 1).tolist(), len(indices)]
-    runs = pairwise(starts) if len(starts) <= MOST_RUNS + 1 else [(0, len(indices))]
-    cuts = [slice(a, min(a + tile, end)) for start, end in runs for a in range(start, end, tile)]
-    return [Span(cut, int(indices[cut].min()), int(indices[cut].max())) for cut in cuts]
+    runs = pairwise(starts) if len(starts) <= MAX_RUNS + 1 else [(0, len(indices))]
+    slices = [slice(a, min(a + tile, end)) for start, end in runs for a in range(start, end, tile)]
+    return [Span(part, int(indices[part].min()), int(indices[part].max())) for part in slices]
 
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """How scores are computed, and which keys a query attends to by its index."""
+    """How scores are computed, and which keys a query attends to, given their indices in the sequence."""
 
     bias: Encoding | Bias | None
     scale: float
@@ -54,13 +54,13 @@ class Masking:
 
     def allowed(self, q: Span, k: Span, q_index: Tensor, k_index: Tensor, device: torch.device) -> Tensor | None:
         """Return the boolean mask [Sq, Sk], True = attend; None if every query attends to every key."""
-        some_ahead = self.causal and k.last > q.first
-        some_far = self.window is not None and max(q.last - k.first, k.last - q.first) >= self.window
-        if not some_ahead and not some_far:
+        has_later_keys = self.causal and k.last > q.first
+        has_far_keys = self.window is not None and max(q.last - k.first, k.last - q.first) >= self.window
+        if not has_later_keys and not has_far_keys:
             return None
-        ahead = k_index.to(device)[None, :] - q_index.to(device)[:, None]
-        seen = ahead <= 0 if self.causal else torch.ones_like(ahead, dtype=torch.bool)
-        return seen if self.window is None else seen & (ahead.abs() < self.window)
+        k_minus_q = k_index.to(device)[None, :] - q_index.to(device)[:, None]
+        allowed = k_minus_q <= 0 if self.causal else torch.ones_like(k_minus_q, dtype=torch.bool)
+        return allowed if self.window is None else allowed & (k_minus_q.abs() < self.window)
 
 
 def bias_of(encoding: Encoding | Bias | None) -> Encoding | Bias | None:
@@ -72,7 +72,7 @@ def bias_of(encoding: Encoding | Bias | None) -> Encoding | Bias | None:
 
 
 class Tile(NamedTuple):
-    """Some queries and some keys: q [B, H, Sq, D], k, v [B, Hk, Sk, D], allowed broadcastable to [B, H, Sq, Sk]."""
+    """One tile of queries and one of keys: q [B, H, Sq, D], k, v [B, Hk, Sk, D], allowed broadcastable to [B, H, Sq, Sk]."""
 
     q: Tensor
     k: Tensor
@@ -87,9 +87,9 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     q, k, v, q_positions, k_positions, allowed = tile
     grouped = k.shape[1], q.shape[1] // k.shape[1]
     scores = (q.unflatten(1, grouped) @ k.unsqueeze(2).mT).flatten(1, 2) * masking.scale
-    of_encoding = isinstance(masking.bias, Encoding)
+    is_encoding = isinstance(masking.bias, Encoding)
     if masking.bias is not None:
-        bias = (masking.bias.bias if of_encoding else masking.bias)(q, q_positions, k_positions)  # type: ignore[union-attr, operator]
+        bias = (masking.bias.bias if is_encoding else masking.bias)(q, q_positions, k_positions)  # type: ignore[union-attr, operator]
         scores = scores if bias is None else scores + bias.to(scores.dtype)
     empty = None
     if allowed is not None:
@@ -102,8 +102,8 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     if empty is not None:
         weights, log_sum = weights.masked_fill(empty, 0.0), log_sum.masked_fill(empty, -math.inf)
     out = (weights.unflatten(1, grouped) @ v.unsqueeze(2)).flatten(1, 2)
-    added = masking.bias.value_bias(weights, q_positions, k_positions) if of_encoding else None  # type: ignore[union-attr]
-    return out if added is None else out + added.to(out.dtype), log_sum.squeeze(-1)
+    value_term = masking.bias.value_bias(weights, q_positions, k_positions) if is_encoding else None  # type: ignore[union-attr]
+    return out if value_term is None else out + value_term.to(out.dtype), log_sum.squeeze(-1)
 
 
 def merge(out: Tensor, log_sum: Tensor, part: Tensor, part_log_sum: Tensor) -> None:

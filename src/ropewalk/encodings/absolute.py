@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 
 
 class Learned(Encoding):
-    """One trained vector per position, as in BERT and GPT-2; positions from `length` on raise an error."""
+    """One learned vector per position, as in BERT and GPT-2; positions from `length` on raise an error."""
 
     entry: ClassVar[str] = "input"
     relative: ClassVar[bool] = False
@@ -25,8 +25,8 @@ class Learned(Encoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         # on a GPU the embedding kernel itself fails on a bad index; checking here would synchronize with the device
-        readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
-        if readable and positions.numel() and int(positions.max()) >= self.sizes.length:
+        can_check = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        if can_check and positions.numel() and int(positions.max()) >= self.sizes.length:
             raise RopeError("positions", f"must be below the trained length {self.sizes.length}", int(positions.max()))
         return x + self.table(positions).to(x.dtype)
 
@@ -45,6 +45,6 @@ class Sinusoidal(Encoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         pairs = self.sizes.model_dim // 2
-        radians = self.theta ** (-torch.arange(pairs, device=x.device, dtype=torch.float64) / pairs)
-        angles = positions.unsqueeze(-1) * radians  # float64, so angles stay exact at any trained length
+        frequencies = self.theta ** (-torch.arange(pairs, device=x.device, dtype=torch.float64) / pairs)
+        angles = positions.unsqueeze(-1) * frequencies  # float64, so angles stay exact at any trained length
         return x + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(x.dtype)

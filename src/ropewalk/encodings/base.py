@@ -24,7 +24,7 @@ class Sizes:
 
 
 class Encoding(nn.Module):
-    """Base class of all encodings; on its own it adds no positions.
+    """Base class of all encodings; used directly, it adds no position information.
 
     Positions are integer [S] or [B, S] (or [axes, B, S] for an encoding with several axes). The class attributes below
     appear in the comparison table; tests measure each of them.
@@ -38,7 +38,7 @@ class Encoding(nn.Module):
     causal_only: ClassVar[bool] = False
     #: works with linear attention, which never forms the n x n scores
     linear: ClassVar[bool] = True
-    #: undefined beyond a maximum position
+    #: raises an error beyond a maximum position
     bounded: ClassVar[bool] = False
 
     def __init__(self, sizes: Sizes) -> None:
@@ -58,11 +58,11 @@ class Encoding(nn.Module):
         return None
 
     def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """Return what relative values add to the output [B, H, Sq, head_dim], given weights [B, H, Sq, Sk], or None."""
+        """Return a position-dependent term to add to the output [B, H, Sq, head_dim], given weights [B, H, Sq, Sk], or None."""
         return None
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """Query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions differ by row."""
+    """Return query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions differ by row."""
     distance = q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
     return distance if distance.ndim == 2 else distance.unsqueeze(1)

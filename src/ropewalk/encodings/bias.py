@@ -21,11 +21,14 @@ class ScoreBias(Encoding):
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """ALiBi's slopes, 2^(-8h/n) for h = 1 ... n; if n is no power of two, slopes of the next lower and higher power are mixed."""
+    """Return ALiBi's slopes 2^(-8h/n), h = 1 ... n.
+
+    If n is not a power of two, the slopes are those of the next lower power, then every second one of the next higher power.
+    """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
-    between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
-    return torch.tensor((slopes + between)[:num_heads], dtype=torch.float64)
+    every_second = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
+    return torch.tensor((slopes + every_second)[:num_heads], dtype=torch.float64)
 
 
 class Alibi(ScoreBias):
@@ -37,8 +40,9 @@ class Alibi(ScoreBias):
 
 
 def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool) -> Tensor:
-    """T5's bucket of query - key: half of the buckets hold one distance each, the rest are logarithmic up to `farthest`.
+    """Return T5's bucket of the distance query - key.
 
+    Half of the buckets hold one distance each; the rest are logarithmic up to `farthest`.
     Bidirectional: later keys use their own half of the buckets. Causal: they share bucket 0.
     """
     bucket = torch.zeros_like(distance)
@@ -48,14 +52,14 @@ def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool
         distance = distance.abs()
     else:
         distance = distance.clamp(min=0)
-    exact = buckets // 2
-    growth = (distance.clamp(min=1).float() / exact).log() / math.log(farthest / exact)
-    far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
-    return bucket + torch.where(distance < exact, distance, far)
+    num_exact = buckets // 2
+    growth = (distance.clamp(min=1).float() / num_exact).log() / math.log(farthest / num_exact)
+    log_bucket = (num_exact + (growth * (buckets - num_exact)).long()).clamp(max=buckets - 1)
+    return bucket + torch.where(distance < num_exact, distance, log_bucket)
 
 
 class T5Bias(ScoreBias):
-    """T5: a trained bias for each head and bucket of distances."""
+    """T5: a learned bias for each head and bucket of distances."""
 
     def __init__(self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True) -> None:
         super().__init__(sizes)
@@ -77,7 +81,7 @@ class T5CausalBias(T5Bias):
 
 
 class Kerple(ScoreBias):
-    """KERPLE: -r1 log(1 + r2 |distance|) or -r1 |distance|^r2, r2 <= 2; r1 and r2 are positive and trained per head."""
+    """KERPLE: -r1 log(1 + r2 |distance|) or -r1 |distance|^r2, r2 <= 2; r1 and r2 are positive and learned per head."""
 
     def __init__(self, sizes: Sizes, form: str = "log") -> None:
         super().__init__(sizes)
@@ -119,23 +123,23 @@ class Fire(ScoreBias):
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()
         threshold = self.sizes.length * torch.sigmoid(self.raw_threshold).float()
-        seen = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)  # [Sq, 1] or [B, Sq, 1]
-        seen = seen if seen.ndim == 2 else seen.unsqueeze(1)
-        ratio = torch.log1p(rate * distance) / torch.log1p(rate * seen).clamp(min=1e-6)
+        scale = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)  # [Sq, 1] or [B, Sq, 1]
+        scale = scale if scale.ndim == 2 else scale.unsqueeze(1)
+        ratio = torch.log1p(rate * distance) / torch.log1p(rate * scale).clamp(min=1e-6)
         bias = self.out(self.hidden(ratio.unsqueeze(-1).to(self.hidden.weight.dtype)).relu()).movedim(-1, -3)
         return bias if bias.ndim == 3 else bias.squeeze(1)
 
 
 class RelativeBias(ScoreBias):
-    """A trained bias for each head and each distance below `length`; larger distances share the last one."""
+    """A learned bias for each head and each distance below `length`; larger distances share the last entry."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.table = nn.Parameter(torch.randn(sizes.num_heads, 2 * sizes.length - 1) * 0.02)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        most = self.sizes.length - 1
-        index = distances(q_positions, k_positions).clamp(-most, most) + most
+        max_distance = self.sizes.length - 1
+        index = distances(q_positions, k_positions).clamp(-max_distance, max_distance) + max_distance
         bias = self.table[:, index]  # [H, (B, 1,) Sq, Sk]
         return bias if index.ndim == 2 else bias.squeeze(2).movedim(0, 1)
 
@@ -148,19 +152,19 @@ class RelativeVectors(ScoreBias):
         self.farthest = farthest
 
     def _vectors(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """The vector of every distance, [Sq, Sk, head_dim] or [B, Sq, Sk, head_dim]."""
+        """Return the vector of every distance, [Sq, Sk, head_dim] or [B, Sq, Sk, head_dim]."""
         index = distances(q_positions, k_positions)
         index = (index.squeeze(1) if index.ndim == 4 else index).clamp(-self.farthest, self.farthest) + self.farthest
-        size = self.sizes.head_dim
-        radians = 10_000.0 ** (-torch.arange(0, size, 2, device=index.device, dtype=torch.float64) / size)
-        angles = torch.arange(2 * self.farthest + 1, device=index.device).unsqueeze(-1) * radians
-        table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :size]
+        head_dim = self.sizes.head_dim
+        frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2, device=index.device, dtype=torch.float64) / head_dim)
+        angles = torch.arange(2 * self.farthest + 1, device=index.device).unsqueeze(-1) * frequencies
+        table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :head_dim]
         return table.to(dtype)[index]
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         vectors = self._vectors(q_positions, k_positions, q.dtype)
-        form = "bhid,ijd->bhij" if vectors.ndim == 3 else "bhid,bijd->bhij"
-        return torch.einsum(form, q, vectors) / math.sqrt(self.sizes.head_dim)
+        equation = "bhid,ijd->bhij" if vectors.ndim == 3 else "bhid,bijd->bhij"
+        return torch.einsum(equation, q, vectors) / math.sqrt(self.sizes.head_dim)
 
     def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         vectors = self._vectors(q_positions, k_positions, weights.dtype)

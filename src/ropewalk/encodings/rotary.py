@@ -1,4 +1,4 @@
-"""Encodings that rotate q and k: RoPE of any spec, alone or combined with a score bias."""
+"""Encodings that rotate q and k: RoPE of any spec, on its own or combined with a score bias."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class XPosRotary(Rotary):
 
 
 class LearnableRotary(Rotary):
-    """RoPE with trained frequencies."""
+    """RoPE with learned frequencies."""
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
         return RopeSpec(head_dim=sizes.head_dim, scaling=frequencies.Learnable())

@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite dicts, which the browser draws; small enough to follow a slider."""
+"""Charts as Vega-Lite dicts, which the browser draws; small enough to be redrawn while a slider moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAP_POSITIONS = 48
 CURVE_POINTS = 240
 PRECISION_POINTS = 13
 HEIGHT = 360
-# lighter grid: logarithmic axes have many lines
+# a light grid, because logarithmic axes have many lines
 GRID = {"gridOpacity": 0.3}
 # values below this are left out of logarithmic axes
 _TINY = 1e-12
@@ -27,7 +27,7 @@ Series = Mapping[str, tuple[Any, Any]]
 
 
 def lines(series: Series, title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False, dashed: str = "") -> dict:
-    """Lines (xs, ys) by label on shared axes; the one labelled `dashed` is a reference line."""
+    """Return a chart with one line (xs, ys) per label; the line labelled `dashed` is a grey reference line."""
     rows = [
         {"x": float(a), "y": float(b), "of": label}
         for label, (xs, ys) in series.items()
@@ -55,7 +55,7 @@ def lines(series: Series, title: str, x: str, y: str, *, log_x: bool = False, lo
 
 
 def spectrum(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
-    """Tokens per turn of every pair, plain and scaled, beside the trained length."""
+    """Return a chart of the wavelength of every pair, plain and scaled, and of the trained length."""
     pairs = np.arange(spec.pairs)
     series: dict[str, tuple[Any, Any]] = {translate("plain"): (pairs, analysis.wavelengths(analysis.plain_radians(spec)))}
     if not isinstance(spec.scaling, Default):
@@ -66,7 +66,7 @@ def spectrum(spec: RopeSpec, trained: int, served: int, translate: Translate) ->
 
 
 def coverage(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
-    """Turns of every pair within the trained and the served length, without and with the scaling."""
+    """Return a chart of the turns of every pair within the trained and the served length, without and with scaling."""
     turns, pairs = analysis.coverage(spec, trained, served), np.arange(spec.pairs)
     series = {
         translate("in training"): (pairs, turns.trained),
@@ -79,16 +79,16 @@ def coverage(spec: RopeSpec, trained: int, served: int, translate: Translate) ->
 
 
 def decay(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
-    """RoFormer's decay curve up to the served length."""
-    distances, steps = _spread(served), analysis.radians(spec, served)
+    """Return a chart of RoFormer's decay curve up to the served length."""
+    distances, steps = _log_spaced(served), analysis.radians(spec, served)
     series = {spec.scaling.name: (distances, analysis.decay(steps, distances))}
     title, x = translate("Decay of scores with distance"), translate("distance")
     return lines(series, title, x, translate("mean of |S_j|"), log_x=True)
 
 
 def similarity(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
-    """Similarity of two encodings against their distance; below zero a similar key scores less than a random one."""
-    distances, steps = _spread(served), analysis.radians(spec, served)
+    """Return a chart of similarity against distance; where it is negative, a similar key scores lower than a random one."""
+    distances, steps = _log_spaced(served), analysis.radians(spec, served)
     series = {
         spec.scaling.name: (distances, analysis.similarity(steps, distances)),
         translate("zero"): (distances[[0, -1]], [0, 0]),
@@ -97,12 +97,12 @@ def similarity(spec: RopeSpec, trained: int, served: int, translate: Translate) 
     return lines(series, title, translate("distance"), translate("similarity"), log_x=True, dashed=translate("zero"))
 
 
-def _spread(most: int) -> np.ndarray:
-    return np.unique(np.geomspace(1, most, CURVE_POINTS).round())
+def _log_spaced(longest: int) -> np.ndarray:
+    return np.unique(np.geomspace(1, longest, CURVE_POINTS).round())
 
 
 def similarity_map(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
-    """Similarity of the encodings of every two of the first positions."""
+    """Return a map of the similarity between the encodings of any two of the first positions."""
     matrix = analysis.similarity_matrix(analysis.radians(spec, served), range(MAP_POSITIONS))
     rows = [{"k": k, "q": q, "s": round(float(s), 4)} for q, row in enumerate(matrix) for k, s in enumerate(row)]
     axis = {"type": "ordinal", "axis": {"values": list(range(0, MAP_POSITIONS, 8)), "labelAngle": 0}}
@@ -121,7 +121,7 @@ def similarity_map(spec: RopeSpec, trained: int, served: int, translate: Transla
 
 
 def precision(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
-    """Largest error of cos and sin against position, for our policies and for what other engines do."""
+    """Return a chart of the error of cos and sin against position, for our precisions and for other engines' methods."""
     positions, curves = error_curves(spec, served)
     rounding = translate("rounding to bfloat16")
     series: dict[str, tuple[Any, Any]] = {name: (positions, errors) for name, errors in curves.items()}
@@ -132,7 +132,7 @@ def precision(spec: RopeSpec, trained: int, served: int, translate: Translate) -
 
 @cached("error curves of the explorer", entries=64)
 def error_curves(spec: RopeSpec, served: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Positions up to 2^40 and the error of each method there; cached, because it is the slowest chart."""
+    """Return positions up to 2^40 and the error of each method at them; cached, because this is the slowest chart."""
     positions = np.unique(np.geomspace(1_000, 2**40, PRECISION_POINTS).round().astype(np.int64))
     return positions, analysis.error_curves(spec, positions, length=served, width=2)
 
@@ -147,17 +147,17 @@ CHARTS: dict[str, tuple[Callable[[RopeSpec, int, int, Translate], dict], ...]] =
 
 
 def side_by_side(view: str, specs: Sequence[RopeSpec], trained: int, served: int, translate: Translate) -> list[list[dict]]:
-    """The charts of a view for each spec; charts side by side share their axes."""
-    drawn = [[chart(spec, trained, served, translate) for spec in specs] for chart in CHARTS.get(view, ())]
-    for row in drawn:
+    """Return the charts of a view for each spec; the same chart of several specs has the same axes."""
+    charts = [[chart(spec, trained, served, translate) for spec in specs] for chart in CHARTS.get(view, ())]
+    for row in charts:
         for channel, field in (("y", "y"), ("color", "s")):
             values = [point[field] for chart in row for point in chart["data"]["values"] if field in point]
             for chart in row if values else ():
                 chart["encoding"][channel]["scale"]["domain"] = [min(values), max(values)]
-    return [[row[place] for row in drawn] for place in range(len(specs))]
+    return [[row[place] for row in charts] for place in range(len(specs))]
 
 
 def warm_up() -> None:
-    """Import the table libraries that streamlit would import at the first chart."""
+    """Import pandas and pyarrow now; otherwise streamlit would import them for the first chart."""
     import pandas  # noqa: F401
     import pyarrow  # noqa: F401

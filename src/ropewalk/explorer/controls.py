@@ -1,6 +1,6 @@
-"""The controls of the page as data: one per field of a spec and of every scaling, and how links store their values.
+"""The controls of the page as data, one per field of a spec and of every scaling; their values as parameters of a link.
 
-The page is one flat dict, control name -> value. The controls of a spec have its side in front: "a.theta", "a.yarn.factor".
+The values are one flat dict by control name. Names of a spec's controls start with its side, a or b: "a.theta", "a.yarn.factor".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropewalk.spec import LAYOUTS, MAGNITUDES, PRECISIONS
 LANGUAGES = ("en", "zh")
 VIEWS = ("clocks", "plane", "ladder", "distance", "map", "precision", "code", "report")
 SIDES = ("a", "b")
-# a larger head would give every chart thousands of lines
+# a larger head would give every chart thousands of points
 MAX_HEAD_DIM = 1024
 MAX_LENGTH = 1 << 40
 MAX_TEXT = 1 << 16
@@ -65,7 +65,7 @@ _SPEC: dict[str, Control] = {
 
 
 def controls() -> Mapping[str, Control]:
-    """Every control by name, including those of scalings added to SCALINGS."""
+    """Return every control by name, including those of scalings that were added to SCALINGS."""
     return _controls(tuple(SCALINGS.items()))
 
 
@@ -77,7 +77,7 @@ def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, C
         by_name[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
         for name, scaling in scalings:
             by_name |= {f"{side}.{name}.{field}": control for field, control in scaling_controls(scaling).items()}
-    # the second spec differs from the first when the comparison is switched on
+    # other defaults than in the first spec, so that a new comparison shows a difference
     by_name["b.yarn.factor"] = Control("number", 4.0)
     by_name["b.yarn.original_length"] = Control("integer", 4096)
     return types.MappingProxyType(by_name)
@@ -85,7 +85,7 @@ def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, C
 
 @cached("explorer scaling controls", entries=256)
 def scaling_controls(scaling: type[Scaling]) -> dict[str, Control]:
-    """A control for each field of a scaling; a field of a type that has no control keeps its default."""
+    """Return a control for each field of a scaling, except for fields of types without a control."""
     hints = typing.get_type_hints(scaling)
     by_field = {f.name: _control(hints[f.name], f.default) for f in fields(scaling) if f.default is not MISSING}
     return {name: control for name, control in by_field.items() if control is not None}
@@ -100,14 +100,14 @@ def _control(hint: Any, default: Any) -> Control | None:
     if typing.get_origin(hint) is tuple and set(typing.get_args(hint)) <= {float, Ellipsis}:
         return Control("numbers", default, per_pair=Ellipsis in typing.get_args(hint))
     if hint is Scaling:
-        # Learnable accepts no others
+        # Learnable accepts only these scalings
         names = tuple(name for name, scaling in SCALINGS.items() if not scaling.learned and not scaling.needs_length)
         return Control("scaling", default.name, names)
     return None
 
 
 def defaults() -> dict[str, Any]:
-    """The values of a page that was just opened."""
+    """Return the initial values of the page."""
     return {name: control.default for name, control in controls().items()}
 
 
@@ -120,16 +120,16 @@ def read(name: str, control: Control, text: str) -> Any:
     if control.kind == "flag":
         return choice(name, text, ("0", "1")) == "1"
     if control.kind == "integer":
-        return integer(name, _parsed(name, text, int), low=control.low, high=control.high)
+        return integer(name, _parse(name, text, int), low=control.low, high=control.high)
     if control.kind == "maybe" and not text.strip():
         return None
     if control.kind == "numbers":
-        return tuple(number(name, _parsed(name, part, float)) for part in text.split(",")) if text.strip() else ()
-    return number(name, _parsed(name, text, float))
+        return tuple(number(name, _parse(name, part, float)) for part in text.split(",")) if text.strip() else ()
+    return number(name, _parse(name, text, float))
 
 
 def write(value: Any) -> str:
-    """The text that `read` parses as this value."""
+    """Return a value as text that `read` can parse."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, tuple):
@@ -139,7 +139,7 @@ def write(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _parsed(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+def _parse(name: str, text: str, kind: type[int] | type[float]) -> int | float:
     try:
         if len(text) <= 40:
             return kind(text)
@@ -149,13 +149,13 @@ def _parsed(name: str, text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def from_link(query: Mapping[str, str]) -> dict[str, Any]:
-    """The values of the page from the parameters of a link; absent ones are defaults, unknown names are ignored."""
-    known = controls()
-    return defaults() | {name: read(name, known[name], text) for name, text in query.items() if name in known}
+    """Return the page's values from the parameters of a link; missing ones are defaults, unknown names are ignored."""
+    by_name = controls()
+    return defaults() | {name: read(name, by_name[name], text) for name, text in query.items() if name in by_name}
 
 
 def to_link(values: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of a link that restores the page: only values in use that differ from their default."""
+    """Return the parameters of a link that restores the page: the values in use that differ from their defaults."""
     return {
         name: write(values[name])
         for name, control in controls().items()
@@ -164,7 +164,7 @@ def to_link(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def in_use(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether a control affects the page: its scaling is selected, and its spec is the first or is compared."""
+    """Return whether a control affects the page: its scaling is selected and its spec is shown."""
     side, _, rest = name.partition(".")
     if side not in SIDES:
         return True
@@ -175,6 +175,6 @@ def in_use(name: str, values: Mapping[str, Any]) -> bool:
 
 
 def pairs_of(values: Mapping[str, Any], side: str) -> int:
-    """The number of pairs that rotate in the spec of one side."""
+    """Return the number of rotated pairs in the spec of one side."""
     rotated = values[f"{side}.rotary_dim"] or values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
     return max(rotated // 2, 1)

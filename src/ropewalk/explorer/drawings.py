@@ -1,4 +1,4 @@
-"""The clocks and the plane as SVG; the browser animates them, so the server does no work."""
+"""The clocks and the plane as SVG; the browser runs the animation, not the server."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _FONT = 'font-family="system-ui, sans-serif"'
 
 
 def clocks(spec: RopeSpec, position: int, served: int, translate: Translate, animated: bool = False) -> str:
-    """A clock for each of up to twelve pairs spread over the ladder; its hand shows the angle at `position`."""
+    """Return an SVG of up to twelve clocks for pairs spread over the ladder; the hands show the angles at `position`."""
     steps = analysis.radians(spec, served)
-    chosen = np.unique(np.linspace(0, len(steps) - 1, CLOCKS).round().astype(int))
-    angles = analysis.true_angles(steps[chosen], [position])[0]
+    pairs = np.unique(np.linspace(0, len(steps) - 1, CLOCKS).round().astype(int))
+    angles = analysis.true_angles(steps[pairs], [position])[0]
     faces = [
         _face(i, int(pair), float(steps[pair]), float(angle), translate, animated)
-        for i, (pair, angle) in enumerate(zip(chosen, angles, strict=True))
+        for i, (pair, angle) in enumerate(zip(pairs, angles, strict=True))
     ]
-    return _svg(ACROSS * 120, math.ceil(len(chosen) / ACROSS) * 150, faces)
+    return _svg(ACROSS * 120, math.ceil(len(pairs) / ACROSS) * 150, faces)
 
 
 def _face(place: int, pair: int, step: float, angle: float, translate: Translate, animated: bool) -> str:
@@ -56,29 +56,29 @@ def _face(place: int, pair: int, step: float, angle: float, translate: Translate
 
 
 def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Translate) -> str:
-    """The query (1, 0) of one pair before and after its rotation to `position`, and its tips at the tokens before."""
+    """Return an SVG of the vector (1, 0) of one pair, the same rotated to `position`, and dots at earlier positions."""
     positions = np.arange(max(position - TRAIL, 0), position + 1)
     path = rotated(spec, pair, positions, served)
     largest = max(1.0, float(np.abs(path).max()))
-    places, unit = 100 * path / largest, 100 / largest
+    points, unit = 100 * path / largest, 100 / largest
     degrees = math.degrees(math.atan2(path[-1].imag, path[-1].real)) % 360
     label = f"{translate('pair {pair}', pair=pair)}, {translate('position {position}', position=f'{position:,}')}"
     parts = [
         f'<g transform="translate(160 150)"><circle r="{unit:.3f}" fill="none" stroke="{_RIM}" stroke-width="2"/>',
         f'<line x1="-130" x2="130" stroke="{_RIM}"/><line y1="-130" y2="130" stroke="{_RIM}"/>',
-        *(_dot(place, 0.15 + 0.5 * i / len(path)) for i, place in enumerate(places[:-1])),
+        *(_dot(place, 0.15 + 0.5 * i / len(path)) for i, place in enumerate(points[:-1])),
         _line(unit, 0, _INK),
-        _line(places[-1].real, -places[-1].imag, ON_LIGHT[1]),
+        _line(points[-1].real, -points[-1].imag, ON_LIGHT[1]),
         f"{_text(150, f'{label}: {degrees:.1f}°, |q| = {abs(path[-1]):.4g}', _INK)}</g>",
     ]
     return _svg(320, 310, parts)
 
 
 def rotated(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
-    """The query pair (1, 0) at each position: the exact angle, with the magnitude and growth of the scaling."""
-    size = np.abs(analysis.query_path(spec, positions, served)[:, pair])
+    """Return the query pair (1, 0) rotated to each position, with exact angles and the scaling's magnitude and growth."""
+    norms = np.abs(analysis.query_path(spec, positions, served)[:, pair])
     angles = analysis.true_angles(analysis.radians(spec, served)[[pair]], positions)[:, 0]
-    return size * np.exp(1j * angles)
+    return norms * np.exp(1j * angles)
 
 
 def _line(x: float, y: float, colour: str) -> str:

@@ -1,4 +1,4 @@
-"""Start the page's server: on this machine only, without telemetry and file watching, with bounded uploads."""
+"""Start the page's server: reachable from this machine only, no telemetry, no file watching, uploads up to 1 MB."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PAGE = Path(__file__).with_name("page.py")
 
 
 def options(port: int, browser: bool) -> dict[str, Any]:
-    """The settings of streamlit by name."""
+    """Return streamlit's settings by name."""
     return {
         "server.address": HOME,
         "server.port": integer("port", port, low=1, high=65_535),
         "server.headless": not browser,
-        # refuse other host names that resolve to this machine (DNS rebinding)
+        # reject other host names that resolve to this machine (DNS rebinding)
         "server.allowedHosts": [HOME, "localhost"],
         "server.enableCORS": True,
         "server.enableXsrfProtection": True,
@@ -55,4 +55,4 @@ def launch(port: int, browser: bool = True, report: Path | None = None) -> None:
         bootstrap.run(str(PAGE), False, [], flags)
     except SystemExit as stop:
         if stop.code:
-            raise RopeError("port", "must be free; give another one with --port", port) from None
+            raise RopeError("port", "must not be in use; choose another one with --port", port) from None

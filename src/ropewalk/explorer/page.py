@@ -1,7 +1,7 @@
 """The page that streamlit runs: widgets on the left, one view of one or two specs on the right.
 
-All values are in one dict of the session (`controls.defaults()` when it opens). A widget only mirrors its value, because
-streamlit drops the state of widgets that a run does not draw.
+All values are in one dict of the session, at first `controls.defaults()`. Widgets only show copies of these values,
+because streamlit discards the state of widgets that are not drawn.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def page() -> None:
 
 
 def _values() -> dict[str, Any]:
-    """The session's values: from the link at first, then from the widgets, and limited by each other."""
+    """Return the session's values: initially from the link, then updated from the widgets and limited by `settle`."""
     session = st.session_state
     if "values" not in session:
         try:
@@ -75,7 +75,7 @@ def _values() -> dict[str, Any]:
 
 
 def put(new: dict[str, Any]) -> None:
-    """Set values from code, and the widgets that show them."""
+    """Set values of the session and of the widgets that show them."""
     values = st.session_state["values"]
     changed = {name: value for name, value in new.items() if values.get(name) != value}
     values.update(changed)
@@ -107,7 +107,7 @@ def _sidebar(values: dict[str, Any], translate: Translate) -> None:
 
 
 def _changed(values: dict[str, Any], loaded: dict[str, Any]) -> bool:
-    """Whether a shown value differs from the loaded one."""
+    """Return whether a value in use differs from the loaded preset or config."""
     shown = (name for name in loaded if controls.in_use(name, values))
     return any(mirror(values[name]) != mirror(loaded[name]) for name in shown)
 
@@ -118,7 +118,7 @@ def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
     draw_control(values, f"{side}.scaling", translate("Scaling"))
     chosen = values[f"{side}.scaling"]
     st.caption(about(SCALINGS[chosen], values["language"]))
-    # the factor of the context comes first
+    # the context factor comes first
     for field in sorted(controls.scaling_controls(SCALINGS[chosen]), key=lambda field: field != "factor"):
         draw_control(values, f"{side}.{chosen}.{field}", field)
     with st.popover(translate("More")):
@@ -169,14 +169,14 @@ def _load_layer() -> None:
 
 
 def _reset() -> None:
-    kept = st.session_state["values"]["language"]
+    language = st.session_state["values"]["language"]
     st.session_state["preset"], st.session_state["problem"] = "", None
     st.session_state.pop("layers", None)
-    put(controls.defaults() | {"language": kept})
+    put(controls.defaults() | {"language": language})
 
 
 def _address() -> str:
-    """The address of the page, as the server knows it."""
+    """Return the URL of the page without its parameters."""
     return (st.context.url or "").split("?")[0]
 
 

@@ -1,4 +1,4 @@
-"""The right side of the page: the charts of a spec, its key numbers, the code, and the lab's report."""
+"""The right side of the page: charts and summary numbers of a spec, code, and the lab's report."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CAPTIONS = {
 
 def show(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) -> None:
     """Draw one spec, or two side by side, in the chosen view."""
-    drawn = side_by_side(values["view"], specs, values["trained"], values["served"], translate)
-    for column, spec, charts in zip(st.columns(len(specs)), specs, drawn, strict=True):
+    charts_by_spec = side_by_side(values["view"], specs, values["trained"], values["served"], translate)
+    for column, spec, charts in zip(st.columns(len(specs)), specs, charts_by_spec, strict=True):
         with column:
             _show(values, spec, charts, translate)
 
@@ -54,24 +54,24 @@ def _show(values: dict[str, Any], spec: RopeSpec, charts: list[dict[str, Any]], 
 
 
 def _numbers(facts: Facts, translate: Translate, across: int) -> None:
-    """Draw the name of the spec and four key numbers."""
+    """Draw the name of the spec and four summary numbers."""
     spec = facts.spec
     st.markdown(f"**{spec.scaling.name}** · head_dim {spec.head_dim} · theta {spec.theta:,.6g}")
     magnitude = float(spec.ladder_frequencies(facts.served).magnitude)
     full_turns = critical_dimension(plain_radians(spec), facts.trained) // 2
-    shown = [
+    metrics = [
         ("Pairs", f"{spec.pairs}", "Number of rotated pairs of dimensions."),
         ("Full turns", f"{full_turns}/{spec.pairs}", "Pairs that complete a turn within the trained length, without scaling."),
         ("New angles", f"{facts.new_angles}/{spec.pairs}", "Pairs that reach angles which training never showed."),
         ("Magnitude", f"{magnitude:.4g}", "The factor by which the scaling multiplies q and k."),
     ]
-    for start in range(0, len(shown), across):
-        for column, (label, value, meaning) in zip(st.columns(across), shown[start : start + across], strict=True):
+    for start in range(0, len(metrics), across):
+        for column, (label, value, meaning) in zip(st.columns(across), metrics[start : start + across], strict=True):
             column.metric(translate(label), value, help=translate(meaning))
 
 
 def code(values: dict[str, Any], link: str, translate: Translate) -> None:
-    """Show the program and the link of the view, each with a copy button."""
+    """Show the code and the link that reproduce the view, each with a copy button."""
     st.markdown(f"**{translate('The code that reproduces this view')}**")
     st.code(program(values), language="python")
     st.markdown(f"**{translate('The link that restores this view')}**")
@@ -79,7 +79,7 @@ def code(values: dict[str, Any], link: str, translate: Translate) -> None:
 
 
 def report(path: Path, translate: Translate) -> None:
-    """Show the lab's report; as a data URL it has its own origin and cannot access the page."""
+    """Show the lab's report as a data URL: it has a separate origin, so its scripts cannot access the page."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_REPORT + 1)

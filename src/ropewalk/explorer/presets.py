@@ -1,4 +1,4 @@
-"""The ropes of well-known models: config keys of their published config.json files, read like any other config."""
+"""Rope settings of well-known models: the relevant config keys of their published config.json files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PHI3_LONG = [
     62.5, 63.37, 63.48, 63.48, 63.66, 63.85, 64.08, 64.76, 64.8, 64.81, 64.81,
 ]  # fmt: skip
 
-#: name -> the config keys that define its rope. A preset added here appears on the page and in the tests.
+#: name -> the config keys that define its rope; the page and the tests use all entries
 PRESETS: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": {
         "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131_072,

@@ -1,4 +1,4 @@
-"""The program that reproduces what the page shows, to copy and run."""
+"""Python code that reproduces the page's view, to copy and run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIGURES = ("clocks", "spectrum", "coverage", "decay", "similarity_map", "precisi
 
 
 def program(values: Values) -> str:
-    """A program that makes the shown specs, cos and sin at the shown position, and files of the figures."""
+    """Return code that makes the shown specs, computes cos and sin at the shown position, and saves the figures."""
     specs = {f"spec_{side}": spec_of(values, side) for side in SIDES[: 1 + values["compare"]]}
     lines = ["from pathlib import Path", "", "import torch", "", "import ropewalk as rw", "from ropewalk import plots"]
     lines += sorted({line for spec in specs.values() for line in _imports(spec)})
@@ -42,15 +42,15 @@ def _imports(spec: RopeSpec) -> Iterator[str]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """The dataclasses that appear in the call of a spec."""
-    for _, part in _given(value):
+    """Yield the axis map and scalings that the constructor call of a spec contains."""
+    for _, part in _changed_fields(value):
         if isinstance(part, AxisMap | Scaling):
             yield part
             yield from _parts(part)
 
 
-def _given(value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields whose values differ from their defaults; two defaults depend on other fields."""
+def _changed_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the fields that differ from their defaults; two defaults depend on other fields."""
     dependent = {}
     if isinstance(value, RopeSpec):
         dependent = {"layout_out": value.layout, "rotary_dim": value.head_dim - value.rotary_start}
@@ -61,9 +61,9 @@ def _given(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _call(value: Any, name: str) -> str:
-    given = [f"{field}={_shown(part)}" for field, part in _given(value)]
-    return f"{name}({', '.join(given)})"
+    arguments = [f"{field}={_source(part)}" for field, part in _changed_fields(value)]
+    return f"{name}({', '.join(arguments)})"
 
 
-def _shown(value: Any) -> str:
+def _source(value: Any) -> str:
     return _call(value, type(value).__name__) if isinstance(value, AxisMap | Scaling) else repr(value)

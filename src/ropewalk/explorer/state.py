@@ -1,4 +1,4 @@
-"""From the page's values to specs and back: what hangs on what, lists stretched over the pairs, configs as values."""
+"""Convert the page's values to specs and back, limit values that depend on others, and read configs as values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = Mapping[str, Any]
 
 
 def settle(values: Values) -> dict[str, Any]:
-    """The values, limited by the values they depend on: a smaller head has fewer rotated dimensions, and so on."""
+    """Return the values, limited where they depend on others; a smaller head, for example, has fewer rotated dimensions."""
     new = dict(values)
     for side in SIDES:
         head = new[f"{side}.head_dim"]
@@ -31,7 +31,7 @@ def settle(values: Values) -> dict[str, Any]:
 
 
 def spec_of(values: Values, side: str = "a") -> RopeSpec:
-    """The spec of one side's values; a RopeError names a wrong value."""
+    """Return the spec of one side; raises a RopeError that names the wrong value."""
     own = {name.removeprefix(f"{side}."): value for name, value in values.items() if name.startswith(f"{side}.")}
     pairs = pairs_of(values, side)
     axes = tuple(int(axis) for axis in stretched(_numbers("axes", own["axes"]), pairs, nearest=True))
@@ -51,10 +51,10 @@ def spec_of(values: Values, side: str = "a") -> RopeSpec:
 
 
 def scaling_of(name: str, own: Values, pairs: int) -> Scaling:
-    """A scaling by name with the values in `own`, else its defaults; lists are stretched over the pairs."""
+    """Return the scaling `name` with the values in `own`, or defaults; lists per pair are interpolated to `pairs` entries."""
     fields = scaling_controls(SCALINGS[name])
-    given = {field: own.get(f"{name}.{field}", control.default) for field, control in fields.items()}
-    return SCALINGS[name](**{field: _field(field, fields[field], value, pairs) for field, value in given.items()})
+    field_values = {field: own.get(f"{name}.{field}", control.default) for field, control in fields.items()}
+    return SCALINGS[name](**{field: _field(field, fields[field], value, pairs) for field, value in field_values.items()})
 
 
 def _field(field: str, control: Control, value: Any, pairs: int) -> Any:
@@ -66,12 +66,12 @@ def _field(field: str, control: Control, value: Any, pairs: int) -> Any:
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """A list of numbers; the page holds lists as text."""
+    """Return a list of numbers as a tuple; widgets hold lists as text."""
     return read(name, Control("numbers", ()), value) if isinstance(value, str) else tuple(value)
 
 
 def stretched(values: tuple[float, ...], count: int, *, nearest: bool = False) -> tuple[float, ...]:
-    """A list interpolated to `count` entries, or by the nearest entry."""
+    """Return a list stretched to `count` entries, linearly or by the nearest entry."""
     if len(values) in (0, count):
         return values
     places = np.linspace(0, len(values) - 1, count)
@@ -81,9 +81,9 @@ def stretched(values: tuple[float, ...], count: int, *, nearest: bool = False) -
 
 
 def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
-    """The values of a spec; the inverse of `spec_of`."""
+    """Return the page's values for a spec; the inverse of `spec_of`."""
     if spec.mixed or spec.fractional:
-        raise RopeError("axes", "must be integer positions, each pair on one axis, to be shown on the page", spec.axes)
+        raise RopeError("axes", "must assign each pair to one axis with integer positions, to be shown on the page", spec.axes)
     integer("head_dim", spec.head_dim, low=2, high=MAX_HEAD_DIM)
     axes = spec.axes if isinstance(spec.axes, AxisMap) else None
     own = {
@@ -102,16 +102,16 @@ def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
 
 
 def layers_of(config: Mapping[str, Any] | bytes) -> dict[str, dict[str, Any]]:
-    """The values that a config gives, for each layer type with a rope; bytes are parsed as a config.json."""
+    """Return the page's values for each layer type with a rope; bytes are parsed as a config.json."""
     checkpoint = read_checkpoint(config_file.parse(config) if isinstance(config, bytes) else config)
     rotated = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
     if not rotated:
-        raise RopeError("config", "must rotate at least one layer type", list(checkpoint.layers))
+        raise RopeError("config", "must have a rope in at least one layer type", list(checkpoint.layers))
     return {name: _layer(facts.spec, max(facts.trained, 8), max(facts.served, 8)) for name, facts in rotated.items()}
 
 
 def _layer(spec: RopeSpec, trained: int, served: int) -> dict[str, Any]:
-    """The spec on side a; on side b the same without its scaling, or with YaRN by 4 if it has none."""
+    """Return values with the spec on side a; on side b it has no scaling, or YaRN with factor 4 if it had none."""
     scaled = not isinstance(spec.scaling, Default)
     other = spec.with_(scaling=Default() if scaled else Yarn(factor=4.0, original_length=trained))
     return {**values_of(spec), **values_of(other, "b"), "trained": trained, "served": served}

@@ -1,4 +1,4 @@
-"""A widget for every kind of control; it starts with the session's value and has the control's name as its id."""
+"""Streamlit widgets for all kinds of controls; a widget starts with the session's value, and its id is the control's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 
 from ropewalk.explorer import controls
 
-#: the stops of the sliders; values from a config or a link are added
+#: the values that sliders offer; values from a config or a link are added
 HEADS = (4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024)
 LENGTHS = tuple(1 << power for power in range(7, 31))
 THETAS = tuple(float(digit * 10**power) for power in range(1, 10) for digit in (1, 2, 5))
@@ -20,7 +20,7 @@ NUMBERS = (
 
 
 def mirror(value: Any) -> Any:
-    """A value as its widget holds it: lists are text."""
+    """Return a value in the form its widget holds: lists are text."""
     return controls.write(value) if isinstance(value, tuple) else value
 
 
@@ -53,9 +53,9 @@ def draw_control(
 
 
 def seeded(values: dict[str, Any], name: str, shape: object) -> str:
-    """The widget's id, after the session holds the control's value under it; `shape` is the look of the widget.
+    """Store the control's value in the session under the widget's id, and return the id; `shape` is the label and options.
 
-    Streamlit treats a widget whose shape changed as a new one and would reset it, so its value is set again.
+    Streamlit treats a widget whose label or options changed as a new widget and resets it, so the value is stored again.
     """
     shapes = st.session_state.setdefault("shapes", {})
     if name not in st.session_state or shapes.get(name) != shape:
@@ -64,16 +64,16 @@ def seeded(values: dict[str, Any], name: str, shape: object) -> str:
 
 
 def stops(values: dict[str, Any], name: str, control: controls.Control) -> list[Any]:
-    """The stops of a slider: the usual numbers, the default, and every value that it had."""
+    """Return the values that a slider offers: common numbers, the default, and every value it has had."""
     field = name.rpartition(".")[2]
     if field == "rotary_dim":
         return sorted({0, *(head for head in HEADS if head <= values[f"{name[0]}.head_dim"]), values[name]})
-    usual = {"head_dim": HEADS, "theta": THETAS}.get(field, LENGTHS if control.kind == "integer" else NUMBERS)
+    common = {"head_dim": HEADS, "theta": THETAS}.get(field, LENGTHS if control.kind == "integer" else NUMBERS)
     seen = st.session_state.setdefault("seen", {}).setdefault(name, set())
     seen.add(values[name])
-    return sorted({*usual, control.default, *seen})
+    return sorted({*common, control.default, *seen})
 
 
 def shown(value: float) -> str:
-    """The text of a number on a slider."""
+    """Return the text of a number on a slider."""
     return f"{value:,.6g}" if isinstance(value, float) and abs(value) < 1e6 else f"{value:,.0f}"

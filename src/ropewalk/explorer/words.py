@@ -1,4 +1,4 @@
-"""The texts of the page: the English text is the key of its Chinese translation; labels of figures come from `plots`."""
+"""Chinese translations of the page's texts, by English text; labels of figures come from `plots`."""
 
 # ruff: noqa: RUF001 - full-width punctuation is right in Chinese
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ropewalk.frequencies import Scaling
 from ropewalk.plots.words import CHINESE as FIGURES_CHINESE
 
-#: returns a text in the language of the page, with its {names} filled in
+#: returns a text in the language of the page, with its {names} replaced
 Translate = Callable[..., str]
 
 CHINESE: dict[str, str] = FIGURES_CHINESE | {
@@ -68,43 +68,43 @@ CHINESE: dict[str, str] = FIGURES_CHINESE | {
     "Trained length": "训练长度",
     "View": "视图",
     "zero": "零",
-    # the first docstring line of every scaling; one that is missing here is shown in English
-    "omega_i = theta^(-2i/d), as RoFormer has it.": "omega_i = theta^(-2i/d)，即 RoFormer 的定义。",
+    # the first docstring line of every scaling; a line without a translation is shown in English
+    "Unscaled: omega_i = theta^(-2i/d), as in RoFormer.": "不缩放：omega_i = theta^(-2i/d)，即 RoFormer 的定义。",
     "Position interpolation: every pair slows by `factor`.": "位置插值：所有维度对都减慢到 1/`factor`。",
-    "NTK-aware: theta grows to theta * s^(d/(d-2)), so the slowest pair slows by s and the fastest stays as it is.":
+    "NTK-aware: theta grows to theta * s^(d/(d-2)), so the slowest pair slows by s and the fastest is unchanged.":
         "NTK：theta 变为 theta * s^(d/(d-2))，最慢的维度对减慢到 1/s，最快的不变。",
-    "NTK-by-parts as first published: slow pairs interpolate, middle ones follow NTK, fast ones stay.":
+    "NTK-by-parts as first published: slow pairs are interpolated, middle pairs follow NTK, fast pairs are unchanged.":
         "最初的分段 NTK：慢速维度对插值，中速的用 NTK，快速的不变。",
-    "Dynamic NTK: theta grows with each sequence's own length beyond `original_length`, and stays as it is up to it.":
+    "Dynamic NTK: theta is unchanged up to `original_length`; beyond it, theta grows with the length of each sequence.":
         "动态 NTK：序列长度超过 `original_length` 后，theta 随各序列自身的长度增大；不超过时不变。",
     "YaRN: by-parts interpolation by `factor`, and a magnitude that sharpens attention.":
         "YaRN：按 `factor` 分段插值，并通过幅度使注意力更集中。",
     "YaRN whose factor is each sequence's own length over `original_length`, never below 1.":
         "动态 YaRN：缩放倍数是各序列自身长度与 `original_length` 之比，不小于 1。",
-    "LongRoPE: one searched factor per pair, `short_factor` up to `original_length` and `long_factor` beyond it.":
+    "LongRoPE: each pair slows by its own factor, from `short_factor` up to `original_length` and `long_factor` beyond it.":
         "LongRoPE：每对维度各有一个搜索得到的倍数；不超过 `original_length` 时用 `short_factor`，超过时用 `long_factor`。",
-    "Llama 3.1: wavelengths above L0/low slow by `factor`, those below L0/high stay, the rest blend.":
+    "Llama 3.1: pairs with a wavelength above L0/low slow by `factor`, those below L0/high do not, those between are blended.":
         "Llama 3.1：波长大于 L0/low 的维度对减慢到 1/`factor`，小于 L0/high 的不变，其余平滑过渡。",
     "p-RoPE: only the fastest `fraction` of the pairs rotate; pairs still span the whole head.":
         "p-RoPE：只有最快的 `fraction` 部分维度对旋转；维度对仍跨越整个头。",
-    "theta_i = 1 / (1 + 2i): a study variant without geometric spacing.":
-        "theta_i = 1 / (1 + 2i)：用于研究的变体，频率不按几何级数排列。",
-    "xPos: each pair also decays with distance, zeta_i^((m - n) / scale_base), zeta_i = (2i + 0.4 d) / (1.4 d).":
+    "omega_i = 1 / (1 + 2i): frequencies without geometric spacing, for studies.":
+        "omega_i = 1 / (1 + 2i)：用于研究的变体，频率不按几何级数排列。",
+    "xPos: scores also decay with distance, in pair i by zeta_i^((m - n) / scale_base), zeta_i = (2i + 0.4 d) / (1.4 d).":
         "xPos：每对维度还随距离衰减，zeta_i^((m - n) / scale_base)，zeta_i = (2i + 0.4 d) / (1.4 d)。",
-    "Your own radians per step, one for each pair.": "自定义每步的弧度，每对维度一个值。",
-    "omega_i * exp(alpha_i) with trained alpha, zero at the start; omega is that of the scaling `start`.":
+    "Frequencies given by the caller, in radians per step, one for each pair.": "自定义每步的弧度，每对维度一个值。",
+    "omega_i * exp(alpha_i) with learned alpha_i, initially 0; omega_i are the frequencies of the scaling `start`.":
         "omega_i * exp(alpha_i)，alpha 可训练，初始为零；omega 取自缩放 `start`。",
 }  # fmt: skip
 
 
 def about(scaling: type[Scaling], language: str) -> str:
-    """The first docstring line of a scaling."""
+    """Return the first docstring line of a scaling, translated if the language is zh."""
     line = (scaling.__doc__ or scaling.__name__).strip().splitlines()[0]
     return CHINESE.get(line, line) if language == "zh" else line
 
 
 def translator(language: str) -> Translate:
-    """The function that returns a text of the page in a language."""
+    """Return a function that translates the page's texts to a language."""
 
     def translate(text: str, **values: object) -> str:
         return (CHINESE[text] if language == "zh" else text).format(**values)

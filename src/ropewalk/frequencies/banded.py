@@ -17,7 +17,7 @@ from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Sc
 
 @dataclass(frozen=True)
 class NtkByParts(Scaling):
-    """NTK-by-parts as first published: slow pairs interpolate, middle ones follow NTK, fast ones stay.
+    """NTK-by-parts as first published: slow pairs are interpolated, middle pairs follow NTK, fast pairs are unchanged.
 
     `ntk_turns` and `keep_turns` are the (fast, slow) ends of the two ramps, in turns within `original_length`.
     The paper's later by-parts rule is `Yarn(original_length, factor=s, attention_factor=1.0)`.
@@ -42,24 +42,24 @@ class NtkByParts(Scaling):
         check_log_theta(theta)
 
     def _radians(self, dim, theta, length, dtype):
-        plain = Default()._radians(dim, theta, length, dtype)
-        slowed = Linear(self.factor)._radians(dim, theta, length, dtype)
+        unscaled = Default()._radians(dim, theta, length, dtype)
+        interpolated = Linear(self.factor)._radians(dim, theta, length, dtype)
         ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
-        to_ntk = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, True, dtype)) * self.ntk_weight
-        keep = (1 - ramp(*self.keep_turns, dim, theta, self.original_length, True, dtype)) * self.keep_weight
-        return (slowed * (1 - to_ntk) + ntk * to_ntk) * (1 - keep) + plain * keep
+        ntk_share = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, True, dtype)) * self.ntk_weight
+        unscaled_share = (1 - ramp(*self.keep_turns, dim, theta, self.original_length, True, dtype)) * self.keep_weight
+        return (interpolated * (1 - ntk_share) + ntk * ntk_share) * (1 - unscaled_share) + unscaled * unscaled_share
 
 
 @dataclass(frozen=True)
 class _YarnBands(Scaling):
-    """YaRN's by-parts rule: fast pairs stay, slow pairs interpolate by a stretch, the middle is a linear blend."""
+    """YaRN's by-parts rule: fast pairs are unchanged, slow pairs slow by `_stretch`, the pairs between are blended linearly."""
 
     original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)
     beta_fast: float = setting(32.0, above=0)
     beta_slow: float = setting(1.0, above=0)
     truncate: bool = setting(True)
     attention_factor: float | None = setting(None, **MAGNITUDE_RANGE)
-    # a larger weight would leave the range of a magnitude
+    # a larger weight would give a magnitude outside MAGNITUDE_RANGE
     mscale: float | None = setting(None, low=0, high=1e17)
     mscale_all_dim: float | None = setting(None, low=0, high=1e17)
 
@@ -77,15 +77,16 @@ class _YarnBands(Scaling):
         stretch = self._stretch(length, dtype)
         device = device_of(stretch)
         steps = periods(dim, theta, dtype, device)
-        keep = 1 - ramp(self.beta_fast, self.beta_slow, dim, theta, self.original_length, self.truncate, dtype, device)
+        betas = self.beta_fast, self.beta_slow
+        unscaled_share = 1 - ramp(*betas, dim, theta, self.original_length, self.truncate, dtype, device)
         stretch = per_row(stretch) if isinstance(stretch, Tensor) else stretch
-        return 1.0 / (stretch * steps) * (1 - keep) + 1.0 / steps * keep
+        return 1.0 / (stretch * steps) * (1 - unscaled_share) + 1.0 / steps * unscaled_share
 
     def _magnitude(self, length, dtype):
         if self.attention_factor is not None:
             return self.attention_factor
         stretch = self._stretch(length, dtype)
-        # zero counts as absent, as in the checkpoints that carry these keys
+        # zero counts as absent, as in the checkpoints that have these config keys
         if self.mscale and self.mscale_all_dim:
             return mscale(stretch, self.mscale) / mscale(stretch, self.mscale_all_dim)
         return mscale(stretch)
@@ -118,7 +119,10 @@ class DynamicYarn(_YarnBands):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Llama 3.1: wavelengths above L0/low slow by `factor`, those below L0/high stay, the rest blend."""
+    """Llama 3.1: pairs with a wavelength above L0/low slow by `factor`, those below L0/high do not, those between are blended.
+
+    L0 is `original_length`, low and high are the two frequency factors.
+    """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR, required=True)
     low_freq_factor: float = setting(1.0, above=0, required=True)
@@ -133,12 +137,12 @@ class Llama3(Scaling):
         self._check_order("high_freq_factor", "low_freq_factor")
 
     def _radians(self, dim, theta, length, dtype):
-        plain = 1.0 / periods(dim, theta, dtype)
-        wavelengths = 2 * math.pi / plain
+        unscaled = 1.0 / periods(dim, theta, dtype)
+        wavelengths = 2 * math.pi / unscaled
         longest, shortest = self.original_length / self.low_freq_factor, self.original_length / self.high_freq_factor
-        banded = torch.where(wavelengths > longest, plain / self.factor, plain)
-        # equal ends leave no middle band to blend; 1.0 avoids 0/0 in the unused branch
+        slowed = torch.where(wavelengths > longest, unscaled / self.factor, unscaled)
+        # equal factors leave no band to blend, and 1.0 avoids 0/0 in the unused branch
         width = (self.high_freq_factor - self.low_freq_factor) or 1.0
         blend = (self.original_length / wavelengths - self.low_freq_factor) / width
-        blended = (1 - blend) * banded / self.factor + blend * banded
-        return torch.where(~(wavelengths < shortest) & ~(wavelengths > longest), blended, banded)
+        blended = (1 - blend) * slowed / self.factor + blend * slowed
+        return torch.where(~(wavelengths < shortest) & ~(wavelengths > longest), blended, slowed)

@@ -1,4 +1,4 @@
-"""Scalings that slow every pair by one rule: none, interpolation, a larger theta, or no geometric series at all."""
+"""Scalings with one formula for all pairs: unscaled, interpolation, a larger theta, some pairs fixed, or no geometric series."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from ropewalk.frequencies.formulas import CPU, ntk_theta, per_row, periods
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
-#: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of it would overflow a float
+#: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger factor would overflow a float
 MAX_FACTOR = 1e30
 
 
 @dataclass(frozen=True)
 class Default(Scaling):
-    """omega_i = theta^(-2i/d), as RoFormer has it."""
+    """Unscaled: omega_i = theta^(-2i/d), as in RoFormer."""
 
     name: ClassVar[str] = "default"
     in_configs: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Ntk(Scaling):
-    """NTK-aware: theta grows to theta * s^(d/(d-2)), so the slowest pair slows by s and the fastest stays as it is."""
+    """NTK-aware: theta grows to theta * s^(d/(d-2)), so the slowest pair slows by s and the fastest is unchanged."""
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)
     name: ClassVar[str] = "ntk"
@@ -53,9 +53,9 @@ class Ntk(Scaling):
 
 @dataclass(frozen=True)
 class Dynamic(Scaling):
-    """Dynamic NTK: theta grows with each sequence's own length beyond `original_length`, and stays as it is up to it."""
+    """Dynamic NTK: theta is unchanged up to `original_length`; beyond it, theta grows with the length of each sequence."""
 
-    # above 2^20, float32 loses the 1 in factor - (factor - 1)
+    # above 2^20, float32 rounding makes factor - (factor - 1) inaccurate
     factor: float = setting(1.0, low=1, high=2.0**20, required=True)
     original_length: int = setting(2048, low=1, key=SERVED_LENGTH_KEY, required=True)
     name: ClassVar[str] = "dynamic"
@@ -67,9 +67,9 @@ class Dynamic(Scaling):
     def _radians(self, dim, theta, length, dtype):
         if length is None:
             return Default()._radians(dim, theta, length, dtype)
-        # clamped to the trained length: a shorter sequence would make theta negative
-        reached = per_row(length.clamp(min=self.original_length)).to(dtype)
-        stretch = self.factor * reached / self.original_length - (self.factor - 1)
+        # clamped to the trained length: for a shorter sequence `stretch` could become negative
+        effective_length = per_row(length.clamp(min=self.original_length)).to(dtype)
+        stretch = self.factor * effective_length / self.original_length - (self.factor - 1)
         return 1.0 / periods(dim, ntk_theta(theta, stretch, dim), dtype, length.device)
 
 
@@ -83,14 +83,14 @@ class Proportional(Scaling):
     in_configs: ClassVar[bool] = True
 
     def _radians(self, dim, theta, length, dtype):
-        rotated = int(self.fraction * dim // 2)
-        plain = 1.0 / periods(dim, theta, dtype)
-        return torch.where(torch.arange(dim // 2, device=CPU) < rotated, plain, 0.0) / self.factor
+        rotated_pairs = int(self.fraction * dim // 2)
+        unscaled = 1.0 / periods(dim, theta, dtype)
+        return torch.where(torch.arange(dim // 2, device=CPU) < rotated_pairs, unscaled, 0.0) / self.factor
 
 
 @dataclass(frozen=True)
 class LinearFrequencies(Scaling):
-    """theta_i = 1 / (1 + 2i): a study variant without geometric spacing."""
+    """omega_i = 1 / (1 + 2i): frequencies without geometric spacing, for studies."""
 
     name: ClassVar[str] = "linear_frequencies"
 

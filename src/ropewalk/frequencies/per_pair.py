@@ -1,4 +1,4 @@
-"""Scalings with a value for each pair: a searched factor, a given or trained frequency, a decay."""
+"""Scalings with one value per pair: a LongRoPE factor, a given or learned frequency, an xPos decay."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Sc
 
 @dataclass(frozen=True)
 class LongRope(Scaling):
-    """LongRoPE: one searched factor per pair, `short_factor` up to `original_length` and `long_factor` beyond it.
+    """LongRoPE: each pair slows by its own factor, from `short_factor` up to `original_length` and `long_factor` beyond it.
 
-    `factor` is how many times longer the whole context is; it determines the magnitude unless `attention_factor` is given.
+    `factor` is the served length over the trained length; it determines the magnitude unless `attention_factor` is given.
     """
 
     short_factor: tuple[float, ...] = setting((1.0,), above=0, required=True)
     long_factor: tuple[float, ...] = setting((1.0,), above=0, required=True)
     original_length: int = setting(4096, low=2, key=TRAINED_LENGTH_KEY, required=True)
-    # a ratio below 1, from a served length shorter than the trained one, gives magnitude 1
+    # below 1 if the served length is shorter than the trained length; the magnitude is then 1
     factor: float = setting(1.0, above=0, required=True, from_lengths=True)
     attention_factor: float | None = setting(None, **MAGNITUDE_RANGE)
     name: ClassVar[str] = "longrope"
@@ -53,10 +53,10 @@ class LongRope(Scaling):
 
 @dataclass(frozen=True)
 class XPos(Scaling):
-    """xPos: each pair also decays with distance, zeta_i^((m - n) / scale_base), zeta_i = (2i + 0.4 d) / (1.4 d).
+    """xPos: scores also decay with distance, in pair i by zeta_i^((m - n) / scale_base), zeta_i = (2i + 0.4 d) / (1.4 d).
 
-    Queries grow and keys shrink with position; only their product is meaningful, and only for causal attention.
-    `center` is a constant of the spec, so a cache stays valid while the sequence grows.
+    Queries shrink and keys grow with position; only their product is meaningful, and only for causal attention.
+    `center`, the position where both factors are 1, is constant, so cached keys stay valid while the sequence grows.
     """
 
     scale_base: float = setting(512.0, above=0)
@@ -73,7 +73,7 @@ class XPos(Scaling):
 
 @dataclass(frozen=True)
 class Given(Scaling):
-    """Your own radians per step, one for each pair."""
+    """Frequencies given by the caller, in radians per step, one for each pair."""
 
     radians: tuple[float, ...] = setting((1.0,))
     magnitude: float = setting(1.0, **MAGNITUDE_RANGE)
@@ -91,7 +91,7 @@ class Given(Scaling):
 
 @dataclass(frozen=True)
 class Learnable(Scaling):
-    """omega_i * exp(alpha_i) with trained alpha, zero at the start; omega is that of the scaling `start`."""
+    """omega_i * exp(alpha_i) with learned alpha_i, initially 0; omega_i are the frequencies of the scaling `start`."""
 
     start: Scaling = Default()  # noqa: RUF009 - frozen and without fields
     name: ClassVar[str] = "learnable"
@@ -99,7 +99,7 @@ class Learnable(Scaling):
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, Scaling) or self.start.learned or self.start.needs_length:
-            raise RopeError("start", "must be a scaling whose frequencies are not trained and do not follow a length", self.start)
+            raise RopeError("start", "must be a scaling whose frequencies are neither learned nor length-dependent", self.start)
 
     def check(self, dim, theta):
         self.start.check(dim, theta)

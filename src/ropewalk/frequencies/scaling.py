@@ -49,7 +49,7 @@ class Setting:
                       of an integer, `low`
     key               the config key, if it is not the name of the field
     required          a config that names this scaling must have the key
-    from_lengths      ... unless it has two lengths, whose ratio is then used
+    from_lengths      if the key is absent, it is the served length over the trained length, if the config has both
     """
 
     default: Any
@@ -61,7 +61,7 @@ class Setting:
     from_lengths: bool = False
 
     def check(self, name: str, value: object) -> Any:
-        """`value` in the type of the default; a RopeError names the field if it has another type or is out of bounds."""
+        """Return `value` in the type of the default; raise a RopeError if its type is wrong or it is out of bounds."""
         if self.default is None and value is None:
             return None
         if isinstance(self.default, bool):
@@ -74,12 +74,12 @@ class Setting:
 
 
 def setting(default: Any, **facts: Any) -> Any:
-    """Declare a dataclass field that is checked, and read from configs, by a `Setting` with these facts."""
+    """Declare a dataclass field with a `Setting`, by which it is checked and read from configs."""
     return field(default=default, metadata={"setting": Setting(default, **facts)})
 
 
 def settings_of(scaling: Scaling | type[Scaling]) -> dict[str, Setting]:
-    """The settings of a scaling by field name; fields declared without `setting` are left out."""
+    """Return the settings of a scaling by field name; fields declared without `setting` are left out."""
     return {f.name: f.metadata["setting"] for f in fields(scaling) if "setting" in f.metadata}
 
 
@@ -91,7 +91,7 @@ class Scaling:
     name: ClassVar[str] = ""
     #: the frequencies depend on the length of each sequence
     needs_length: ClassVar[bool] = False
-    #: the frequencies are trained: `Rope` owns a parameter
+    #: the frequencies are learned: `Rope` has a parameter for them
     learned: ClassVar[bool] = False
     #: configs can name it as their `rope_type`; its fields are then read from, and written to, their config keys
     in_configs: ClassVar[bool] = False
@@ -105,16 +105,16 @@ class Scaling:
             object.__setattr__(self, name, facts.check(name, getattr(self, name)))
 
     def frequencies(self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64) -> Frequencies:
-        """The frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
-        reached = torch.tensor(length, device=CPU) if isinstance(length, int) else length
-        radians, magnitude = self._radians(dim, theta, reached, dtype), self._magnitude(reached, dtype)
+        """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
+        lengths = torch.tensor(length, device=CPU) if isinstance(length, int) else length
+        radians, magnitude = self._radians(dim, theta, lengths, dtype), self._magnitude(lengths, dtype)
         return Frequencies(radians, magnitude, *self._growth(dim))
 
     def check(self, dim: int, theta: float) -> None:
         """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class accepts all."""
 
     def as_dict(self) -> dict[str, Any]:
-        """`rope_type` and all fields, as a dict."""
+        """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -139,7 +139,7 @@ class Scaling:
 
 
 def number_tuple(name: str, value: object, above: float = -math.inf) -> tuple[float, ...]:
-    """The numbers of a list, tuple or tensor, each above `above`."""
+    """Return the numbers of a list, tuple or tensor as a tuple; each must be above `above`."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if not isinstance(value, list | tuple) or not value:

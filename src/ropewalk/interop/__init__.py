@@ -1,1 +1,1 @@
-"""Reading and writing what other stacks know: configs, engines, models."""
+"""Interoperability with transformers and inference engines: configs, checkpoints and loaded models."""

@@ -1,4 +1,4 @@
-"""The kernels that rotate: BACKENDS by name, fastest first, each with the reason why it cannot take a tensor."""
+"""BACKENDS: the rotation kernels by name, fastest first. Each can say why it does not support a tensor."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, t
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to carry out a request.
+    """The functions of one rotation kernel.
 
-    why_not  (x, request) -> why x cannot be rotated here, or None if it can
-    run      (xs, outs, request): write every rotated x into its out, which is x itself or shares no memory with it. The
-             first x is a query, the second a key
-    prepare  (xs, outs, request) -> a function that runs calls with the same shapes without planning them again, or None;
+    why_not  (x, request) -> why this backend cannot rotate x, or None if it can
+    run      (xs, outs, request): write each rotated x into its out, which is x itself or shares no memory with it. xs is (q,)
+             or (q, k)
+    prepare  (xs, outs, request) -> a function that runs later calls with the same shapes and reuses the launch plan, or None;
              see `fast_path.py`
     """
 
@@ -35,7 +35,7 @@ def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: An
         out.copy_(eager.differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request))
 
 
-#: fastest first; `pick` uses the first one that takes all tensors
+#: fastest first; `pick` uses the first that supports all tensors
 BACKENDS: dict[str, Backend] = {
     "triton": Backend(triton.why_not, triton.run, triton.prepare),
     "cpu": Backend(cpu.why_not, cpu.run, cpu.prepare),
@@ -45,7 +45,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -> Backend:
-    """Return the named backend, or the first that takes all of `xs`."""
+    """Return the named backend, or the first that can rotate all of `xs`."""
     if name is None:
         return next(b for b in BACKENDS.values() if not any(b.why_not(x, request) for x in xs))
     backend = BACKENDS[choice("backend", name, BACKENDS)]
@@ -56,7 +56,7 @@ def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -
 
 
 def available(device: torch.device | str = "cpu") -> dict[str, str | None]:
-    """Return every backend with the reason why it does not run on `device`, or None if it does."""
+    """Return a dict from backend name to the reason why that backend does not run on `device`, or None if it does."""
     x = torch.zeros(1, 1, 1, 2, device=device)
     table = torch.zeros(1, 1, device=device)
     return {name: b.why_not(x, TableRequest(table, table, -2, "half", "half")) for name, b in BACKENDS.items()}

@@ -1,4 +1,4 @@
-"""Plain torch on any device: separate products and sums, so the result does not depend on strides or on fused multiply-adds."""
+"""The rotation in plain torch, for any device. It uses no fused multiply-add, so the result does not depend on strides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ropewalk.kernels.request import AnyRequest, align, table_dtype
 
 
 def why_not(x: Tensor, request: AnyRequest) -> str | None:
-    """Return None: it rotates every tensor."""
+    """Return None: this backend can rotate every tensor."""
     return None
 
 
@@ -18,10 +18,10 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
     """Write each rotated x into its out, which may be x itself."""
     tables: dict[tuple[torch.dtype, bool], tuple[Tensor, Tensor]] = {}
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        which = (table_dtype(x), request.is_key(index) and request.sides_differ(x.device))
-        if which not in tables:
-            tables[which] = request.rows(x.shape[request.seq_dim], x.device, *which)
-        cos, sin = (align(table, x, request.seq_dim) for table in tables[which])
+        dtype_and_side = (table_dtype(x), request.is_key(index) and request.sides_differ(x.device))
+        if dtype_and_side not in tables:
+            tables[dtype_and_side] = request.rows(x.shape[request.seq_dim], x.device, *dtype_and_side)
+        cos, sin = (align(table, x, request.seq_dim) for table in tables[dtype_and_side])
         _rotate_into(x, out, cos, sin, request)
 
 
@@ -39,7 +39,7 @@ def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyR
 
 
 def differentiable(x: Tensor, cos: Tensor, sin: Tensor, request: AnyRequest) -> Tensor:
-    """Return the rotated x by ordinary autograd operations, for tables that require gradients."""
-    stop = request.start + 2 * request.pairs
-    rotated = reference.rotate(x[..., request.start : stop], cos, sin, request.layout_in, request.layout_out)
-    return torch.cat((x[..., : request.start], rotated, x[..., stop:]), dim=-1)
+    """Return the rotated x, computed with autograd operations; used if cos and sin require gradients."""
+    width = 2 * request.pairs
+    before, middle, after = x.split([request.start, width, x.shape[-1] - request.start - width], dim=-1)
+    return torch.cat((before, reference.rotate(middle, cos, sin, request.layout_in, request.layout_out), after), dim=-1)

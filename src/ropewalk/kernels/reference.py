@@ -1,7 +1,7 @@
-"""The definition of the rotation in four equal forms: half-split and interleaved pairs, complex numbers, a matrix. And in NumPy.
+"""The definition of the rotation in equivalent forms: half and interleaved pairs, complex numbers, a matrix, and NumPy.
 
-The two layouts differ only by a permutation of the dimensions. cos and sin have one entry per pair, so a table has no layout;
-only the rotation has one.
+The two layouts differ only by a permutation of the dimensions. cos and sin have one entry per pair, so one table
+serves both layouts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Return views [..., P] of the first and of the second member of every pair of x [..., 2P].
+    """Return views [..., P] of the first and second members of the pairs of x [..., 2P].
 
     half         a0 a1 a2 b0 b1 b2
     interleaved  a0 b0 a1 b1 a2 b2
@@ -24,14 +24,14 @@ def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
-    """Return [..., 2P] from the first and second members of its pairs: the inverse of `split_pairs`."""
-    return torch.cat((a, b), dim=-1) if layout == "half" else torch.stack((a, b), dim=-1).flatten(-2)
+    """Join the first and second members of pairs [..., P] into x [..., 2P]: the inverse of `split_pairs`."""
+    return torch.cat((a, b), dim=-1) if layout == "half" else torch.stack((a, b), dim=-1).reshape(*a.shape[:-1], -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None) -> Tensor:
-    """Rotate every pair of x [..., 2P] by the angle whose cos and sin [..., P] are given: the two lines of RoPE.
+    """Rotate every pair of x [..., 2P] by the angles whose cos and sin are [..., P]: the two equations of RoPE.
 
-    It computes in the tables' dtype and rounds once to x's dtype at the end.
+    Arithmetic is in the dtype of cos and sin; the result is rounded once, to x's dtype.
     """
     a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
     return join_pairs(a * cos - b * sin, a * sin + b * cos, layout_out or layout).to(x.dtype)
@@ -45,7 +45,7 @@ def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 
 
 def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Return the dense matrix R [..., 2P, 2P] with R x = rotate(x); it explains the rotation and is not fast."""
+    """Return the dense matrix R [..., 2P, 2P] with R x = rotate(x); for explanation, it is slow."""
     pairs = cos.shape[-1]
     first, second = split_pairs(torch.arange(2 * pairs), layout)
     matrix = cos.new_zeros(*cos.shape[:-1], 2 * pairs, 2 * pairs)

@@ -1,4 +1,4 @@
-"""Request and TableRequest: one rotation to carry out. A request says which angles, pairs and axes; a kernel says how."""
+"""Request and TableRequest: one rotation to carry out, independent of the kernel: its angles, its pairs and its axes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ropewalk.frequencies import Length
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin, first_rows, sides_differ
 
-#: dtypes that every kernel computes in float32; float64 is computed in float64, by torch alone
+#: dtypes that every kernel computes in float32; float64 tensors are computed in float64, only by the torch backends
 FLOAT32_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _SomeRequest = TypeVar("_SomeRequest", bound="_OfTensors")
 
 
 class _OfTensors:
-    """Which of the tensors of a call are keys: the second of two, or all of them if `key` is set."""
+    """Which tensors of a call are attention keys: the second of two, or all if `key` is True."""
 
     key: bool
 
@@ -28,7 +28,7 @@ class _OfTensors:
         return self.key or index == 1
 
     def of_tensor(self: _SomeRequest, index: int) -> _SomeRequest:
-        """Return the request for tensor `index` alone."""
+        """Return the request for a call with only tensor `index`."""
         return replace(self, key=self.is_key(index))  # type: ignore[type-var]  # both subclasses are dataclasses
 
 
@@ -39,7 +39,7 @@ class Request(_OfTensors):
     positions        [S], [B, S] or [axes, B, S] on the tensors' device; None for offset ... offset + S - 1
     sign             -1 rotates backwards and swaps the layouts
     magnitude_power  the power of the spec's magnitude: 1 applies it, -1 divides by it
-    key              every tensor is a key; otherwise only the second of two is
+    key              True if every tensor is an attention key; if False, only the second of two is
     """
 
     spec: RopeSpec
@@ -68,16 +68,16 @@ class Request(_OfTensors):
         return self.spec.layout_out if self.sign > 0 else self.spec.layout  # type: ignore[return-value]
 
     def adjoint(self) -> Request:
-        """Return the transposed rotation, which is the backward of every kernel: backwards, with the same magnitude."""
+        """Return the transposed rotation, which computes gradients: the opposite angles with the same magnitude."""
         return replace(self, sign=-self.sign)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors this request reads."""
+        """The tensors that this request contains."""
         return tuple(t for t in (self.positions, self.length) if isinstance(t, Tensor))
 
     def explicit_positions(self, seq: int, device: torch.device) -> Tensor:
-        """Return the positions as a tensor, also where they are counted from `offset`."""
+        """Return the positions as a tensor; if they are None, offset ... offset + seq - 1."""
         if self.positions is not None:
             return self.positions
         return torch.arange(self.offset, self.offset + seq, device=device)
@@ -87,11 +87,11 @@ class Request(_OfTensors):
         return sides_differ(self.spec, device)
 
     def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [S, P] or [B, S, P], which must not be written to; sin is negated where sign is -1."""
-        counted = self.positions is None and self.offset >= 0 and self.magnitude_power == 1 and dtype == torch.float32
-        kept = first_rows(self.spec, device, self.offset + seq, key) if counted else None
-        if kept is not None:
-            cos, sin = kept[0][self.offset :], kept[1][self.offset :]
+        """Return cos and sin [S, P] or [B, S, P], which may be cached: do not write to them. sin is negated if sign is -1."""
+        consecutive = self.positions is None and self.offset >= 0 and self.magnitude_power == 1 and dtype == torch.float32
+        table = first_rows(self.spec, device, self.offset + seq, key) if consecutive else None
+        if table is not None:
+            cos, sin = table[0][self.offset :], table[1][self.offset :]
         else:
             positions = self.explicit_positions(seq, device)
             cos, sin = cos_sin(
@@ -102,7 +102,7 @@ class Request(_OfTensors):
 
 @dataclass(frozen=True, eq=False)
 class TableRequest(_OfTensors):
-    """A rotation by the caller's cos and sin, [S, P], [B, S, P] or [B, H, S, P]."""
+    """A rotation by cos and sin that the caller passes, [S, P], [B, S, P] or [B, H, S, P]."""
 
     cos: Tensor
     sin: Tensor
@@ -134,12 +134,12 @@ AnyRequest = Request | TableRequest
 
 
 def table_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of the cos and sin that rotate x: float64 for float64, else float32."""
+    """Return the dtype of cos and sin for rotating x: float64 for float64, otherwise float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
-    """Return the (seq, batch, head) axes of x: batch is the first axis that is not the sequence, heads the next.
+    """Return the (seq, batch, head) axes of x: batch is the first axis other than seq, head the second.
 
     [B, H, S, D], [B, S, H, D] and [S, B, H, D] have all three; [B, S, D] has no heads, packed [T, H, D] has no batch.
     """

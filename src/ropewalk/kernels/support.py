@@ -1,4 +1,4 @@
-"""What the installed Triton and the GPU support, and helpers of every Triton kernel. Importing this does not import Triton."""
+"""What the installed Triton and the GPU support, and helpers for all Triton kernels. Importing this does not import Triton."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TRITON_INSTALLED = find_spec("triton") is not None
 
 
 def interpreting() -> bool:
-    """Return whether Triton runs its kernels in Python, also on CPU tensors."""
+    """Return whether Triton's interpreter is on: kernels then run in Python and accept CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def why_no_triton(x: Tensor) -> str | None:
-    """Return why no Triton kernel can take a tensor on this device, or None if one can."""
+    """Return why Triton kernels cannot run on x, or None if they can."""
     if not x.is_cuda and not (x.is_cpu and interpreting()):
         return f"the kernel takes CUDA tensors, this one is on {x.device}"
     return None if TRITON_INSTALLED else "triton is not installed; pip install triton"
@@ -32,7 +32,7 @@ def has_sine_unit(x: Tensor) -> bool:
 
 @cached("GPUs with programmatic dependent launch", entries=64)
 def has_pdl(device: torch.device) -> bool:
-    """Return whether a kernel may start before the one before it ends (programmatic dependent launch, Hopper and later)."""
+    """Return whether a kernel can start before the previous kernel ends (programmatic dependent launch, Hopper and later)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -49,5 +49,5 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def power_of_two(count: int) -> int:
-    """Return the smallest power of two that is at least `count`, for a count of 1 or more."""
+    """Return the smallest power of two that is at least `count`; `count` must be 1 or more."""
     return 1 << (count - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Batches as functions of sample numbers, so the position in the data is one integer for any number of ranks and steps."""
+"""Batches as functions of sample numbers: the state of the data is one integer, whatever the number of ranks or steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOW_20_BITS = np.uint64(2**20 - 1)
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets of a model; `count` is the number of targets, known on the host.
+    """Inputs and targets of a model; `count` is the number of targets, kept as an int so that no device sync is needed.
 
     inputs   integer [B, S]                    targets  integer [B, S], or [B] for matching
     The other tensors are passed to the model as keyword arguments if they are not None.
@@ -44,7 +44,7 @@ class Batch:
         return {name: value for name, value in tensors.items() if value is not None}
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device: copied in narrow dtypes from pinned memory, and widened there to int64."""
+        """Return the batch on a device; tensors are copied in their narrow dtypes and converted to int64 on the device."""
         return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self) if f.name != "count"})
 
 
@@ -67,7 +67,7 @@ class Batches(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A text that is different for different samples."""
+        """A text that identifies the data: sources with different samples have different fingerprints."""
         ...
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
@@ -76,19 +76,19 @@ class Batches(Protocol):
 
 
 def next_token(rows: np.ndarray, is_target: np.ndarray | None = None) -> Batch:
-    """Return rows [B, S + 1] as inputs and next-token targets; tokens where `is_target` is False are ignored."""
+    """Return rows [B, S + 1] as inputs and next-token targets; targets where `is_target` is False are ignored."""
     inputs, targets = torch.from_numpy(np.ascontiguousarray(rows[:, :-1])), torch.from_numpy(np.ascontiguousarray(rows[:, 1:]))
     if is_target is None:
         return Batch(inputs, targets, targets.numel())
-    kept = is_target[:, 1:]
-    return Batch(inputs, targets.int().masked_fill(torch.from_numpy(~kept), IGNORED), int(kept.sum()))
+    target_mask = is_target[:, 1:]
+    return Batch(inputs, targets.int().masked_fill(torch.from_numpy(~target_mask), IGNORED), int(target_mask.sum()))
 
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Windows of a split. Each pass over the split uses every window once, with a new offset and a new shuffle.
+    """Windows of a split. Each pass over the split uses every window once, with a new offset and a new order.
 
-    With `documents`, the batch has document numbers, so that attention stays within each document.
+    With `documents`, batches have the document index of each token, and attention is limited to the token's document.
     """
 
     split: Split
@@ -100,7 +100,7 @@ class TextBatches:
     def batch(self, index: np.ndarray, length: int) -> Batch:
         starts = self.starts(index, length)
         batch = next_token(self.split.rows(starts, length + 1))
-        return replace(batch, documents=self._document_numbers(starts, length)) if self.documents else batch
+        return replace(batch, documents=self._document_indices(starts, length)) if self.documents else batch
 
     def starts(self, index: np.ndarray, length: int) -> np.ndarray:
         """Return the start of each sample's window in the split."""
@@ -108,10 +108,10 @@ class TextBatches:
         if windows < 1:
             raise RopeError("length", f"must be less than half of the corpus, which has {len(self.split.tokens)} tokens", length)
         passes, place = np.divmod(np.asarray(index, dtype=np.int64), windows)
-        drawn = bits(fold(self.seed, length), passes, 0, 2)  # one shuffle and one offset per pass
-        return permuted(place, windows, drawn[:, 0]) * length + (drawn[:, 1] % np.uint64(length)).astype(np.int64)
+        random_bits = bits(fold(self.seed, length), passes, 0, 2)  # one order and one offset per pass
+        return permuted(place, windows, random_bits[:, 0]) * length + (random_bits[:, 1] % np.uint64(length)).astype(np.int64)
 
-    def _document_numbers(self, starts: np.ndarray, length: int) -> Tensor:
+    def _document_indices(self, starts: np.ndarray, length: int) -> Tensor:
         tokens = starts[:, None] + np.arange(length)
         return torch.from_numpy(np.searchsorted(self.split.starts, tokens, side="right"))
 
@@ -141,7 +141,7 @@ class TaskBatches:
 
 @dataclass(frozen=True)
 class MixedBatches:
-    """Each sample comes from one of several sources, chosen at random with given shares by the seed and its number."""
+    """Samples from several sources; the source of a sample is random with given shares, determined by seed and sample number."""
 
     parts: tuple[Batches, ...]
     shares: tuple[float, ...]
@@ -161,7 +161,7 @@ class MixedBatches:
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         chosen = np.searchsorted(np.cumsum(self.shares)[:-1], uniform(self.seed, index, 5, 1)[:, 0], side="right")
-        # rows are grouped by source; the order of rows within a batch has no meaning
+        # rows are grouped by source, since the order of rows within a batch does not matter
         batches = [part.batch(index[chosen == i], length) for i, part in enumerate(self.parts) if (chosen == i).any()]
         return concatenate(batches)
 
@@ -170,7 +170,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     """Return the rows of several batches as one batch."""
     extra = sorted({name for batch in batches for name in batch.keywords})
     if extra:
-        raise RopeError("shares", "can mix only batches that consist of inputs and targets", extra)
+        raise RopeError("shares", "can mix only sources whose batches have no other tensors than inputs and targets", extra)
     inputs, targets = (torch.cat([getattr(b, name).int() for b in batches]) for name in ("inputs", "targets"))
     return Batch(inputs, targets, sum(b.count for b in batches))
 
@@ -179,7 +179,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 class MaskedBatches:
     """Masked language modelling on another source's rows: `share` of the tokens, or of the words, are targets.
 
-    Of the targets, 80 % are replaced by the mask, 10 % by a random token, and 10 % are kept.
+    Of the targets, 80 % are replaced by the mask, 10 % by a random token, and 10 % are unchanged.
     """
 
     text: Batches

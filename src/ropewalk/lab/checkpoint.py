@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON with checksums in a folder that is created by one rename; only the last few are kept."""
+"""Checkpoints: folders of safetensors and JSON with checksums, created atomically; only the newest few are kept."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def checkpoints(folder: Path) -> list[Path]:
 def write_checkpoint(
     folder: Path, step: int, files: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any], keep: int
 ) -> None:
-    """Write a checkpoint of the tensors of each file and the state, then remove all but the last `keep` checkpoints."""
+    """Write a checkpoint with the given files of tensors and the state, then remove all but the newest `keep` checkpoints."""
     target = folder / f"step-{step:09d}"
     if target.exists():
-        # it is damaged: the run would have resumed from it otherwise
+        # it is damaged, otherwise the run would have resumed from it
         shutil.rmtree(target)
     with atomic_folder(target) as draft:
         for name, tensors in files.items():
-            # the widest dtypes first, so that all tensors are aligned
+            # larger dtypes first, so that all tensors are aligned
             ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
             header = build_header([(label, t.dtype, tuple(t.shape)) for label, t in ordered], {})
             write_file(draft / name, header, lambda label, tensors=tensors: [tensors[label]])
         sums = {name: _sha256(draft / name) for name in files}
-        whole = {**state, "step": step, "files": sums}
-        write_json(draft / STATE, {**whole, "sha256": _state_sha256(whole)})
+        content = {**state, "step": step, "files": sums}
+        write_json(draft / STATE, {**content, "sha256": _state_sha256(content)})
     for old in checkpoints(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -96,7 +96,7 @@ def _state_sha256(state: Mapping[str, Any]) -> str:
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a model, tied ones once."""
+    """Return the parameters and persistent buffers of a model by name; tied parameters appear once."""
     persistent = model.state_dict()
     return {**dict(model.named_parameters()), **{name: b for name, b in model.named_buffers() if name in persistent}}
 
@@ -108,7 +108,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy weights and buffers into the model; missing or additional tensors and other shapes are errors."""
+    """Copy weights and buffers into the model; missing tensors, extra tensors and different shapes are errors."""
     named = _named_tensors(model)
     if named.keys() != tensors.keys():
         raise RopeError("checkpoint", "must have the same tensors as this model", sorted(named.keys() ^ tensors.keys())[:5])

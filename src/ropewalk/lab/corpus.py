@@ -1,6 +1,6 @@
-"""A corpus: tokenized documents in two memory-mapped files, one to train on and one held out.
+"""A corpus: tokenized documents in two memory-mapped files, a training split and a held-out split.
 
-The split of a document depends only on its name. The files on disk are a cache: they are rebuilt when a source file,
+The split that a document belongs to depends only on its name. The files on disk are a cache: they are rebuilt when a source file,
 the tokenizer or the format changes.
 """
 
@@ -30,7 +30,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Split:
-    """The tokens of one split, with a separator after each document, and the start of each document and end of the last."""
+    """Tokens of one split with a separator after each document; `starts` are the document starts and the end of the last."""
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -50,7 +50,7 @@ class Split:
         window = np.arange(integer("count", count, low=1))
         seeds = np.full(count, fold(seed, 1), dtype=np.uint64)
         chosen = long_enough[permuted(window % len(long_enough), len(long_enough), seeds)]
-        # the windows of one document start at evenly spaced places
+        # windows of the same document start at evenly spaced positions
         rounds, room = -(-count // len(long_enough)), sizes[chosen] - length
         share = (window // len(long_enough) + 0.5) / rounds
         return self.rows(self.starts[chosen] + (share * room).astype(np.int64), length)
@@ -58,7 +58,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The two splits, and facts such as the fingerprint and the number of tokens."""
+    """The two splits, and `facts`: the contents of corpus.json, such as the fingerprint and the number of tokens."""
 
     folder: Path
     facts: dict[str, Any]
@@ -114,7 +114,7 @@ def held_out(name: str) -> bool:
 
 
 def _cache_id(source: Source, tokenizer: Tokenizer, field: str) -> str:
-    """Return an id that changes with the sizes and times of the files, the tokenizer and the format."""
+    """Return an id that depends on the sizes and modification times of the files, the tokenizer and the format."""
     digest = hashlib.sha256(f"{_FORMAT}/{tokenizer.name}/{field}/{getattr(source.read, '__name__', '')}".encode())
     for name, path in source.files:
         stat = path.stat()

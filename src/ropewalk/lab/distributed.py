@@ -66,19 +66,19 @@ class Parallel:
         return index.reshape(self.world, -1)[self.rank]
 
     def shard(self, batch: Batch) -> Batch:
-        """Return this rank's tokens of a batch on the host if sequences are divided (context), else the batch."""
+        """Return this rank's tokens of a host batch in a context run, where sequences are divided; otherwise the whole batch."""
         if self.kind != "context":
             return batch
         if batch.targets.ndim != 2:
             raise RopeError("parallel", "context divides sequences, so every token must have its own target", self.kind)
-        held = shard_positions(batch.inputs.shape[1], self.rank, self.world, SHARDS)
-        parts = {name: value[:, held] for name, value in batch.keywords.items() if name != "positions"}
-        targets = batch.targets[:, held]
+        positions = shard_positions(batch.inputs.shape[1], self.rank, self.world, SHARDS)
+        parts = {name: value[:, positions] for name, value in batch.keywords.items() if name != "positions"}
+        targets = batch.targets[:, positions]
         count = int((targets != IGNORED).sum())
-        return replace(batch, inputs=batch.inputs[:, held], targets=targets, count=count, positions=held, **parts)
+        return replace(batch, inputs=batch.inputs[:, positions], targets=targets, count=count, positions=positions, **parts)
 
     def total(self, *values: float) -> list[float]:
-        """Return the sums of host numbers over all ranks."""
+        """Return the sum of each Python number over all ranks."""
         if self.world == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64)
@@ -96,7 +96,7 @@ class Parallel:
         return self.sum_of_ranks(x) if self.kind == "fsdp" else x
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model wrapped for DDP or FSDP, with ring attention in a context run; it is changed in place."""
+        """Return the model wrapped for DDP or FSDP, with ring attention in a context run; the model is changed in place."""
         if self.kind == "fsdp":
             return _fully_shard(model)
         if self.kind == "context":
@@ -107,7 +107,7 @@ class Parallel:
 
     @contextmanager
     def micro_batch(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Context of the forward and backward pass of a micro-batch: gradients are reduced only after the last one."""
+        """Context manager for a micro-batch: gradients are reduced over the ranks only in the last micro-batch of a step."""
         if self.kind == "fsdp":
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
         if self.kind in ("ddp", "context") and not last:
@@ -117,7 +117,7 @@ class Parallel:
             yield
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the host tensors of all ranks, [world, ...]."""
+        """Return the CPU tensors `x` of all ranks, stacked as [world, ...]."""
         if self.world == 1:
             return x[None].clone()
         parts = [torch.empty_like(x) for _ in range(self.world)]
@@ -132,7 +132,7 @@ class Parallel:
 
 @contextmanager
 def launched(kind: str | None = None, device: str | None = None, timeout: timedelta = TIMEOUT) -> Iterator[Parallel]:
-    """Join the process group that torchrun started, or run alone; `kind` is by default ddp under torchrun and none without.
+    """Join torchrun's process group, or run as a single process; `kind` is ddp by default under torchrun, otherwise none.
 
     A rank that waits longer than `timeout` for another one raises an error.
     """
@@ -145,13 +145,13 @@ def launched(kind: str | None = None, device: str | None = None, timeout: timede
         return
     if "RANK" not in os.environ:
         raise RopeError("parallel", "needs torchrun: torchrun --nproc-per-node 2 --no-python ropewalk ...", kind)
-    here = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
-    if here.type == "cuda":
-        torch.cuda.set_device(here)
-    dist.init_process_group("nccl" if here.type == "cuda" else "gloo", timeout=timeout)
+    local_device = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if local_device.type == "cuda":
+        torch.cuda.set_device(local_device)
+    dist.init_process_group("nccl" if local_device.type == "cuda" else "gloo", timeout=timeout)
     try:
-        host_group = dist.new_group(backend="gloo", timeout=timeout) if here.type == "cuda" else None
-        yield Parallel(kind, dist.get_rank(), dist.get_world_size(), here, host_group)
+        host_group = dist.new_group(backend="gloo", timeout=timeout) if local_device.type == "cuda" else None
+        yield Parallel(kind, dist.get_rank(), dist.get_world_size(), local_device, host_group)
     finally:
         dist.destroy_process_group()
 
@@ -190,7 +190,7 @@ def _ring_forward(layer: Attention):
         if unsupported:
             raise RopeError("parallel", f"context attention does not support {', '.join(unsupported)}", unsupported)
         if positions is None:
-            raise RopeError("positions", "must be given to attention in a context run: tokens are not in order in memory", None)
+            raise RopeError("positions", "must be given in a context run: the tokens of a rank are not consecutive", None)
         return Attended(ring_forward(layer, x, positions, order=SHARDS, padding=padding, documents=documents), None)
 
     return forward

@@ -1,7 +1,7 @@
-"""Evaluate a model: loss by context length on the same last tokens, sliding windows, tasks by length and depth.
+"""Evaluate a model: loss by context length, loss with sliding windows, and accuracy on tasks by length and depth.
 
-A model is any function from tokens [B, S] to logits [B, S, V]. Every result has one value per window, so that two models
-can be compared window by window (see `statistics`).
+A model is any function from tokens [B, S] to logits [B, S, V]. A window is a sequence of held-out text. Every result has one
+value per window, so that two models can be compared window by window (see `statistics`).
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from ropewalk.lab.batches import IGNORED, TaskBatches
 from ropewalk.lab.objectives import logits_of
 
 Model = Callable[[Tensor], Tensor]
-#: the most tokens in one forward pass
-MOST_TOKENS = 16_384
+#: maximum number of tokens in one forward pass
+MAX_TOKENS = 16_384
 
 
 @contextmanager
 def evaluating(model: Model, device: torch.device | None = None) -> Iterator[torch.device]:
-    """Put the model in evaluation mode without gradients; yield `device`, or by default that of the model."""
+    """Context manager: evaluation mode without gradients; yields `device`, by default the device of the model's parameters."""
     module = model if isinstance(model, nn.Module) else nn.Identity()
-    first = next(module.parameters(), None)
+    parameter = next(module.parameters(), None)
     was_training = module.training
     module.eval()
     try:
-        # not inference mode: cached tables made in it could not be used by a later training step
+        # no_grad, because tables cached in inference mode could not be used by a later training step
         with torch.no_grad():
-            yield device or (torch.device("cpu") if first is None else first.device)
+            yield device or (torch.device("cpu") if parameter is None else parameter.device)
     finally:
         module.train(was_training)
 
 
-def losses_and_hits(model: Model, rows: np.ndarray, last: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """Return the loss of the last tokens of rows [N, L + 1] and whether the model's first choice is right, [N, last] each."""
-    if not 1 <= last < rows.shape[1]:
-        raise RopeError("last", f"must be from 1 to {rows.shape[1] - 1}, the number of tokens that have a context", last)
+def losses_and_hits(model: Model, rows: np.ndarray, tail: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return the loss of the last `tail` tokens of rows [N, L + 1], and whether the argmax is correct, both [N, tail]."""
+    if not 1 <= tail < rows.shape[1]:
+        raise RopeError("tail", f"must be from 1 to {rows.shape[1] - 1}, the number of tokens that have a context", tail)
     losses, hits = [], []
-    size = max(1, MOST_TOKENS // rows.shape[1])
+    batch_size = max(1, MAX_TOKENS // rows.shape[1])
     with evaluating(model, device) as device:
-        for start in range(0, len(rows), size):
-            tokens = torch.from_numpy(rows[start : start + size].astype(np.int64)).to(device)
-            logits = logits_of(model(tokens[:, :-1]))[:, -last:].float()
-            targets = tokens[:, -last:]
+        for start in range(0, len(rows), batch_size):
+            tokens = torch.from_numpy(rows[start : start + batch_size].astype(np.int64)).to(device)
+            logits = logits_of(model(tokens[:, :-1]))[:, -tail:].float()
+            targets = tokens[:, -tail:]
             losses.append(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets).cpu())
             hits.append((logits.argmax(-1) == targets).cpu())
     return torch.cat(losses), torch.cat(hits)
@@ -57,7 +57,7 @@ def losses_and_hits(model: Model, rows: np.ndarray, last: int, device: torch.dev
 def tail_means(
     model: Model, windows: np.ndarray, length: int, tail: int, device: torch.device | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean loss and accuracy [N] of the last `tail` tokens of each window, given `length` tokens of context."""
+    """Return the mean loss and accuracy, both [N], of the last `tail` tokens of each window with `length` tokens of context."""
     integer("lengths", length, low=tail, high=windows.shape[1] - 1)
     losses, hits = losses_and_hits(model, windows[:, -(length + 1) :], tail, device)
     return losses.double().mean(1).numpy(), hits.double().mean(1).numpy()
@@ -68,7 +68,7 @@ def losses_by_length(
 ) -> dict[int, np.ndarray]:
     """Return, for each context length, the mean loss [N] of the same last `tail` tokens of each window.
 
-    A mean over whole windows would fall with the length by itself, since fewer of the tokens have a short context.
+    The mean over all tokens would decrease with the length for any model, since a smaller share of tokens has a short context.
     """
     return {length: tail_means(model, windows, length, tail, device)[0] for length in lengths}
 
@@ -76,37 +76,38 @@ def losses_by_length(
 def sliding_losses(
     model: Model, windows: np.ndarray, width: int, tail: int, stride: int | None = None, device: torch.device | None = None
 ) -> np.ndarray:
-    """Return the mean loss [N] of the last `tail` tokens if the model sees pieces of `width` tokens, `stride` apart.
+    """Return the mean loss [N] of the last `tail` tokens of each window, computed on overlapping chunks of `width` tokens.
 
-    Each token has a context of at least width - stride tokens; positions start at 0 in every piece.
+    Chunks start `stride` tokens apart, by default width / 2, so each token has at least width - stride tokens of context.
+    Positions start at 0 in every chunk.
     """
     stride = max(1, width // 2) if stride is None else integer("stride", stride, low=1, high=width)
     integer("width", width, low=1, high=windows.shape[1] - 1)
     integer("tail", tail, low=1, high=windows.shape[1] - 1)
-    sums, left, end = [], tail, windows.shape[1]
-    while left > 0:
-        count = min(stride, left)
+    sums, remaining, end = [], tail, windows.shape[1]
+    while remaining > 0:
+        count = min(stride, remaining)
         begin = max(0, end - width - 1)
         sums.append(losses_and_hits(model, windows[:, begin:end], count, device)[0].double().sum(1))
-        left, end = left - count, end - count
+        remaining, end = remaining - count, end - count
     return (torch.stack(sums).sum(0) / tail).numpy()
 
 
 def task_hits(
     model: Model, task: TaskBatches, length: int, count: int, *, first: int = 1 << 40, device: torch.device | None = None
 ) -> np.ndarray:
-    """Return whether each of `count` samples is solved, float64 [count]: every target is right, given the tokens before it.
+    """Return 1.0 for each solved sample and 0.0 for the others, [count]; solved means that every target is predicted correctly.
 
-    These are the samples that greedy decoding solves. They are numbered from `first`, far beyond those of any training.
+    Greedy decoding solves the same samples. Sample numbers start at `first`, so that no sample was seen in training.
     """
     solved = []
     index = first + np.arange(integer("count", count, low=1))
-    size = max(1, MOST_TOKENS // length)
+    batch_size = max(1, MAX_TOKENS // length)
     with evaluating(model, device) as device:
-        for start in range(0, count, size):
-            batch = task.batch(index[start : start + size], length).to(device)
-            right = logits_of(model(batch.inputs)).argmax(-1) == batch.targets
-            solved.append((right | (batch.targets == IGNORED)).all(1).cpu())
+        for start in range(0, count, batch_size):
+            batch = task.batch(index[start : start + batch_size], length).to(device)
+            correct = logits_of(model(batch.inputs)).argmax(-1) == batch.targets
+            solved.append((correct | (batch.targets == IGNORED)).all(1).cpu())
     return torch.cat(solved).double().numpy()
 
 
@@ -120,7 +121,7 @@ def depth_grid(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> dict[tuple[int, float], np.ndarray]:
-    """Return, for each (length, depth), which samples of a retrieval task are solved, [count] each."""
+    """Return, for each (length, depth), which of `count` samples of a retrieval task are solved (see `task_hits`)."""
     return {
         (length, depth): task_hits(model, TaskBatches(task, seed=seed, options=(("depth", depth),)), length, count, device=device)
         for length in lengths

@@ -1,4 +1,4 @@
-"""Parameter groups of the optimizer, gradient norms by group, and clipping; none of it synchronises with the device."""
+"""Parameter groups of the optimizer, gradient norms by group, and clipping; nothing here synchronises with the device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 
 def group_names(model: nn.Module) -> dict[str, str]:
-    """Return the group of each parameter: learned frequencies, other parameters of an encoding, or its module in the layer."""
+    """Return the group of each parameter: frequencies, encoding (its other parameters), or the module within the layer."""
     special = {}
     for module in model.modules():
         kind = FREQUENCIES if isinstance(module, Rope) else ENCODING if isinstance(module, Encoding) else None
         if kind is not None:
-            # modules() yields a Rope after the encoding that holds it, so frequencies win
+            # modules() yields a Rope after the encoding that contains it, so FREQUENCIES overwrites ENCODING
             special |= {id(p): kind for _, p in module.named_parameters()}
     # layers.3.attention.q_proj.weight -> attention; embedding.weight -> embedding
     return {name: special.get(id(p), re.sub(r"^.*\.\d+\.", "", name).split(".")[0]) for name, p in model.named_parameters()}
@@ -29,7 +29,7 @@ def group_names(model: nn.Module) -> dict[str, str]:
 def parameter_groups(model: nn.Module, *, learning_rate: float, weight_decay: float, frequency_rate: float) -> list[dict]:
     """Return AdamW's parameter groups: weight decay for matrices only.
 
-    Parameters of an encoding have no weight decay and the base learning rate; learned frequencies have `frequency_rate` times it.
+    Parameters of an encoding have no weight decay. Learned frequencies have `frequency_rate` times the learning rate.
     """
     kinds, groups = group_names(model), {}
     for name, parameter in model.named_parameters():
@@ -70,7 +70,7 @@ class GradientNorms:
         return torch.cat((squares.sum().sqrt()[None], squares.sqrt()))
 
     @torch.no_grad()
-    def clip(self, norm: Tensor, most: float) -> None:
-        """Scale all gradients by most / norm if `norm` is above `most`."""
-        factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    def clip(self, norm: Tensor, max_norm: float) -> None:
+        """Scale all gradients by max_norm / norm if `norm` is above `max_norm`."""
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(p.grad) for p in self.parameters if p.grad is not None], factor)  # type: ignore[attr-defined]

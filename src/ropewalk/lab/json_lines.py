@@ -1,4 +1,4 @@
-"""Files that are replaced atomically, and rows as JSON lines."""
+"""Write files atomically, and encode rows as JSON lines."""
 
 from __future__ import annotations
 

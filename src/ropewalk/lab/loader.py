@@ -35,7 +35,7 @@ class StepData:
 
 
 class Loader:
-    """Makes the data of any step; it has no state, since samples are numbered and the step says which are needed."""
+    """Loads the data of any step; it has no state, because the step number determines the sample numbers."""
 
     def __init__(self, batches: Batches, stages: Sequence[Stage], accumulation: int, parallel: Parallel) -> None:
         self.batches, self.stages, self.accumulation, self.parallel = batches, stages, accumulation, parallel

@@ -14,7 +14,7 @@ LOG = "log.jsonl"
 
 
 class Log:
-    """Rows with a `step`, in a file, or in memory if there is no folder."""
+    """Rows that have a `step`, stored in a file, or in memory if there is no folder."""
 
     def __init__(self, folder: Path | None, *, tensorboard: bool = False) -> None:
         self.path = None if folder is None else folder / LOG
@@ -40,11 +40,11 @@ class Log:
 
     def truncate(self, step: int) -> None:
         """Remove the rows after `step`, because these steps will be run again."""
-        kept = [row for row in self.rows() if row["step"] <= step]
+        rows = [row for row in self.rows() if row["step"] <= step]
         if self.path is None:
-            self._rows = kept
+            self._rows = rows
         else:
-            write_atomically(self.path, encode_rows(kept))
+            write_atomically(self.path, encode_rows(rows))
 
     def close(self) -> None:
         """Close the TensorBoard files."""

@@ -1,4 +1,4 @@
-"""Text matching in the format of CAIL2019-SCM: JSON lines of A, B, C and, if known, a label: which of B and C is nearer to A."""
+"""Text matching in the format of CAIL2019-SCM: JSON lines of texts A, B, C and optionally a label, the text closer to A."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ropewalk.lab.tokenizer import Bytes, Tokenizer
 
 @dataclass(frozen=True)
 class Triplet:
-    """Three texts; `label` is "B" or "C", the text that is nearer to a."""
+    """Three texts; `label` is "B" or "C": the text that is closer to `a`."""
 
     a: str
     b: str
@@ -30,7 +30,7 @@ class Triplet:
 
 
 def read_triplets(path: str | Path, unlabelled: str = "B") -> list[Triplet]:
-    """Read the triplets of a file; lines without a label get `unlabelled` (released training data always means B)."""
+    """Read the triplets of a file; the label of a line without one is `unlabelled` (B in the published training data)."""
     choice("unlabelled", unlabelled, ("B", "C"))
     triplets = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
@@ -44,7 +44,7 @@ def read_triplets(path: str | Path, unlabelled: str = "B") -> list[Triplet]:
 
 
 def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Triplet]]:
-    """Split triplets into (train, valid) by the text of A, so that lines with the same A are on the same side."""
+    """Split triplets into (train, valid) by the text of A, so that triplets with the same A are in the same split."""
     train: list[Triplet] = []
     valid: list[Triplet] = []
     for triplet in triplets:
@@ -56,8 +56,8 @@ def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Tri
 class TripletBatches:
     """Batches of triplets; B and C are swapped at random, so that a constant answer is right half the time.
 
-    form="pairs": rows (A, B), (A, C) for a model that reads both texts.  form="triplets": rows A, B, C, read one by one.
-    Texts are truncated: to half of the length each in pairs, to the whole length in triplets.
+    form="pairs" has rows (A, B) and (A, C) for a model that reads two texts at once; form="triplets" has rows A, B and C.
+    Texts are truncated, to half of the length in pairs and to the whole length in triplets.
     """
 
     FORMS: ClassVar[tuple[str, ...]] = ("pairs", "triplets")
@@ -102,5 +102,5 @@ class TripletBatches:
         a_tokens, *others = (self.tokenizer.encode(text.encode()).astype(np.int32) for text in (a, b, c))
         if self.form == "triplets":
             return [tokens[:length] for tokens in (a_tokens, *others)]
-        mark, half = np.array([self.tokenizer.separator], dtype=np.int32), (length - 1) // 2
-        return [np.concatenate((a_tokens[:half], mark, other[: length - 1 - half])) for other in others]
+        separator, half = np.array([self.tokenizer.separator], dtype=np.int32), (length - 1) // 2
+        return [np.concatenate((a_tokens[:half], separator, other[: length - 1 - half])) for other in others]

@@ -1,4 +1,4 @@
-"""Training losses: sums over the targets of a batch, so that micro-batches and ranks add up to the loss of the whole batch."""
+"""Training losses, summed over targets: the losses of micro-batches and ranks add up to the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
 def language(model: nn.Module, batch: Batch) -> Tensor:
     """Return the loss of causal or masked language modelling, which differ only in their batches.
 
-    A model with its own mean `loss` (chunked logits, the balance loss of experts) computes it itself.
+    If the model has a method `loss` (for chunked logits or the balance loss of experts), which returns a mean, it is used.
     """
     if hasattr(type(model), "loss"):
         return model.loss(batch.inputs, batch.targets, **batch.keywords) * batch.count  # type: ignore[operator]
@@ -61,8 +61,8 @@ def triplets(model: nn.Module, batch: Batch, margin: float = 0.2) -> Tensor:
     """Return the margin loss of the cosines of A with B and C; the model embeds the rows A, B, C as [3B, D]."""
     vectors = F.normalize(predict(model, batch).float(), dim=-1)
     a, b, c = vectors.unflatten(0, (-1, 3)).unbind(1)
-    lead = ((a * b).sum(-1) - (a * c).sum(-1)) * torch.where(batch.targets == 0, 1.0, -1.0)
-    return F.relu(margin - lead).sum()
+    margin_of_target = ((a * b).sum(-1) - (a * c).sum(-1)) * torch.where(batch.targets == 0, 1.0, -1.0)
+    return F.relu(margin - margin_of_target).sum()
 
 
 #: objectives by name

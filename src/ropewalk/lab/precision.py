@@ -12,11 +12,11 @@ from ropewalk.caches import cached
 
 logger = logging.getLogger("ropewalk.lab")
 #: size of the matrices that are timed
-_PROBE = 192
+_TIMED_SIZE = 192
 
 
 def usable(precision: str, device: torch.device) -> str:
-    """Return the precision to train in: float32 instead of bfloat16, with a warning, on a CPU where bfloat16 is slower."""
+    """Return the precision to train in; on a CPU where bfloat16 is slower, float32 replaces it with a warning."""
     if precision == "bfloat16" and device.type == "cpu" and not bfloat16_is_faster():
         logger.warning("bfloat16 is slower than float32 on this CPU: training in float32")
         return "float32"
@@ -33,7 +33,7 @@ def bfloat16_is_faster() -> bool:
     """Return whether this CPU multiplies bfloat16 matrices faster than float32 ones; measured once, in milliseconds."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        x = torch.ones(_PROBE, _PROBE, dtype=dtype)
+        x = torch.ones(_TIMED_SIZE, _TIMED_SIZE, dtype=dtype)
         torch.mm(x, x)
         began = time.perf_counter()
         torch.mm(x, x)

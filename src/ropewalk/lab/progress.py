@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Progress:
-    """A progress bar on stderr with a changing text; does nothing if stderr is no terminal or rich is not installed."""
+    """A progress bar on stderr with a changing text; does nothing if stderr is not a terminal or rich is not installed."""
 
     def __init__(self, title: str, total: int, done: int, enabled: bool) -> None:
         self.title = title

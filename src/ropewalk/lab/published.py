@@ -1,4 +1,4 @@
-"""Published figures to show beside our own, quoted with their source; none was measured here."""
+"""Published results to show beside our own, with their sources; none was measured by this project."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of published figures; `setting` describes the models, which differ from ours."""
+    """A table of published results; `setting` describes their models, which differ from ours."""
 
     source: str
     title: str

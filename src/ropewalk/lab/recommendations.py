@@ -1,4 +1,4 @@
-"""Recommendations by use case, derived from the rows of studies; none without rows or for differences within the noise."""
+"""Recommendations by use case, derived from the rows of studies; differences within the noise give no recommendation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
 
 
 def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) -> tuple[str, str]:
-    """Return (advice, reason) for the lowest score, or for all that are tied with it."""
+    """Return (advice, reason) that recommends the lowest score and all scores tied with it."""
     if len(scores) < 2:
         return "No recommendation: there is nothing to compare with.", f"only {', '.join(scores) or 'nothing'} was measured"
     floor = seed_noise(list(scores.values()), same_model=same_model)
@@ -82,16 +82,16 @@ def _longer_code(result: StudyResult) -> tuple[str, str]:
 
 def _stream(result: StudyResult) -> tuple[str, str]:
     lengths = distinct(result.rows, "loss", "length")
-    flat = []
+    stable = []
     for name in distinct(result.rows, "loss", "model"):
         near, far = (score(result.rows, "loss", model=name, length=n) for n in (lengths[0], lengths[-1]))
         if near is not None and far is not None:
             step = compare(far, near)
             if step.difference + 2 * step.error <= 0.05:
-                flat.append((far.mean, f"{name} ({difference(step)})"))
-    if not flat:
+                stable.append((far.mean, f"{name} ({difference(step)})"))
+    if not stable:
         return "None of those measured.", f"every loss rises by more than 0.05 from {lengths[0]} to {lengths[-1]}"
-    names = ", ".join(text for _, text in sorted(flat))
+    names = ", ".join(text for _, text in sorted(stable))
     return f"One of these, lowest loss first: {names}.", f"loss at {lengths[-1]} minus loss at {lengths[0]}, at most +0.05"
 
 
@@ -114,9 +114,9 @@ def _fine_tuned(result: StudyResult) -> tuple[str, str]:
 
 
 def _retrieval(result: StudyResult) -> tuple[str, str]:
-    learnt = result.findings.claims[0]
-    if learnt.verdict != HOLDS:
-        return "No recommendation: the model did not learn to find pass keys at the trained length.", learnt.evidence
+    claim = result.findings.claims[0]
+    if claim.verdict != HOLDS:
+        return "No recommendation: the model did not learn to find pass keys at the trained length.", claim.evidence
     far = max(distinct(result.rows, "found", "length"))
     hits = scores_by(result.rows, "found", "method", distinct(result.rows, "found", "method", length=far), length=far)
     errors = {method: Score(1 - each.values) for method, each in hits.items()}

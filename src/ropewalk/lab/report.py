@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page of every study in a folder, beside published figures."""
+"""The report: one self-contained HTML page about all studies in a folder, with published results for comparison."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
         *(html.picture_html(path, figure) for figure, path in pictures.items() if path.exists()),
         *map(html.table_html, findings.tables),
         *(html.published_html(PUBLISHED[each]) for each in study.published),
-        f'<p class="note">{html.escape(noise(result.rows, result.facts))} {html.escape(_where(result.facts))}</p>',
+        f'<p class="note">{html.escape(noise(result.rows, result.facts))} {html.escape(_environment(result.facts))}</p>',
         html.details_html("Settings", result.facts),
     ]
     return "\n".join(parts) + "</section>"
@@ -77,7 +77,7 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
     return f"{facts['seeds']} seeds: the median deviation of a loss between seeds is {typical:.4f}."
 
 
-def _where(facts: dict[str, Any]) -> str:
+def _environment(facts: dict[str, Any]) -> str:
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""

@@ -1,4 +1,4 @@
-"""HTML of the report: one file with its styles and pictures; all text is escaped."""
+"""HTML of the report: one file that contains its styles and pictures; all texts are escaped."""
 
 # ruff: noqa: RUF001 - full-width punctuation is right in Chinese
 
@@ -32,7 +32,8 @@ th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--
 .holds{color:var(--good);font-weight:600}.fails{color:var(--bad);font-weight:600}.tied{color:var(--quiet);font-weight:600}
 img{max-width:100%;background:#fff;border-radius:.4rem}pre{overflow-x:auto;font-size:.8rem}
 """
-MARKS = {HOLDS: "holds", FAILS: "fails", TIED: "tied"}
+#: verdict of a claim -> its CSS class
+VERDICT_CLASSES = {HOLDS: "holds", FAILS: "fails", TIED: "tied"}
 
 
 def escape(text: object) -> str:
@@ -42,22 +43,22 @@ def escape(text: object) -> str:
 
 def document(title: str, body: Iterable[str]) -> str:
     """Return a whole HTML page."""
-    inside = "\n".join(body)
+    content = "\n".join(body)
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{inside}\n</body></html>\n'
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{content}\n</body></html>\n'
 
 
 def table_html(table: Table, style: str = "") -> str:
-    """Return a table with its title above and its note below."""
+    """Return a table with a title and a note."""
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    below = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    above = f"<h3>{escape(table.title)}</h3>" if table.title else ""
-    return f'{above}<div class="wide {style}"><table><tr>{head}</tr>{cells}</table></div>{below}'
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    heading = f"<h3>{escape(table.title)}</h3>" if table.title else ""
+    return f'{heading}<div class="wide {style}"><table><tr>{head}</tr>{rows}</table></div>{note}'
 
 
 def picture_html(path: Path, name: str) -> str:
-    """Return an SVG file as an embedded image; inline SVGs could have colliding ids."""
+    """Return an SVG file as an image in a data URL; the ids of several inline SVGs could collide."""
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<p><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></p>'
 
@@ -67,7 +68,7 @@ def claims_html(claims: Sequence[Claim]) -> str:
     if not claims:
         return ""
     rows = "".join(
-        f'<tr><td class="{MARKS.get(claim.verdict, "tied")}">{escape(claim.verdict)}</td>'
+        f'<tr><td class="{VERDICT_CLASSES.get(claim.verdict, "tied")}">{escape(claim.verdict)}</td>'
         f"<td>{escape(claim.text)}</td><td>{escape(claim.evidence)}</td></tr>"
         for claim in claims
     )
@@ -75,9 +76,9 @@ def claims_html(claims: Sequence[Claim]) -> str:
 
 
 def published_html(table: PublishedTable) -> str:
-    """Return published figures in a grey box with their source."""
-    inside = table_html(Table(f"As published: {table.title}", table.columns, list(table.rows)))
-    return f'<div class="published">{inside}<p class="source">{escape(table.source)}. {escape(table.setting)}.</p></div>'
+    """Return a grey box with a table of published numbers and their source."""
+    content = table_html(Table(f"As published: {table.title}", table.columns, list(table.rows)))
+    return f'<div class="published">{content}<p class="source">{escape(table.source)}. {escape(table.setting)}.</p></div>'
 
 
 def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
@@ -88,13 +89,14 @@ def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
 
 
 def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
-    """Return the top of the page, in English and Chinese."""
-    held, failed = (sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS))
+    """Return the title and summary of the page, in English and Chinese."""
+    num_hold, num_fail = (sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS))
     links = ", ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
-    rest = len(claims) - held - failed
-    english = f"Of {len(claims)} claims {held} hold, {failed} do not, {rest} are within noise or not measured."
+    num_other = len(claims) - num_hold - num_fail
+    english = f"Of {len(claims)} claims {num_hold} hold, {num_fail} do not, {num_other} are within noise or not measured."
     chinese = (
-        f"共 {len(names)} 项实验，{len(claims)} 条结论：{held} 条成立，{failed} 条不成立，{rest} 条差异在噪声范围内或未测量。"
+        f"共 {len(names)} 项实验，{len(claims)} 条结论：{num_hold} 条成立，"
+        f"{num_fail} 条不成立，{num_other} 条差异在噪声范围内或未测量。"
         "灰框内是文献发表的数字，并非本机测得。"
     )
     return f'<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p lang="zh">{escape(chinese)}</p>'

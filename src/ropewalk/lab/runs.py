@@ -27,7 +27,7 @@ MODELS: dict[str, tuple[Any, Callable[[Any], nn.Module]]] = {
     "decoder": (DecoderConfig, Decoder),
     "roformer": (RoFormerConfig, RoFormer),
 }
-#: the head a RoFormer needs for an objective
+#: the model head that a RoFormer needs for each objective
 _ROFORMER_HEADS = {"masked": "masked_lm", "causal": "causal_lm", "pairs": "classification", "triplets": "similarity"}
 
 
@@ -63,7 +63,7 @@ class Data:
         if self.share is not None:
             number("data.share", self.share, above=0, high=1)
             if self.task is None:
-                raise RopeError("data.share", "is the share of a task, so data.task must name one", self.share)
+                raise RopeError("data.share", "needs a task: set data.task", self.share)
 
 
 def make_data(table: dict[str, Any]) -> Data:
@@ -91,7 +91,7 @@ def make_batches(data: Data, seed: int) -> Batches:
 
 
 def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size: int) -> nn.Module:
-    """Make a new model, the same on every rank and in every run with this seed."""
+    """Make a new model; ranks and runs with the same seed get the same weights."""
     table = {"length": max(stage.length for stage in settings.stages), "vocab_size": vocab_size, **table}
     kind = choice("model.kind", table.pop("kind", "decoder"), MODELS)
     if kind == "roformer":
@@ -102,7 +102,7 @@ def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size
     config, build = MODELS[kind]
     check_names("model", table, config)
     table = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    with torch.random.fork_rng(devices=[]):  # the caller's CPU generator keeps its state
+    with torch.random.fork_rng(devices=[]):  # leave the caller's CPU generator unchanged
         torch.manual_seed(settings.seed)
         return build(config(**table))
 
@@ -110,7 +110,7 @@ def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size
 def make_trainer(
     preset: Preset, folder: str | Path | None = None, *, parallel: Parallel | None = None, **options: Any
 ) -> Trainer:
-    """Make the trainer of a preset, ready to `run()`; `options` are those of Trainer."""
+    """Make the trainer of a preset, ready to `run()`; `options` are passed to Trainer."""
     data = make_data(preset.data)
     batches = make_batches(data, preset.train.seed)
     model = make_model(dict(preset.model), data, preset.train, batches.vocab_size)

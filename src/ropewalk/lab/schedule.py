@@ -28,7 +28,7 @@ def total_steps(stages: Sequence[Stage]) -> int:
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> tuple[Stage, int]:
-    """Return the stage of a step (from 0) and the number of its first sample, counted through all stages."""
+    """Return the stage of a step (from 0) and the number of its first sample; samples are numbered through all stages."""
     integer("step", step, low=0, high=total_steps(stages) - 1)
     sample = 0
     for stage in stages:
@@ -39,16 +39,16 @@ def stage_at(stages: Sequence[Stage], step: int) -> tuple[Stage, int]:
 
 
 def roformer_stages(shrink: int, lengths: Sequence[int] = (512, 1536, 256, 128, 1536, 512), narrow: int = 4) -> tuple[Stage, ...]:
-    """Return RoFormer's six stages with 1/`shrink` of the steps, 1/`narrow` of the lengths, and batches scaled to at least 16."""
+    """Return RoFormer's six stages with 1/`shrink` of the steps, 1/`narrow` of the lengths, and 1/16 of the batches."""
     batches, steps = (256, 256, 256, 512, 256, 512), (200_000, 12_500, 120_000, 80_000, 10_000, 30_000)
-    least = min(batches)
+    smallest = min(batches)
     return tuple(
-        Stage(length // narrow, 16 * batch // least, max(1, round(count / shrink)))
+        Stage(length // narrow, 16 * batch // smallest, max(1, round(count / shrink)))
         for length, batch, count in zip(lengths, batches, steps, strict=True)
     )
 
 
-#: progress after the warm-up (0 to 1) -> how far the rate has fallen from its highest (0) to its final value (1)
+#: progress after the warm-up (0 to 1) -> fraction of the way from the highest (0) to the final (1) learning rate
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda t: 0.0,
     "linear": lambda t: t,

@@ -1,4 +1,4 @@
-"""Every choice of a run as plain data: a frozen dataclass, read from a TOML preset and changed by `table.name=value` flags."""
+"""All settings of a run as frozen dataclasses, read from a TOML preset and changed by `table.name=value` options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropewalk.lab.schedule import SCHEDULES, Stage, total_steps
 
 PRESETS = Path(__file__).parent / "presets"
 PRECISIONS = ("float32", "bfloat16")
-#: settings that change no number of the run, so a continued run may have others
+#: settings that do not affect the results, so a resumed run may change them
 CHANGEABLE = ("log_every", "save_every", "keep", "evaluate_every")
 
 
@@ -71,7 +71,7 @@ class Settings:
         return total_steps(self.stages)
 
     def fixed(self) -> dict[str, Any]:
-        """Return the settings that a continued run must share, as plain data."""
+        """Return the settings that a resumed run must not change, as plain data."""
         return {name: value for name, value in asdict(self).items() if name not in CHANGEABLE}
 
 
@@ -122,14 +122,14 @@ def make_settings(table: dict[str, Any]) -> Settings:
 
 def check_names(table: str, values: dict[str, Any], cls: Any) -> None:
     """Raise an error if a table of a preset has names that are not fields of a dataclass."""
-    known = [each.name for each in fields(cls)]
-    unknown = sorted(set(values) - set(known))
+    names = [each.name for each in fields(cls)]
+    unknown = sorted(set(values) - set(names))
     if unknown:
-        raise RopeError(table, f"has no setting {', '.join(unknown)}; known: {', '.join(known)}", unknown)
+        raise RopeError(table, f"has no setting {', '.join(unknown)}; known: {', '.join(names)}", unknown)
 
 
 def toml_value(text: str) -> Any:
-    """Parse the value of a "name=value" flag as TOML; text that is no TOML is a plain string."""
+    """Parse the value of a "name=value" flag as TOML; text that is not TOML is a plain string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Text without a download: the source code of Python and torch, its docstrings, or the user's own files."""
+"""Text sources that need no download: the source code of Python and torch, their docstrings, or the user's own files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ropewalk.errors import RopeError, choice
 Document = tuple[str, bytes]
 #: folders of the standard library with tests, generated tables and old grammars
 SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "encodings", "__pycache__")
-#: fewer files than this are cut into pieces, since a split needs several documents
+#: if there are fewer files, they are cut into pieces, since each split needs several documents
 FEW_FILES = 20
 LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
 SHORTEST_PROSE = 200
@@ -26,7 +26,7 @@ SHORTEST_PROSE = 200
 
 @dataclass(frozen=True)
 class Source:
-    """Sorted (name, path) of files, and a function that reads the documents of one."""
+    """Sorted (name, path) pairs of files, and a function that reads the documents of one file."""
 
     files: tuple[tuple[str, Path], ...]
     read: Callable[[str, Path], Iterator[Document]]
@@ -83,7 +83,7 @@ def _prose() -> Source:
     return Source(tuple(sorted([*stdlib_files(), *extra])), prose)
 
 
-#: name -> source; any other name is a path
+#: name -> function that returns the source; any other name is a path
 SOURCES: dict[str, Callable[[], Source]] = {
     "code": lambda: Source(tuple(sorted([*stdlib_files(), *torch_files()])), whole),
     "stdlib": lambda: Source(tuple(stdlib_files()), whole),
@@ -93,7 +93,7 @@ SOURCES: dict[str, Callable[[], Source]] = {
 
 
 def find_source(name: str | Path, field: str = "text") -> Source:
-    """Return a source by its name in SOURCES, or the text and JSON lines at a path; `field` of a JSON line holds its text."""
+    """Return a source by its name in SOURCES, or the files at a path; `field` is the field of a JSON line that has the text."""
     if str(name) in SOURCES:
         return SOURCES[str(name)]()
     path = Path(name)

@@ -30,7 +30,7 @@ def fold(*numbers: int) -> int:
 
 
 def bits(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
-    """Return uint64 [len(index), count]; different streams give one sample independent numbers."""
+    """Return uint64 [len(index), count]; different streams give independent numbers for the same sample."""
     rows = mix(index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(fold(seed, stream)))
     return mix(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
 
@@ -48,9 +48,9 @@ def uniform(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray
 
 
 def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
-    """Return where each of `index` (0 ... size - 1) goes in a shuffle of `size` items; equal seeds mean the same shuffle.
+    """Return the position of each `index` (0 ... size - 1) in a random permutation of `size` items that its seed determines.
 
-    A Feistel network permutes a power of four; it is applied again to every result outside 0 ... size - 1.
+    A Feistel network permutes a power of four numbers; it is applied again to every result outside 0 ... size - 1.
     """
     half = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))
     low = np.uint64((1 << int(half)) - 1)

@@ -48,7 +48,7 @@ class Score:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Return the standard error of the mean of [seeds, windows]; the errors of windows and seeds add as squares.
+    """Return the standard error of the mean of [seeds, windows]; the squared errors over windows and over seeds are added.
 
     A single window, or a single seed, contributes no error.
     """
@@ -72,7 +72,7 @@ class Comparison:
 def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -> Comparison:
     """Return which of two scores on the same windows is lower, or that they are tied.
 
-    `floor` is additional noise, such as the deviation between seeds if only one was run; it adds to the error.
+    `floor` is additional noise, such as the deviation between seeds if only one was run; its square adds to the squared error.
     """
     if a.values.shape != b.values.shape:
         rule = "must be measured on the same seeds and windows to be compared"
@@ -87,7 +87,7 @@ def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -
 
 
 def rank(scores: Mapping[str, Score], *, sigmas: float = SIGMAS, floor: float = 0.0) -> list[list[str]]:
-    """Return groups of names from lowest to highest; a group has the names that are tied with its first."""
+    """Return groups of names from lowest to highest; a group contains the names that are tied with its first name."""
     groups: list[list[str]] = []
     for name in sorted(scores, key=lambda each: scores[each].mean):
         if groups and compare(scores[groups[-1][0]], scores[name], sigmas=sigmas, floor=floor).verdict == "tied":

@@ -1,6 +1,6 @@
 """Generated tasks: each sample is a pure function of (seed, index, length), with a mask of the tokens to predict.
 
-Tasks are made of bytes, so one model can train on text and tasks. A whole batch is made at once.
+Tokens are bytes, so one model can train on text and tasks. A whole batch is generated at once.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Task:
 
 
 def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sample]:
-    """Return a task "x1 ... xn | y1 ... yn" where y is x in another order; n is random from `least` of the maximum up to it."""
+    """Return a task "x1 ... xn | y1 ... yn" where y is x in another order; n is random, at least `least` times its maximum."""
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
-        most = (length - 1) // 2
-        fewest = max(1, int(most * number("least", least, low=0, high=1)))
-        n = fewest + below(seed, index, 0, 1, most - fewest + 1)  # [B, 1]
+        max_n = (length - 1) // 2
+        min_n = max(1, int(max_n * number("least", least, low=0, high=1)))
+        n = min_n + below(seed, index, 0, 1, max_n - min_n + 1)  # [B, 1]
         place = np.arange(length)[None]
-        word = below(seed, index, 1, most, len(LETTERS))
-        missing = np.arange(most)[None] >= n
+        word = below(seed, index, 1, max_n, len(LETTERS))
+        missing = np.arange(max_n)[None] >= n
         answer = np.take_along_axis(word, order(np.where(missing, len(LETTERS), word)), axis=1)
-        first = np.take_along_axis(LETTERS[word], np.minimum(place, most - 1).repeat(len(index), 0), axis=1)
-        second = np.take_along_axis(LETTERS[answer], np.clip(place - n - 1, 0, most - 1), axis=1)
+        first = np.take_along_axis(LETTERS[word], np.minimum(place, max_n - 1).repeat(len(index), 0), axis=1)
+        second = np.take_along_axis(LETTERS[answer], np.clip(place - n - 1, 0, max_n - 1), axis=1)
         is_target = (place > n) & (place <= 2 * n)
         tokens = np.where(place < n, first, np.where(place == n, BAR, np.where(is_target, second, PADDING)))
         return Sample(tokens.astype(np.uint8), is_target)
@@ -78,9 +78,9 @@ def in_order(word: np.ndarray) -> np.ndarray:
 
 
 def addition(seed: int, index: np.ndarray, length: int, digits: int | None = None) -> Sample:
-    """Return samples "a+b=c", most significant digit first; c has a leading zero if there is no carry."""
-    most = (length - 3) // 3
-    n = most if digits is None else integer("digits", digits, low=1, high=most)
+    """Return samples "a+b=c", most significant digit first; c always has one digit more than a and b."""
+    max_n = (length - 3) // 3
+    n = max_n if digits is None else integer("digits", digits, low=1, high=max_n)
     a, b = below(seed, index, 0, n, 10), below(seed, index, 1, n, 10)
     total, carry = np.zeros((len(index), n + 1), dtype=np.int64), np.zeros(len(index), dtype=np.int64)
     for place in reversed(range(n)):
@@ -116,9 +116,9 @@ def recall(seed: int, index: np.ndarray, length: int, pairs: int = 8, depth: flo
     rows = np.arange(len(index))
     names = bits(seed, index, 0, len(LETTERS)).argsort(1)[:, :n]
     values = below(seed, index, 1, n, len(DIGITS))
-    scattered = bits(seed, index, 2, slots)
-    scattered[rows, at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first, so the pair in question gets it
-    where = scattered.argsort(1, kind="stable")[:, :n]
+    random_order = bits(seed, index, 2, slots)
+    random_order[rows, at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first, so the pair in question gets it
+    where = random_order.argsort(1, kind="stable")[:, :n]
     tokens = np.full((len(index), length), FILLER, dtype=np.uint8)
     tokens[rows[:, None], 2 * where] = LETTERS[names]
     tokens[rows[:, None], 2 * where + 1] = DIGITS[values]
@@ -132,7 +132,7 @@ def columns(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def at_depth(seed: int, index: np.ndarray, room: int, depth: float | None) -> np.ndarray:
-    """Return a place from 0 to `room` for each sample: at the fraction `depth`, or random if it is None."""
+    """Return an index from 0 to `room` for each sample: `depth` times `room`, or random if `depth` is None."""
     if depth is None:
         share = uniform(seed, index, 99, 1)[:, 0]
         return np.minimum((share * (room + 1)).astype(np.int64), room)

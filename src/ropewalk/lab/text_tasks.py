@@ -1,4 +1,4 @@
-"""Tasks made of text: a pass key, one needle among several, a name that is repeated later; TASKS has all tasks by name."""
+"""Tasks that look like text: a pass key, one needle among several, a name that is repeated later. TASKS has all tasks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _join(batch: int, *parts: bytes | np.ndarray) -> np.ndarray:
 def _fact_in_filler(
     seed: int, index: np.ndarray, length: int, facts: list[np.ndarray], question: np.ndarray, depth: float | None
 ) -> Sample:
-    """Return filler that contains the facts, the first of them at `depth`, and ends in the question and its answer."""
+    """Return filler that contains the facts, the first of them at `depth`, and ends with the question and its answer."""
     size, batch = facts[0].shape[1], len(index)
     tokens = np.resize(np.frombuffer(GRASS, dtype=np.uint8), (1, length)).repeat(batch, 0)
     slots = (length - question.shape[1]) // size  # facts are in slots, so they never overlap
     if slots < len(facts):
         raise RopeError("length", f"must be at least {len(facts) * size + question.shape[1]} to hold every fact", length)
-    scattered = bits(seed, index, 3, slots)
-    scattered[np.arange(batch), at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first
-    where = scattered.argsort(1, kind="stable")[:, : len(facts)]
+    random_order = bits(seed, index, 3, slots)
+    random_order[np.arange(batch), at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first
+    where = random_order.argsort(1, kind="stable")[:, : len(facts)]
     spare = (length - question.shape[1]) - slots * size
     for number, fact in enumerate(facts):
         # the spare columns precede the last slot, so that a fact at depth 1 ends where the question begins
@@ -49,14 +49,14 @@ def _fact_in_filler(
 
 
 def passkey(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
-    """Return filler that states five digits once and ends in a question for them."""
+    """Return filler that states five digits once and ends with a question about them."""
     key = DIGITS[below(seed, index, 0, KEY_DIGITS, 10)]
     fact, question = _join(len(index), KEY, key, b". "), _join(len(index), QUESTION, key)
     return _fact_in_filler(seed, index, length, [fact], question, depth)
 
 
 def needle(seed: int, index: np.ndarray, length: int, depth: float | None = None, needles: int = 3) -> Sample:
-    """Return filler that states numbers of several people and ends in a question for one of them."""
+    """Return filler that states the numbers of several people and ends with a question about one of them."""
     n = integer("needles", needles, low=1, high=len(OWNERS))
     names = np.frombuffer(b"".join(OWNERS), dtype=np.uint8).reshape(len(OWNERS), -1)
     owners = names[bits(seed, index, 1, len(OWNERS)).argsort(1)[:, :n]]  # [B, n, 3]

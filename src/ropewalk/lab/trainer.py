@@ -1,6 +1,6 @@
 """One trainer for every model and objective: AdamW, stages, clipping, a log, checkpoints, and exact resume.
 
-A step depends only on the settings, the weights and the step number: samples are numbered, so the data have no state to
+A step depends only on the settings, the weights and the step number: samples are numbered, so the data loader has no state to
 restore. Losses stay on the device until the log is written, so that steps do not synchronise with the device.
 """
 
@@ -58,7 +58,7 @@ class _StepResult:
 
 
 class Trainer:
-    """Trains `model` on `batches` by `objective`, which returns the sum of the losses of a batch's targets.
+    """Trains `model` on `batches` with `objective`, which returns the loss summed over the targets of a batch.
 
     With a `folder`, the log and checkpoints are written there, and `run` continues from the newest undamaged checkpoint.
     `evaluate` is called with the trainer every `settings.evaluate_every` steps, and its result is logged.
@@ -227,7 +227,7 @@ class Trainer:
         return time.perf_counter() - began
 
     def _save(self, must: bool) -> float:
-        """Save and return the seconds it took; an OSError such as a full disk is only a warning, unless the save is a `must`."""
+        """Save and return the seconds it took; an OSError, such as a full disk, is only a warning unless `must` is True."""
         began = time.perf_counter()
         try:
             self.save()
@@ -271,7 +271,7 @@ class Trainer:
         return True
 
     def _check_same(self, state: dict[str, Any]) -> None:
-        """Raise an error if the checkpoint is of a run with other settings or data."""
+        """Raise an error if the checkpoint was saved by a run with different settings or data."""
         saved, own = state["settings"], json.loads(json.dumps(self.settings.fixed()))
         changed = sorted(name for name in saved.keys() | own.keys() if saved.get(name) != own.get(name))
         if changed:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ropewalk.rope import LEGACY_STATE
 
-# a bare "weight" can be a rotary table only below a Rope, so in a whole checkpoint it is not legacy state
+# "weight" names a rotary table only inside a Rope; in a whole checkpoint any module may have a tensor of this name
 _LEGACY_SUFFIXES = tuple("." + name for name in LEGACY_STATE if name != "weight")
 
 

@@ -48,12 +48,12 @@ def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, devic
     with torch.device("meta"), _SkipInit():
         model = checkpoint_format.build(config)
     shapes = {name: value.shape for name, value in model.state_dict().items()}
-    stored = _match_names(source, checkpoint_format, config, shapes)
-    dtype = _common_dtype(source, stored) if dtype is None else dtype
+    names_in_file = _match_names(source, checkpoint_format, config, shapes)
+    dtype = _common_dtype(source, names_in_file) if dtype is None else dtype
     if dtype not in DTYPES:
         raise RopeError("dtype", "must be torch.float32, torch.bfloat16, torch.float16 or torch.float64", dtype)
     device = torch.get_default_device() if device is None else device
-    state = {name: _read(source, hf_names, shapes[name], dtype, device) for name, hf_names in stored.items()}
+    state = {name: _read(source, hf_names, shapes[name], dtype, device) for name, hf_names in names_in_file.items()}
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -111,7 +111,7 @@ def _match_names(
         if name in in_file:
             raise RopeError(hf_name, "must not be stored twice; these two are the same weight", [in_file[name], hf_name])
         in_file[name] = hf_name
-    stored: dict[str, list[str]] = {}
+    names_in_file: dict[str, list[str]] = {}
     missing: list[str] = []
     for name, shape in shapes.items():
         parts = {} if name in in_file else checkpoint_format.parts(name, config)
@@ -120,19 +120,19 @@ def _match_names(
         absent = [part for part in expected if part not in in_file]
         missing += absent
         if not absent:
-            stored[name] = [in_file.pop(part) for part in expected]
-            for hf_name, part_shape in zip(stored[name], expected.values(), strict=True):
+            names_in_file[name] = [in_file.pop(part) for part in expected]
+            for hf_name, part_shape in zip(names_in_file[name], expected.values(), strict=True):
                 if source.shape(hf_name) != part_shape:
                     rule = f"must have the shape {list(part_shape)}, by the config"
                     raise RopeError(hf_name, rule, list(source.shape(hf_name)))
                 if source.dtype(hf_name) not in DTYPES:
                     raise RopeError(hf_name, "must be float32, bfloat16, float16 or float64", source.dtype(hf_name))
     check_names(str(source.path), [checkpoint_format.name_to_hf(name, config) for name in missing], in_file.values())
-    return stored
+    return names_in_file
 
 
-def _common_dtype(source: Folder, stored: Mapping[str, list[str]]) -> torch.dtype:
-    by_dtype = {source.dtype(hf_name): hf_name for hf_names in stored.values() for hf_name in hf_names}
+def _common_dtype(source: Folder, names_in_file: Mapping[str, list[str]]) -> torch.dtype:
+    by_dtype = {source.dtype(hf_name): hf_name for hf_names in names_in_file.values() for hf_name in hf_names}
     if len(by_dtype) > 1:
         examples = " and ".join(f"{hf_name} is {dtype}" for dtype, hf_name in list(by_dtype.items())[:2])
         raise RopeError("dtype", f"must be given, because {examples}", None)

@@ -42,8 +42,8 @@ class DecoderLayer(nn.Module):
         cache: KVCache | RunningState | None = None,
     ) -> tuple[Tensor, Routes | None]:
         """Return the new x [B, S, hidden], and the routes of a mixture of experts or None."""
-        mixed = self.self_attn.mix(self.input_layernorm(x), positions, padding, documents, cache)  # type: ignore[arg-type]
-        x = x + self._dropout(mixed)
+        attention_out = self.self_attn.attend(self.input_layernorm(x), positions, padding, documents, cache)  # type: ignore[arg-type]
+        x = x + self._dropout(attention_out)
         out, routes = self.mlp(self.post_attention_layernorm(x))
         return x + self._dropout(out), routes
 
@@ -69,8 +69,8 @@ class Decoder(nn.Module):
         """Initialise the weights: normal with `init_std`, biases 0, norms 1."""
         std = self.config.init_std
         # encodings initialise their own parameters
-        own = {part for module in self.modules() if isinstance(module, Encoding) for part in module.modules()}
-        for module in (module for module in self.modules() if module not in own):
+        encoding_modules = {part for module in self.modules() if isinstance(module, Encoding) for part in module.modules()}
+        for module in (module for module in self.modules() if module not in encoding_modules):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
@@ -94,9 +94,9 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "B S V"]:
         """Return the logits of the next token after each of `tokens`.
 
-        positions  integer [S], [B, S] or [axes, B, S]; by default each row counts its real tokens after the cached ones
+        positions  integer [S], [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real tokens, after the cached ones
         padding    True for real tokens
-        documents  the number of each token's packed document; tokens attend only within their document
+        documents  the document index of each token in packed rows; tokens attend only within their document
         caches     from `caches()`; `tokens` continue the cached ones and are added to them
         """
         return F.linear(self.features(tokens, positions, padding, documents, caches), self.head_weight)
@@ -122,8 +122,8 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the mean cross entropy of `targets` plus the experts' balance loss, without materialising all logits.
 
-        targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the next token, ignored
-        at the end of a row, of its real tokens and of a document.
+        targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the next token of the row;
+        the last token of a row or document, and tokens next to padding, are ignored.
         """
         x, routes = self._run(tokens, positions, padding, documents, None)
         targets = next_tokens(tokens, padding, documents) if targets is None else targets

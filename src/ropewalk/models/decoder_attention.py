@@ -14,7 +14,7 @@ from ropewalk.rope import Rope
 
 
 class PackedAttention(Attention):
-    """Softmax attention whose q, k and v projections are one matrix, so one product computes all three."""
+    """Softmax attention whose q, k and v projections are one matrix, so one matrix product computes all three."""
 
     def __init__(self, config: DecoderConfig, layer_type: str) -> None:
         super().__init__(
@@ -32,15 +32,15 @@ class PackedAttention(Attention):
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def mix(
+    def attend(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: KVCache | None
     ) -> Tensor:
-        """Attend over x [B, S, hidden] and the tokens in the cache."""
+        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens and is added to them."""
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
 
 class PackedLinearAttention(PackedAttention):
-    """Linear attention with the same projections; the heads are normed, since the weights do not sum to one."""
+    """Linear attention with the same projections; each head's output is normed, because the weights do not sum to one."""
 
     def __init__(self, config: DecoderConfig, layer_type: str) -> None:
         super().__init__(config, layer_type)
@@ -51,10 +51,10 @@ class PackedLinearAttention(PackedAttention):
         """The encoding's rotation, or the identity if the encoding does not rotate q and k."""
         return self.encoding.rope if isinstance(self.encoding, Rotary) else identity_rope(self.head_dim)
 
-    def mix(
+    def attend(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: RunningState | None
     ) -> Tensor:
-        """Attend over x [B, S, hidden] and the tokens summed up in the cache."""
+        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier tokens and is updated."""
         q, k, v = self.project(x)
         k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
         positions = positions.expand(x.shape[0], -1) if positions.ndim == 1 else positions
@@ -68,7 +68,7 @@ class PackedLinearAttention(PackedAttention):
 def next_positions(
     caches: list | None, padding: Tensor | None, documents: Tensor | None, tokens: Tensor, attention: Attention
 ) -> Tensor:
-    """Return default positions: each row counts its real tokens, starting after the cached ones; each document from 0."""
+    """Return default positions: 0, 1, 2, ... over each row's real tokens, after the cached ones; documents restart at 0."""
     batch, seq = tokens.shape
     if caches is None and padding is None and documents is None:
         return torch.arange(seq, device=tokens.device)  # shared by all rows

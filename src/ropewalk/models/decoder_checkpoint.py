@@ -18,7 +18,7 @@ from ropewalk.spec import RopeSpec
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the code of a model_type fixes; None if its config decides (`attention_bias`, `mlp_bias`)."""
+    """Options that the code of a model_type fixes; None if the config decides (`attention_bias`, `mlp_bias`)."""
 
     class_name: str
     qk_norm: bool = False
@@ -46,7 +46,7 @@ HF_KEYS = {
     "attention_dropout": "attention_dropout", "init_std": "initializer_range",
 }  # fmt: skip
 REQUIRED_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-#: the same for fields of a mixture of experts
+#: our field -> config key, for mixtures of experts
 EXPERT_KEYS = {
     "experts_per_token": "num_experts_per_tok", "moe_intermediate_size": "moe_intermediate_size",
     "norm_topk": "norm_topk_prob", "router_aux_coef": "router_aux_loss_coef",
@@ -105,14 +105,14 @@ def _layer_types(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[
     if model_type != "mistral" and not _flag(raw, "use_sliding_window", False):
         window = None
     window = None if window is None else integer("sliding_window", window, low=1)
-    given = raw.get("layer_types")
-    if given is not None and model_type in ("qwen2", "qwen3", "smollm3"):
-        if not isinstance(given, list | tuple) or len(given) != layers:
-            raise RopeError("layer_types", f"must list the type of each of the {layers} layers", given)
-        layer_types = tuple(LAYER_TYPES[choice("layer_types", each, LAYER_TYPES)] for each in given)
+    declared = raw.get("layer_types")
+    if declared is not None and model_type in ("qwen2", "qwen3", "smollm3"):
+        if not isinstance(declared, list | tuple) or len(declared) != layers:
+            raise RopeError("layer_types", f"must list the type of each of the {layers} layers", declared)
+        layer_types = tuple(LAYER_TYPES[choice("layer_types", each, LAYER_TYPES)] for each in declared)
     elif window is not None and model_type in ("qwen2", "qwen3"):
-        first = integer("max_window_layers", raw.get("max_window_layers", 28), low=0)
-        layer_types = tuple("sliding" if index >= first else "full" for index in range(layers))
+        first_sliding = integer("max_window_layers", raw.get("max_window_layers", 28), low=0)
+        layer_types = tuple("sliding" if index >= first_sliding else "full" for index in range(layers))
     else:
         layer_types = ("full" if window is None else "sliding",) * layers
     if model_type == "smollm3":
@@ -160,7 +160,7 @@ def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, 
 
 
 def model_type_of(config: DecoderConfig) -> str:
-    """Return the model_type under which transformers has this Decoder."""
+    """Return the transformers model_type that can express this config."""
     if config.num_experts:
         return "qwen3_moe"
     if config.qk_norm:
@@ -187,28 +187,28 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         rule = f"must be a multiple of num_heads = {config.num_heads} in a model with biases to be saved for transformers"
         raise RopeError("hidden_size", rule, config.hidden_size)
     architecture = ARCHITECTURES[model_type]
-    written = {key: getattr(config, ours) for ours, key in HF_KEYS.items()}
-    written |= {
+    hf_config = {key: getattr(config, ours) for ours, key in HF_KEYS.items()}
+    hf_config |= {
         "head_dim": config.head_dim, "model_type": model_type, "architectures": [architecture.class_name],
         "tie_word_embeddings": config.tie_embeddings, **_window_keys(config, model_type),
     }  # fmt: skip
     if config.num_experts:
-        written |= {key: getattr(config, ours) for ours, key in EXPERT_KEYS.items()}
-        written |= {"num_experts": config.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
+        hf_config |= {key: getattr(config, ours) for ours, key in EXPERT_KEYS.items()}
+        hf_config |= {"num_experts": config.num_experts, "decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
     if architecture.qkv_bias is None:
-        written["attention_bias"] = config.qkv_bias
+        hf_config["attention_bias"] = config.qkv_bias
     if architecture.mlp_bias is None:
-        written["mlp_bias"] = config.mlp_bias
+        hf_config["mlp_bias"] = config.mlp_bias
     if model_type == "smollm3":
-        written["no_rope_layers"] = [int(each != "nope") for each in config.layer_types]  # type: ignore[union-attr]
+        hf_config["no_rope_layers"] = [int(each != "nope") for each in config.layer_types]  # type: ignore[union-attr]
     rope = to_hf(spec, model_type=model_type)
     # max_position_embeddings is the trained length for dynamic NTK, and the served length for all others
-    written = written | rope if isinstance(spec.scaling, Dynamic) else rope | written
+    hf_config = hf_config | rope if isinstance(spec.scaling, Dynamic) else rope | hf_config
     own = {"precision": spec.precision} if spec.precision != "hf_frequencies" else {}
     own |= {"dropout": config.dropout} if config.dropout else {}
-    written |= {"ropewalk": own} if own else {}
-    _check_round_trip(config.with_(encoding=spec, length=written["max_position_embeddings"]), written, model_type)
-    return written
+    hf_config |= {"ropewalk": own} if own else {}
+    _check_round_trip(config.with_(encoding=spec, length=hf_config["max_position_embeddings"]), hf_config, model_type)
+    return hf_config
 
 
 def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
@@ -221,11 +221,11 @@ def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     return {"layer_types": names, **keys, "max_window_layers": 0}
 
 
-def _check_round_trip(config: DecoderConfig, written: Mapping[str, Any], model_type: str) -> None:
+def _check_round_trip(config: DecoderConfig, hf_config: Mapping[str, Any], model_type: str) -> None:
     """Read the config back and raise an error for a field that this model_type cannot express."""
-    read = config_from_hf(written)
-    for name in read.__dataclass_fields__:
-        ours, theirs = getattr(config, name), getattr(read, name)
+    restored = config_from_hf(hf_config)
+    for name in restored.__dataclass_fields__:
+        ours, theirs = getattr(config, name), getattr(restored, name)
         if ours != theirs:
             raise RopeError(name, f"must be {theirs!r} to be saved as a {model_type}, the closest transformers model", ours)
 
@@ -244,18 +244,18 @@ def name_to_hf(name: str, config: DecoderConfig) -> str:
 
 def parts(name: str, config: DecoderConfig) -> dict[str, int]:
     """Return {name: rows} of the tensors that files store instead of one of our packed weights."""
-    stem, _, last = name.rpartition("self_attn.qkv_proj.")
+    stem, _, suffix = name.rpartition("self_attn.qkv_proj.")
     if stem:
         rows = {"q": config.num_heads, "k": config.num_kv_heads or 0, "v": config.num_kv_heads or 0}
-        return {f"{stem}self_attn.{each}_proj.{last}": heads * (config.head_dim or 0) for each, heads in rows.items()}
-    stem, _, last = name.rpartition("mlp.gate_up_proj.")
+        return {f"{stem}self_attn.{each}_proj.{suffix}": heads * (config.head_dim or 0) for each, heads in rows.items()}
+    stem, _, suffix = name.rpartition("mlp.gate_up_proj.")
     if stem:
-        return {f"{stem}mlp.{each}_proj.{last}": config.intermediate_size for each in ("gate", "up")}
-    stem, _, last = name.rpartition("mlp.experts.")
+        return {f"{stem}mlp.{each}_proj.{suffix}": config.intermediate_size for each in ("gate", "up")}
+    stem, _, suffix = name.rpartition("mlp.experts.")
     if not stem:
         return {}
     inner = {"gate": config.moe_intermediate_size or 0, "up": config.moe_intermediate_size or 0}
-    rows = inner if last == "gate_up_proj" else {"down": config.hidden_size}
+    rows = inner if suffix == "gate_up_proj" else {"down": config.hidden_size}
     experts = range(config.num_experts)
     return {f"{stem}mlp.experts.{i}.{each}_proj.weight": count for i in experts for each, count in rows.items()}
 

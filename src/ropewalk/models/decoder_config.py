@@ -23,8 +23,8 @@ MAX_EXPERTS = 4096
 class DecoderConfig:
     """Sizes and options of a decoder-only language model as in Llama, Qwen, Mistral and MiniMind.
 
-    encoding      a name from ENCODINGS, a RopeSpec, or a dict of them by layer type (None: no position)
-    layer_types   "full", "sliding" (attends to `window` tokens) or "nope" (no position) for each layer; None: all
+    encoding      a name from ENCODINGS, a RopeSpec, or a dict of them by layer type (None: no encoding)
+    layer_types   "full", "sliding" (attends to `window` tokens) or "nope" (no encoding) for each layer; None: all
                   sliding if there is a window, else all full
     attention     "softmax", or "linear" with time and memory linear in the length
     qk_norm       RMS norm of each head of q and k before rotation

@@ -1,6 +1,6 @@
 """Cross entropy of a language model without materialising all logits.
 
-In a small model all logits of a batch in float32, their softmax and its gradient take more memory than everything else.
+In a small model, the float32 logits of a batch, their softmax and its gradient take more memory than everything else.
 Here logits are computed in chunks of tokens; each chunk is overwritten by its gradient, which is used at once.
 """
 
@@ -35,18 +35,18 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int) -> Tensor:
-        real = targets != IGNORED
-        count = real.sum().clamp(min=1)
+        valid = targets != IGNORED
+        count = valid.sum().clamp(min=1)
         chunks = _chunks(x, weight, max_logits)
         total = x.new_zeros((), dtype=_sum_dtype(x))
         x_grad, weight_grad = torch.empty_like(x), None
         for rows in chunks:
-            counted = real[rows].unsqueeze(-1)
+            mask = valid[rows].unsqueeze(-1)
             losses, logits_grad = _loss_and_logits_grad(x[rows], weight, targets[rows].clamp(min=0))
-            total = total + (losses * real[rows]).sum()
+            total = total + (losses * valid[rows]).sum()
             # ignored tokens are masked here, where a row has hidden size, rather than in the logits
-            x_grad[rows] = (logits_grad @ weight) * counted
-            chunk_grad = logits_grad.transpose(0, 1) @ (x[rows] * counted)
+            x_grad[rows] = (logits_grad @ weight) * mask
+            chunk_grad = logits_grad.transpose(0, 1) @ (x[rows] * mask)
             # several chunks are summed in float32, because a bfloat16 sum would lose small terms
             chunk_grad = chunk_grad if len(chunks) == 1 else chunk_grad.to(_sum_dtype(x))
             weight_grad = chunk_grad if weight_grad is None else weight_grad.add_(chunk_grad)
@@ -58,8 +58,8 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         x_grad, weight_grad, count = ctx.saved_tensors
         scale = grad / count  # stays float32, because rounding the scale would shift all gradients alike
-        scaled = ((each.to(scale.dtype) * scale).to(x_grad.dtype) for each in (x_grad, weight_grad))
-        return *scaled, None, None
+        grads = ((each.to(scale.dtype) * scale).to(x_grad.dtype) for each in (x_grad, weight_grad))
+        return *grads, None, None
 
 
 def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,31 +71,31 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
 
-    def one(self, x: Tensor, expert: int) -> Tensor:
-        """Apply expert number `expert` to x [T, hidden]."""
+    def run_expert(self, x: Tensor, expert: int) -> Tensor:
+        """Apply the expert with index `expert` to x [T, hidden]."""
         return F.linear(gated(F.linear(x, self.gate_up_proj[expert]), self.activation), self.down_proj[expert])
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Return the weighted sum of each token's chosen experts; x [T, hidden], weights and chosen [T, k]."""
         if torch.compiler.is_compiling():
-            return self._all(x, weights, chosen)
+            return self._run_all(x, weights, chosen)
         count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
         order = chosen.flatten().argsort(stable=True)
         token = order // per_token
         sizes = chosen.flatten().bincount(minlength=count).tolist()  # synchronises with the device once per layer
-        parts = [self.one(part, e) for e, part in enumerate(x[token].split(sizes)) if sizes[e]]
-        mixed = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1)
-        return torch.zeros_like(x).index_add(0, token, mixed.to(x.dtype))
+        parts = [self.run_expert(part, e) for e, part in enumerate(x[token].split(sizes)) if sizes[e]]
+        weighted = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, token, weighted.to(x.dtype))
 
-    def _all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def _run_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply every expert to every token: more arithmetic, but no shape depends on values, so it compiles to one graph."""
         count = self.gate_up_proj.shape[0]
         share = weights.new_zeros(x.shape[0], count).scatter(1, chosen, weights)
-        return sum((self.one(x, e) * share[:, e : e + 1] for e in range(count)), torch.zeros_like(x))
+        return sum((self.run_expert(x, e) * share[:, e : e + 1] for e in range(count)), torch.zeros_like(x))
 
 
 class MixtureOfExperts(nn.Module):
-    """A router picks a few experts for each token and weights them by its softmax over all experts."""
+    """A router picks a few experts for each token and weights them by the router's softmax over all experts."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -106,8 +106,8 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Routes]:
         flat = x.flatten(0, -2)
         scores = self.gate(flat)
-        high = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        probabilities = scores.softmax(dim=-1, dtype=high)
+        dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        probabilities = scores.softmax(dim=-1, dtype=dtype)
         weights, chosen = probabilities.topk(self.per_token, dim=-1)
         if self.norm_topk:
             weights = weights / weights.sum(dim=-1, keepdim=True)

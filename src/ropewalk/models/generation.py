@@ -1,4 +1,4 @@
-"""Generation: one token after another, greedily or by sampling, with any kind of cache."""
+"""Generation: one token after another, greedily or by sampling, with or without a cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Model(Protocol):
 class Sampling:
     """How to pick a token from logits; temperature 0 picks the most likely one.
 
-    top_k keeps the k most likely tokens, top_p the fewest that together have that probability. repetition_penalty > 1
+    top_k keeps the k most likely tokens, top_p the fewest whose probabilities sum to at least top_p. repetition_penalty > 1
     divides the positive logits of tokens that occurred before, and multiplies the negative ones.
     """
 
@@ -62,11 +62,11 @@ class Sampling:
     def _filtered(self, logits: Tensor) -> Tensor:
         """Return the logits with -inf for tokens that top_k and top_p exclude."""
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            lowest = logits.topk(self.top_k, dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < lowest, float("-inf"))
+            threshold = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < threshold, float("-inf"))
         if self.top_p is not None and self.top_p < 1:
-            ordered, order = logits.sort(dim=-1, descending=True)
-            probabilities = ordered.softmax(dim=-1)
+            sorted_logits, order = logits.sort(dim=-1, descending=True)
+            probabilities = sorted_logits.softmax(dim=-1)
             # a token is excluded if the tokens before it already reach top_p, so the most likely one always stays
             excluded = probabilities.cumsum(dim=-1) - probabilities >= self.top_p
             logits = logits.masked_fill(torch.empty_like(excluded).scatter_(-1, order, excluded), float("-inf"))
@@ -109,9 +109,9 @@ def steps(
 
     temperature ... repetition_penalty  as in Sampling
     padding   boolean [B, S], True for real tokens; rows must be padded on the left
-    stop      one or several tokens that end a row; after it the row is filled with `pad` (default: the first of them)
-    cache     "growing", "static" (of `capacity`, by default just enough), "sliding" (the first `sinks` and the latest
-              tokens, `capacity` in all), "none", or the caches of an earlier call to continue from
+    stop      one or several tokens that end a row; after it the row is filled with `pad` (default: the first stop token)
+    cache     "growing", "static" (`capacity` tokens, by default prompt and new tokens), "sliding" (the first `sinks` and
+              the latest tokens, `capacity` in all), "none", or the caches of an earlier call to continue from
     seed      of the sampling; None: torch's global generator
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
@@ -126,12 +126,12 @@ def steps(
         caches = None if cache == "none" else model.caches(cache, capacity, sinks)
 
     @torch.no_grad()
-    def run(inputs: Tensor, padding: Tensor | None) -> Iterator[Tensor]:  # a generator, so that the checks above run first
+    def run(inputs: Tensor, padding: Tensor | None) -> Iterator[Tensor]:  # so that the checks above run at the call
         seen = _tokens_seen(inputs, padding, model.head_weight.shape[0]) if repetition_penalty != 1 else None
         done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
         for _ in range(max_new_tokens):
-            last = model.features(inputs, padding=padding, caches=caches)[:, -1]
-            new = sampling.pick(last @ model.head_weight.transpose(0, 1), seen, generator)
+            hidden = model.features(inputs, padding=padding, caches=caches)[:, -1]
+            new = sampling.pick(hidden @ model.head_weight.transpose(0, 1), seen, generator)
             if stops is not None:
                 new = torch.where(done, stops[0] if pad is None else pad, new)
                 done = done | torch.isin(new, stops)
@@ -157,7 +157,9 @@ def _check_prompt(tokens: Tensor, padding: Tensor | None) -> None:
     if padding.dtype != torch.bool or padding.shape != tokens.shape:
         raise RopeError("padding", f"must be boolean {list(tokens.shape)}, True for real tokens", list(padding.shape))
     if not bool((padding[:, 1:] >= padding[:, :-1]).all() & padding[:, -1].all()):
-        raise RopeError("padding", "must be on the left only, because new tokens follow the last token of each row", "a gap")
+        raise RopeError(
+            "padding", "must be on the left only, because new tokens follow the last token of each row", "padding after a token"
+        )
 
 
 def _stop_tokens(stop: int | Sequence[int] | None, device: torch.device) -> Tensor | None:

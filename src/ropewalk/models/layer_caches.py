@@ -32,7 +32,7 @@ Caches = list[KVCache] | list[RunningState]
 
 
 def empty_caches(num_layers: int, attention: str, kind: str, capacity: int | None, sinks: int) -> Caches:
-    """Return an empty cache for each layer; kind, capacity and sinks are those of KVCache and unused by linear attention."""
+    """Return an empty cache for each layer; kind, capacity and sinks are passed to KVCache and unused by linear attention."""
     if attention == "linear":
         return [RunningState() for _ in range(num_layers)]
     return [KVCache(kind, capacity, sinks) for _ in range(num_layers)]

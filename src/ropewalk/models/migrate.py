@@ -51,8 +51,8 @@ class Migration:
         lines = [f"copied       {len(self.copied)} weights, {numbers:,} numbers"]
         for title in ("dropped", "initialised", "frozen"):
             names = getattr(self, title)
-            some = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-            lines.append(f"{title:<12} {len(names)}" + (f": {some}" if names else ""))
+            shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+            lines.append(f"{title:<12} {len(names)}" + (f": {shown}" if names else ""))
         return "\n".join(lines)
 
 
@@ -83,16 +83,16 @@ def migrate(
     except TypeError as error:
         raise RopeError("changes", f"must be fields of {type(source.config).__name__} ({error})", sorted(changes)) from None
     model = type(source)(config)
-    old, new = _not_positional(source), _not_positional(model)
+    old, new = _other_weights(source), _other_weights(model)
     copied = tuple(name for name in new if name in old and _is_copied(name, old[name], new[name], source, model))
     with torch.no_grad():
         for name in copied:
             new[name].copy_(old[name])
     first = next(source.parameters())
     model.to(device=first.device, dtype=first.dtype).train(source.training)
-    fresh = tuple(name for name in new if name not in copied)
+    uncopied = tuple(name for name in new if name not in copied)
     dropped = tuple(name for name in source.state_dict() if name not in copied) + unused
-    return Migration(model, copied, dropped, (*_positional(model), *fresh), apply_freeze(model, freeze, fresh))
+    return Migration(model, copied, dropped, (*_positional_names(model), *uncopied), apply_freeze(model, freeze, uncopied))
 
 
 def apply_freeze(model: nn.Module, policy: str, new: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -138,13 +138,13 @@ def _is_copied(name: str, old: Tensor, new: Tensor, source: nn.Module, model: nn
     return True
 
 
-def _not_positional(model: nn.Module) -> dict[str, Tensor]:
-    """Return every weight that is not positional."""
-    positional = _positional(model)
+def _other_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights outside encodings, by name."""
+    positional = _positional_names(model)
     return {name: value for name, value in model.state_dict().items() if name not in positional}
 
 
-def _positional(model: nn.Module) -> dict[str, None]:
+def _positional_names(model: nn.Module) -> dict[str, None]:
     """Return the names of the weights inside encodings, in order."""
     modules = (path for path, module in model.named_modules() if isinstance(module, Encoding | Rope))
     return dict.fromkeys(name for path in modules for name in model.get_submodule(path).state_dict(prefix=path + "."))

@@ -1,4 +1,4 @@
-"""RoFormer: a BERT-shaped encoder (or decoder) with rotary or any other encoding; with a learned one it is BERT."""
+"""RoFormer: a BERT-shaped encoder (or decoder) with rotary or any other encoding; with learned position embeddings it is BERT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm
 
 
 def model_encoding(config: RoFormerConfig) -> Encoding:
-    """Create the encoding of one layer or of the embeddings; rotary ones given by name are interleaved, as in RoFormer."""
+    """Create the encoding of one layer or of the embeddings; rotary encodings named in the config are interleaved."""
     encoding = as_encoding(config.encoding, config.sizes)
     if isinstance(encoding, Rotary) and isinstance(config.encoding, str):
         return type(encoding)(config.sizes, encoding.rope.spec.with_(layout="interleaved"))
@@ -33,7 +33,7 @@ def model_encoding(config: RoFormerConfig) -> Encoding:
 
 
 class SelfAttention(Attention):
-    """Softmax attention that can rotate its values too; values then keep their absolute position in the output."""
+    """Softmax attention that also rotates v if `rotary_value`; its output then depends on absolute positions."""
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
         super().__init__(
@@ -42,8 +42,8 @@ class SelfAttention(Attention):
         )  # fmt: skip
         self.rotary_value = config.rotary_value
 
-    def mix(self, x, positions, padding, documents, cache: KVCache | None) -> Tensor:
-        """Attend over x [B, S, hidden] and the tokens in the cache."""
+    def attend(self, x, positions, padding, documents, cache: KVCache | None) -> Tensor:
+        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens and is added to them."""
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
     def _rotated_with_cache(self, q, k, v, positions, padding, cache):
@@ -52,7 +52,7 @@ class SelfAttention(Attention):
 
 
 class LinearSelfAttention(LinearAttention):
-    """Linear attention with the encoding of a config."""
+    """Linear attention that rotates q and k if the config's encoding is rotary."""
 
     token_positions = Attention.token_positions
 
@@ -60,8 +60,8 @@ class LinearSelfAttention(LinearAttention):
         rope = encoding.rope if isinstance(encoding, Rotary) else identity_rope(config.head_dim)
         super().__init__(config.hidden_size, config.num_heads, spec=rope.spec, causal=config.causal, bias=config.bias)
 
-    def mix(self, x, positions, padding, documents, cache: RunningState | None) -> Tensor:
-        """Attend over x [B, S, hidden] and the tokens summed up in the cache."""
+    def attend(self, x, positions, padding, documents, cache: RunningState | None) -> Tensor:
+        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier tokens and is updated."""
         state = None if cache is None else cache.state
         out, state = self(x, positions, padding=padding, documents=documents, state=state)
         if cache is not None:
@@ -89,13 +89,13 @@ class Embeddings(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each with a residual connection and a norm after it."""
+    """Attention and a feed-forward network, each followed by a residual connection and a norm."""
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__()
-        inside = config if config.encoding_class.entry != "input" else config.with_(encoding="none")
+        layer_config = config if config.encoding_class.entry != "input" else config.with_(encoding="none")
         attention = SelfAttention if config.attention == "softmax" else LinearSelfAttention
-        self.attention = attention(config, model_encoding(inside))
+        self.attention = attention(config, model_encoding(layer_config))
         self.attention_norm = make_norm(config, config.hidden_size)
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
@@ -111,7 +111,8 @@ class Layer(nn.Module):
         documents: Tensor | None,
         cache: KVCache | RunningState | None,
     ) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention.mix(x, positions, padding, documents, cache)))
+        attended = self.attention.attend(x, positions, padding, documents, cache)  # type: ignore[arg-type]  # `caches` makes its kind
+        x = self.attention_norm(x + self.dropout(attended))
         return self.down_norm(x + self.dropout(self.down(self.activation(self.up(x)))))
 
 
@@ -132,7 +133,7 @@ class RoFormer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the weights: normal for v1; truncated normal that shrinks with the depth for v2. Biases are 0."""
+        """Initialise the weights: normal for v1; truncated normal, narrower in deeper models, for v2. Biases are 0."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 self._reset(module)
@@ -143,7 +144,7 @@ class RoFormer(nn.Module):
         if self.config.norm == "layer_norm":
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         else:
-            # truncation at two standard deviations shrinks the standard deviation by this factor
+            # truncation at two standard deviations divides the standard deviation by this factor
             std = 1.13684723 / math.sqrt(self.config.hidden_size * self.config.num_layers)
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
         with torch.no_grad():
@@ -164,10 +165,10 @@ class RoFormer(nn.Module):
     ) -> Tensor:
         """Return the head's output for integer tokens [B, S] ([B, choices, S] for multiple choice).
 
-        positions  integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default each row counts its real tokens
+        positions  integer [S] or [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real tokens
         types      which sentence of a pair each token belongs to; by default all 0
         padding    boolean, True for real tokens; rows may be padded on either side
-        documents  the number of each token's packed document
+        documents  the document index of each token in packed rows
         caches     from `model.caches()`; `tokens` continue the cached ones
         """
         if self.head.pools and documents is not None:
@@ -175,7 +176,8 @@ class RoFormer(nn.Module):
             raise RopeError("documents", rule, list(documents.shape))
         choices = tokens.shape[:2] if self.config.head == "multiple_choice" else None
         if choices is not None:
-            tokens, types, padding = (t if t is None else t.flatten(0, 1) for t in (tokens, types, padding))
+            tokens = tokens.flatten(0, 1)
+            types, padding = (t if t is None else t.flatten(0, 1) for t in (types, padding))
         hidden = self.hidden(tokens, positions, types=types, padding=padding, documents=documents, caches=caches)
         out = self.head(hidden, padding, self.embeddings.words.weight)
         return out if choices is None else out.unflatten(0, choices)
@@ -226,9 +228,9 @@ class RoFormer(nn.Module):
 
     def _positions(self, tokens, positions, padding, documents, caches) -> Tensor:
         """Return the positions of all layers and of the embeddings."""
-        counted = self.layers[0].attention.token_positions(positions, padding, documents, None, *tokens.shape, tokens.device)  # type: ignore[operator]
-        cached = caches[0].next_positions if caches and positions is None else 0
-        return counted + (cached.unsqueeze(-1) if isinstance(cached, Tensor) else cached)
+        first = caches[0].next_positions if caches and positions is None else 0
+        positions = self.layers[0].attention.token_positions(positions, padding, documents, None, *tokens.shape, tokens.device)  # type: ignore[operator]
+        return positions + (first.unsqueeze(-1) if isinstance(first, Tensor) else first)
 
     def _check(self, tokens, types, padding) -> None:
         if not isinstance(tokens, Tensor) or tokens.dtype not in INTEGERS or tokens.ndim != 2:
@@ -240,7 +242,7 @@ class RoFormer(nn.Module):
 
 
 class _GenerationModel:
-    """A RoFormer with the interface of `generation.Model`: logits are features times one matrix, so a bias is a column."""
+    """A RoFormer with the interface of `generation.Model`; the bias of the logits becomes a column of `head_weight`."""
 
     def __init__(self, model: RoFormer) -> None:
         if not isinstance(model.head, LanguageModel) or not model.config.causal:

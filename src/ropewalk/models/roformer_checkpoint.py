@@ -1,4 +1,4 @@
-"""RoFormer checkpoints: the weight names of Hugging Face RoFormer and BERT, and models taken over from transformers."""
+"""RoFormer checkpoints: the weight names of Hugging Face RoFormer and BERT, and conversion of loaded transformers models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LANGUAGE_MODEL = (
     ("cls.predictions.transform.dense.", "head.transform."),
     ("cls.predictions.transform.LayerNorm.", "head.norm."),
 )
-_SAME_HEADS: dict[str, tuple[tuple[str, str], ...]] = {
+_COMMON_HEADS: dict[str, tuple[tuple[str, str], ...]] = {
     "none": (),
     "masked_lm": _LANGUAGE_MODEL,
     "causal_lm": _LANGUAGE_MODEL,
@@ -45,12 +45,12 @@ _SAME_HEADS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 #: model_type -> head -> (prefix in the file, our prefix)
 HEAD_NAMES = {
-    "roformer": _SAME_HEADS | {
+    "roformer": _COMMON_HEADS | {
         "classification": (("classifier.dense.", "head.dense."), ("classifier.out_proj.", "head.out.")),
         "multiple_choice": (("sequence_summary.summary.", "head.summary."), ("classifier.", "head.out.")),
         "similarity": (("roformer.pooler.dense.", "head.pooler."),),
     },
-    "bert": _SAME_HEADS | {
+    "bert": _COMMON_HEADS | {
         "classification": (("bert.pooler.dense.", "head.dense."), ("classifier.", "head.out.")),
         "multiple_choice": (("bert.pooler.dense.", "head.summary."), ("classifier.", "head.out.")),
         "similarity": (("bert.pooler.dense.", "head.pooler."),),
@@ -108,7 +108,7 @@ def _head_names(config: RoFormerConfig, model_type: str) -> tuple[tuple[str, str
     names = HEAD_NAMES[model_type][config.head]
     if not config.head.endswith("_lm"):
         return names
-    if config.tie_embeddings:  # the output matrix is the word embedding, and `decoder` only repeats it
+    if config.tie_embeddings:  # the output matrix is the word embedding, and `decoder` is a copy of it
         return *names, ("cls.predictions.bias", "head.bias")
     # if untied, transformers uses the bias inside `decoder` and ignores cls.predictions.bias
     return *names, ("cls.predictions.decoder.weight", "head.decoder.weight"), ("cls.predictions.decoder.bias", "head.bias")
@@ -129,8 +129,8 @@ def load_weights(model: RoFormer, weights: Mapping[str, Tensor], model_type: str
 def from_transformers(model: nn.Module) -> RoFormer:
     """Return a RoFormer with the config and weights of a transformers RoFormer or BERT, with its dtype and device."""
     config, model_type = _config_of(model)
-    first = next(model.parameters())
-    ours = RoFormer(config).to(device=first.device, dtype=first.dtype)
+    parameter = next(model.parameters())
+    ours = RoFormer(config).to(device=parameter.device, dtype=parameter.dtype)
     load_weights(ours, model.state_dict(), model_type)
     return ours.train(model.training)
 

@@ -58,7 +58,7 @@ class RoFormerConfig:
 
     encoding      a name from ENCODINGS or a RopeSpec; rotary names are interleaved, (2i, 2i + 1), as in RoFormer
     length        the longest sequence trained on; only encodings with a table are limited to it
-    norm, bias    "layer_norm" with biases is v1; "rms_norm", which has no weight, without biases is v2
+    norm, bias    "layer_norm" and biases: RoFormer v1; "rms_norm", without weights, and no biases: v2
     causal        queries attend to no later keys: RoFormer as a decoder
     head          a name from HEADS; `num_labels` is for those that classify
     summary       how the multiple-choice head summarises a choice: by its "last" or "first" token or their "mean"
@@ -106,8 +106,8 @@ class RoFormerConfig:
             put(name, number(name, getattr(self, name), low=0))
         for name in ("bias", "rotary_value", "causal", "tie_embeddings", "summary_projection"):
             flag(name, getattr(self, name))
-        for name, known in (("norm", NORMS), ("attention", ATTENTIONS), ("head", HEAD_CLASSES), ("summary", SUMMARIES)):
-            choice(name, getattr(self, name), known)
+        for name, allowed in (("norm", NORMS), ("attention", ATTENTIONS), ("head", HEAD_CLASSES), ("summary", SUMMARIES)):
+            choice(name, getattr(self, name), allowed)
         for name in ("activation", "summary_activation", "classifier_activation", "pooler_activation"):
             if getattr(self, name) is not None or name == "activation":
                 choice(name, getattr(self, name), ACTIVATIONS)
@@ -127,7 +127,7 @@ class RoFormerConfig:
         if encoding.causal_only and not self.causal:
             raise RopeError("encoding", "must be used with causal=True", self.encoding)
         if self.attention == "linear" and not encoding.linear:
-            names = ", ".join(name for name, known in ENCODINGS.items() if known.linear)
+            names = ", ".join(name for name, each in ENCODINGS.items() if each.linear)
             rule = f"must not be a bias on the scores, which linear attention never computes; use one of {names}"
             raise RopeError("encoding", rule, self.encoding)
         if self.rotary_value and (encoding.entry != "qk" or self.attention == "linear"):
@@ -155,43 +155,43 @@ class RoFormerConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> RoFormerConfig:
         """Return the RoFormerConfig of a Hugging Face RoFormer or BERT; raise an error for what is not supported."""
         model_type = choice("model_type", config.get("model_type", "roformer"), ("roformer", "bert"))
-        given = (BERT_DEFAULTS if model_type == "bert" else {}) | dict(config)
+        hf_config = (BERT_DEFAULTS if model_type == "bert" else {}) | dict(config)
         for key in ("add_cross_attention", "is_encoder_decoder"):
-            if given.get(key):
-                raise RopeError(key, "must be false, because cross-attention is not supported", given[key])
-        if given.get("position_embedding_type", "absolute") != "absolute":
-            raise RopeError("position_embedding_type", "must be 'absolute'", given["position_embedding_type"])
-        values: dict[str, Any] = {ours: given[key] for ours, key in HF_KEYS.items() if given.get(key) is not None}
-        values |= {"pad_token": given["pad_token_id"]} if "pad_token_id" in given else {}
-        labels: Any = given.get("id2label")
+            if hf_config.get(key):
+                raise RopeError(key, "must be false, because cross-attention is not supported", hf_config[key])
+        if hf_config.get("position_embedding_type", "absolute") != "absolute":
+            raise RopeError("position_embedding_type", "must be 'absolute'", hf_config["position_embedding_type"])
+        values: dict[str, Any] = {ours: hf_config[key] for ours, key in HF_KEYS.items() if hf_config.get(key) is not None}
+        values |= {"pad_token": hf_config["pad_token_id"]} if "pad_token_id" in hf_config else {}
+        labels: Any = hf_config.get("id2label")
         if isinstance(labels, Mapping) and labels:
             values["num_labels"] = len(labels)
         # any norm_type but layer_norm means the norm without weights
         values["norm"] = "layer_norm" if values.get("norm", "layer_norm") == "layer_norm" else "rms_norm"
-        values["head"] = _head_of(given.get("architectures"))
+        values["head"] = _head_of(hf_config.get("architectures"))
         if model_type == "bert":
             values |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEADS
-        elif any(given.get(key) for key in ("rope_parameters", "rope_theta", "rope_scaling")):
-            values["encoding"] = spec_from_hf(given, precision="exact")
-        own = given.get("ropewalk", {})
+        elif any(hf_config.get(key) for key in ("rope_parameters", "rope_theta", "rope_scaling")):
+            values["encoding"] = spec_from_hf(hf_config, precision="exact")
+        own = hf_config.get("ropewalk", {})
         if not isinstance(own, Mapping) or not set(own) <= set(OWN_KEYS):
             raise RopeError("ropewalk", f"must be an object with no keys but {', '.join(OWN_KEYS)}", own)
         return cls(**(values | dict(own)))
 
     def to_hf(self) -> dict[str, Any]:
         """Return the contents of a config.json; `from_hf` reads it back, and transformers too if it has the same options."""
-        written = {key: getattr(self, ours) for ours, key in HF_KEYS.items()}
-        labels = {i: f"LABEL_{i}" for i in range(written.pop("num_labels"))}
-        written |= {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {v: k for k, v in labels.items()}}
+        hf_config = {key: getattr(self, ours) for ours, key in HF_KEYS.items()}
+        labels = {i: f"LABEL_{i}" for i in range(hf_config.pop("num_labels"))}
+        hf_config |= {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {v: k for k, v in labels.items()}}
         own = {name: getattr(self, name) for name in OWN_KEYS if getattr(self, name) != _DEFAULTS[name]}
-        # the class name implies the head, except that two of our heads share one
+        # the class name implies the head, except that two of our heads share a class
         if _head_of(["RoFormer" + HEAD_CLASSES[self.head]]) == self.head:
             own.pop("head", None)
         if isinstance(self.encoding, RopeSpec):
             del own["encoding"]
-            written |= {k: v for k, v in spec_to_hf(self.encoding, model_type="roformer").items() if k != "head_dim"}
-        written |= {"model_type": "roformer", "architectures": ["RoFormer" + HEAD_CLASSES[self.head]]}
-        return written | ({"ropewalk": own} if own else {})
+            hf_config |= {k: v for k, v in spec_to_hf(self.encoding, model_type="roformer").items() if k != "head_dim"}
+        hf_config |= {"model_type": "roformer", "architectures": ["RoFormer" + HEAD_CLASSES[self.head]]}
+        return hf_config | ({"ropewalk": own} if own else {})
 
 
 _DEFAULTS = {field.name: field.default for field in fields(RoFormerConfig)}

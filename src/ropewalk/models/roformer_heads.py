@@ -29,28 +29,28 @@ def make_norm(config: RoFormerConfig, size: int) -> nn.Module:
 
 
 def first_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the first real token of each row, [B, hidden]."""
+    """Return the hidden state of each row's first real token, [B, hidden]."""
     if padding is None:
         return hidden[:, 0]
-    return _at(hidden, padding.long().argmax(dim=-1))
+    return _select(hidden, padding.long().argmax(dim=-1))
 
 
 def last_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the last real token of each row, [B, hidden]."""
+    """Return the hidden state of each row's last real token, [B, hidden]."""
     if padding is None:
         return hidden[:, -1]
-    return _at(hidden, hidden.shape[1] - 1 - padding.long().flip(-1).argmax(dim=-1))
+    return _select(hidden, hidden.shape[1] - 1 - padding.long().flip(-1).argmax(dim=-1))
 
 
 def mean_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the mean over the real tokens of each row, [B, hidden]."""
+    """Return the mean hidden state of each row's real tokens, [B, hidden]."""
     if padding is None:
         return hidden.mean(dim=1)
     real = padding.unsqueeze(-1)
     return (hidden * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
-def _at(hidden: Tensor, index: Tensor) -> Tensor:
+def _select(hidden: Tensor, index: Tensor) -> Tensor:
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
 
 
@@ -75,7 +75,7 @@ class Head(nn.Module):
 
 
 class LanguageModel(Head):
-    """Logits of every word at every token, [B, S, vocab]; for masked and causal models.
+    """Logits over the vocabulary for every token, [B, S, vocab]; for masked and causal models.
 
     v1 has a dense layer and a norm before the output matrix, and a bias after it; v2 has only the matrix.
     """
@@ -92,20 +92,20 @@ class LanguageModel(Head):
             self.decoder = nn.Linear(size, config.vocab_size, bias=False)
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
-        table = words if self.config.tie_embeddings else self.decoder.weight
-        return F.linear(self._before_table(hidden), table, self.bias if self.first_version else None)
+        weight = words if self.config.tie_embeddings else self.decoder.weight
+        return F.linear(self._projected(hidden), weight, self.bias if self.first_version else None)
 
     def features(self, hidden: Tensor) -> Tensor:
         """Return the input of the output `matrix`; with a column of ones if there is a bias."""
-        x = self._before_table(hidden)
+        x = self._projected(hidden)
         return torch.cat((x, torch.ones_like(x[..., :1])), dim=-1) if self.first_version else x
 
     def matrix(self, words: Tensor) -> Tensor:
         """Return the output matrix, with the bias as its last column if there is one."""
-        table = words if self.config.tie_embeddings else self.decoder.weight
-        return torch.cat((table, self.bias.unsqueeze(-1)), dim=-1) if self.first_version else table
+        weight = words if self.config.tie_embeddings else self.decoder.weight
+        return torch.cat((weight, self.bias.unsqueeze(-1)), dim=-1) if self.first_version else weight
 
-    def _before_table(self, hidden: Tensor) -> Tensor:
+    def _projected(self, hidden: Tensor) -> Tensor:
         return self.norm(ACTIVATIONS[self.config.activation](self.transform(hidden))) if self.first_version else hidden
 
 
@@ -138,7 +138,7 @@ class TokenClassification(Head):
 
 
 class MultipleChoice(Head):
-    """One logit per row, [B]; the model makes every choice a row and returns [B, choices]."""
+    """One logit per row, [B]; the model passes every choice as a row and returns [B, choices]."""
 
     pools: ClassVar[bool] = True
 

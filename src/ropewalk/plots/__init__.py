@@ -1,6 +1,6 @@
-"""Figures: FIGURES names all of them, each a function of a View that returns a matplotlib Figure.
+"""Figures about rotary embeddings: FIGURES maps each name to a function that takes a View and returns a matplotlib Figure.
 
-`ladder`, `distance` and `rotation` draw them, `look` has the colours, fonts and formats, `words` the Chinese labels.
+The functions are in `ladder`, `distance` and `rotation`; `look` has colours, fonts and file formats; `words` has Chinese labels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropewalk.plots.look import FORMATS, LIGHT, Look, blank, finish, format_of, 
 from ropewalk.plots.rotation import precision_lines
 from ropewalk.plots.view import View
 
-#: every figure by name. A function added here is used by `ropewalk figures`, the contact sheet and the tests.
+#: all figures by name; `ropewalk figures`, the contact sheet and the tests use all entries
 FIGURES: dict[str, Callable[[View], Any]] = {
     figure.__name__: figure
     for figure in (
@@ -36,7 +36,7 @@ def draw(name: str, view: View | None = None) -> Any:
 
 
 def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 4) -> Any:
-    """One figure with all given figures as small pictures, each under its name."""
+    """Return one figure that shows all given figures as small pictures, with their names as titles."""
     across = min(across, len(figures))
     sheet, _ = blank(look, 4.2 * across, 3.0 * math.ceil(len(figures) / across), across=1)
     sheet.clear()
@@ -44,7 +44,7 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
         ax = sheet.add_subplot(math.ceil(len(figures) / across), across, place)
         ax.imshow(_pixels(figure))
         ax.set_title(name, color=look.ink, fontsize=10)
-        # align the names of a row, whatever the height of its pictures
+        # align the titles of a row, even if its pictures have different heights
         ax.set_anchor("N")
         ax.axis("off")
     return sheet
@@ -53,21 +53,21 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
 def _pixels(figure: Any, dpi: int = 72) -> np.ndarray:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    before = figure.dpi
+    old_dpi = figure.dpi
     figure.set_dpi(dpi)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba()).copy()
-    figure.set_dpi(before)
+    figure.set_dpi(old_dpi)
     return pixels
 
 
 def write_all(folder: Path, view: View | None = None, names: list[str] | None = None, suffix: str = "png") -> list[Path]:
-    """Write the named figures, or all, and a contact sheet; return their paths, the sheet last."""
+    """Write the named figures (by default all) and a contact sheet; return the paths, that of the sheet last."""
     view = view or View()
-    drawn = {name: draw(name, view) for name in names or FIGURES}
-    paths = [save(figure, folder / f"{name}.{suffix}") for name, figure in drawn.items()]
-    return [*paths, save(contact_sheet(drawn, view.look), folder / "contact-sheet.png", dpi=100)]
+    figures_by_name = {name: draw(name, view) for name in names or FIGURES}
+    paths = [save(figure, folder / f"{name}.{suffix}") for name, figure in figures_by_name.items()]
+    return [*paths, save(contact_sheet(figures_by_name, view.look), folder / "contact-sheet.png", dpi=100)]
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Figures against distance: decay, similarity, maps over positions, the sum of cosines, t-SNE."""
+"""Figures of quantities that depend on distance: decay, similarity, maps over positions, the sum of cosines, t-SNE."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BASES = (1e3, 1e4, 1e5, 1e6)
 
 
 def random_pair(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """A q and a k from a standard normal distribution, the same in every figure."""
+    """Return a random q and k, normally distributed and the same in every figure."""
     generator = np.random.default_rng(0)
     return generator.normal(size=dim), generator.normal(size=dim)
 
 
 def decay(view: View) -> Any:
-    """RoFormer's decay curve, and beside it the scores of one q and k with their Abel bound."""
+    """Draw RoFormer's decay curve on the left, and the scores of one q and k with their Abel bound on the right."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     distances = np.arange(DECAY_DISTANCES + 1)
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
@@ -41,7 +41,7 @@ def decay(view: View) -> Any:
 
 
 def similarity(view: View) -> Any:
-    """Similarity of two encodings against their distance."""
+    """Draw the similarity of two position encodings against their distance."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look)
     distances = np.arange(SIMILARITY_DISTANCES + 1)
@@ -52,7 +52,7 @@ def similarity(view: View) -> Any:
 
 
 def similarity_map(view: View) -> Any:
-    """Similarity of the encodings of every two positions."""
+    """Draw a map of the similarity between the encodings of any two positions."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
     values = analysis.similarity_matrix(steps, range(MAP_POSITIONS))
@@ -62,7 +62,7 @@ def similarity_map(view: View) -> Any:
 
 
 def inner_products(view: View) -> Any:
-    """Inner products of one q and one k rotated to every two positions: constant along each diagonal."""
+    """Draw a map of the inner products of q and k rotated to any two positions; each diagonal is constant."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
     values = analysis.score_matrix(*random_pair(2 * len(steps)), steps, range(MAP_POSITIONS))
@@ -76,13 +76,13 @@ def _square(count: int) -> tuple[float, float, float, float]:
 
 
 def tsne(view: View) -> Any:
-    """t-SNE of the encodings of the first positions: a curve, because neighbours are similar."""
+    """Draw a t-SNE of the encodings of the first positions; they form a curve, because neighbours are similar."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 6, 5)
     rotated = analysis.phasors(steps, range(TSNE_POSITIONS))
-    placed = analysis.tsne(np.concatenate([np.real(rotated), np.imag(rotated)], axis=1))
-    ax.plot(*placed.T, color=look.quiet, linewidth=1, zorder=1)
-    points = ax.scatter(*placed.T, c=np.arange(TSNE_POSITIONS), cmap=MAP, s=30, zorder=2, edgecolors=look.ink, linewidths=0.5)
+    points_2d = analysis.tsne(np.concatenate([np.real(rotated), np.imag(rotated)], axis=1))
+    ax.plot(*points_2d.T, color=look.quiet, linewidth=1, zorder=1)
+    points = ax.scatter(*points_2d.T, c=np.arange(TSNE_POSITIONS), cmap=MAP, s=30, zorder=2, edgecolors=look.ink, linewidths=0.5)
     ax.set(xticks=[], yticks=[])
     bar = figure.colorbar(points, ax=ax)
     bar.outline.set_visible(False)
@@ -93,7 +93,7 @@ def tsne(view: View) -> Any:
 
 
 def base_bound(view: View) -> Any:
-    """The sum of cosines against distance for several bases: a jagged curve, not a threshold."""
+    """Draw the sum of cosines against distance for several bases; the curves are jagged, without a clear threshold."""
     look = view.look
     figure, (ax,) = blank(look)
     distances = np.unique(np.geomspace(1, view.served, 1500).round())

@@ -1,4 +1,4 @@
-"""Figures of the ladder: the wavelength of each pair, its turns within a length, and what a scaling changes."""
+"""Figures of the frequency ladder: the wavelength of each pair, its turns within a length, and the effect of scalings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLOCK_PAIRS = 6
 
 
 def spectrum(view: View) -> Any:
-    """Tokens per turn of every pair, beside the trained length."""
+    """Draw the wavelength (tokens per turn) of every pair, and the trained length."""
     look = view.look
     figure, (ax,) = blank(look)
     plain = analysis.wavelengths(analysis.plain_radians(view.spec))
@@ -34,7 +34,7 @@ def spectrum(view: View) -> Any:
 
 
 def angles(view: View) -> Any:
-    """The angle of every pair at a few positions."""
+    """Draw the angle of every pair at a few positions."""
     look = view.look
     figure, (ax,) = blank(look)
     steps = analysis.radians(view.spec, view.served)
@@ -48,7 +48,7 @@ def angles(view: View) -> Any:
 
 
 def coverage(view: View) -> Any:
-    """Turns of each pair within the trained and the served length, and which pairs never complete one."""
+    """Draw the number of turns of each pair within the trained and the served length, with a line at one turn."""
     look = view.look
     figure, (ax,) = blank(look)
     spec = view.spec if view.scaled else view.stretched()["yarn"]
@@ -68,12 +68,12 @@ def coverage(view: View) -> Any:
 
 
 def scalings(view: View) -> Any:
-    """Each pair's frequency with every static scaling, over its plain frequency."""
+    """Draw the frequency of each pair under every static scaling, divided by its plain frequency."""
     return ratio_lines({name: analysis.stretch(spec, view.served) for name, spec in view.stretched().items()}, view.look)
 
 
 def ratio_lines(ratios: Mapping[str, Sequence[float] | np.ndarray], look: Look = LIGHT) -> Any:
-    """Lines of given ratios to the plain frequency, one for each scaling."""
+    """Draw one line per scaling: the ratio of scaled to plain frequency of each pair."""
     figure, (ax,) = blank(look)
     for i, (name, ratio) in enumerate(ratios.items()):
         ax.plot(range(len(ratio)), ratio, color=look.colour(i), linewidth=2.4, label=name)
@@ -84,7 +84,7 @@ def ratio_lines(ratios: Mapping[str, Sequence[float] | np.ndarray], look: Look =
 
 
 def beyond(view: View) -> Any:
-    """cos of some pairs within the trained length and beyond it, where slow pairs reach new angles."""
+    """Draw cos of some pairs within and beyond the trained length, where slow pairs reach new angles."""
     look = view.look
     figure, (ax,) = blank(look)
     steps = analysis.radians(view.spec, view.served)
@@ -101,21 +101,21 @@ def beyond(view: View) -> Any:
     return finish(figure, look)
 
 
-def _pairs_with_turns(turns: np.ndarray, wanted: Sequence[float]) -> list[int]:
-    """The pairs whose turns are closest to the wanted ones, each once."""
-    return list(dict.fromkeys(int(np.abs(np.log(np.maximum(turns, 1e-12)) - math.log(want)).argmin()) for want in wanted))
+def _pairs_with_turns(turns: np.ndarray, targets: Sequence[float]) -> list[int]:
+    """Return the pairs whose numbers of turns are closest to the targets, without duplicates."""
+    return list(dict.fromkeys(int(np.abs(np.log(np.maximum(turns, 1e-12)) - math.log(target)).argmin()) for target in targets))
 
 
 def periodicity(view: View) -> Any:
-    """cos of the first pairs over 48 tokens, with a dot after every turn."""
+    """Draw cos of the first three pairs over 48 tokens, with a dot after every turn."""
     look = view.look
     figure, (ax,) = blank(look)
     steps, positions = analysis.radians(view.spec, view.served)[:3], np.linspace(0, 48, 481)
     for pair, step in enumerate(steps):
         colour, wave = look.colour(pair), analysis.wavelengths([step])[0]
         ax.plot(positions, np.cos(positions * step), color=colour, linewidth=2, label=look.translate("pair {pair}", pair=pair))
-        returns = wave * np.arange(1, int(48 // wave) + 1)
-        ax.plot(returns, np.ones(len(returns)), "o", color=colour, markersize=6)
+        period_ends = wave * np.arange(1, int(48 // wave) + 1)
+        ax.plot(period_ends, np.ones(len(period_ends)), "o", color=colour, markersize=6)
     ax.set(xlim=(0, 48), ylim=(-1.3, 1.15))
     label_axes(ax, look, title="Each pair repeats after its own wavelength", x="position", y="cos of the angle")
     legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -123,10 +123,10 @@ def periodicity(view: View) -> Any:
 
 
 def clocks(view: View) -> Any:
-    """Clocks of six pairs spread over the ladder."""
+    """Draw clocks of six pairs that are spread evenly over the ladder."""
     steps = analysis.radians(view.spec, view.served)
-    chosen = np.unique(np.linspace(0, len(steps) - 1, CLOCK_PAIRS).round().astype(int))
-    return clock_faces(steps[chosen].tolist(), CLOCK_POSITIONS, view.look)
+    pairs = np.unique(np.linspace(0, len(steps) - 1, CLOCK_PAIRS).round().astype(int))
+    return clock_faces(steps[pairs].tolist(), CLOCK_POSITIONS, view.look)
 
 
 def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look = LIGHT) -> Any:

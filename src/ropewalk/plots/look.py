@@ -19,11 +19,11 @@ ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ON_DARK = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00")
 #: sequential and diverging maps that stay ordered for colour-blind readers and in grey
 MAP, SIGNED_MAP = "cividis", "PuOr"
-#: font families with Chinese glyphs, the preferred first; any other family with the glyphs is used after them
+#: font families with Chinese glyphs, most preferred first; other families are tried after them
 CHINESE_FONTS = (
     "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "PingFang SC", "Microsoft YaHei",
     "Hiragino Sans GB", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "SimHei", "Heiti SC", "Arial Unicode MS",
-    # the only family of Noto's collection that older matplotlib lists
+    # older matplotlib lists only this family of the Noto collection
     "Noto Sans CJK JP",
 )  # fmt: skip
 #: a font with this glyph is assumed to have all Chinese glyphs
@@ -60,7 +60,7 @@ class Look:
         return "#2b333c" if self.dark else "#e6eaee"
 
     def colour(self, index: int) -> str:
-        """The colour of the index-th series; they repeat after six."""
+        """Return the colour of the index-th series; colours repeat after six."""
         colours = ON_DARK if self.dark else ON_LIGHT
         return colours[index % len(colours)]
 
@@ -70,7 +70,7 @@ class Look:
         return chinese_font() if self.language == "zh" else None
 
     def translate(self, text: str, **values: object) -> str:
-        """A label in the figure's language, with its {names} filled in; English if no font has Chinese glyphs."""
+        """Return a label in the figure's language with its {names} replaced; English if no font has Chinese glyphs."""
         return (CHINESE[text] if self.font else text).format(**values)
 
 
@@ -79,22 +79,22 @@ LIGHT = Look()
 
 @cached("Chinese font of figures", entries=1)
 def chinese_font() -> str | None:
-    """An installed font family with Chinese glyphs, or None."""
+    """Return an installed font family with Chinese glyphs, or None."""
     from matplotlib import font_manager
 
-    listed = font_manager.fontManager.ttflist
-    family = _chinese_among(listed)
+    entries = font_manager.fontManager.ttflist
+    family = _chinese_among(entries)
     if family is None:
         # matplotlib caches its list of fonts on disk, so it may miss fonts that were installed since
-        for path in sorted(set(font_manager.findSystemFonts()) - {entry.fname for entry in listed}):
+        for path in sorted(set(font_manager.findSystemFonts()) - {entry.fname for entry in entries}):
             with suppress(OSError, RuntimeError):  # not a font file
                 font_manager.fontManager.addfont(path)
-        family = _chinese_among(listed)
+        family = _chinese_among(entries)
     return family
 
 
 def _chinese_among(entries: Sequence[Any]) -> str | None:
-    """The preferred font family that has the glyphs."""
+    """Return the most preferred font family with Chinese glyphs, or None."""
     from matplotlib.ft2font import FT2Font
 
     # the last-resort font has an empty box for every glyph; a listed file may have been removed
@@ -110,7 +110,7 @@ def _rank(name: str) -> int:
 
 
 def blank(look: Look, width: float = 8.0, height: float = 4.2, across: int = 1) -> tuple[Any, list[Any]]:
-    """An empty figure and its axes."""
+    """Return an empty figure and its axes, `across` of them side by side."""
     try:
         # not pyplot: no global state and no display
         from matplotlib.figure import Figure
@@ -132,12 +132,12 @@ def blank(look: Look, width: float = 8.0, height: float = 4.2, across: int = 1) 
 
 
 def label_axes(ax: Any, look: Look, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Set the title and axis labels in the figure's language; empty ones are left out."""
+    """Set the title and axis labels, translated to the figure's language; empty texts are skipped."""
     if title:
         ax.set_title(look.translate(title), loc="left", color=look.ink, weight="bold", fontsize=13, pad=12)
-    for text, put in ((x, ax.set_xlabel), (y, ax.set_ylabel)):
+    for text, set_label in ((x, ax.set_xlabel), (y, ax.set_ylabel)):
         if text:
-            put(look.translate(text), color=look.ink)
+            set_label(look.translate(text), color=look.ink)
 
 
 def legend(ax: Any, look: Look, **options: Any) -> None:
@@ -146,7 +146,7 @@ def legend(ax: Any, look: Look, **options: Any) -> None:
 
 
 def heat(figure: Any, ax: Any, look: Look, values: Any, *, signed: bool, label: str, extent: Sequence[float]) -> None:
-    """Draw a matrix as colours with a colour bar; a signed one is centred on zero."""
+    """Draw a matrix as a heat map with a colour bar; if `signed`, the colours are centred on zero."""
     limit = abs(values).max()
     image = ax.imshow(
         values,
@@ -174,18 +174,18 @@ def finish(figure: Any, look: Look) -> Any:
 
 
 def format_of(path: Path) -> str:
-    """The picture format of a path, from its suffix."""
+    """Return the picture format that the suffix of a path means."""
     return choice("format", path.suffix.lower().lstrip("."), FORMATS)
 
 
 def save(figure: Any, path: Path, dpi: int = 120) -> Path:
-    """Write a figure as PNG, SVG or PDF, by its suffix; the same figure gives the same bytes."""
+    """Write a figure as PNG, SVG or PDF, depending on the suffix, and return the path; the bytes are reproducible."""
     from matplotlib import rc_context
 
     suffix = format_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    # a fixed salt makes the ids of an SVG reproducible; its labels stay searchable text
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    # a fixed salt makes the ids of an SVG reproducible; fonttype "none" keeps labels as searchable text
     with rc_context({"svg.hashsalt": "ropewalk", "svg.fonttype": "none"}):
-        figure.savefig(path, dpi=dpi, metadata=undated[suffix], facecolor=figure.get_facecolor())
+        figure.savefig(path, dpi=dpi, metadata=metadata[suffix], facecolor=figure.get_facecolor())
     return path

@@ -18,7 +18,7 @@ FARTHEST = 2**40
 
 
 def rotation(view: View) -> Any:
-    """One vector of the fastest pair, rotated to the first positions."""
+    """Draw a vector of the fastest pair, rotated to the first six positions."""
     look, steps = view.look, analysis.radians(view.spec, view.served)
     figure, (ax,) = blank(look, 5, 5)
     circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
@@ -33,15 +33,15 @@ def rotation(view: View) -> Any:
 
 
 def variants(view: View) -> Any:
-    """Plain, YaRN and xPos queries and an added encoding: their norm against position, and the path of a middle pair."""
-    look, middle = view.look, view.spec.pairs // 2
-    wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle])
+    """Draw plain, YaRN and xPos queries and an additive encoding: norm against position, and path of the middle pair."""
+    look, middle_pair = view.look, view.spec.pairs // 2
+    wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle_pair])
     positions = np.linspace(0, wavelength, 400)
     figure, (left, right) = blank(look, 10.5, 4.2, across=2)
     for i, (name, path) in enumerate(_paths(view, positions).items()):
         norm = np.sqrt((np.abs(path) ** 2).mean(axis=1))
         left.plot(positions, norm, color=look.colour(i), linewidth=2.2, label=name)
-        right.plot(np.real(path[:, middle]), np.imag(path[:, middle]), color=look.colour(i), linewidth=2.2, label=name)
+        right.plot(np.real(path[:, middle_pair]), np.imag(path[:, middle_pair]), color=look.colour(i), linewidth=2.2, label=name)
     right.plot(1, 0, "o", color=look.ink, markersize=5)
     right.set(aspect="equal")
     label_axes(left, look, title="Variants: norm and path", x="position", y="norm / norm before")
@@ -51,7 +51,7 @@ def variants(view: View) -> Any:
 
 
 def _paths(view: View, positions: np.ndarray) -> dict[str, np.ndarray]:
-    """The path of the pair (1, 0) under each variant: complex [positions, pairs]."""
+    """Return the vector (1, 0) of every pair, rotated to each position by each variant: complex [positions, pairs]."""
     yarn = Yarn(factor=max(view.served / view.trained, 1.0), original_length=view.trained)
     specs = {scaling.name: view.spec.with_(scaling=scaling) for scaling in (Default(), yarn, XPos())}
     specs[view.spec.scaling.name] = view.spec
@@ -60,7 +60,7 @@ def _paths(view: View, positions: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def precision(view: View) -> Any:
-    """Error of cos and sin against position, for every policy and for what other engines do."""
+    """Draw the error of cos and sin against position, for our precisions and for the methods of other engines."""
     positions = np.unique(np.geomspace(1_000, FARTHEST, PRECISION_POINTS).round().astype(np.int64))
     curves = analysis.error_curves(view.spec, positions, length=view.served)
     return precision_lines({name: (positions, errors) for name, errors in curves.items()}, view.look)
@@ -69,7 +69,7 @@ def precision(view: View) -> Any:
 def precision_lines(
     curves: Mapping[str, tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]], look: Look = LIGHT
 ) -> Any:
-    """Lines of given errors against positions, both logarithmic, one for each method."""
+    """Draw one line per method: errors against positions, on logarithmic axes."""
     figure, (ax,) = blank(look, 8.4, 4.4)
     for i, (name, (positions, errors)) in enumerate(curves.items()):
         ax.plot(positions, errors, color=look.colour(i), linewidth=2.4, solid_capstyle="round", label=name)

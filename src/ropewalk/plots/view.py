@@ -1,4 +1,4 @@
-"""The subject of a figure: a spec, its trained and served length, and the look."""
+"""View: what a figure shows (a spec, its trained and served length) and how it looks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class View:
         return not isinstance(self.spec.scaling, Default)
 
     def stretched(self) -> dict[str, RopeSpec]:
-        """The spec with each static scaling from the trained to the served length, and with its own if it has one."""
+        """Return the spec with each static scaling from the trained to the served length, and the spec itself if it is scaled."""
         factor = max(self.served / self.trained, 1.0)
         scalings = (
             Linear(factor),
@@ -39,7 +39,7 @@ class View:
         )
         specs = {scaling.name: self.spec.with_(scaling=scaling) for scaling in scalings}
         if self.scaled:
-            # its own scaling is drawn last, also if the list has one of the same name
+            # the spec's own scaling is drawn last and replaces one of the same name
             specs.pop(self.spec.scaling.name, None)
             specs[self.spec.scaling.name] = self.spec
         return specs

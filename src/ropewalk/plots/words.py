@@ -1,4 +1,4 @@
-"""The Chinese translation of every figure label; the English text is its key."""
+"""Chinese translations of all figure labels, by English text."""
 
 # ruff: noqa: RUF001 - full-width punctuation is right in Chinese
 

@@ -67,9 +67,9 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            longest = min(size - 8, MAX_HEADER_BYTES)
-            if size < 8 or not 2 <= length <= longest:
-                raise RopeError(file_name, f"must be safetensors, with a header of 2 to {max(longest, 0)} bytes", length)
+            max_length = min(size - 8, MAX_HEADER_BYTES)
+            if size < 8 or not 2 <= length <= max_length:
+                raise RopeError(file_name, f"must be safetensors, with a header of 2 to {max(max_length, 0)} bytes", length)
             raw = file.read(length)
     except OSError as error:
         raise RopeError(file_name, f"must be a readable file ({error.strerror})", str(path)) from None

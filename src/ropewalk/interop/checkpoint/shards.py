@@ -142,19 +142,19 @@ def write_folder(
     max_shard_bytes  larger checkpoints become several shards and an index; a shard holds at least one tensor
     """
     integer("max_shard_bytes", max_shard_bytes, low=1)
-    made = {}
+    makers = {}
     shards: list[list[tuple[str, torch.dtype, tuple[int, ...]]]] = [[]]
-    filled = 0
+    shard_bytes = 0
     for name, shape, dtype, make in tensors:
-        if name in made:
+        if name in makers:
             raise RopeError("tensors", "must have unique names", name)
-        made[name] = make, tuple(shape)
+        makers[name] = make, tuple(shape)
         size = torch.Size(shape).numel() * dtype.itemsize
-        if shards[-1] and filled + size > max_shard_bytes:
+        if shards[-1] and shard_bytes + size > max_shard_bytes:
             shards.append([])
-            filled = 0
+            shard_bytes = 0
         shards[-1].append((name, dtype, tuple(shape)))
-        filled += size
+        shard_bytes += size
     metadata = {"format": "pt"} if metadata is None else dict(metadata)
     # wide dtypes first, so that every tensor is aligned
     headers = [build_header(sorted(shard, key=lambda each: -each[1].itemsize), metadata) for shard in shards]
@@ -163,10 +163,10 @@ def write_folder(
     by_file = dict(zip(names, headers, strict=True))
 
     def create(name: str) -> tuple[Tensor]:
-        make, shape = made[name]
+        make, shape = makers[name]
         tensor = make()
         if tuple(tensor.shape) != shape:
-            raise RopeError(name, f"must have the announced shape {list(shape)}", list(tensor.shape))
+            raise RopeError(name, f"must have the declared shape {list(shape)}", list(tensor.shape))
         return (tensor,)
 
     with atomic_folder(path) as folder:

@@ -37,7 +37,7 @@ FUSED: dict[str, dict[str, str]] = {
 PROJECTIONS = (*QUERIES, *KEYS, *FUSED, LATENT_KEY)
 #: tensors of a projection whose first axis is its output rows, so they are permuted
 PERMUTED = re.compile(r"(base_layer\.)?(weight|bias)|lora_B(\.\w+)?\.weight|lora_magnitude_vector(\.\w+)?(\.weight)?")
-#: the input side of an adapter, which stays as it is
+#: the input side of an adapter, which is not converted
 NOT_PERMUTED = re.compile(r"lora_A(\.\w+)?\.weight")
 #: parts of a model with a rotary embedding of their own, or without one
 OTHER_TOWERS = re.compile(r"(vision|visual|audio|image|vit|cross_?att|encoder_attn|indexer|talker|code2wav|token2wav)")
@@ -99,7 +99,7 @@ def read_config(folder: Folder, config: Any = None) -> Mapping[str, Any]:
 
 
 def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRule]:
-    """Return {tensor name: rule} of the tensors that depend on the layout; all others stay as they are."""
+    """Return {tensor name: rule} of the tensors that depend on the layout; all others are copied unchanged."""
     config = config_file.text_part(config)
     if config.get("rotary_value"):
         raise RopeError("rotary_value", "must be false: converting the projections of rotated values is not supported", True)
@@ -111,13 +111,13 @@ def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRul
         if rule is not None:
             rules[name] = rule
     if not rules:
-        known = ", ".join((*QUERIES, *KEYS, *FUSED))
-        raise RopeError("path", f"must hold q and k projections under a known name ({known})", list(folder.names[:3]))
+        names = ", ".join((*QUERIES, *KEYS, *FUSED))
+        raise RopeError("path", f"must hold q and k projections under a known name ({names})", list(folder.names[:3]))
     return rules
 
 
 def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]) -> TensorRule | None:
-    """Return the rule of a tensor, or None if it stays as it is."""
+    """Return the rule of a tensor, or None if it is copied unchanged."""
     module, part = _split(name)
     if module is None or OTHER_TOWERS.search(name) or NOT_PERMUTED.fullmatch(part):
         return None
@@ -146,8 +146,8 @@ def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]
     packings = FUSED.get(module, {})
     packing = packings.get(str(config.get("model_type")))
     if packing is None:
-        known = f"must belong to a model_type whose row order of {module} is known ({', '.join(packings)})"
-        raise RopeError(name, f"{known}; for others call ropewalk.layout.convert_qkv", config.get("model_type"))
+        rule = f"must belong to a model_type whose row order of {module} is known ({', '.join(packings)})"
+        raise RopeError(name, f"{rule}; for others call ropewalk.layout.convert_qkv", config.get("model_type"))
     rows = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
     _check_rows(name, shape, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
     if packing == "grouped":

@@ -1,6 +1,6 @@
-"""Facts that a config does not contain: what each model family has in its code, one row per `model_type`.
+"""Facts about model families that their code fixes and no config contains: one entry per `model_type`.
 
-Read from the families' own modeling files; tests/interop compares every row with the code it describes.
+Read from the families' own modeling files; tests/interop compares every entry with that code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class LayerTheta:
-    """The theta of one layer type, in a family whose layer types differ in it, as configs before v5 spell it."""
+    """The theta of one layer type and its config key before v5, in a family whose layer types have different thetas."""
 
     layer_type: str
     theta_key: str
@@ -25,7 +25,7 @@ class Family:
 
     layout: str = "half"
     layout_out: str | None = None
-    #: the config's `rope_interleave` chooses between interleaved-in, half-out and half
+    #: the config's `rope_interleave` chooses the layout: true for interleaved with `half` output, false for half
     has_interleave_flag: bool = False
     theta: float = 10_000.0
     #: None: hidden_size // num_attention_heads
@@ -71,7 +71,7 @@ def _two_thetas(full: tuple[str, float], sliding: tuple[str, float], sliding_sca
 
 _PLAIN = Family()
 _PARTIAL = Family(reads_partial=True)
-_PAIRED = Family(layout="interleaved")
+_INTERLEAVED = Family(layout="interleaved")
 _MLA = Family(layout="interleaved", layout_out="half")
 _GEMMA3 = Family(head_dim=256, layer_thetas=_two_thetas(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)))
 _MODERNBERT = Family(layer_thetas=_two_thetas(("global_rope_theta", 1.6e5), ("local_rope_theta", 1e4), sliding_scaled=True))
@@ -119,17 +119,17 @@ FAMILIES: dict[str, Family] = {
     **_like(_PARTIAL, "solar_open", theta=1e6, head_dim=128),
     **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True),
     # pairs (2i, 2i + 1)
-    **_like(_PAIRED, "blt cohere", theta=5e5),
-    **_like(_PAIRED, "cohere2", unrotated=("full_attention",)),
-    **_like(_PAIRED, "cohere2_moe", head_dim=128, unrotated=("full_attention",)),
-    **_like(_PAIRED, "ernie4_5", theta=5e5, head_dim=128),
-    **_like(_PAIRED, "ernie4_5_moe", theta=5e5),
-    **_like(_PAIRED, "helium", theta=1e5, head_dim=128),
-    **_like(_PAIRED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True),
-    **_like(_PAIRED, "openai_privacy_filter", theta=1.5e5, head_dim=64, must_be_given=True),
-    **_like(_PAIRED, "roformer deepseek_v2"),
-    **_like(_PAIRED, "gptj codegen", reads_partial=True, rotary_dim=64),
-    **_like(_PAIRED, "glm glm4", reads_partial=True, partial=0.5, head_dim=128),
+    **_like(_INTERLEAVED, "blt cohere", theta=5e5),
+    **_like(_INTERLEAVED, "cohere2", unrotated=("full_attention",)),
+    **_like(_INTERLEAVED, "cohere2_moe", head_dim=128, unrotated=("full_attention",)),
+    **_like(_INTERLEAVED, "ernie4_5", theta=5e5, head_dim=128),
+    **_like(_INTERLEAVED, "ernie4_5_moe", theta=5e5),
+    **_like(_INTERLEAVED, "helium", theta=1e5, head_dim=128),
+    **_like(_INTERLEAVED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True),
+    **_like(_INTERLEAVED, "openai_privacy_filter", theta=1.5e5, head_dim=64, must_be_given=True),
+    **_like(_INTERLEAVED, "roformer deepseek_v2"),
+    **_like(_INTERLEAVED, "gptj codegen", reads_partial=True, rotary_dim=64),
+    **_like(_INTERLEAVED, "glm glm4", reads_partial=True, partial=0.5, head_dim=128),
     # pairs (2i, 2i + 1) in, halves out
     **_like(_MLA, "deepseek_v32 glm_moe_dsa axk2"),
     **_like(_MLA, "bailing_hybrid", theta=6e6),
@@ -166,7 +166,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_GLM_V, "glm4v_text glm_ocr_text", layout="interleaved"),
     **_like(_GLM_V, "glm_image_text"),
     **_like(_GLM_V, "glm4v_moe_text", partial=0.5),
-    **_like(_PAIRED, "ernie4_5_vl_moe_text", theta=5e5, axis_order="ernie", sections=(22, 22, 20)),
+    **_like(_INTERLEAVED, "ernie4_5_vl_moe_text", theta=5e5, axis_order="ernie", sections=(22, 22, 20)),
     # rotations that no spec describes
     "nanochat": Family(refused="rotates by the opposite angle; swap the halves of q and k before and after a plain spec"),
 }  # fmt: skip
@@ -176,5 +176,5 @@ UNKNOWN = Family(reads_partial=True)
 
 
 def family_of(model_type: object) -> Family:
-    """The row of a `model_type`; the standard keys and defaults if it is not known."""
+    """Return the family of a `model_type`; UNKNOWN, with the standard config keys and defaults, if it is not listed."""
     return FAMILIES.get(str(model_type), UNKNOWN)

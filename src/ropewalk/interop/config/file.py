@@ -17,7 +17,7 @@ TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 def load(config: Any) -> Mapping[str, Any]:
-    """The config as a mapping, which may be the caller's own and must not be written to."""
+    """Return the config as a mapping, which may be the caller's own and must not be written to."""
     if isinstance(config, str | os.PathLike):
         return read(Path(config))
     if isinstance(config, Mapping):
@@ -28,7 +28,7 @@ def load(config: Any) -> Mapping[str, Any]:
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config that describes the text model; the config itself if it has no parts."""
+    """Return the part of a config that describes the text model; the config itself if it has no parts."""
     for name in TEXT_PARTS:
         part = config.get(name)
         if part is None:
@@ -42,7 +42,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The object in a config.json, or in the config.json of a folder."""
+    """Return the object in a config.json, or in the config.json of a folder."""
     path = path / "config.json" if path.is_dir() else path
     try:
         # a pipe or a device may never end
@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`; refuses large or deep files, duplicate config keys, NaN and Infinity."""
+    """Return the JSON object in `data`; refuse large or deep files, duplicate config keys, NaN and Infinity."""
     if len(data) > MAX_BYTES:
         raise RopeError("config", f"must be at most {MAX_BYTES} bytes", f"{len(data)} bytes or more")
     try:
@@ -76,12 +76,12 @@ def parse(data: bytes) -> dict[str, Any]:
 
 def _check_depth(text: str) -> None:
     """Refuse deep nesting before the recursive parser sees it: count brackets outside strings."""
-    depth, inside, escaped = 0, False, False
+    depth, in_string, escaped = 0, False, False
     for char in text:
-        if inside:
-            inside, escaped = escaped or char != '"', char == "\\" and not escaped
+        if in_string:
+            in_string, escaped = escaped or char != '"', char == "\\" and not escaped
         elif char == '"':
-            inside = True
+            in_string = True
         elif char in "[{":
             depth += 1
             if depth > MAX_DEPTH:
@@ -91,7 +91,7 @@ def _check_depth(text: str) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A dict of `pairs`, refusing a config key that is given twice."""
+    """Return a dict of `pairs`; refuse a config key that is given twice."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:

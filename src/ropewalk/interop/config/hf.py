@@ -26,7 +26,7 @@ class Explanation:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """{layer type: {name: {"value": ..., "source": ...}}}."""
+        """Return {layer type: {name: {"value": ..., "source": ...}}}."""
         layers: dict[str, dict[str, dict[str, Any]]] = {}
         for entry in self.entries:
             layers.setdefault(entry.layer_type, {})[entry.name] = {"value": entry.value, "source": entry.source}
@@ -42,11 +42,11 @@ class Explanation:
 
 
 def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_frequencies") -> RopeSpec | dict[str, RopeSpec | None]:
-    """The spec that a Hugging Face config describes.
+    """Return the spec that a Hugging Face config describes.
 
     config     a transformers config, a dict, or the path of a config.json or of its folder
-    per_layer  return {layer type: spec} instead; None for layers that are not rotated (NoPE). Where layers of one type
-               differ, the name "no_rope" has the layers that `no_rope_layers` excludes
+    per_layer  return {layer type: spec} instead; None for layers that are not rotated (NoPE). If only some
+               layers of a type are rotated, "no_rope" is the name of the others
     precision  see RopeSpec; "hf" repeats every float32 step of transformers, "exact" none
 
     Models with latent attention (DeepSeek) rotate a part of the head that their code splits off; the spec describes that
@@ -67,12 +67,12 @@ def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_freque
 
 
 def explain(config: Any) -> Explanation:
-    """Each value of the spec that a config describes, and the config key or default it came from."""
+    """Return each value of the spec that a config describes, and the config key or default it came from."""
     return _read(config)[1]
 
 
 def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) -> dict[str, Any]:
-    """The config keys that describe `spec`: v5 `rope_parameters`, or v4 `rope_theta` and `rope_scaling`.
+    """Return the config keys that describe `spec`: v5 `rope_parameters`, or v4 `rope_theta` and `rope_scaling`.
 
     A config has no key for the pair layout, which follows from the model's code, so a spec with a layout other than "half"
     needs a `model_type` whose code uses that layout. A RopeError names each field that would not read back as the same
@@ -83,7 +83,7 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
     if model_type is not None and model_type not in FAMILIES:
         raise RopeError("model_type", f"must be one of {', '.join(sorted(FAMILIES))}", model_type)
     written = config_keys(spec, version, model_type)
-    _refuse_what_would_change(spec, written)
+    _check_round_trip(spec, written)
     return written
 
 
@@ -92,11 +92,11 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
     model_type = text.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)
-    family, known = family_of(model_type), model_type in FAMILIES
+    family, is_known = family_of(model_type), model_type in FAMILIES
     if family.refused is not None:
         raise RopeError("model_type", f"{model_type} {family.refused}", model_type)
     refuse_other_encodings(text)
-    if not known and not gives_rope(text):
+    if not is_known and not gives_rope(text):
         raise RopeError("rope_parameters", "or rope_theta must be given for a model_type that is not known", model_type)
     if family.must_be_given and not (text.get("rope_parameters") or text.get("rope_scaling")):
         raise RopeError("rope_parameters", f"must be given: without it {model_type} falls back to a scaled rope", None)
@@ -108,14 +108,14 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
             specs[name] = None
             entries.append(Entry(name, "rope", None, "this layer type is not rotated"))
             continue
-        layer = Layer(text, family, model_type or "this model", known, name, rope)
+        layer = Layer(text, family, model_type or "this model", is_known, name, rope)
         specs[name] = read_layer(layer, precision)
         entries += layer.entries
         messages += layer.warnings
     return specs, Explanation(model_type, tuple(entries), tuple(dict.fromkeys(messages)))
 
 
-def _refuse_what_would_change(spec: RopeSpec, written: Mapping[str, Any]) -> None:
+def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
     """Raise a RopeError about the first field that is read back from `written` with another value."""
     for read in filter(None, _read(written)[0].values()):
         for field in fields(spec):

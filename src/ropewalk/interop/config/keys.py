@@ -1,4 +1,4 @@
-"""Config keys: the names that configs use for one value, each list in one place, the standard name first."""
+"""Config keys: all names that configs use for the same value, the standard name first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HEAD_DIM_KEYS = ("head_dim", "attention_head_dim", "kv_channels")
 HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
 HEAD_COUNT_KEYS = ("num_attention_heads", "n_head", "n_heads")
 LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "n_layers")
-#: a config with any of these is one of a model that rotates
+#: a config with any of these keys belongs to a model that rotates
 ROPE_KEYS = (
     "rope_parameters", "rope_scaling", *THETA_KEYS, *FRACTION_KEYS, "rotary_dim", "rope_local_base_freq", "global_rope_theta",
 )  # fmt: skip
-#: keys inside a rope that every scaling has, and those that map pairs to axes
+#: keys of a rope object that every scaling has, and keys that map pairs to axes
 COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
 AXIS_KEYS = frozenset(("mrope_section", "xdrope_section", "mrope_interleaved", "interleaved"))

@@ -1,4 +1,4 @@
-"""The rope of each layer type: v5 `rope_parameters`, v4 `rope_scaling` and older spellings, brought to one form."""
+"""The rope of each layer type: v5 `rope_parameters`, v4 `rope_scaling` and older spellings, all read into one form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rope = dict[str, Value] | None
 
 
 def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
-    """The rope of each layer type, before its values are read."""
+    """Return the rope of each layer type, before its values are read."""
     v5, v4 = _object(config, "rope_parameters"), _object(config, "rope_scaling")
     ropes: dict[str, Rope]
     if is_nested(config):
@@ -39,21 +39,21 @@ def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
 
 
 def is_nested(config: Mapping[str, Any]) -> bool:
-    """Whether `rope_parameters` holds one rope per layer type."""
+    """Return whether `rope_parameters` holds one rope per layer type."""
     v5, inner = _object(config, "rope_parameters"), inner_keys()
     objects = any(isinstance(value, Mapping) and key not in inner for key, value in v5.items())
     return objects or bool(v5 and set(v5) <= set(layer_types(config)))
 
 
 def stray_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys beside the layer types of nested `rope_parameters`; no model reads them."""
+    """Return the keys of nested `rope_parameters` that are not layer types; no model reads them."""
     if not is_nested(config):
         return []
     return [key for key, value in config["rope_parameters"].items() if not _is_layer(key, value)]
 
 
 def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The distinct layer types a config declares, in order."""
+    """Return the distinct layer types a config declares, in order."""
     declared = config.get("layer_types")
     if declared is None:
         return ()
@@ -63,12 +63,12 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def gives_rope(config: Mapping[str, Any]) -> bool:
-    """Whether the config has any key of a rope."""
+    """Return whether the config has any key of a rope."""
     return find(config, *ROPE_KEYS) is not None
 
 
 def refuse_other_encodings(config: Mapping[str, Any]) -> None:
-    """Refuse a config of a model that does not rotate, or that leaves out the scaling it asks for."""
+    """Refuse a config of a model that does not rotate, or that requires a scaling but has none."""
     if config.get("alibi") is not None and flag("alibi", config["alibi"]):
         raise RopeError("alibi", "must be false: this model adds a bias to its scores and does not rotate", True)
     kind = config.get("position_embedding_type")
@@ -94,7 +94,7 @@ def _rope(given: Mapping[str, Any] | None, where: str) -> Rope:
 
 
 def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
-    """The keys of both spellings together; a key given in both must have one value."""
+    """Merge the keys of both spellings; a key in both must have the same value."""
     new, old = _rope(v5, "rope_parameters") or {}, _rope(v4, "rope_scaling") or {}
     for key in new.keys() & old.keys():
         if new[key].value != old[key].value:
@@ -110,7 +110,7 @@ def _theta_rope(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[s
 
 
 def _with_unrotated(ropes: dict[str, Rope], config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
-    """`ropes` with None for the layer types that are not rotated."""
+    """Return `ropes` with None for the layer types that are not rotated."""
     if family.unrotated and ("sliding_window" not in config or config["sliding_window"] is not None):
         declared = ropes if config.get("layer_types") else {"sliding_attention": next(iter(ropes.values()))}
         return {**declared, **dict.fromkeys(family.unrotated)}
@@ -122,14 +122,16 @@ def _with_unrotated(ropes: dict[str, Rope], config: Mapping[str, Any], family: F
     if all(rotates):
         return ropes
     declared = config.get("layer_types") or ["full_attention"] * len(rotates)
-    by_type = {name: {each for each, kind in zip(rotates, declared, strict=False) if kind == name} for name in declared}
-    if any(len(answers) != 1 for answers in by_type.values()):
+    by_type = {
+        name: {each for each, layer_type in zip(rotates, declared, strict=False) if layer_type == name} for name in declared
+    }
+    if any(len(flags) != 1 for flags in by_type.values()):
         return {**ropes, NO_ROPE: None}
-    return {**ropes, **{name: None for name, answers in by_type.items() if answers == {False}}}
+    return {**ropes, **{name: None for name, flags in by_type.items() if flags == {False}}}
 
 
 def _rotates(config: Mapping[str, Any]) -> list[bool] | None:
-    """Whether each layer rotates; None if the config has no number of layers.
+    """Return whether each layer rotates; None if the config has no number of layers.
 
     `no_rope_layers` holds 1 for layers that rotate, despite its name.
     """
@@ -143,5 +145,5 @@ def _rotates(config: Mapping[str, Any]) -> list[bool] | None:
         return None
     layers = integer(count.key, count.value, low=1, high=1 << 16)
     interval = config.get("no_rope_layer_interval")
-    every = 4 if interval is None else integer("no_rope_layer_interval", interval, low=1)
-    return [(layer + 1) % every != 0 for layer in range(layers)]
+    interval = 4 if interval is None else integer("no_rope_layer_interval", interval, low=1)
+    return [(layer + 1) % interval != 0 for layer in range(layers)]

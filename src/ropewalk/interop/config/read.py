@@ -1,4 +1,4 @@
-"""One layer type's rope: from the values of a config to a RopeSpec."""
+"""Read the RopeSpec of one layer type from the values of a config."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ALIASES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 
 
 def read_layer(layer: Layer, precision: str) -> RopeSpec:
-    """The spec of one layer type; `layer` records where its values came from."""
+    """Return the spec of one layer type; `layer` records where its values came from."""
     layer.rope_type = _rope_type(layer)
     with _config_keys_in_errors(layer):
         given = layer.either(layer.rope.get("rope_theta"), find(layer.config, *keys.THETA_KEYS))
         theta = layer.use("theta", given or layer.default(layer.family.theta, "rope_theta"), number)
         head = layer.use("head_dim", _head_dim(layer), partial(integer, low=2, high=MAX_HEAD_DIM))
-        rotated = _rotated_slice(layer, head)
+        rotary_fields = _rotated_slice(layer, head)
         scaling = read_scaling(layer)
         layout, layout_out = _layout(layer)
         return RopeSpec(
             head_dim=head, theta=theta, scaling=scaling, layout=layout, layout_out=layout_out, precision=precision,
-            axes=_axes(layer, rotated.get("rotary_dim", head) // 2), extra_softmax_factor=_softmax_factor(layer, scaling),
-            **rotated,
+            axes=_axes(layer, rotary_fields.get("rotary_dim", head) // 2), extra_softmax_factor=_softmax_factor(layer, scaling),
+            **rotary_fields,
         )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def _config_keys_in_errors(layer: Layer) -> Iterator[None]:
 
 
 def _rope_type(layer: Layer) -> str:
-    """`rope_type`, or its old key `type`, without old names."""
+    """Return `rope_type`, or its old key `type`, with old names replaced."""
     given = [layer.rope[key] for key in ("rope_type", "type") if key in layer.rope]
     names = []
     for value in given:
@@ -91,7 +91,7 @@ def _positive(config: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, i
 
 
 def _own_head_dim(layer: Layer) -> Value | None:
-    """The head_dim of this layer type in models where layer types differ in it (Gemma 4)."""
+    """Return the head_dim of this layer type in models where layer types differ in it (Gemma 4)."""
     config = layer.config
     overrides, declared = config.get("per_layer_config"), config.get("layer_types")
     if isinstance(overrides, Mapping) and isinstance(declared, list | tuple):
@@ -105,7 +105,7 @@ def _own_head_dim(layer: Layer) -> Value | None:
 
 
 def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
-    """`rotary_dim` and `rotary_start` if only a part of the head rotates."""
+    """Return `rotary_dim` and `rotary_start` if only a part of the head rotates."""
     config, family = layer.config, layer.family
     if not family.at_end and config.get(keys.LATENT_KEY) is not None:
         return {}
@@ -116,7 +116,7 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
     fraction = None if given is None else number(given.key, given.value, above=0, high=1)
     if keys.FRACTION_KEYS[0] in keys_of(SCALINGS[layer.rope_type]):
         return {}  # the scaling itself uses the fraction
-    if layer.rope_type == "default" and layer.known and not family.reads_partial:
+    if layer.rope_type == "default" and layer.is_known and not family.reads_partial:
         for value in (given, width):
             if value is not None and value.value not in (1, head):
                 layer.warnings.append(f"{value} = {value.value!r} is ignored: an unscaled {layer.model} rotates the whole head")
@@ -124,7 +124,7 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
     if width is not None:
         rotated = integer(width.key, width.value, low=2, high=head)
         if fraction is not None and int(head * fraction) != rotated:
-            raise RopeError(width.key, f"contradicts {given}, which makes {int(head * fraction)} of {head}", rotated)
+            raise RopeError(width.key, f"contradicts {given}, which gives {int(head * fraction)} of {head} dimensions", rotated)
     else:
         width = given or (layer.default(family.partial, keys.FRACTION_KEYS[0]) if family.partial != 1 else None)
         rotated = head if width is None else int(head * (family.partial if fraction is None else fraction))
@@ -136,12 +136,12 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
 
 def _layout(layer: Layer) -> tuple[str, str | None]:
     family, interleave = layer.family, find(layer.config, "rope_interleave")
-    if interleave is not None and (family.has_interleave_flag or not layer.known):
+    if interleave is not None and (family.has_interleave_flag or not layer.is_known):
         layouts = ("interleaved", "half") if flag(interleave.key, interleave.value) else ("half", None)
         layer.note("layout", layouts[0], interleave)
     else:
         layouts = family.layout, family.layout_out
-        layer.note("layout", layouts[0], f"code of {layer.model}" if layer.known else "assumed: no config key gives it")
+        layer.note("layout", layouts[0], f"code of {layer.model}" if layer.is_known else "assumed: no config key gives it")
     if layouts[1] is not None:
         layer.note("layout_out", layouts[1], layer.entries[-1].source)
     return layouts
@@ -154,13 +154,15 @@ def _axes(layer: Layer, pairs: int) -> axes.AxisMap | None:
         sections = layer.default(family.sections, "mrope_section")
     if sections is None:
         return None
-    flagged = layer.rope.get("mrope_interleaved") or layer.rope.get("interleaved")
-    order = "interleaved" if flagged is not None and flag(flagged.key, flagged.value) else "chunked"
-    if flagged is not None and family.axis_order not in (None, order):
-        layer.warnings.append(f"{flagged} = {flagged.value!r} is ignored: {layer.model} is always {family.axis_order}")
+    interleaved = layer.rope.get("mrope_interleaved") or layer.rope.get("interleaved")
+    order = "interleaved" if interleaved is not None and flag(interleaved.key, interleaved.value) else "chunked"
+    if interleaved is not None and family.axis_order not in (None, order):
+        layer.warnings.append(f"{interleaved} = {interleaved.value!r} is ignored: {layer.model} is always {family.axis_order}")
     order = family.axis_order or order
     layer.use("mrope_section", sections)
-    layer.note("axis_order", order, f"code of {layer.model}" if family.axis_order else flagged or "assumed: no mrope_interleaved")
+    layer.note(
+        "axis_order", order, f"code of {layer.model}" if family.axis_order else interleaved or "assumed: no mrope_interleaved"
+    )
     axis_map = axes.AXIS_ORDERS[order](_section_sizes(sections.key, sections.value))
     if axis_map.pairs != pairs:
         raise RopeError("sections", f"must add up to the {pairs} pairs that rotate", sections.value)
@@ -176,7 +178,7 @@ def _section_sizes(key: str, sections: Any) -> list[int]:
 
 
 def _softmax_factor(layer: Layer, scaling: Scaling) -> float:
-    """The square of YaRN's second magnitude, by which models with latent attention multiply their softmax scale; else 1."""
+    """Return mscale_all_dim's magnitude squared, a factor on the softmax scale of models with latent attention; else 1."""
     if not isinstance(scaling, Yarn) or not scaling.mscale_all_dim or layer.config.get(keys.LATENT_KEY) is None:
         return 1.0
     extra = float(mscale(scaling.factor, scaling.mscale_all_dim)) ** 2

@@ -1,6 +1,6 @@
 """Scalings in configs: which ones a `rope_type` can name, and how their fields are read and written.
 
-The config keys follow from the settings of each class. What only some families do is written out here: HunYuan's `alpha`,
+The config keys follow from the settings of each class. What only some families do is handled here: HunYuan's `alpha`,
 PhiMoE's two mscales, and a family's own attention factor of YaRN.
 """
 
@@ -20,38 +20,38 @@ UNREAD_WITH_ALPHA = {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_d
 
 
 def rope_types() -> dict[str, type[Scaling]]:
-    """The scalings that a config can name, by `rope_type`."""
+    """Return the scalings that a config can name, by `rope_type`."""
     return {name: scaling for name, scaling in SCALINGS.items() if scaling.in_configs}
 
 
 def keys_of(scaling: Scaling | type[Scaling]) -> dict[str, str]:
-    """{config key: field} of a scaling."""
+    """Return {config key: field} of a scaling."""
     return {facts.key or name: name for name, facts in settings_of(scaling).items()}
 
 
 def inner_keys() -> set[str]:
-    """Every key that a rope may have; another key of `rope_parameters` that holds an object is a layer type."""
+    """Return every key that a rope may have; another key of `rope_parameters` that holds an object is a layer type."""
     of_scalings = {key for scaling in rope_types().values() for key in keys_of(scaling)} - {SERVED_LENGTH_KEY}
     return {*COMMON_KEYS, *AXIS_KEYS, *of_scalings, "alpha", "short_mscale", "long_mscale"}
 
 
 def read_scaling(layer: Layer) -> Scaling:
-    """The scaling that the rope of a layer type names; warns about keys that this scaling does not read."""
+    """Return the scaling that the rope of a layer type names; warn about keys that this scaling does not read."""
     kind = SCALINGS[layer.rope_type]
-    read = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
-    if kind is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.known):
+    read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
+    if kind is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.is_known):
         scaling: Scaling = Ntk(layer.use("factor", layer.rope["alpha"], number))
-        read |= UNREAD_WITH_ALPHA
+        read_keys |= UNREAD_WITH_ALPHA
     else:
         scaling = kind(**_fields(layer, kind))
-    unread = sorted(layer.rope.keys() - read - {value.key for value in layer.names.values()})
+    unread = sorted(layer.rope.keys() - read_keys - {value.key for value in layer.names.values()})
     if unread:
         layer.warnings.append(f"{', '.join(unread)}: not read by rope_type {layer.rope_type!r} of {layer.model}")
     return scaling
 
 
 def _fields(layer: Layer, kind: type[Scaling]) -> dict[str, Any]:
-    """The fields of a scaling that a config gives, checked."""
+    """Return the checked fields of a scaling that a config gives."""
     fields: dict[str, Any] = {}
     for name, facts in settings_of(kind).items():
         value = _value(layer, kind, facts.key or name, facts)
@@ -67,7 +67,7 @@ def _value(layer: Layer, kind: type[Scaling], key: str, facts: Setting) -> Value
     if key == SERVED_LENGTH_KEY:
         return served_length(layer.config)
     if key == TRAINED_LENGTH_KEY:
-        # the key beside the rope comes first, as in transformers: Phi-3 has it there
+        # a key outside the rope object takes precedence, as in transformers: Phi-3 has it there
         return layer.either(find(layer.config, key), value) or served_length(layer.config)
     if key == FRACTION_KEYS[0]:
         return layer.fraction() or layer.default(facts.default, key)
@@ -79,7 +79,7 @@ def _value(layer: Layer, kind: type[Scaling], key: str, facts: Setting) -> Value
 
 
 def _ratio_of_lengths(layer: Layer, key: str) -> Value | None:
-    """Served length / trained length; None if the config gives only one of them."""
+    """Return served length / trained length; None if the config gives only one of them."""
     served, trained = served_length(layer.config), layer.names["original_length"]
     if served is None or served.key == trained.key:
         return None
@@ -87,7 +87,7 @@ def _ratio_of_lengths(layer: Layer, key: str) -> Value | None:
 
 
 def _equal_mscales(layer: Layer) -> Value:
-    """PhiMoE's magnitude: `short_mscale`, which must equal `long_mscale`."""
+    """Return PhiMoE's magnitude: `short_mscale`, which must equal `long_mscale`."""
     for key in ("short_mscale", "long_mscale"):
         if key not in layer.rope:
             raise RopeError(key, f"must be given for rope_type {layer.rope_type!r}", None)
@@ -98,7 +98,7 @@ def _equal_mscales(layer: Layer) -> Value:
 
 
 def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keys inside the rope that name `scaling`, and the keys beside the rope."""
+    """Return the keys of the rope object that describe `scaling`, and the config keys outside it."""
     if isinstance(scaling, Ntk) and family.reads_alpha:
         return {"rope_type": "dynamic", "alpha": scaling.factor}, {}
     if rope_types().get(scaling.name) is not type(scaling):
@@ -112,10 +112,10 @@ def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dic
     beside = {SERVED_LENGTH_KEY: keys.pop(SERVED_LENGTH_KEY)} if SERVED_LENGTH_KEY in keys else {}
     if TRAINED_LENGTH_KEY in keys:
         keys[TRAINED_LENGTH_KEY] = length = keys.pop(TRAINED_LENGTH_KEY)  # the last key, as configs have it
-        beside[SERVED_LENGTH_KEY] = longer(length, scaling)
+        beside[SERVED_LENGTH_KEY] = extended_length(length, scaling)
     return {"rope_type": scaling.name, **keys}, beside
 
 
-def longer(length: int, scaling: Scaling) -> int:
-    """The length that `scaling` makes of a trained length."""
+def extended_length(length: int, scaling: Scaling) -> int:
+    """Return the served length: the trained length times the scaling's factor."""
     return max(1, round(length * getattr(scaling, "factor", 1.0)))

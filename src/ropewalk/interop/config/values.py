@@ -26,12 +26,12 @@ class Value:
 
 
 def find(config: Mapping[str, Any], *keys: str) -> Value | None:
-    """The first of `keys` that is given and not null."""
+    """Return the first of `keys` that is given and not null."""
     return next((Value(config[key], key) for key in keys if config.get(key) is not None), None)
 
 
 def served_length(config: Mapping[str, Any]) -> Value | None:
-    """The longest sequence that a config says its model is used with; None if it does not say."""
+    """Return the config's served length; None if it has none."""
     length = find(config, *LENGTH_KEYS)
     return length and replace(length, value=integer(length.key, length.value, low=1))
 
@@ -55,7 +55,7 @@ class Layer:
     #: the `model_type` as messages name it
     model: str
     #: whether FAMILIES has this model_type
-    known: bool
+    is_known: bool
     layer_type: str
     rope: dict[str, Value]
     rope_type: str = ""
@@ -69,8 +69,8 @@ class Layer:
         self.entries.append(Entry(self.layer_type, name, value, str(source)))
 
     def default(self, value: Any, key: str) -> Value:
-        """A value that the config does not give, so that the model's code uses its default."""
-        return Value(value, key, f"default of {self.model}" if self.known else "default of transformers", derived=True)
+        """Return the default that the model's code uses for a key that the config does not have."""
+        return Value(value, key, f"default of {self.model}" if self.is_known else "default of transformers", derived=True)
 
     def use(self, name: str, value: Value, check: Callable[[str, Any], Any] | None = None) -> Any:
         """Check a value, record it as the field `name` of the spec, and return it."""
@@ -80,12 +80,12 @@ class Layer:
         return checked
 
     def either(self, first: Value | None, second: Value | None) -> Value | None:
-        """`first` if it is given, else `second`; warns if both are given in one flat rope and differ."""
+        """Return `first` if it is given, else `second`; warn if both are given in one flat rope and differ."""
         flat = {"rope_parameters", "rope_scaling"}
         if first is not None and second is not None and first.value != second.value and flat & {first.where, second.where}:
             self.warnings.append(f"{first} is {first.value!r}, {second} is {second.value!r}; the former is used")
         return first or second
 
     def fraction(self) -> Value | None:
-        """The fraction of the head that rotates, as the rope or the config gives it."""
+        """Return the fraction of the head that rotates, from the rope or the config; None if neither has it."""
         return self.either(self.rope.get(FRACTION_KEYS[0]), find(self.config, *FRACTION_KEYS))

@@ -1,4 +1,4 @@
-"""The config keys that describe a spec."""
+"""Write a spec as config keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRACTION_KEY = FRACTION_KEYS[0]
 
 
 def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[str, Any]:
-    """The keys that describe `spec`, not yet checked: `to_hf` reads them back before it returns them."""
+    """Return the keys that describe `spec`, not yet checked: `to_hf` reads them back before it returns them."""
     family = family_of(model_type)
     rope, beside = write_scaling(spec.scaling, family)
     rope |= _axis_keys(spec)
@@ -31,7 +31,7 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
 
 
 def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
-    """`rope_scaling` as transformers 4 reads it, and the trained length that it reads beside it for longrope."""
+    """Return `rope_scaling` as transformers 4 reads it; for longrope also the trained length, which is read outside it."""
     if rope["rope_type"] != "longrope":
         return {"rope_scaling": rope}
     beside = {TRAINED_LENGTH_KEY: rope[TRAINED_LENGTH_KEY]}

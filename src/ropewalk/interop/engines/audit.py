@@ -201,9 +201,9 @@ def _findings(layer_type: str, case: Case) -> list[Finding]:
     readings = {name: engine.read(case) for name, engine in ENGINES.items()}
     findings = []
     for name, reading in readings.items():
-        known = reading.problem is None
-        difference = compare(readings[REFERENCE], reading, case.length) if known and name != REFERENCE else None
-        axis_of_pair = reading.spec.axis_of_pair if known else ()
+        is_known = reading.problem is None
+        difference = compare(readings[REFERENCE], reading, case.length) if is_known and name != REFERENCE else None
+        axis_of_pair = reading.spec.axis_of_pair if is_known else ()
         numbers = (*reading.frequencies(), axis_of_pair)
         findings.append(Finding(name, layer_type, case.length, *numbers, tuple(reading.rules), difference, reading.problem))
     return findings
@@ -215,33 +215,33 @@ def compare(reference: Reading, engine: Reading, length: int) -> Difference | No
     if len(ours) != len(theirs):
         raise RopeError("engine", f"must rotate the same {len(ours)} pairs as the reference", len(theirs))
     first, second = (torch.tensor(radians, dtype=torch.float64) for radians in (ours, theirs))
-    other_frequency = (first - second).abs() > SAME * first.abs()
+    frequency_differs = (first - second).abs() > SAME * first.abs()
     axes = [torch.tensor(reading.spec.axis_of_pair) for reading in (reference, engine)]
-    other_axis = axes[0] != axes[1]
-    pairs = (other_frequency | other_axis).nonzero().flatten().tolist()
+    axis_differs = axes[0] != axes[1]
+    pairs = (frequency_differs | axis_differs).nonzero().flatten().tolist()
     temperature = (their_magnitude / our_magnitude) ** 2  # type: ignore[operator]  # both are known
     if not pairs and abs(temperature - 1) <= SAME:
         return None
-    only_image = bool(other_axis.any()) and not bool(other_frequency.any()) and abs(temperature - 1) <= SAME
+    only_image = bool(axis_differs.any()) and not bool(frequency_differs.any()) and abs(temperature - 1) <= SAME
     # if only axes differ, the angle of a pair is off by its frequency times the difference of the two coordinates
-    gap = torch.where(other_axis, first, 0.0) if only_image else torch.where(other_frequency, second - first, 0.0)
-    reach = min(length, IMAGE_SIDE) if only_image else length
-    change = _score_change(first, first - gap if only_image else second, temperature, reach)
-    at = pairs[0] if pairs else None
+    gap = torch.where(axis_differs, first, 0.0) if only_image else torch.where(frequency_differs, second - first, 0.0)
+    max_distance = min(length, IMAGE_SIDE) if only_image else length
+    change = _score_change(first, first - gap if only_image else second, temperature, max_distance)
+    first_pair = pairs[0] if pairs else None
     return Difference(
-        at, len(pairs), None if at is None else ours[at], None if at is None else theirs[at], temperature,
+        first_pair, len(pairs), *((None, None) if first_pair is None else (ours[first_pair], theirs[first_pair])), temperature,
         float(change.max()) * our_magnitude**2, float(change.mean()) * our_magnitude**2,  # type: ignore[operator]
         _until(gap, 0.1), _until(gap, math.pi), "image" if only_image else "all",
     )  # fmt: skip
 
 
-def _score_change(first: Tensor, second: Tensor, temperature: float, reach: int) -> Tensor:
+def _score_change(first: Tensor, second: Tensor, temperature: float, max_distance: int) -> Tensor:
     """Return |t e^{i w' d} - e^{i w d}| [distances, pairs], the largest change of q . k for unit vectors in one pair."""
-    steps = torch.logspace(0, math.log10(reach), DISTANCES, dtype=torch.float64).round().unique().unsqueeze(-1)
+    steps = torch.logspace(0, math.log10(max_distance), DISTANCES, dtype=torch.float64).round().unique().unsqueeze(-1)
     return (temperature * torch.exp(1j * steps * second) - torch.exp(1j * steps * first)).abs()
 
 
 def _until(gap: Tensor, angle: float) -> int | None:
     """Return the first position at which some pair is off by more than `angle`."""
-    widest = float(gap.abs().max())
-    return math.floor(angle / widest) + 1 if widest > 0 else None
+    largest = float(gap.abs().max())
+    return math.floor(angle / largest) + 1 if largest > 0 else None

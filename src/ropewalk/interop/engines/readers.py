@@ -1,6 +1,7 @@
-"""How each engine reads a config: one function per engine, from what transformers computes to what the engine computes.
+"""How each engine reads a config: one function per engine, which describes what that engine computes.
 
-Every rule names the place it was read in and the month. Where an engine's code was not read, the result is "not known".
+Every rule names the source file or issue it comes from, and the month.
+If an engine's code was not read, the result is "not known".
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Case:
 
     spec           the spec that the config describes
     rope           the config keys of its rope
-    max_position   the longest position that the config gives, or None
+    max_position   the config's served length, or None
     max_model_len  the longest sequence that the engine is started for
     length         tokens of the longest sequence of the batch
     latent         whether attention is latent, with a separate rotated part (DeepSeek)
@@ -131,7 +132,7 @@ class Reading:
             self.add("attention_factor", "not read: the magnitude is computed from the two lengths", reference)
 
     def freeze_ntk(self, stretch: float, does: str, reference: str) -> None:
-        """Use one base of dynamic NTK for every length; `stretch` is the factor on the slowest wavelength."""
+        """Replace dynamic NTK by one base for every length; `stretch` is the factor on the slowest wavelength."""
         self.add("dynamic NTK", does, reference)
         if stretch <= 0:
             self.fail(f"no table: the base is multiplied by a fractional power of {stretch:.4g}")
@@ -199,8 +200,8 @@ def read_sglang(case: Case) -> Reading:
     if case.ernie or case.spec.rotary_start:
         return reading.fail("not known: this order of axes" if case.ernie else "not known: a slice at the end of the head")
     if isinstance(scaling, Yarn):
-        both = case.rope.get("mscale") is not None and case.rope.get("mscale_all_dim") is not None
-        magnitude = _magnitude_of_mscales(case, scaling) if both or case.latent else float(mscale(scaling.factor))
+        has_both = case.rope.get("mscale") is not None and case.rope.get("mscale_all_dim") is not None
+        magnitude = _magnitude_of_mscales(case, scaling) if has_both or case.latent else float(mscale(scaling.factor))
         does = "attention_factor read for one model only, 0.1 ln(factor) + 1 used"
         reading.set_yarn_magnitude(magnitude * case.rope.get("attn_factor", 1.0), does, "yarn.py")
     if isinstance(scaling, LongRope):
@@ -234,7 +235,7 @@ def read_mlx(case: Case) -> Reading:
         reading.switch(scaling, True, "long factors for every sequence, short factors never", "rope_utils.py")
         reading.set_longrope_magnitude(scaling, "rope_utils.py")
     if isinstance(scaling, Dynamic):
-        does = "an error in the shared code; models with their own code use the base of each call's length and remember nothing"
+        does = "an error in the shared code; models with their own code compute the base from the length of each call"
         reading.add("dynamic NTK", does, "rope_utils.py, internlm2.py")
     return reading
 
@@ -261,11 +262,11 @@ def read_llama_cpp(case: Case) -> Reading:
 
 def _llama_cpp_yarn(reading: Reading, yarn: Yarn) -> None:
     case = reading.case
-    written = case.latent or case.model_type in WRITES_LOG_MULTIPLIER
-    weight = (yarn.mscale_all_dim or 0.0) if written else 0.0
+    is_written = case.latent or case.model_type in WRITES_LOG_MULTIPLIER
+    weight = (yarn.mscale_all_dim or 0.0) if is_written else 0.0
     # the runtime assumes mscale = 1, except in DeepSeek-V2's architecture, where it assumes mscale = mscale_all_dim
-    own = weight if case.latent and weight not in (0.0, 1.0) else 1.0
-    magnitude = float(mscale(yarn.factor, own)) / (float(mscale(yarn.factor, weight)) if weight else 1.0)
+    assumed_mscale = weight if case.latent and weight not in (0.0, 1.0) else 1.0
+    magnitude = float(mscale(yarn.factor, assumed_mscale)) / (float(mscale(yarn.factor, weight)) if weight else 1.0)
     does = "attn_factor computed from factor with mscale = 1"
     reading.set_yarn_magnitude(magnitude, does, "llama.cpp#17945, llama-context.cpp")
     reading.round_band("not written", "ggml rope_yarn_corr_dims")

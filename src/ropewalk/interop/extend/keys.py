@@ -15,7 +15,7 @@ from ropewalk.interop.config.families import family_of
 from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.config.keys import AXIS_KEYS, FRACTION_KEYS, THETA_KEYS
 from ropewalk.interop.config.layers import is_nested, stray_keys
-from ropewalk.interop.config.scalings import keys_of, longer, write_scaling
+from ropewalk.interop.config.scalings import extended_length, keys_of, write_scaling
 from ropewalk.interop.config.values import Value, find, served_length
 from ropewalk.interop.config.write import v4_keys
 from ropewalk.interop.engines.audit import Finding, audit, in_one_line
@@ -32,7 +32,7 @@ class ConfigChange:
     keys    empty if no config can express the change
     notes   remarks for the user
     config  the text config with the keys set
-    served  the longest sequence it is then used with; None if the scaling follows each sequence
+    served  the served length after the change; None if the scaling adapts to each sequence's length
     """
 
     keys: dict[str, Any]
@@ -42,7 +42,7 @@ class ConfigChange:
     served: int | None
 
     def disagreements(self) -> tuple[str, ...]:
-        """The engines that compute something else from the same keys, each at the shortest length where it does."""
+        """Return one line for each engine whose result differs, at the shortest length where it does."""
         if not self.keys:
             name = next(iter(self.specs.values())).scaling.name
             return (f"{name}: no config can express it, so it is not saved and other engines do not have it",)
@@ -54,7 +54,7 @@ class ConfigChange:
 
 
 def kinds() -> dict[str, type[Scaling]]:
-    """The scalings that `extend` offers, by name."""
+    """Return the scalings that `extend` offers, by name."""
     return {name: scaling for name, scaling in SCALINGS.items() if scaling.in_extend}
 
 
@@ -68,57 +68,58 @@ def config_change(
     overwrite: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> ConfigChange:
-    """The change that gives a text config the scaling `kind`; the config itself stays as it is."""
+    """Return the change that gives a text config the scaling `kind`; the config itself is not modified."""
     choice("kind", kind, kinds())
-    before = _specs(config)
-    chosen = _chosen_layers(config, before, layer_types)
-    _refuse_scaled(chosen, overwrite)
-    length = _trained_length(config, chosen, original_length)
+    all_specs = _specs(config)
+    old_specs = _chosen_layers(config, all_specs, layer_types)
+    _refuse_scaled(old_specs, overwrite)
+    length = _trained_length(config, old_specs, original_length)
     scaling = _scaling(kinds()[kind], factor, length, dict(options or {}))
-    after = {name: _scaled(spec, scaling) for name, spec in chosen.items()}
+    new_specs = {name: _scaled(spec, scaling) for name, spec in old_specs.items()}
     if not scaling.in_configs and not isinstance(scaling, Ntk):
-        return ConfigChange({}, after, (), config, None)
+        return ConfigChange({}, new_specs, (), config, None)
     if getattr(scaling, "truncate", True) is False and is_nested(config):
         rule = "must be true if rope_parameters differ per layer type: transformers does not read it there"
         raise RopeError("truncate", rule, False)
-    keys = _keys(config, scaling, after, length)
+    keys = _keys(config, scaling, new_specs, length)
     changed = {**config, **keys}
-    read = _read_back(changed, {**before, **after})
-    return ConfigChange(keys, {name: read[name] for name in after}, _notes(scaling), changed, longer(length, scaling))
+    read = _read_back(changed, {**all_specs, **new_specs})
+    specs = {name: read[name] for name in new_specs}
+    return ConfigChange(keys, specs, _notes(scaling), changed, extended_length(length, scaling))
 
 
 def _chosen_layers(
     config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], names: Sequence[str] | None
 ) -> dict[str, RopeSpec]:
-    """The layer types to extend: all if they share one rope, else by default those with full attention."""
-    rotated = {name: spec for name, spec in specs.items() if spec is not None}
+    """Return the specs of the layer types to extend: all if they share one rope, else by default those with full attention."""
+    by_type = {name: spec for name, spec in specs.items() if spec is not None}
     thetas = family_of(config.get("model_type")).layer_thetas
-    scaled = {layer.layer_type for layer in thetas if layer.scaled}
+    scaled_types = {layer.layer_type for layer in thetas if layer.scaled}
     nested = is_nested(config)
-    separate = nested or bool(thetas)
+    separate_ropes = nested or bool(thetas)
     if names is None:
-        names = [name for name in rotated if not separate or name in (scaled or {"full_attention"})] or list(rotated)
+        names = [name for name in by_type if not separate_ropes or name in (scaled_types or {"full_attention"})] or list(by_type)
     for name in names:
-        choice("layer_types", name, rotated)
-    if not names or (not separate and len(names) < len(rotated)):
-        raise RopeError("layer_types", f"must be all of {', '.join(rotated)}: this config has one rope for them", list(names))
-    if separate and not nested and set(names) != scaled:
-        rule = f"must be {', '.join(sorted(scaled))}: rope_scaling applies to no others, unlike rope_parameters"
+        choice("layer_types", name, by_type)
+    if not names or (not separate_ropes and len(names) < len(by_type)):
+        raise RopeError("layer_types", f"must be all of {', '.join(by_type)}: this config has one rope for them", list(names))
+    if separate_ropes and not nested and set(names) != scaled_types:
+        rule = f"must be {', '.join(sorted(scaled_types))}: rope_scaling applies to no others, unlike rope_parameters"
         raise RopeError("layer_types", rule, list(names))
-    return {name: rotated[name] for name in names}
+    return {name: by_type[name] for name in names}
 
 
-def _refuse_scaled(chosen: Mapping[str, RopeSpec], overwrite: bool) -> None:
-    for name, spec in chosen.items():
+def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
+    for name, spec in old_specs.items():
         if not isinstance(spec.scaling, Default) and not overwrite:
             rule = f"{name} was trained with the scaling it has; pass overwrite=True (CLI: --overwrite) to replace it"
             raise RopeError("rope", rule, spec.scaling)
 
 
-def _trained_length(config: Mapping[str, Any], chosen: Mapping[str, RopeSpec], given: int | None) -> int:
+def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec], given: int | None) -> int:
     if given is not None:
         return integer("original_length", given, low=1)
-    lengths = {getattr(spec.scaling, "original_length", None) for spec in chosen.values()} - {None}
+    lengths = {getattr(spec.scaling, "original_length", None) for spec in old_specs.values()} - {None}
     of_scaling = Value(lengths.pop(), TRAINED_LENGTH_KEY) if len(lengths) == 1 else None
     length = find(config, TRAINED_LENGTH_KEY) or of_scaling or served_length(config)
     if length is None:
@@ -137,7 +138,7 @@ def _scaling(kind: type[Scaling], factor: float | None, length: int, options: di
             raise RopeError("factor", f"must be given for {kind.name}: how many times longer the context becomes", None)
         options["factor"] = number("factor", factor, low=1)
     elif factor is not None:
-        raise RopeError("factor", f"must not be given for {kind.name}, which follows each sequence's own length", factor)
+        raise RopeError("factor", f"must not be given for {kind.name}, which adapts to each sequence's length", factor)
     if "original_length" in names:
         options["original_length"] = length
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
@@ -150,51 +151,51 @@ def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
     return replace(spec, scaling=scaling)
 
 
-def _keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeSpec], length: int) -> dict[str, Any]:
-    """The keys of the text config to set."""
+def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec], length: int) -> dict[str, Any]:
+    """Return the keys to set in the text config."""
     keys: dict[str, Any] = {}
     if scaling.raises_length:
         served = served_length(config)
-        keys[served.key if served else SERVED_LENGTH_KEY] = longer(length, scaling)
+        keys[served.key if served else SERVED_LENGTH_KEY] = extended_length(length, scaling)
     if TRAINED_LENGTH_KEY in keys_of(scaling) and config.get(TRAINED_LENGTH_KEY) is not None:
-        keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it beside the rope, and reads it there first
-    rope, spec = config.get("rope_parameters"), next(iter(after.values()))
+        keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it outside the rope object, and reads it there first
+    rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if not rope:
-        return keys | _v4_keys(config, scaling, after)
+        return keys | _v4_keys(config, scaling, new_specs)
     if is_nested(config):
-        keys["rope_parameters"] = {**rope, **{name: _rope(rope[name], scaling, own) for name, own in after.items()}}
+        keys["rope_parameters"] = {**rope, **{name: _rope(rope[name], scaling, own) for name, own in new_specs.items()}}
     else:
         keys["rope_parameters"] = _rope(rope, scaling, spec)
     return keys if config.get("rope_scaling") is None else {**keys, "rope_scaling": None}
 
 
-def _v4_keys(config: Mapping[str, Any], scaling: Scaling, after: Mapping[str, RopeSpec]) -> dict[str, Any]:
-    """`rope_scaling`, and theta beside it, as configs before v5 have them."""
+def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec]) -> dict[str, Any]:
+    """Return `rope_scaling`, and theta next to it, as in configs before v5."""
     old, family = config.get("rope_scaling") or {}, family_of(config.get("model_type"))
     if not isinstance(scaling, Ntk):
-        return v4_keys(_rope(old, scaling, next(iter(after.values()))), family)
+        return v4_keys(_rope(old, scaling, next(iter(new_specs.values()))), family)
     kept = {key: value for key, value in old.items() if key in AXIS_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
     names = {layer.layer_type: layer.theta_key for layer in family.layer_thetas}
     given = find(config, *THETA_KEYS)
-    for layer_type, spec in after.items():
+    for layer_type, spec in new_specs.items():
         keys[names.get(layer_type) or (given.key if given else THETA_KEYS[0])] = spec.theta
     return keys
 
 
 def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str, Any]:
-    """The object of one rope: keys that do not belong to a scaling are kept, optional ones at their default left out."""
+    """Return the object of one rope: keys unrelated to the scaling are kept, optional keys at their default are omitted."""
     kept = {key: value for key, value in old.items() if key in KEPT_KEYS}
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}
     rope, _ = write_scaling(scaling, family_of(None))
     optional = {name: facts for name, facts in settings_of(scaling).items() if not facts.required}
-    left_out = {facts.key or name for name, facts in optional.items() if getattr(scaling, name) == facts.default}
-    return {**kept, **{key: value for key, value in rope.items() if key not in left_out}}
+    omitted = {facts.key or name for name, facts in optional.items() if getattr(scaling, name) == facts.default}
+    return {**kept, **{key: value for key, value in rope.items() if key not in omitted}}
 
 
-def _read_back(config: Mapping[str, Any], wanted: Mapping[str, RopeSpec | None]) -> dict[str, RopeSpec]:
-    """The specs that a changed config is read as; refuses a config that is not read as `wanted`."""
+def _read_back(config: Mapping[str, Any], expected: Mapping[str, RopeSpec | None]) -> dict[str, RopeSpec]:
+    """Read the changed config and return its specs; refuse it if they differ from `expected`."""
     model = config.get("model_type") or "this model"
     try:
         specs = _specs(config)
@@ -204,7 +205,7 @@ def _read_back(config: Mapping[str, Any], wanted: Mapping[str, RopeSpec | None])
         raise RopeError("rope_parameters", "must hold only layer types", stray_keys(config))
     # the softmax factor of latent attention follows from the scaling
     names = [each.name for each in fields(RopeSpec) if each.name != "extra_softmax_factor"]
-    for layer, spec in wanted.items():
+    for layer, spec in expected.items():
         theirs = specs.get(layer)
         different = [name for name in names if getattr(theirs, name, None) != getattr(spec, name, None)]
         if different:

@@ -58,8 +58,8 @@ class Extension:
             patch_again(self._model)  # a patched model still has the ropes of the old config
 
     def __str__(self) -> str:
-        scaled = f"{self.kind} x {self.factor:g}" if self.factor is not None else self.kind
-        lines = [f"{scaled} on {', '.join(self.specs)}" + ("" if self.saved else " (not saved with the model)")]
+        title = f"{self.kind} x {self.factor:g}" if self.factor is not None else self.kind
+        lines = [f"{title} on {', '.join(self.specs)}" + ("" if self.saved else " (not saved with the model)")]
         lines += [f"  {key}: {before!r} -> {after!r}" for key, (before, after) in self.changes.items()]
         return "\n".join([*lines, *(f"  note: {note}" for note in (*self.disagreements, *self.notes))])
 
@@ -81,7 +81,7 @@ def extend(
     kind             linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3; None undoes the extension of a model
     factor           how many times longer; not for dynamic_yarn, which adapts to each sequence
     original_length  the trained length; None reads it from the config
-    layer_types      which layers, if layer types have their own ropes; None selects those with full attention
+    layer_types      the layer types to extend, if they have separate ropes; None: those with full attention
     overwrite        replace a scaling that the config already has, instead of raising an error
     search           longrope: a loss as a function of the long factors, minimised by `search_factors` with `search_options`;
                      while it runs, the model uses the factors it is called with
@@ -125,7 +125,7 @@ def _longrope_options(
     if (search is None) == ("long_factor" not in options):
         rule = "must be given for longrope (CLI: --set long_factor=[...]), or else search=, but not both"
         raise RopeError("long_factor", rule, options.get("long_factor"))
-    # NTK needs no factors, so it can tell the number of pairs
+    # an NTK change needs no factor per pair, so it can be computed first and gives the number of pairs
     specs = config_change(target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0}).specs
     pairs = next(iter(specs.values())).pairs
     options = {"short_factor": (1.0,) * pairs, **options}
@@ -156,20 +156,20 @@ class _Target:
             raise RopeError("model", rule, type(model).__name__)
         self.root, self.owner = root, _text_owner(root)
         named = () if self.model is None else self.model.named_modules()
-        built = {name: module for name, module in named if getattr(module, "config", None) is self.owner}
-        self.rotary = {name: module for name, module in built.items() if has_frequencies(module)}
+        modules = {name: module for name, module in named if getattr(module, "config", None) is self.owner}
+        self.rotary = {name: module for name, module in modules.items() if has_frequencies(module)}
         if self.model is not None and not self.rotary:
             rule = "must have a rotary module with an inv_freq buffer, built from its config; this model has none"
             raise RopeError("model", rule, type(model).__name__)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The present text config."""
+        """The current text config."""
         # the text part of a dict may take its model_type from the whole; a config object has its own
         return config_file.text_part(self.root) if isinstance(self.root, Mapping) else config_file.load(self.owner)
 
     def extension(self) -> Extension | None:
-        """Return the present extension of the model."""
+        """Return the current extension of the model."""
         return next((vars(module)[EXTENSION] for module in self.rotary.values() if EXTENSION in vars(module)), None)
 
     def apply(self, kind: str, factor: float | None, change: ConfigChange, disagreements: tuple[str, ...] = ()) -> Extension:
@@ -177,7 +177,7 @@ class _Target:
         config, keys = self.config, _accepted_keys(self.owner, self.config, copy.deepcopy(change.keys))
         swaps: list[ConfigSwap | ModuleSwap] = [ConfigSwap(self.owner, keys)] if keys else []
         if self.model is not None:
-            _refuse_late_scale(config, change)
+            _refuse_softmax_change(config, change)
         changes = {key: (config.get(key), keys[key]) for key in keys}
         # OLMo 3 in transformers 4 has one rotary module for each layer type, named after it
         unchanged = set(layer_types_of(config)) - change.specs.keys()
@@ -229,11 +229,11 @@ def _accepted_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) 
 def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
     name = type(owner).__name__
     try:
-        read = type(owner).from_dict(copy.deepcopy({**config, **keys}))
+        rebuilt = type(owner).from_dict(copy.deepcopy({**config, **keys}))
     except Exception as error:  # config classes raise errors of many types
         rule = f"must be a scaling that {name} accepts ({' '.join(str(error).split())})"
         raise RopeError("kind", rule, keys.get("rope_parameters") or keys.get("rope_scaling")) from None
-    theirs = config_file.load(read)
+    theirs = config_file.load(rebuilt)
     changed = [key for key, value in keys.items() if value is not None and theirs.get(key) != value]
     if changed:
         rule = f"must be a scaling that {name} keeps as written; it changes {', '.join(changed)}"
@@ -241,7 +241,7 @@ def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, A
 
 
 def _is_recognised(module: nn.Module) -> bool:
-    """Whether a rotary module computes what its config specifies, so that it can be compared again after a change."""
+    """Return whether a rotary module computes what its config specifies, so that it can be compared again after a change."""
     on_device = not any(buffer.is_meta for buffer in module.buffers())
     return on_device and is_rotary(module) and bool(matches_of(module, None))
 
@@ -250,15 +250,15 @@ def _refuse_other_frequencies(swap: ModuleSwap, change: ConfigChange, recognised
     """Refuse a change that the rebuilt module does not compute: releases of transformers differ in the keys they read."""
     if recognised:
         specs = {match.rope.spec for match in matches_of(swap.module, None).values()}
-        follows = bool(specs & set(change.specs.values()))
+        agrees = bool(specs & set(change.specs.values()))
     else:
-        follows = swap.changes_angles()
-    if not follows:
+        agrees = swap.changes_angles()
+    if not agrees:
         rule = f"must be what the installed transformers computes from these config keys, but its {type(swap.module).__name__}"
         raise RopeError("kind", f"{rule} computes something else; leave out options or upgrade transformers", change.keys)
 
 
-def _refuse_late_scale(config: Mapping[str, Any], change: ConfigChange) -> None:
+def _refuse_softmax_change(config: Mapping[str, Any], change: ConfigChange) -> None:
     """Refuse mscale_all_dim for a loaded model with latent attention."""
     latent = config.get("qk_rope_head_dim") is not None
     if latent and any(getattr(spec.scaling, "mscale_all_dim", None) for spec in change.specs.values()):

@@ -1,4 +1,4 @@
-"""LongRoPE's evolutionary search for one factor per pair, in which slower pairs never have smaller factors."""
+"""LongRoPE's evolutionary search for one factor per pair; factors never decrease from fast to slow pairs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _Population:
     losses: dict[Factors, float] = field(default_factory=dict)
 
     def valid(self, factors: list[float]) -> Factors:
-        """`factors` rounded to the grid, between 1 and the highest, and non-decreasing."""
-        rounded, least = [], 1.0
+        """Return `factors` rounded to multiples of `step`, limited to 1 ... `highest`, and made non-decreasing."""
+        rounded, lower_bound = [], 1.0
         for factor in factors:
-            least = max(least, min(self.highest, round(factor / self.step) * self.step))
-            rounded.append(round(least, 10))
+            lower_bound = max(lower_bound, min(self.highest, round(factor / self.step) * self.step))
+            rounded.append(round(lower_bound, 10))
         return tuple(rounded)
 
-    def attempt(self, factors: Factors) -> None:
+    def evaluate(self, factors: Factors) -> None:
         """Compute and record the loss of a new candidate."""
         if factors in self.losses:
             return
@@ -39,16 +39,16 @@ class _Population:
         self.losses[factors] = math.inf if math.isnan(value) else value
 
     def best(self, count: int) -> list[Factors]:
-        """The candidates with the smallest losses."""
+        """Return the candidates with the smallest losses."""
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
     def mutant(self, parent: Factors, spread: float) -> Factors:
-        """`parent` with a run of neighbouring pairs shifted, most of them by the same amount."""
+        """Return `parent` with the factors of a run of neighbouring pairs shifted, most of them by the same amount."""
         factors = list(parent)
         first = self.random.randrange(len(factors))
-        last = min(len(factors), first + self.random.randint(1, max(1, len(factors) // 2)))
+        stop = min(len(factors), first + self.random.randint(1, max(1, len(factors) // 2)))
         shift = self.random.gauss(0, spread)
-        for pair in range(first, last):
+        for pair in range(first, stop):
             factors[pair] += shift if self.random.random() < 0.7 else self.random.gauss(0, spread)
         # factors must not decrease, so larger ones before `first` would undo a shift down: lower them half of the time
         if shift < 0 and self.random.random() < 0.5:
@@ -56,17 +56,18 @@ class _Population:
         return self.valid(factors)
 
     def child(self, one: Factors, other: Factors) -> Factors:
-        """The fast pairs of one parent and the slow pairs of the other."""
+        """Return a candidate with the fast pairs of one parent and the slow pairs of the other."""
         cut = self.random.randrange(1, len(one)) if len(one) > 1 else 0
         return self.valid([*one[:cut], *other[cut:]])
 
 
 def _first_candidates(pairs: int, factor: float) -> list[list[float]]:
-    """No scaling, interpolation, NTK, and ramps from 1 to `factor`."""
-    top = max(1, pairs - 1)
-    ntk = [factor ** (pair / top) for pair in range(pairs)]
+    """Return the factors of no scaling, interpolation, NTK, and ramps from 1 to `factor`."""
+    last_pair = max(1, pairs - 1)
+    ntk = [factor ** (pair / last_pair) for pair in range(pairs)]
     ramps = [
-        [1 + (factor - 1) * min(1.0, max(0.0, (pair / top - low) / 0.5)) for pair in range(pairs)] for low in (0.0, 0.25, 0.5)
+        [1 + (factor - 1) * min(1.0, max(0.0, (pair / last_pair - start) / 0.5)) for pair in range(pairs)]
+        for start in (0.0, 0.25, 0.5)
     ]
     return [[1.0] * pairs, [factor] * pairs, ntk, *ramps]
 
@@ -81,7 +82,7 @@ def search_factors(
     step: float = 0.01,
     seed: int = 0,
 ) -> Factors:
-    """The factors with the smallest loss that an evolutionary search finds; the same for the same seed.
+    """Return the factors with the smallest loss that an evolutionary search finds; the same for the same seed.
 
     loss        takes one factor per pair, fastest pair first, and returns a number; called once per distinct candidate,
                 at most population * (rounds + 1) times
@@ -96,17 +97,17 @@ def search_factors(
     integer("population", population, low=8)
     integer("rounds", rounds, low=0)
     number("step", step, above=0)
-    tried = _Population(loss, max(1.0, 1.25 * factor), step, random.Random(seed))
+    candidates = _Population(loss, max(1.0, 1.25 * factor), step, random.Random(seed))
     for factors in _first_candidates(pairs, factor):
-        tried.attempt(tried.valid(factors))
+        candidates.evaluate(candidates.valid(factors))
     for index in range(rounds):
-        parents = tried.best(population // 2)
-        # large steps first, single grid steps at the end
+        parents = candidates.best(population // 2)
+        # large mutations first, about one step at the end
         spread = max(2 * step, 0.25 * (factor - 1) * 0.85**index)
         for _ in range(population // 2):
-            tried.attempt(tried.mutant(tried.random.choice(parents[: max(4, len(parents) // 4)]), spread))
-            tried.attempt(tried.child(tried.random.choice(parents), tried.random.choice(parents)))
-    best = tried.best(1)[0]
-    if not math.isfinite(tried.losses[best]):
-        raise RopeError("search", "must give a finite loss for some factors", tried.losses[best])
+            candidates.evaluate(candidates.mutant(candidates.random.choice(parents[: max(4, len(parents) // 4)]), spread))
+            candidates.evaluate(candidates.child(candidates.random.choice(parents), candidates.random.choice(parents)))
+    best = candidates.best(1)[0]
+    if not math.isfinite(candidates.losses[best]):
+        raise RopeError("search", "must give a finite loss for some factors", candidates.losses[best])
     return best

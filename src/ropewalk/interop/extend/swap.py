@@ -1,4 +1,4 @@
-"""The state that `extend` changes, before and after: config keys, and the attributes and buffers of rotary modules."""
+"""Set and restore what `extend` changes: config keys, and the attributes and buffers of rotary modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Missing:
 
 
 class ConfigSwap:
-    """The values of some config keys before and after."""
+    """The values of some config keys before and after an extension."""
 
     def __init__(self, config: Any, keys: dict[str, Any]) -> None:
         self.config, self.after = config, keys
@@ -47,7 +47,7 @@ State = tuple[dict[str, Any], dict[str, Tensor | None]]
 
 
 class ModuleSwap:
-    """The state of a rotary module before and after, or a hook that updates it at each call."""
+    """The state of a rotary module before and after an extension, or a hook that updates it at each call."""
 
     def __init__(self, module: nn.Module, extension: Any, hook: LengthHook | None = None) -> None:
         self.module, self.extension, self.hook, self.handle = module, extension, hook, None
@@ -70,11 +70,11 @@ class ModuleSwap:
             self.handle = None
 
     def changes_angles(self) -> bool:
-        """Whether the new state gives other angles than the old one."""
+        """Return whether the new state gives other angles than the old one."""
         return _rope_state(self.after) != _rope_state(self.before)
 
     def _rebuilt(self) -> State:
-        """Return the state of a module built from the present config, on the device of the old one."""
+        """Return the state of a module built from the current config, on the device of the old one."""
         cls = type(self.module)
         with torch.device("cpu"):
             try:

@@ -53,7 +53,7 @@ class Convention:
         """Return cos and sin with one entry per pair."""
         if sections is not None:
             cos, sin = self.cos_sin(tables)
-            return _of_sections(cos, sections), _of_sections(sin, sections)
+            return _merge_sections(cos, sections), _merge_sections(sin, sections)
         if self.form == "complex":
             return tables[0].real, tables[0].imag
         if self.form == "sin then cos":
@@ -90,11 +90,11 @@ class RotationFunction:
 
     def add_spec(self, spec: RopeSpec) -> None:
         """Build the ropes for a spec: one for whole heads, one for the rotated slice alone."""
-        form = self.convention
+        convention = self.convention
         for width in (spec.head_dim, spec.pairs * 2):
             own = spec.with_(
-                head_dim=width, rotary_dim=2 * spec.pairs, rotary_start=form.start(width, 2 * spec.pairs),
-                layout=form.layout, layout_out=form.layout_out,
+                head_dim=width, rotary_dim=2 * spec.pairs, rotary_start=convention.start(width, 2 * spec.pairs),
+                layout=convention.layout, layout_out=convention.layout_out,
             )  # fmt: skip
             self.ropes[spec.fingerprint, width] = Rope(own, backend=self.backend)
         if SECTIONS in self.names and isinstance(spec.axes, AxisMap):
@@ -143,11 +143,11 @@ class RotationFunction:
         """Rotate by the cos and sin that the call gives."""
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
         cos, sin = (table.to(xs[0].device) for table in self.convention.cos_sin(tensors, arguments.get(SECTIONS)))
-        seq_dim, form = self._seq_dim(arguments, cos.ndim), self.convention
-        start = form.start(xs[0].shape[-1], 2 * cos.shape[-1])
+        seq_dim, convention = self._seq_dim(arguments, cos.ndim), self.convention
+        start = convention.start(xs[0].shape[-1], 2 * cos.shape[-1])
         for x in xs:
             check_tables(x, cos, sin, start, seq_dim)
-        request = TableRequest(cos, sin, seq_dim, form.layout, form.layout_out, start)
+        request = TableRequest(cos, sin, seq_dim, convention.layout, convention.layout_out, start)
         # a kernel takes at most two tensors; RoFormer may rotate its values too
         return tuple(y for i in range(0, len(xs), 2) for y in rotation.run(xs[i : i + 2], request, False, self.backend))
 
@@ -168,7 +168,7 @@ def convention_of(function: Callable) -> Convention | None:
     for tokens, form, layout, layout_out in product(TRIAL_SHAPES, forms, LAYOUTS, LAYOUTS):
         trial = Convention(form, layout, layout_out, tokens)
         if _follows(function, trial, extra=0):
-            # which end of a wider head rotates; a function that takes no wider head fits either
+            # which end of a wider head rotates; a function that accepts no wider head matches both
             ends = (trial, replace(trial, at_end=True))
             return next((end for end in ends if _follows(function, end, extra=4) is not False), None)
     return None
@@ -181,7 +181,7 @@ def _table_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _follows(function: Callable, trial: Convention, extra: int) -> bool | None:
-    """Whether a function follows `trial` on heads with `extra` unrotated dimensions; None if it takes no such heads."""
+    """Return whether a function follows `trial` on heads with `extra` unrotated dimensions; None if it takes no such heads."""
     shape = TRIAL_SHAPES[trial.tokens]
     generator = torch.Generator().manual_seed(0)
     rows = shape[:-2]  # empty for packed tokens
@@ -195,7 +195,7 @@ def _follows(function: Callable, trial: Convention, extra: int) -> bool | None:
     arguments |= {name: x for name in names if name not in (*table_names, *OTHER)}
     if by_axis:
         arguments[SECTIONS] = TRIAL_SECTIONS
-        cos, sin = (_of_sections(table, TRIAL_SECTIONS) for table in (cos, sin))
+        cos, sin = (_merge_sections(table, TRIAL_SECTIONS) for table in (cos, sin))
     try:
         with torch.no_grad():
             theirs = function(**arguments)
@@ -209,6 +209,6 @@ def _follows(function: Callable, trial: Convention, extra: int) -> bool | None:
     return all(y.shape == x.shape and torch.allclose(y, ours, rtol=0, atol=1e-5) for y in results)
 
 
-def _of_sections(table: Tensor, sections: list[int]) -> Tensor:
+def _merge_sections(table: Tensor, sections: list[int]) -> Tensor:
     """Merge the tables of all axes into one [..., tokens, pairs]: each section of the pairs from its own axis."""
     return torch.cat([part[axis] for axis, part in enumerate(table.split(sections, dim=-1))], dim=-1)

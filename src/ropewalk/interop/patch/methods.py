@@ -44,21 +44,21 @@ def rotations_called_by(function: FunctionType) -> dict[str, Callable]:
     return rotations
 
 
-def redirected(function: FunctionType, instead: Mapping[str, Callable]) -> FunctionType:
-    """Return a copy of a function with the globals in `instead` replaced, also in what it decorates and dispatches to."""
-    own: dict[str, Any] = {name: value for name, value in instead.items() if name in function.__code__.co_names}
+def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> FunctionType:
+    """Return a copy of a function with the globals in `substitutes` replaced, also in functions it wraps or dispatches to."""
+    own: dict[str, Any] = {name: value for name, value in substitutes.items() if name in function.__code__.co_names}
     for name, dispatch in _dispatch_dicts(function).items():
-        own[name] = {**dispatch, **{choice: redirected(each, instead) for choice, each in _rotating(dispatch).items()}}
+        own[name] = {**dispatch, **{choice: redirected(each, substitutes) for choice, each in _rotating(dispatch).items()}}
     namespace = function.__globals__
     if own:
         # __name__ is dropped because dynamo would look the globals up in the module of that name and find the old ones
         namespace = {name: value for name, value in {**namespace, **own}.items() if name != "__name__"}
-    cells = tuple(_redirected_cell(cell, instead) for cell in function.__closure__ or ())
+    cells = tuple(_redirected_cell(cell, substitutes) for cell in function.__closure__ or ())
     copy = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells or None)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
     copy.__module__, copy.__annotations__ = function.__module__, function.__annotations__
     if isinstance(inner := getattr(function, "__wrapped__", None), FunctionType):
-        copy.__wrapped__ = redirected(inner, instead) if rotations_called_by(inner) else inner  # type: ignore[attr-defined]
+        copy.__wrapped__ = redirected(inner, substitutes) if rotations_called_by(inner) else inner  # type: ignore[attr-defined]
     return copy
 
 
@@ -88,10 +88,10 @@ def _names_rotation(function: FunctionType) -> bool:
     return any(map(ROTATION_NAME.match, function.__code__.co_names))
 
 
-def _redirected_cell(cell: CellType, instead: Mapping[str, Callable]) -> CellType:
+def _redirected_cell(cell: CellType, substitutes: Mapping[str, Callable]) -> CellType:
     inner = _content(cell)
     if isinstance(inner, FunctionType) and rotations_called_by(inner):
-        return CellType(redirected(inner, instead))
+        return CellType(redirected(inner, substitutes))
     return cell
 
 
@@ -105,13 +105,13 @@ def _content(cell: CellType) -> Any:
 class RedirectedMethod:
     """A copy of one method with its rotations replaced; all layers share it, so torch.compile needs one graph for all."""
 
-    def __init__(self, cls: type, name: str, instead: Mapping[str, Callable]) -> None:
-        self.cls, self.name, self.instead = cls, name, dict(instead)
-        self.function = redirected(inspect.getattr_static(cls, name), self.instead)
+    def __init__(self, cls: type, name: str, substitutes: Mapping[str, Callable]) -> None:
+        self.cls, self.name, self.substitutes = cls, name, dict(substitutes)
+        self.function = redirected(inspect.getattr_static(cls, name), self.substitutes)
 
     def __reduce__(self):
         # pickle cannot find the copied function by name, so it is made again
-        return type(self), (self.cls, self.name, self.instead)
+        return type(self), (self.cls, self.name, self.substitutes)
 
 
 class Replacement:

@@ -70,7 +70,7 @@ def patched(model: Model, *, backend: str | None = None) -> Iterator[Model]:
 
 
 def patch_again(model: nn.Module) -> None:
-    """Update a patched model to its present config, with the same backend; does nothing if it is not patched."""
+    """Update a patched model to its current config, with the same backend; does nothing if it is not patched."""
     replacements = _installed(model)
     if replacements:
         rotary = [each for each in replacements if isinstance(each, RotaryReplacement)]
@@ -99,7 +99,7 @@ class _Search:
             if isinstance(type(module).forward, FunctionType) and is_rotary(module):
                 rotary.append(module)  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
             else:
-                layers += self._of_layer(module)
+                layers += self._layer_replacements(module)
         if not layers:
             rule = "must rotate q and k with a function such as apply_rotary_pos_emb; no module of this model calls one"
             raise RopeError("model", rule, type(self.model).__name__)
@@ -112,7 +112,7 @@ class _Search:
             replacement.check()
         return [*layers, *tables]
 
-    def _of_layer(self, module: nn.Module) -> Iterator[Replacement]:
+    def _layer_replacements(self, module: nn.Module) -> Iterator[Replacement]:
         cls = type(module)
         for name, function in methods(cls):
             if isinstance(function, staticmethod):
@@ -122,8 +122,8 @@ class _Search:
             rotations = rotations_called_by(function)
             if rotations:
                 if (cls, name) not in self.redirected:
-                    instead = {each: self._rotation_function(target, cls) for each, target in rotations.items()}
-                    self.redirected[cls, name] = RedirectedMethod(cls, name, instead)
+                    substitutes = {each: self._rotation_function(target, cls) for each, target in rotations.items()}
+                    self.redirected[cls, name] = RedirectedMethod(cls, name, substitutes)
                 yield MethodReplacement(module, self.redirected[cls, name])
             elif ROTATION_NAME.match(name):
                 raise RopeError(cls.__name__, "rotates q and k in a method that this library does not support", name)

@@ -51,13 +51,13 @@ class RotaryReplacement(Replacement):
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Whether a module computes tables from positions: it has an inv_freq buffer and forward(x, position_ids)."""
+    """Return whether a module computes tables from positions: it has an inv_freq buffer and forward(x, position_ids)."""
     parameters = set(inspect.signature(type(module).forward).parameters)
     return has_frequencies(module) and {"position_ids"} <= parameters <= {"self", "x", "position_ids", "layer_type"}
 
 
 def has_frequencies(module: nn.Module) -> bool:
-    """Whether a module itself has an inv_freq buffer."""
+    """Return whether a module itself has an inv_freq buffer."""
     return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
 
 
@@ -114,7 +114,7 @@ class _Probe:
         return min(forms) if forms else None
 
     def casts(self, layer_type: str | None, spec: RopeSpec) -> bool:
-        """Whether the tables have the dtype of the hidden states; those of OLMo and Ernie stay float32."""
+        """Return whether the tables have the dtype of the hidden states; those of OLMo and Ernie stay float32."""
         shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1, 1)
         positions = torch.zeros(shape, dtype=torch.long, device=self.device)
         return all(table.dtype == torch.bfloat16 for table in self.tables(positions, layer_type, torch.bfloat16))
@@ -132,16 +132,16 @@ class _Probe:
 def _copy(module: nn.Module) -> nn.Module:
     """Copy a rotary module without its replacement.
 
-    half() rounds a module's frequencies, which no checkpoint intends; then the copy is built anew from the config.
+    If half() or bfloat16() has rounded the frequencies, which no checkpoint intends, the copy is built from the config.
     """
     rounded = any(buffer.dtype in (torch.float16, torch.bfloat16) for buffer in module.buffers())
     if rounded and hasattr(module, "config"):
         return type(module)(module.config)
     # an extension refers to the whole model, which must not be copied
-    twin = copy.deepcopy(module, {id(value): value for name, value in vars(module).items() if name == EXTENSION})
+    clone = copy.deepcopy(module, {id(value): value for name, value in vars(module).items() if name == EXTENSION})
     for slot in ("forward", HOOKED):
-        vars(twin).pop(slot, None)
-    return twin
+        vars(clone).pop(slot, None)
+    return clone
 
 
 def _own_forward(module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None) -> Any:

@@ -1,4 +1,4 @@
-"""The native CPU backend: which tensors it takes, and the calls of the library."""
+"""The native CPU backend: which tensors it supports, and how it calls the C library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ropewalk.kernels.cpu.call import (
     NO_LEVELS,
     POINTERS,
     Levels,
-    kept_rows,
+    cached_rows,
     levels_of,
     position_words,
     shape_words,
@@ -24,8 +24,8 @@ from ropewalk.kernels.cpu.call import (
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, token_axes
 
 MAX_DIMS = 8
-#: from this many tokens on, reading the float32 rows of the table is faster than computing them from the levels
-KEPT_FROM = 512
+#: from this many tokens on, reading cached float32 rows of cos and sin is faster than computing them from the two-level table
+CACHED_ROWS_FROM = 512
 
 _OUT_OF_RANGE, _NO_MEMORY = 1, 2
 _rotate: Callable[[bytes], int] = getattr(library.handle, "ropewalk_rotate", None)  # type: ignore[assignment]
@@ -51,6 +51,7 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
 
 
 def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
+    """Return whether the library can broadcast a table [S, P], [B, S, P] or [B, H, S, P] over x."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
     batches = table.shape[0] if table.ndim > 2 else 1
     heads = table.shape[1] if table.ndim > 3 else 1
@@ -69,7 +70,7 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
         for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
             run((x,), (out,), request.of_tensor(index))
     elif outs[0] is xs[0] and request.layout_in != request.layout_out:
-        # in place, a pair would overwrite others that have not been read yet
+        # in place with different layouts, writing a pair would overwrite pairs that have not been read yet
         copies = tuple(torch.empty_like(x) for x in xs)
         run(xs, copies, request)
         for x, y in zip(xs, copies, strict=True):
@@ -83,7 +84,8 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
 def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
     """Return a function (q, k, q_out, k_out, positions, offset) -> done, for calls that differ from this one in pointers only.
 
-    It returns False, and writes nothing, if a position is beyond the levels. None if such calls need more than one step.
+    The function returns False and writes nothing if a position is beyond the two-level table. None if one library call is
+    not enough.
     """
     levels = levels_of(request.spec, request.magnitude_power, request.key)
     positions = request.positions
@@ -96,25 +98,25 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     shapes = shape_words(xs, outs, request)
     tail, pack, rotate = position_words(positions) + levels.words + shapes, POINTERS.pack, _rotate
     spec, magnitude_power, seq = request.spec, request.magnitude_power, xs[0].shape[request.seq_dim]
-    counted = positions is None
+    consecutive = positions is None
 
-    # `_alive` holds the memory that `tail` points to
+    # `_alive` keeps the memory alive that `tail` points to
     def run_prepared(
         q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive: Levels = levels
     ) -> bool:
-        where = 0 if positions is None else positions.data_ptr()
-        pointers = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), where, offset)
-        rows = kept_rows(spec, magnitude_power, False, offset, seq) if counted and seq >= KEPT_FROM else None
+        position_pointer = 0 if positions is None else positions.data_ptr()
+        pointers = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset)
+        rows = cached_rows(spec, magnitude_power, False, offset, seq) if consecutive and seq >= CACHED_ROWS_FROM else None
         return rotate(pointers + (tail if rows is None else rows.words + shapes)) == 0
 
     return run_prepared
 
 
 def _run_from_levels(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request, levels: Levels, shapes: bytes) -> bool:
-    """Let the library compute cos and sin from the levels; return False if a position is beyond them."""
+    """Rotate with cos and sin that the library computes from the two-level table; return False if a position is beyond it."""
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
-    if positions is None and seq >= KEPT_FROM:
-        rows = kept_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
+    if positions is None and seq >= CACHED_ROWS_FROM:
+        rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
         if rows is not None:
             return _call(xs, outs, None, 0, rows.words + shapes) != _OUT_OF_RANGE
     if positions is not None and positions.dtype is not torch.int64:
@@ -123,13 +125,13 @@ def _run_from_levels(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: 
 
 
 def _run_from_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, shapes: bytes) -> None:
-    """Rotate by rows [S, P], [B, S, P] or [B, H, S, P], broadcast over a batch or heads of size 1."""
+    """Rotate by tables [S, P], [B, S, P] or [B, H, S, P]; a batch or heads of size 1 broadcast."""
     x = xs[0]
-    # the library negates sin itself for a rotation backwards
+    # for a negative sign the library negates sin
     forwards = replace(request, sign=1) if type(request) is Request and request.sign < 0 else request
     cos, sin = forwards.rows(x.shape[request.seq_dim], x.device, torch.float32, request.key)
     if x.dtype is torch.bfloat16 and type(request) is TableRequest:
-        # rounding to bfloat16 would make zero of a NaN with a full payload; this gives every NaN an empty one
+        # rounding to bfloat16 would change a NaN with a payload of ones to zero, so replace every NaN by the default NaN
         cos, sin = (table.nan_to_num(math.nan, math.inf, -math.inf) for table in (cos, sin))
     if cos.stride(-1) != 1 or cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
@@ -141,11 +143,12 @@ def _run_from_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: An
 
 
 def _call(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | None, offset: int, tail: bytes) -> int:
-    """Call the library and return its status; the caller keeps alive what `tail` points to."""
-    where = 0 if positions is None else positions.data_ptr()
+    """Call the library and return its status; the caller must keep the memory alive that `tail` points to."""
+    position_pointer = 0 if positions is None else positions.data_ptr()
     status = _rotate(
-        POINTERS.pack(xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr(), where, offset) + tail
+        POINTERS.pack(xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr(), position_pointer, offset)
+        + tail
     )
     if status == _NO_MEMORY:
-        raise MemoryError("no memory for the cos and sin of these positions")
+        raise MemoryError("not enough memory for cos and sin of these positions")
     return status

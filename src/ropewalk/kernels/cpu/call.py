@@ -1,6 +1,6 @@
-"""A call of the library as bytes: pointers, how to read the angles, the two-level table of the spec, and the shapes.
+"""The arguments of a library call, packed as bytes: pointers, strides of the angles, the two-level table, and shapes.
 
-Everything but the pointers is cached between calls. Threads share nothing that is ever written to.
+Everything but the pointers is cached between calls. Nothing that threads share is ever written to.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from ropewalk.kernels.request import FLOAT32_DTYPES, AnyRequest, Request, token_
 from ropewalk.spec import RopeSpec
 from ropewalk.table import LEVEL_BITS, TABLES, Tables, first_rows, magnitude_on, sides_differ, tables
 
-#: the numbers of cpu.c
+#: the enum values of cpu.c
 DTYPES = {dtype: number for number, dtype in enumerate(FLOAT32_DTYPES)}
 LAYOUTS = {"half": 0, "interleaved": 1}
 
-#: x and y of up to two tensors, positions, offset
+#: pointers to x of up to two tensors, to y of the same, and to positions; the offset
 POINTERS = struct.Struct("=6q")
 #: cos, sin and their strides (seq, batch, head) in floats; the strides of positions (seq, batch), and their batch size
 ANGLES = struct.Struct("=8q")
-#: low cos, low sin, high cos, high sin; the bits of a level; the magnitude
+#: pointers to low cos, low sin, high cos and high sin; the number of bits of a level; the magnitude
 _LEVELS = struct.Struct("=4qqd")
 NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
 
 
 def position_words(positions: Tensor | None) -> bytes:
-    """Return the words for angles that the library computes from these positions, or from counted ones."""
+    """Return the packed `ANGLES` if the library computes angles; positions None means offset, offset + 1, ..."""
     if positions is None:
         return ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
     batches = positions.shape[0] if positions.ndim == 2 else 1
@@ -38,10 +38,10 @@ def position_words(positions: Tensor | None) -> bytes:
 
 
 class Levels(NamedTuple):
-    """How the library reads the two-level table of a spec."""
+    """The two-level table of a spec, packed for the library."""
 
-    words: bytes  # empty if the levels and a magnitude do not define all angles
-    for_both: bool  # queries and keys have the same angles and magnitude
+    words: bytes  # empty if the two-level table and one magnitude do not define the rotation
+    for_both: bool  # whether queries and keys have the same angles and magnitude
     tables: Tables  # keeps the memory alive that `words` points to
 
 
@@ -49,21 +49,21 @@ _LEVELS_OF_SPECS = Cache("cpu levels", entries=1024, holds=TABLES)
 
 
 def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
-    """Return the levels of a spec; the caller must keep them while the library reads them."""
-    which = (spec.fingerprint, magnitude_power, key)
-    levels = _LEVELS_OF_SPECS.get(which)
+    """Return the two-level table of a spec, for attention keys if `key`; the caller must keep it alive during the call."""
+    signature = (spec.fingerprint, magnitude_power, key)
+    levels = _LEVELS_OF_SPECS.get(signature)
     if levels is not None:
         return levels
-    kept, words = tables(spec, torch.device("cpu")), b""
-    if kept.frequencies.growth is None and kept.levels is not None and not (spec.needs_length or spec.fractional):
-        magnitude = magnitude_on(spec, kept.frequencies.magnitude, key) ** magnitude_power
-        words = _LEVELS.pack(*(level.data_ptr() for level in kept.levels), LEVEL_BITS, magnitude)
-    levels = Levels(words, not sides_differ(spec, torch.device("cpu")), kept)
-    return _LEVELS_OF_SPECS.keep(which, levels)
+    spec_tables, words = tables(spec, torch.device("cpu")), b""
+    if spec_tables.frequencies.growth is None and spec_tables.levels is not None and not (spec.needs_length or spec.fractional):
+        magnitude = magnitude_on(spec, spec_tables.frequencies.magnitude, key) ** magnitude_power
+        words = _LEVELS.pack(*(level.data_ptr() for level in spec_tables.levels), LEVEL_BITS, magnitude)
+    levels = Levels(words, not sides_differ(spec, torch.device("cpu")), spec_tables)
+    return _LEVELS_OF_SPECS.keep(signature, levels)
 
 
 class Rows(NamedTuple):
-    """How the library reads the float32 rows of counted positions."""
+    """Cached float32 cos and sin of consecutive positions, packed for the library."""
 
     words: bytes
     rows: tuple[Tensor, Tensor]  # keeps the memory alive that `words` points to
@@ -72,24 +72,24 @@ class Rows(NamedTuple):
 _ROWS = Cache("cpu rows", entries=2, holds=TABLES)
 
 
-def kept_rows(spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int) -> Rows | None:
-    """Return the rows of offset ... offset + seq - 1, which every layer of a prefill reads; None if the table has none."""
-    which = (spec.fingerprint, key, offset, seq)
+def cached_rows(spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int) -> Rows | None:
+    """Return cos and sin of positions offset ... offset + seq - 1, shared by all layers of a prefill; None if not cached."""
+    signature = (spec.fingerprint, key, offset, seq)
     if magnitude_power != 1 or offset < 0:
         return None
-    kept = _ROWS.get(which)
-    if kept is not None:
-        return kept
+    packed = _ROWS.get(signature)
+    if packed is not None:
+        return packed
     rows = first_rows(spec, torch.device("cpu"), offset + seq, key)
     if rows is None:
         return None
     stride = rows[0].stride(0)  # in floats
     cos, sin = (table.data_ptr() + 4 * stride * offset for table in rows)
-    return _ROWS.keep(which, Rows(ANGLES.pack(cos, sin, stride, 0, 0, 0, 0, 0) + NO_LEVELS, rows))
+    return _ROWS.keep(signature, Rows(ANGLES.pack(cos, sin, stride, 0, 0, 0, 0, 0) + NO_LEVELS, rows))
 
 
 def shape_words(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> bytes:
-    """Return the words that depend only on shapes, strides and layouts."""
+    """Return the packed arguments that depend only on shapes, strides and layouts."""
     x, out = xs[0], outs[0]
     if len(xs) == 1:
         shapes = (x.shape, x.stride(), out.stride())
@@ -111,7 +111,7 @@ def _shape_words(
     dtype: torch.dtype,
     *shapes: tuple[int, ...],
 ) -> bytes:
-    """`shapes` are the sizes, the strides of x and the strides of y of every tensor."""
+    """Pack the arguments; `shapes` holds the sizes, the strides of x and the strides of y of each tensor."""
     ndim = len(shapes[0])
     axes = (-1 if axis is None else axis for axis in token_axes(ndim, seq_dim))
     words = (len(shapes) // 3, ndim, DTYPES[dtype], LAYOUTS[layout_in], LAYOUTS[layout_out], back, start, pairs, *axes)

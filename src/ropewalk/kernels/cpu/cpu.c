@@ -1,7 +1,7 @@
-/* Rotary embedding on the CPU: plain C11 with one entry point, without headers of Python or torch.
+/* Rotary embedding on the CPU: plain C11 with one entry point, compiled without headers of Python or torch.
  *
  * A call describes one or two tensors by pointers, sizes and strides, and the angles either as rows of cos and sin or as
- * positions with a two-level table. Every tensor is processed in the order of its own memory, and large calls run in torch's
+ * positions with a two-level table. Every tensor is processed in its own memory order, and large calls run in torch's
  * thread pool. The parts are rows.inc (the loops), vectors.inc (instruction sets), threads.inc, tensors.inc and tables.inc. */
 #define _DEFAULT_SOURCE /* madvise */
 #include <stddef.h>
@@ -19,19 +19,19 @@
 enum { F32, BF16, F16 };
 enum { HALF, INTERLEAVED };
 enum { DONE, OUT_OF_RANGE, NO_MEMORY };
-/* how rows are written: full vectors; partial vectors or shared cache lines; full vectors that bypass the caches */
+/* how rows are written: full vectors; partial vectors or shared cache lines; full vectors by non-temporal stores */
 enum { FULL, PARTIAL, STREAMED };
 
 enum { MAX_AXES = 8 };
-/* cos and sin of one tile stay in the cache while every head reads them: in L1 for float32, which is limited by memory; in L2 for
- * 16-bit types, which are limited by arithmetic and profit more from longer lines */
+/* cos and sin of one tile stay in the cache while every head reads them: in L1 for float32, whose speed is limited by memory; in L2
+ * for 16-bit types, whose speed is limited by arithmetic and which profit more from longer lines */
 enum { TILE_BYTES = 32 << 10, TILE_BYTES_NARROW = 128 << 10 };
 /* how far ahead of the current row x is prefetched */
 enum { PREFETCH_BYTES = 2 << 10, CACHE_LINE = 64 };
-/* the compiler moves no memory access across it */
+/* a compiler barrier: memory accesses are not moved across it */
 #define IN_ORDER() __atomic_signal_fence(__ATOMIC_SEQ_CST)
-/* a result of this many bytes would evict everything from the caches, so it is written past them; not if its memory is new,
- * because the system has then just filled it with zeros through the caches */
+/* a result of this many bytes would evict everything from the caches, so non-temporal stores bypass them; not if its memory is new,
+ * because the system then fills its pages with zeros through the caches */
 enum { STREAMED_BYTES = 16 << 20, LONGEST_VECTOR = 64 };
 /* below this many elements, waking threads costs more than it saves */
 enum { SERIAL_ELEMENTS = 128 << 10 };
@@ -44,7 +44,7 @@ struct step {
 };
 
 /* A two-dimensional part of a tensor: `lines` lines of `rows` rows. x and y point to the first rotated dimension of the first row.
- * `before` and `after` bytes around the `rotated` ones are copied. */
+ * `before` and `after` are the bytes around the `rotated` bytes; they are copied. */
 struct sheet {
     const char *x;
     char *y;
@@ -63,7 +63,7 @@ struct upcoming {
 
 #include "vectors.inc"
 
-/* Copies sequentially and inline: a library's memcpy starts at both ends, which interrupts the stream of stores. */
+/* Copies sequentially and inline: the C library's memcpy starts at both ends, which interrupts sequential stores. */
 ALWAYS void copy(char *y, const char *x, size_t count) {
     size_t i = 0;
     for (; i + 16 <= count; i += 16) memcpy(y + i, x + i, 16);
@@ -94,7 +94,7 @@ ALWAYS void copy(char *y, const char *x, size_t count) {
 struct isa {
     const char *name;
     int lanes, sequential;
-    int narrower_next; /* the next set computes the same bits with half the lanes */
+    int narrower_next; /* whether the next set in ISAS computes the same bits with half the lanes */
     const sheet_function (*sheets)[2][2][2][3]; /* by dtype, layout of x, layout of y, back, mode */
     int (*runs_here)(void);
 };
@@ -122,7 +122,7 @@ static const struct isa *current_isa = &ISAS[ISA_COUNT - 1];
 
 API int ropewalk_abi(void) { return ABI; }
 
-/* The name of instruction set `index` if this machine has it, else "". NULL after the last. */
+/* Return the name of instruction set `index`, "" if this machine does not support it, or NULL after the last. */
 API const char *ropewalk_isa(int index) {
     return index >= ISA_COUNT ? NULL : ISAS[index].runs_here() ? ISAS[index].name : "";
 }
@@ -139,7 +139,7 @@ struct call {
     /* `batches` x `seq` positions, or offset ... offset + seq - 1 if positions is NULL */
     const int64_t *positions;
     int64_t offset;
-    /* rows of cos and sin with their strides in floats; NULL if they are computed from positions */
+    /* cos and sin, with strides in floats; NULL if they are computed from positions */
     const float *cos, *sin;
     int64_t seq_step, batch_step, head_step;
     int64_t position_seq_step, position_batch_step, batches;
@@ -157,7 +157,7 @@ struct call {
 #include "tensors.inc"
 #include "tables.inc"
 
-/* Rotate what `words` describes. Returns DONE, OUT_OF_RANGE if a position is beyond the two-level table, or NO_MEMORY. */
+/* Carry out the call in `words`. Return DONE, OUT_OF_RANGE if a position is beyond the two-level table, or NO_MEMORY. */
 API int ropewalk_rotate(const void *words) {
     struct call call;
     struct work work;

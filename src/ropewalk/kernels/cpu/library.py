@@ -1,4 +1,4 @@
-"""The shared library: loading it, its thread pool and its instruction set."""
+"""Loads the shared library and selects its thread pool and instruction set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ropewalk.errors import choice
 
-#: must be that of cpu.c
+#: must equal ABI in cpu.c
 ABI = 3
 
 _PATH = Path(__file__).with_name("_cpu.so")
@@ -32,8 +32,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-#: torch's thread pools, best first: the function that selects it, and the symbols of torch that it calls.
-#: Linking OpenMP instead could load a second runtime beside torch's.
+#: torch's thread pools, best first: the library function that selects the pool, and the symbols of torch that it needs.
+#: Linking OpenMP instead could load a second OpenMP runtime into the process.
 POOLS = {
     "torch": ("ropewalk_use_torch", ("torch_parallel_for",)),
     "openmp": (
@@ -44,8 +44,8 @@ POOLS = {
 
 
 def join_pool(*names: str) -> str:
-    """Use the first of the named thread pools that this torch has, and return its name; "serial" if it has none."""
-    library: ctypes.CDLL = handle  # type: ignore[assignment]  # only called if it was loaded
+    """Select the first of the named thread pools that this torch has, and return its name; "serial" if it has none."""
+    library: ctypes.CDLL = handle  # type: ignore[assignment]  # only called if the library was loaded
     library.ropewalk_serial()
     try:
         runtime = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
@@ -68,14 +68,14 @@ def isas() -> dict[str, int]:
 
 
 def choose_isa(name: str | None = None) -> str:
-    """Use the named instruction set, or the widest, in the whole process, and return its name."""
+    """Select an instruction set for the whole process, the widest if `name` is None, and return its name."""
     indices = isas()
     name = choice("ROPEWALK_ISA", name, indices) if name else next(iter(indices))
-    handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]  # it has instruction sets, so it was loaded
+    handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]  # `indices` is not empty, so the library was loaded
     return name
 
 
-#: the loaded library, or None, and then the reason
+#: the loaded library, or None and the reason
 handle, missing = _load()
 if handle is not None:
     join_pool(*POOLS)

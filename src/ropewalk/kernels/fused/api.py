@@ -1,4 +1,4 @@
-"""qk_norm_rope and why_not: the checks of a call, its autograd rule, and the choice between kernel and definition."""
+"""qk_norm_rope and why_not: argument checks, the autograd function, and the choice between kernel and definition."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def qk_norm_rope(
     norm       QKNorm, or None to rotate only
     cache      KVSlots; slots are integers [...], and a token with a negative slot is padding and not stored
     q_out      where the result of q is written, of q's shape; may be q itself
-    backend    "triton", "definition", or None for the kernel if it can take the call; `why_not` returns the reason
+    backend    "triton", "definition", or None: the kernel if it supports the call (`why_not` says why not)
     config     how the kernel divides its work; None picks one of `CONFIGS`
 
     Returns (q, k) without a cache, with gradients to q, k and the norm's weights. With a cache it returns q, or (q, k, v)
-    with `return_kv` for the attention of a prefill, where v is the given one; there are no gradients then.
+    with `return_kv`, for the attention of a prefill; v is returned as given. There are no gradients then.
     """
     call, shape = _check(q, k, v, spec, positions, heads, norm, cache, slots, length)
     backend = _pick_backend(call, backend)
@@ -66,7 +66,7 @@ def qk_norm_rope(
 
 
 def why_not(*args, **kwargs) -> str | None:
-    """Return why the Triton kernel would not take this call of `qk_norm_rope`, or None if it would."""
+    """Return why the Triton kernel does not support this call of `qk_norm_rope`, or None if it does."""
     given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
     return why_not_kernel(_check(*(given.get(name) for name in names))[0])
@@ -74,7 +74,7 @@ def why_not(*args, **kwargs) -> str | None:
 
 def _pick_backend(call: Call, backend: str | None) -> str:
     if backend is None:
-        # torch.compile can fuse plain torch operations, but not look into a launch
+        # torch.compile can fuse plain torch operations, but not a Triton launch
         return "definition" if torch.compiler.is_compiling() or why_not_kernel(call) else "triton"
     if choice("backend", backend, BACKENDS) == "triton" and (reason := why_not_kernel(call)):
         raise RopeError("backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(call.q.shape))
@@ -99,16 +99,16 @@ def _differentiable(call: Call, backend: str, config: Config | None) -> tuple[Te
 
 
 class _NormRope(torch.autograd.Function):
-    """Saves only its inputs; the backward computes the rms again."""
+    """The autograd function: it saves only its inputs, and the backward recomputes the rms."""
 
     @staticmethod
     def forward(ctx, q, k, q_weight, k_weight, call: Call, backend: str, config: Config | None):
-        done = replace(call, q=q, k=k, q_out=torch.empty_like(q), k_out=torch.empty_like(k))
-        _run(done, backend, config)
+        filled = replace(call, q=q, k=k, q_out=torch.empty_like(q), k_out=torch.empty_like(k))
+        _run(filled, backend, config)
         ctx.save_for_backward(q, k, q_weight, k_weight, call.positions)
-        # ctx.call must not keep q and k alive: only saved tensors may
+        # q and k must be kept alive only by save_for_backward, so ctx.call gets empty tensors
         ctx.call, ctx.backend = replace(call, q=q.new_empty(0), k=k.new_empty(0), v=None), backend
-        return done.q_out, done.k_out
+        return filled.q_out, filled.k_out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -128,7 +128,7 @@ class _NormRope(torch.autograd.Function):
 
 
 def _check(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tuple[Call, tuple[int, ...]]:
-    """Return the checked call with its tokens flattened to one axis, and the shape they had."""
+    """Return the checked call with its tokens flattened to one axis, and the original shape of the token axes."""
     if not isinstance(spec, RopeSpec):
         raise RopeError("spec", "must be a RopeSpec", spec)
     if spec.learned:
@@ -165,7 +165,7 @@ def _check(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tuple
 
 
 def _unpack(q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int] | None, head_dim: int):
-    """Return q, k, v as given, or as views of packed rows."""
+    """Return q, k, v as given, or as views of packed qkv."""
     if heads is None:
         if k is None:
             raise RopeError("k", "must be given, or heads=(q heads, kv heads) with packed qkv", None)
@@ -175,7 +175,7 @@ def _unpack(q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int
     q_heads, k_heads = (integer("heads", count, low=1) for count in heads)
     if q.shape[-1] != (q_heads + 2 * k_heads) * head_dim or q.ndim < 2:
         raise RopeError("q", f"must be [..., ({q_heads} + 2 * {k_heads}) * {head_dim}] as packed qkv", list(q.shape))
-    # Tensor.split is a Python wrapper, whose time a decode step would notice; this function is not
+    # Tensor.split is a Python wrapper, slow enough to matter in a decode step; split_with_sizes is not
     return torch.split_with_sizes(q.view(*q.shape[:-1], -1, head_dim), (q_heads, k_heads, k_heads), -2)
 
 
@@ -186,7 +186,7 @@ def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:
 
 
 def _integers(name: str, values: Tensor, shape: tuple[int, ...], axes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return one integer for every token, [tokens] or [axes, tokens]."""
+    """Return `values` broadcast to all tokens, as integers [tokens] or [axes, tokens]."""
     if not isinstance(values, Tensor) or values.dtype not in INTEGERS or values.device != device:
         raise RopeError(name, f"must be an int32 or int64 tensor on {device}", getattr(values, "dtype", values))
     if values.shape == (*axes, *shape):
@@ -199,7 +199,7 @@ def _integers(name: str, values: Tensor, shape: tuple[int, ...], axes: tuple[int
 
 
 def _flatten(x: Tensor) -> Tensor:
-    """Return [T, H, D]."""
+    """Return x as [T, H, D]."""
     return x if x.ndim == 3 else x.flatten(0, -3)
 
 

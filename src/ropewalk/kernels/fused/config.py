@@ -1,4 +1,4 @@
-"""How the fused kernel divides its work, and which calls it takes. Importing this does not import Triton."""
+"""How the fused kernel divides its work, and which calls it supports. Importing this does not import Triton."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ropewalk.table import tables
 
 @dataclass(frozen=True)
 class Config:
-    """One program takes `heads` heads of q, of k or of v, of `tokens` tokens, with `warps` warps.
+    """One program processes `heads` heads of q, k or v, of `tokens` tokens, with `warps` warps.
 
-    pdl          start while the kernel before is still running, if the GPU supports it
+    pdl          start before the previous kernel ends, if the GPU supports it
     load, store  cache hints for data that is not needed again soon: "evict_first" and ".cs"
     """
 
@@ -39,31 +39,32 @@ class Config:
         choice("store", self.store, ("", ".cs", ".cg", ".wb", ".wt"))
 
 
-#: (most tokens, configuration for heads of 128); the first that fits is used. Few tokens are latency-bound, many bandwidth-bound
+#: (largest number of tokens, configuration for head_dim 128); the first that fits is used.
+#: Few tokens are limited by latency, many by bandwidth
 CONFIGS: tuple[tuple[float, Config], ...] = (
     (128, Config(heads=16, warps=4, pdl=True, load="evict_first", store=".cs")),
     (2048, Config(heads=16, warps=2, pdl=True, load="evict_first", store=".cs")),
     (float("inf"), Config(tokens=2, heads=16, warps=4, pdl=True, load="evict_first", store=".cs")),
 )
 
-#: the head_dim that CONFIGS are for, and how many dims a warp should have at least: with fewer, its loads are narrow
-HEAD_DIM, FEW_DIMS = 128, 256
+#: the head_dim of CONFIGS, and the fewest dims per warp: with fewer, the loads of a warp are narrow
+HEAD_DIM, MIN_DIMS_PER_WARP = 128, 256
 
 
 @cached("fused configurations", entries=256)
 def pick_config(tokens: int, heads: int, head_dim: int) -> Config:
-    """Return the configuration for `tokens` tokens of at most `heads` heads, fitted to their head_dim."""
+    """Return the configuration for `tokens` tokens with up to `heads` heads, adapted to their head_dim."""
     config = next(config for most, config in CONFIGS if tokens <= most)
     width = power_of_two(head_dim)
-    held = min(power_of_two(heads), max(1, config.heads * HEAD_DIM // width))
+    block_heads = min(power_of_two(heads), max(1, config.heads * HEAD_DIM // width))
     warps = config.warps
-    while warps > 1 and held * width < FEW_DIMS * warps:
+    while warps > 1 and block_heads * width < MIN_DIMS_PER_WARP * warps:
         warps //= 2
-    return replace(config, heads=held, warps=warps)
+    return replace(config, heads=block_heads, warps=warps)
 
 
 def why_not_kernel(call: Call) -> str | None:
-    """Return why the Triton kernel cannot take a call, or None if it can."""
+    """Return why the Triton kernel does not support a call, or None if it does."""
     cache = call.cache
     if reason := why_no_triton(call.q) or _why_not_spec(call.spec.fingerprint, call.q.device):
         return reason
@@ -85,9 +86,9 @@ def _why_not_spec(fingerprint: str, device: torch.device) -> str | None:
     if spec.needs_length:
         return f"the frequencies of {type(spec.scaling).__name__} depend on the length of each sequence"
     if spec.precision == "hf":
-        return 'precision "hf" rounds angles to float32, and those of the kernel are exact'
+        return 'precision "hf" rounds angles to float32, but the kernel computes exact angles'
     if spec.fractional:
-        return "the kernel takes integer positions, and those of this spec are real numbers"
+        return "the kernel takes integer positions, but this spec has fractional positions"
     if tables(spec, device).frequencies.growth is not None:
         return f"the magnitude of {type(spec.scaling).__name__} grows with the position"
     return None

@@ -1,7 +1,7 @@
-"""What the fused kernel computes, in plain torch: RMS-norm of every head, the rotation, and the write into a KV cache.
+"""The definition of the fused kernel in plain torch: RMS-norm of every head, rotation, and the write into a KV cache.
 
-It computes in float32 (float64 for float64 inputs) and rounds once wherever a result is stored. The Triton kernel takes the same
-`Call` and is tested against this module, which also runs where the kernel cannot.
+It computes in float32 (float64 for float64 inputs) and rounds each result once, when it is stored. The Triton kernel takes the
+same `Call` and is tested against this module, which also runs the calls that the kernel does not support.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class QKNorm:
         object.__setattr__(self, "eps", number("eps", self.eps, low=0))
         flag("plus_one", self.plus_one)
         if (self.q_weight is None) != (self.k_weight is None):
-            raise RopeError("k_weight", "must be given if q_weight is, and left out if it is not", self.k_weight)
+            raise RopeError("k_weight", "must be given together with q_weight, or both left out", self.k_weight)
         for name, weight in (("q_weight", self.q_weight), ("k_weight", self.k_weight)):
             if weight is not None and (weight.ndim != 1 or not weight.is_floating_point() or not weight.is_contiguous()):
                 raise RopeError(name, "must be contiguous floats [head_dim]", [weight.dtype, list(weight.shape)])
@@ -72,7 +72,7 @@ class KVSlots:
             object.__setattr__(self, name, self._on_device(name, scale))
 
     def _on_device(self, name: str, scale: float | Tensor | None) -> Tensor | None:
-        """Return a scale as one float32 on the cache's device, so that no later call copies it there."""
+        """Return a scale as one float32 on the cache's device, so that later calls need no copy."""
         if not self.quantised:
             if scale is not None:
                 raise RopeError(name, "is only for a float8_e4m3fn cache; leave it out", scale)
@@ -94,7 +94,7 @@ class KVSlots:
 
     @property
     def page_size(self) -> int:
-        """The rows of a page; 1 for a cache without pages."""
+        """The number of slots in a page; 1 for a cache without pages."""
         return 1 if self.k.ndim == 3 else self.k.shape[1]
 
     @property
@@ -106,7 +106,7 @@ class KVSlots:
 class Call:
     """One checked call: q [T, Hq, D], k and v [T, Hk, D], contiguous in the last dimension; positions [T] or [axes, T].
 
-    An output that is None is not computed; `slots` [T] are given if `cache` is.
+    Outputs that are None are not computed; `slots` is [T] if there is a `cache`, otherwise None.
     """
 
     q: Tensor
@@ -122,7 +122,7 @@ class Call:
     k_out: Tensor | None = None
 
     def rows(self, key: bool) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [T, 1, pairs], magnitude included; all heads share them."""
+        """Return cos and sin [T, 1, pairs] for all heads, magnitude included; `key`: those of attention keys."""
         cos, sin = cos_sin(self.spec, self.positions, length=self.length, dtype=table_dtype(self.q), key=key)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
@@ -133,7 +133,7 @@ class Call:
 
 
 def run(call: Call) -> None:
-    """Fill the outputs and the cache of a call."""
+    """Compute the outputs of a call and write them to `q_out`, `k_out` and the cache."""
     q, k = (norm_and_rotate(call, x, key) for x, key in ((call.q, False), (call.k, True)))
     for out, wide in ((call.q_out, q), (call.k_out, k)):
         if out is not None:
@@ -143,7 +143,7 @@ def run(call: Call) -> None:
 
 
 def norm_and_rotate(call: Call, x: Tensor, key: bool) -> Tensor:
-    """Return x / rms(x) * w, rotated and not yet rounded."""
+    """Return x / rms(x) * w, rotated, before rounding to x's dtype; `key`: x is the attention key."""
     cos, sin = call.rows(key)
     wide = x.to(cos.dtype)
     if call.norm is not None:
@@ -154,7 +154,7 @@ def norm_and_rotate(call: Call, x: Tensor, key: bool) -> Tensor:
 def backward(call: Call, grad: Tensor, key: bool) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of `norm_and_rotate` for x (rounded to its dtype) and for the weight; the rms is recomputed from x.
 
-    With n = x r w and r = 1 / rms: dn is dy rotated back, dw sums dn x r, and dx = r (dn w - x r^2 mean(dn w x)).
+    With n = x r w and r = 1 / rms: dn is dy rotated backwards, dw is the sum of dn x r, and dx = r (dn w - x r^2 mean(dn w x)).
     """
     x = call.k if key else call.q
     cos, sin = call.rows(key)
@@ -176,7 +176,7 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 
 
 def _factor(call: Call, key: bool, dtype: torch.dtype) -> Tensor | float:
-    """Return what the normalised head is multiplied by: w, 1 + w, or 1."""
+    """Return the factor of the normalised head: w, 1 + w, or 1."""
     weight = call.weights[key]
     if weight is None:
         return 1.0
@@ -189,21 +189,21 @@ def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
 
 
 def _write(cache: KVSlots, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """Store every row whose slot is not padding; nothing is read back to the host, so a CUDA graph can capture this."""
+    """Store every token whose slot is not padding; it never synchronises with the GPU, so a CUDA graph can capture it."""
     if not slots.numel():
         return
     slots = slots.to(torch.int64)
     if slots.device.type == "cpu" and (last := int(slots.max())) >= cache.num_slots:
         raise RopeError("slots", f"must be below the cache's {cache.num_slots} slots; negative ones are padding", last)
     live = (slots >= 0) & (slots < cache.num_slots)
-    # padding writes a live row once more to that row's slot; if no row is live, the cache's own values are written back
+    # padding tokens write a copy of a real token to the real token's slot; if all are padding, slot 0 is rewritten unchanged
     source = torch.where(live, torch.arange(len(slots), device=slots.device), live.int().argmax())
     target = torch.where(live.any(), slots[source], 0)
     where = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
     for store, x, scale in zip((cache.k, cache.v), (k, v), cache.scales, strict=True):
         rows = _stored(x[source], store.dtype, scale)
         if cache.quantised:
-            # torch cannot index float8, so index its bytes
+            # torch cannot index float8 tensors, so index their bytes
             store, rows = store.view(torch.uint8), rows.view(torch.uint8)
         store[where] = torch.where(live.any(), rows, store[where])
 

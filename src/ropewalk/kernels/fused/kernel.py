@@ -24,7 +24,7 @@ from ropewalk.kernels.triton.pairs import load
 @triton.jit
 @no_type_check
 def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZE: tl.constexpr):
-    """Return pointers to the start of each (token, head) of a cache."""
+    """Return pointers to the first dim of each (token, head) in a cache."""
     rows = cache + (slot // PAGE_SIZE * page_stride)[:, None, None] + head * head_stride
     if PAGE_SIZE > 1:
         rows += (slot % PAGE_SIZE * row_stride)[:, None, None]
@@ -39,7 +39,7 @@ def _side(
     HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
     SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return the heads that `rows` [TOKENS, HEADS, 1] point to, normalised and rotated: (first, second, rest)."""
+    """Load the heads that `rows` [TOKENS, HEADS, 1] points to and return them normalised and rotated: (first, second, rest)."""
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
     ANGLES: tl.constexpr = HEADS if SPREAD else 1
@@ -66,11 +66,11 @@ def forward(
     TOKENS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_DIM: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVICT: tl.constexpr, STORE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and rotate q and k, and store k and v; a program takes TOKENS tokens and a group of heads of q, k or v.
+    """Normalise and rotate q and k, and store k and v; each program processes TOKENS tokens and a group of heads of q, k or v.
 
-    Programs of the same tokens run side by side. A program has heads of one tensor only, so every warp reads and writes
-    whole rows, also of a scattered cache. Outputs may be the inputs, so every load comes before the first store: the
-    compiler cannot move a load over a store.
+    Programs with the same tokens have adjacent ids. A program has heads of one tensor only, so every warp reads and writes
+    whole rows, also of a cache with scattered slots. Outputs may alias inputs, so all loads come before the first store:
+    the compiler cannot move a load before a store.
     """
     Q_GROUPS: tl.constexpr = (Q_HEADS + BLOCK_Q - 1) // BLOCK_Q
     K_GROUPS: tl.constexpr = (K_HEADS + BLOCK_K - 1) // BLOCK_K
@@ -109,12 +109,12 @@ def forward(
                 MASK_K, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_K, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
             )  # fmt: skip
             if CACHE:
-                inverse = 1.0
+                inverse_scale = 1.0
                 if QUANTISED:
-                    inverse = 1.0 / tl.load(k_scale)
+                    inverse_scale = 1.0 / tl.load(k_scale)
                 store_head(
                     _slot_rows(k_cache, slot, k_index, k_page, k_row, k_slot_head, PAGE_SIZE),
-                    k_first, k_second, k_rest, inverse, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, STORE,
+                    k_first, k_second, k_rest, inverse_scale, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, STORE,
                 )  # fmt: skip
             if KEEP_K:
                 store_head(
@@ -127,12 +127,12 @@ def forward(
             values = load(v + row * v_token + k_index * v_head + dim, k_live & inside, MASK_K or HEAD[0] != BLOCK_DIM, EVICT)
             if PDL:
                 tl.extra.cuda.gdc_launch_dependents()
-            inverse = 1.0
+            inverse_scale = 1.0
             if QUANTISED:
-                inverse = 1.0 / tl.load(v_scale)
+                inverse_scale = 1.0 / tl.load(v_scale)
             tl.store(
                 _slot_rows(v_cache, slot, k_index, v_page, v_row, v_slot_head, PAGE_SIZE) + dim,
-                as_stored(values, inverse, v_cache.dtype.element_ty, QUANTISED),
+                as_stored(values, inverse_scale, v_cache.dtype.element_ty, QUANTISED),
                 mask=written & inside,
                 cache_modifier=STORE,
             )
@@ -144,7 +144,7 @@ def _side_backward(
     x, grad, dx, weight, cos, sin, eps, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Compute `definition.backward` on tiles: store dx, and return what every (token, head) adds to dw."""
+    """Compute `definition.backward` on tiles: store dx, and return the contribution of each (token, head) to dw."""
     first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     first, second = first * cos + second * sin, second * cos - first * sin
@@ -152,14 +152,14 @@ def _side_backward(
     if NORM:
         x_first, x_second, x_rest = load_head(x, live, MASKED, INTERLEAVED, HEAD, "")
         x_first, x_second, x_rest = x_first.to(tl.float32), x_second.to(tl.float32), x_rest.to(tl.float32)
-        inverse = tl.rsqrt(mean_product(x_first, x_second, x_rest, x_first, x_second, x_rest, HEAD) + eps)
-        x_first, x_second, x_rest = x_first * inverse, x_second * inverse, x_rest * inverse
+        inverse_rms = tl.rsqrt(mean_product(x_first, x_second, x_rest, x_first, x_second, x_rest, HEAD) + eps)
+        x_first, x_second, x_rest = x_first * inverse_rms, x_second * inverse_rms, x_rest * inverse_rms
         w_first, w_second, w_rest = first * x_first, second * x_second, rest * x_rest
         f_first, f_second, f_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
         first, second, rest = weighted(first, second, rest, f_first, f_second, f_rest, WEIGHT)
-        along = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
-        first, second, rest = first - x_first * along, second - x_second * along, rest - x_rest * along
-        first, second, rest = first * inverse, second * inverse, rest * inverse
+        mean = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
+        first, second, rest = first - x_first * mean, second - x_second * mean, rest - x_rest * mean
+        first, second, rest = first * inverse_rms, second * inverse_rms, rest * inverse_rms
     store_head(dx, first, second, rest, 1.0, live, False, MASKED, INTERLEAVED, HEAD, "")
     return w_first, w_second, w_rest
 
@@ -169,7 +169,7 @@ def _side_backward(
 def _store_weight_grad(
     out, first, second, rest, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Store what one program adds to dw, the sum over its tokens and heads, at `out` [1, 1, 1]."""
+    """Store one program's contribution to dw, the sum over its tokens and heads, at `out` [1, 1, 1]."""
     rows: tl.constexpr = TOKENS * HEADS
     first = tl.sum(tl.reshape(first, [rows, HEAD[3]]), axis=0)[None, None, :]
     second = tl.sum(tl.reshape(second, [rows, HEAD[3]]), axis=0)[None, None, :]
@@ -190,10 +190,10 @@ def backward(
     INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, WEIGHT_GRAD: tl.constexpr, AXES: tl.constexpr,
     TOKENS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, MASK_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq, dk and each program's part of dw.
+    """Compute dq, dk and each program's partial sum of dw.
 
-    A program strides over the tokens, so that it sums its part of dw in registers and writes it once. weight_grads is
-    float32 [programs, 2, head_dim], for q's weight and k's.
+    A program loops over many tokens, so it can sum dw in registers and write it once. weight_grads is float32
+    [programs, 2, head_dim], for the weights of q and of k.
     """
     group, worker = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
     q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]

@@ -1,4 +1,4 @@
-"""From a checked call to a launch: planned once for every combination of shapes, then only pointers change."""
+"""Launches of the fused kernels: a launch plan is made once for each combination of shapes and then reused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropewalk.kernels.launch import LaunchPlan
 from ropewalk.kernels.support import has_pdl, has_sine_unit, multiprocessors, power_of_two
 from ropewalk.table import TABLES, magnitude_on, tables
 
-#: the tile of the backward: most dims of q in one program, and dims in one warp
+#: the tile of the backward kernel: the most dims of q in one program, and the dims per warp
 BACKWARD_DIMS, BACKWARD_DIMS_PER_WARP = 4096, 512
 BACKWARD_PROGRAMS_PER_MULTIPROCESSOR = 4
 
@@ -26,7 +26,7 @@ _PLANS = Cache("fused launch plans", entries=1024, holds=TABLES)
 
 
 def run(call: Call, config: Config | None = None) -> None:
-    """Fill the outputs and the cache of a call in one launch; nothing is read back, so a CUDA graph can capture it."""
+    """Write the outputs and the cache of a call in one launch, without synchronising, so a CUDA graph can capture it."""
     tokens = call.q.shape[0]
     if not tokens:
         return
@@ -44,7 +44,7 @@ def run(call: Call, config: Config | None = None) -> None:
 
 
 def changing_tensors(call: Call) -> tuple[Tensor | None, ...]:
-    """Return the kernel's first arguments, which change from call to call."""
+    """Return the first kernel arguments: the tensors, which change from call to call."""
     cache = call.cache
     stores, scales = ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
     return (call.q, call.k, call.v, call.q_out, call.k_out, *stores, *call.weights, *scales, call.positions, call.slots)
@@ -56,7 +56,7 @@ class _ForwardPlan(LaunchPlan):
     def __init__(self, call: Call, config: Config) -> None:
         values = forward_values(call, config)
         super().__init__(_FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps)
-        tensors = (("Q", 1), ("K", 1 if call.cache is None else 2))  # v has the groups of k
+        tensors = (("Q", 1), ("K", 1 if call.cache is None else 2))  # v is divided into groups like k
         self.groups = sum(times * -(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name, times in tensors)
         self.tokens_per_program = config.tokens
 
@@ -87,12 +87,12 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
 
 
 def _angle_values(call: Call) -> dict[str, Any]:
-    spec, kept = call.spec, tables(call.spec, call.q.device)
-    q_magnitude, k_magnitude = (float(magnitude_on(spec, kept.frequencies.magnitude, key)) for key in (False, True))
+    spec, spec_tables = call.spec, tables(call.spec, call.q.device)
+    q_magnitude, k_magnitude = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     axis_stride = call.positions.stride(0) if spec.num_axes > 1 else 0
     return {
-        "steps": kept.steps, "q_magnitude": q_magnitude, "k_magnitude": k_magnitude,
-        "AXES": spec.num_axes, "axis_of_pair": kept.axis_of_pair, "axis_stride": axis_stride,
+        "steps": spec_tables.steps, "q_magnitude": q_magnitude, "k_magnitude": k_magnitude,
+        "AXES": spec.num_axes, "axis_of_pair": spec_tables.axis_of_pair, "axis_stride": axis_stride,
     }  # fmt: skip
 
 
@@ -109,13 +109,13 @@ def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
 
 
 def _strides(**tensors: Tensor | None) -> dict[str, int]:
-    """Return the (token, head) strides of tensors [T, H, D] by the kernel's names."""
+    """Return the (token, head) strides of tensors [T, H, D] by kernel argument name."""
     axes = ("token", "head")
     return {f"{name}_{axis}": 0 if x is None else x.stride(i) for name, x in tensors.items() for i, axis in enumerate(axes)}
 
 
 def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return the (page, row, head) strides of k and of v, and the kernel's page size: 1 if all slots are evenly spaced."""
+    """Return the (page, row, head) strides of k and of v, and the page size for the kernel: 1 if all slots are evenly spaced."""
     if cache is None:
         return (0, 0, 0), (0, 0, 0), 1
     k, v = cache.k.stride()[:-1], cache.v.stride()[:-1]
@@ -127,7 +127,7 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k and, if `weight_grad`, of the two weights, by one launch and one sum."""
+    """Return the gradients of q, k and, if `weight_grad`, of the two weights, with one launch and one sum."""
     tokens = call.q.shape[0]
     groups, warps = backward_blocks(call)
     workers = min(tokens, -(-BACKWARD_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(call.q.device) // groups))
@@ -145,7 +145,7 @@ def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) 
 
 
 def backward_blocks(call: Call) -> tuple[int, int]:
-    """Return into how many groups the heads are divided, and the warps of a program."""
+    """Return the number of groups of heads and the number of warps per program."""
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs
     width = 2 * power_of_two(spec.pairs) + (power_of_two(rest) if rest else 0)
@@ -155,7 +155,7 @@ def backward_blocks(call: Call) -> tuple[int, int]:
 
 
 def backward_values(call: Call, q_grad: Tensor, k_grad: Tensor, dq: Tensor, dk: Tensor, groups: int) -> dict[str, Any]:
-    """Return every argument of `kernel.backward` after `tokens` except WEIGHT_GRAD, by name; one token at a time."""
+    """Return every argument of `kernel.backward` after `tokens` except WEIGHT_GRAD, by name; TOKENS is 1."""
     strides = _strides(q=call.q, k=call.k, q_grad=q_grad, k_grad=k_grad, dq=dq, dk=dk)
     blocks = (power_of_two(-(-x.shape[1] // groups)) for x in (call.q, call.k))
     return _angle_values(call) | _head_values(call, *blocks) | strides | {"GROUPS": groups, "TOKENS": 1, "MASK_TOKENS": False}

@@ -1,7 +1,7 @@
-"""The parts of the fused kernels: heads as tiles, their norm, their angles. Importing this imports Triton.
+"""Functions of the fused kernels: load, normalise and store heads as tiles, and compute angles. Importing this imports Triton.
 
-Tiles are [tokens, heads, dims]. A head is three of them: the first and the second members of its pairs, and the rest,
-which is normalised but not rotated. HEAD is (head_dim, start, pairs, block of pairs, block of the rest or 0).
+Tiles are [tokens, heads, dims]. A head is three tiles: the first members of its pairs, the second members, and the rest: the
+dims that are normalised but not rotated. HEAD is (head_dim, start, pairs, tile width of the pairs, tile width of the rest or 0).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import triton.language as tl
 
 from ropewalk.kernels.triton.pairs import load, load_pairs, store, store_pairs
 
-#: the largest finite e4m3 value: definition.FP8_MAX as a constant of Triton
+#: the largest finite e4m3 value: definition.FP8_MAX as a tl.constexpr
 FP8_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
 @no_type_check
 def _rest_dims(HEAD: tl.constexpr):
-    """Return the dims that are not rotated, adjacent if possible, and a mask of those inside the head."""
+    """Return the indices of the dims that are not rotated, contiguous if possible, and a mask of valid indices."""
     START: tl.constexpr = HEAD[1]
     ROTATED: tl.constexpr = 2 * HEAD[2]
     index = tl.arange(0, HEAD[4])[None, None, :]
@@ -38,7 +38,7 @@ def _rest_dims(HEAD: tl.constexpr):
 def load_head(
     heads, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Return (first, second, rest) of the heads that `heads` [tokens, heads, 1] points to; rest is first if all dims rotate."""
+    """Return (first, second, rest) of the heads that `heads` [tokens, heads, 1] points to; if all dims rotate, rest is first."""
     first, second = load_pairs(heads + HEAD[1], live, HEAD[2], HEAD[3], INTERLEAVED, MASKED, EVICT)
     rest = first
     if HEAD[4]:
@@ -50,7 +50,7 @@ def load_head(
 @triton.jit
 @no_type_check
 def as_stored(value, inverse_scale, dtype: tl.constexpr, QUANTISED: tl.constexpr):
-    """Return the value rounded to the dtype it is stored in; the only rounding."""
+    """Return the value rounded to the dtype of the memory; this is the only rounding."""
     if QUANTISED:
         value = tl.clamp(value.to(tl.float32) * inverse_scale, -FP8_MAX, FP8_MAX, tl.PropagateNan.ALL)
     return value.to(dtype)
@@ -78,9 +78,9 @@ def store_head(
 def load_factors(
     weight, WEIGHT: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Return the norm's weight as the three tiles of a head; WEIGHT is "", "w" or "1+w".
+    """Load the norm's weight as the three tiles of a head; WEIGHT is "" (no weight), "w" or "1+w".
 
-    Every head reads its own copy (from L1), so that the weight has the register layout of x: no shared memory, no barrier.
+    It is loaded once per head (from L1), so it has the register layout of x and needs no shared memory or barrier.
     """
     if WEIGHT != "":
         everywhere = tl.zeros([TOKENS, HEADS, 1], tl.int32)
@@ -92,7 +92,7 @@ def load_factors(
 @triton.jit
 @no_type_check
 def weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT: tl.constexpr):
-    """Return x * w or x * (1 + w)."""
+    """Return x * w, x * (1 + w), or x if there is no weight."""
     if WEIGHT != "":
         w_first, w_second, w_rest = w_first.to(tl.float32), w_second.to(tl.float32), w_rest.to(tl.float32)
         if WEIGHT == "1+w":
@@ -116,11 +116,11 @@ def mean_product(a_first, a_second, a_rest, b_first, b_second, b_rest, HEAD: tl.
 def norm_and_rotate(
     first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr
 ):
-    """Return the tiles of `definition.norm_and_rotate`."""
+    """Compute `definition.norm_and_rotate` on tiles."""
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if NORM:
-        inverse = tl.rsqrt(mean_product(first, second, rest, first, second, rest, HEAD) + eps)
-        first, second, rest = first * inverse, second * inverse, rest * inverse
+        inverse_rms = tl.rsqrt(mean_product(first, second, rest, first, second, rest, HEAD) + eps)
+        first, second, rest = first * inverse_rms, second * inverse_rms, rest * inverse_rms
         first, second, rest = weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT)
     return first * cos - second * sin, first * sin + second * cos, rest
 
@@ -133,8 +133,8 @@ def phases(
 ):  # fmt: skip
     """Return the exact phase of every pair, int64 [tokens, HEADS, pairs], from the position on the pair's own axis.
 
-    HEADS > 1 if a program has no more threads than pairs: computing the same angles again for every head then costs less
-    than sharing them through shared memory.
+    HEADS > 1 if a program has no more threads than pairs: recomputing the same angles for every head is then cheaper than
+    sharing them through shared memory.
     """
     PAIRS: tl.constexpr = HEAD[2]
     MASKED: tl.constexpr = HEAD[3] != PAIRS

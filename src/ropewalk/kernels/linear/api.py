@@ -1,4 +1,4 @@
-"""The launches of causal linear attention: which calls the kernels take, and how a sequence is divided into segments."""
+"""The launches of causal linear attention: which calls the kernels support, and how a sequence is divided into segments."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ropewalk.kernels.support import has_sine_unit, power_of_two, why_no_triton
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
-#: a wider state does not fit in one program's registers; with bfloat16 operands twice the width does
+#: the widest state that fits in one program's registers; bfloat16 operands need fewer
 MOST_DIMS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
 #: four programs for each multiprocessor of an H200
 PROGRAMS = 528
-#: (tokens of a chunk, which are multiplied with each other at once, and pipeline stages), for narrow and wide heads, from a sweep
+#: (tokens per chunk, pipeline stages) for heads of up to 64 dims and for wider heads, from a sweep
 NARROW, WIDE = (64, 2), (32, 1)
-#: the features that the kernels compute; "cosine" is the normalised form
+#: the features that the kernels compute; "cosine" normalises q and k to length 1
 FEATURES = ("elu", "relu", "cosine")
 
 
 @dataclass(frozen=True, eq=False)
 class LinearCall:
-    """One call besides q, k, v and the state; `real` [B, S] is False for padding, None if there is none."""
+    """The arguments of a call besides q, k, v and the state; `real` [B, S] is False for padding, or None without padding."""
 
     spec: RopeSpec
     feature: str
@@ -35,7 +35,7 @@ class LinearCall:
 
 
 def why_not(q: Tensor, v: Tensor, spec: RopeSpec, feature: str | None, scale: Tensor | float = 1.0) -> str | None:
-    """Return why the kernels cannot take this call, or None if they can."""
+    """Return why the kernels do not support this call, or None if they do."""
     if (reason := why_no_triton(q)) is not None:
         return reason
     if q.dtype not in FLOAT32_DTYPES or v.dtype != q.dtype:
@@ -70,12 +70,12 @@ def run(
         return torch.empty_like(v), mixed, total
     chunk, stages = NARROW if max(head_dim, v.shape[-1]) <= 64 else WIDE
     chunks = -(-tokens // chunk)
-    # a power of two, so that few kernels are compiled
+    # a power of two, so that few variants of the kernels are compiled
     per_segment = power_of_two(-(-chunks * batch * heads // PROGRAMS))
     segments = -(-chunks // per_segment)
     rows, width, pairs = mixed.shape[-2], v.shape[-1], head_dim // 2
-    kept = tables(call.spec, q.device)
-    q_magnitude, k_magnitude = (float(magnitude_on(call.spec, kept.frequencies.magnitude, key)) for key in (False, True))
+    spec_tables = tables(call.spec, q.device)
+    q_magnitude, k_magnitude = (float(magnitude_on(call.spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     positions = call.positions.expand(batch, tokens)
     real = None if call.real is None else call.real.contiguous().view(torch.uint8)
     out = torch.empty(batch, heads, tokens, width, dtype=v.dtype, device=v.device)
@@ -90,7 +90,7 @@ def run(
     sums, sums_total = mixed.new_empty(batch, heads, segments, rows, width), total.new_empty(batch, heads, segments, rows)
     with torch.cuda.device_of(q):
         _kernel(device.segment_sums)[grid](
-            k, v, positions, kept.steps, real, sums, sums_total, *sizes, k_magnitude,
+            k, v, positions, spec_tables.steps, real, sums, sums_total, *sizes, k_magnitude,
             *k.stride()[:3], *v.stride()[:3], *places, **constants,
         )  # fmt: skip
         states = torch.cat((mixed.unsqueeze(2), sums), dim=2).cumsum(dim=2)
@@ -98,26 +98,26 @@ def run(
         scales = None if scale is None else scale.float().expand(batch, heads, 1, 1).reshape(batch, heads).contiguous()
         strides = (s for t in (q, k, v, out) for s in t.stride()[:3])
         _kernel(device.segment_out)[grid](
-            q, k, v, out, positions, kept.steps, real, states, totals, scales, *sizes, q_magnitude, k_magnitude, call.eps,
+            q, k, v, out, positions, spec_tables.steps, real, states, totals, scales, *sizes, q_magnitude, k_magnitude, call.eps,
             *strides, *places, (segments + 1) * rows, **constants,
         )  # fmt: skip
     return out, states[:, :, -1], totals[:, :, -1]
 
 
 def _operands(x: Tensor) -> dict[str, Any]:
-    """Return the operand type of the matrix products: bfloat16; tf32 for float16, which sums overflow; three tf32 for float32."""
+    """Return the operand type of the matrix products: bfloat16; tf32 for float16, whose sums can overflow; tf32x3 for float32."""
     import triton.language as tl
 
-    # the interpreter would multiply the bit patterns of bfloat16
-    narrow = x.dtype == torch.bfloat16 and x.is_cuda
-    return {"OPERAND": tl.bfloat16 if narrow else tl.float32, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32"}
+    # Triton's interpreter would multiply the bit patterns of bfloat16 values
+    use_bfloat16 = x.dtype == torch.bfloat16 and x.is_cuda
+    return {"OPERAND": tl.bfloat16 if use_bfloat16 else tl.float32, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32"}
 
 
 def _kernel(function: Any) -> Any:
-    """Return the function typed Any: type checkers do not see what triton.jit returns."""
+    """Return `function`, typed Any because type checkers do not know the type that triton.jit returns."""
     return function
 
 
 def _block(size: int) -> int:
-    # matrix units multiply 16 at a time
+    # tensor cores need sizes of at least 16
     return max(16, power_of_two(size))

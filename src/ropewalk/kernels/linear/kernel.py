@@ -1,4 +1,4 @@
-"""The Triton kernels of linear attention: features, rotation, sums and division without a trip to memory.
+"""The Triton kernels of linear attention: features, rotation, sums and division without intermediate tensors.
 
 A sequence is divided into segments, one program each. The first kernel computes each segment's sums. After a cumulative sum over
 the segments, the second kernel starts each segment from its state and computes the outputs chunk by chunk.
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ropewalk.kernels.triton.angles import phase_cos_sin
 
-#: the features
+#: values of FORM
 ELU = tl.constexpr(0)
 RELU = tl.constexpr(1)
 COSINE = tl.constexpr(2)
@@ -25,25 +25,25 @@ def load_features(
     x, token, stride, live, magnitude, cos, sin,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Return the plain and the rotated features of a chunk, first and second of each pair, float32 [tokens, BLOCK] each."""
+    """Return (first, second) members of the pairs of unrotated features, then of rotated ones, float32 [tokens, BLOCK] each."""
     rows = x + (token.to(tl.int64) * stride)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
-    there = live[:, None] & (pair < PAIRS)
+    valid = live[:, None] & (pair < PAIRS)
     if INTERLEAVED:
         dim = tl.arange(0, 2 * BLOCK)[None, :]
         both = tl.load(rows + dim, mask=live[:, None] & (dim < 2 * PAIRS), other=0.0).to(tl.float32)
         a, b = tl.split(tl.reshape(both, [both.shape[0], BLOCK, 2]))
     else:
-        a = tl.load(rows + pair, mask=there, other=0.0).to(tl.float32)
-        b = tl.load(rows + PAIRS + pair, mask=there, other=0.0).to(tl.float32)
+        a = tl.load(rows + pair, mask=valid, other=0.0).to(tl.float32)
+        b = tl.load(rows + PAIRS + pair, mask=valid, other=0.0).to(tl.float32)
     if FORM == COSINE:
         norm = tl.sqrt(tl.sum(a * a + b * b, axis=1))
         scale = (1.0 / tl.maximum(norm, 1e-12))[:, None]
         a, b = a * scale, b * scale
     elif FORM == ELU:
         # elu(0) + 1 of a masked element would be 1, not 0
-        a = tl.where(there, tl.where(a > 0, a + 1.0, tl.exp(tl.minimum(a, 0.0))), 0.0)
-        b = tl.where(there, tl.where(b > 0, b + 1.0, tl.exp(tl.minimum(b, 0.0))), 0.0)
+        a = tl.where(valid, tl.where(a > 0, a + 1.0, tl.exp(tl.minimum(a, 0.0))), 0.0)
+        b = tl.where(valid, tl.where(b > 0, b + 1.0, tl.exp(tl.minimum(b, 0.0))), 0.0)
     else:
         a, b = tl.maximum(a, 0.0), tl.maximum(b, 0.0)
     return a, b, (a * cos - b * sin) * magnitude, (a * sin + b * cos) * magnitude
@@ -71,7 +71,7 @@ def load_values(v, token, stride, live, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.con
 @triton.jit
 @no_type_check
 def state_rows(PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr):
-    """Return the state's rows of the first and the second member of every pair; row 0 of the cosine form is its constant 1."""
+    """Return the state rows of the first and of the second members of the pairs; row 0 of the cosine form is the constant 1."""
     pair = tl.arange(0, BLOCK)
     before: tl.constexpr = 1 if FORM == COSINE else 0
     if INTERLEAVED:
@@ -124,9 +124,9 @@ def segment_sums(
     pair = tl.arange(0, BLOCK)
     column = tl.arange(0, WIDTH_BLOCK)
     first_row, second_row = state_rows(PAIRS, BLOCK, INTERLEAVED, FORM)
-    there = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
-    tl.store(mixed + first_row[:, None] * WIDTH + column[None, :], first_sum, mask=there)
-    tl.store(mixed + second_row[:, None] * WIDTH + column[None, :], second_sum, mask=there)
+    valid = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
+    tl.store(mixed + first_row[:, None] * WIDTH + column[None, :], first_sum, mask=valid)
+    tl.store(mixed + second_row[:, None] * WIDTH + column[None, :], second_sum, mask=valid)
     tl.store(total + first_row, first_total, mask=pair < PAIRS)
     tl.store(total + second_row, second_total, mask=pair < PAIRS)
     if FORM == COSINE:
@@ -144,7 +144,7 @@ def segment_out(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the outputs of one segment of one head, starting from state `segment` of its row."""
+    """Store the outputs of one segment of one head, starting from the state before the segment."""
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     q += batch * q_batch + head * q_head
@@ -158,9 +158,9 @@ def segment_out(
     pair = tl.arange(0, BLOCK)
     column = tl.arange(0, WIDTH_BLOCK)
     first_row, second_row = state_rows(PAIRS, BLOCK, INTERLEAVED, FORM)
-    there = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
-    first_sum = tl.load(mixed + first_row[:, None] * WIDTH + column[None, :], mask=there, other=0.0)
-    second_sum = tl.load(mixed + second_row[:, None] * WIDTH + column[None, :], mask=there, other=0.0)
+    valid = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
+    first_sum = tl.load(mixed + first_row[:, None] * WIDTH + column[None, :], mask=valid, other=0.0)
+    second_sum = tl.load(mixed + second_row[:, None] * WIDTH + column[None, :], mask=valid, other=0.0)
     first_total = tl.load(total + first_row, mask=pair < PAIRS, other=0.0)
     second_total = tl.load(total + second_row, mask=pair < PAIRS, other=0.0)
     if FORM == COSINE:
@@ -183,14 +183,14 @@ def segment_out(
         first_key, second_key = k1.to(OPERAND), k2.to(OPERAND)
         weights = tl.dot(first, tl.trans(first_key), input_precision=PRECISION)
         weights = tl.dot(second, tl.trans(second_key), weights, input_precision=PRECISION)
-        top = tl.dot(first, first_sum.to(OPERAND), input_precision=PRECISION)
-        top = tl.dot(second, second_sum.to(OPERAND), top, input_precision=PRECISION)
+        numerator = tl.dot(first, first_sum.to(OPERAND), input_precision=PRECISION)
+        numerator = tl.dot(second, second_sum.to(OPERAND), numerator, input_precision=PRECISION)
         seen = (order[:, None] >= order[None, :]) & live[None, :]
         if FORM == COSINE:
             weights = tl.where(seen, 1.0 + scale * weights, 0.0)
-            top = scale * top + value_sum[None, :]
-            bottom = count + scale * tl.sum(q1 * first_total[None, :] + q2 * second_total[None, :], axis=1)
-            bottom += tl.sum(weights, axis=1)
+            numerator = scale * numerator + value_sum[None, :]
+            denominator = count + scale * tl.sum(q1 * first_total[None, :] + q2 * second_total[None, :], axis=1)
+            denominator += tl.sum(weights, axis=1)
             value_sum += tl.sum(value, axis=0)
             count += tl.sum(live.to(tl.float32), axis=0)
             first_total += tl.sum(k1, axis=0)
@@ -199,13 +199,13 @@ def segment_out(
             weights = tl.where(seen, weights, 0.0)
             plain = tl.dot(qa.to(OPERAND), tl.trans(ka.to(OPERAND)), input_precision=PRECISION)
             plain = tl.dot(qb.to(OPERAND), tl.trans(kb.to(OPERAND)), plain, input_precision=PRECISION)
-            bottom = tl.sum(qa * first_total[None, :] + qb * second_total[None, :], axis=1)
-            bottom += tl.sum(tl.where(seen, plain, 0.0), axis=1)
+            denominator = tl.sum(qa * first_total[None, :] + qb * second_total[None, :], axis=1)
+            denominator += tl.sum(tl.where(seen, plain, 0.0), axis=1)
             first_total += tl.sum(ka, axis=0)
             second_total += tl.sum(kb, axis=0)
-        top = tl.dot(weights.to(OPERAND), factor, top, input_precision=PRECISION)
-        some = tl.abs(bottom) > eps  # a query without any key gives 0
-        result = tl.where(some[:, None], top / tl.where(some, bottom, 1.0)[:, None], 0.0)
+        numerator = tl.dot(weights.to(OPERAND), factor, numerator, input_precision=PRECISION)
+        has_keys = tl.abs(denominator) > eps  # the output of a query that sees no key is 0
+        result = tl.where(has_keys[:, None], numerator / tl.where(has_keys, denominator, 1.0)[:, None], 0.0)
         at = out + (token.to(tl.int64) * out_token)[:, None] + column[None, :]
         tl.store(at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < WIDTH)[None, :])
         first_sum += tl.dot(tl.trans(first_key), factor, input_precision=PRECISION)

@@ -1,6 +1,6 @@
-"""The Triton backend for CUDA tensors: q and k in one launch, any memory order, exact phases instead of tables.
+"""The Triton backend for CUDA tensors: it rotates q and k in one launch, with any strides, by exact phases.
 
-Triton itself is imported at the first call. Under TRITON_INTERPRET=1 it takes CPU tensors too.
+Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
 """
 
 from ropewalk.kernels.triton.backend import prepare, run, why_not

@@ -1,4 +1,4 @@
-"""AngleSource: the kernel's arguments about angles, either exact phase steps or the caller's rows of cos and sin."""
+"""AngleSource: the kernel arguments that define the angles: exact phase steps, or cos and sin tables from the caller."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Magnitude = float | Tensor | None
 
 @dataclass(frozen=True, eq=False)
 class AngleSource:
-    """Where one call's angles come from.
+    """The kernel arguments that define the angles of one call.
 
-    mode      "phase" or "rows"
-    tensors   angles, more angles, the query's magnitude, the key's magnitude
-    pointers  `tensors` as a compiled kernel takes them
-    constant  the same tensors serve every call with these shapes
+    mode      "phase": computed from phase steps; "rows": read from tables of cos and sin
+    tensors   phase steps and None, or cos and sin; then the magnitudes of q and of k
+    pointers  `tensors` with every tensor replaced by its data pointer
+    constant  True if all calls with the same shapes use the same tensors
     """
 
     mode: str
@@ -43,29 +43,30 @@ class AngleSource:
 
     @property
     def differs_by_row(self) -> bool:
-        """Whether every batch row has its own angles or its own magnitude."""
+        """Whether phase steps or magnitudes differ between batch rows."""
         return self.magnitude_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
 
     def values(self, merged: bool, **more: Any) -> dict[str, Any]:
-        """Return the kernel's arguments by name; `merged` if batch rows of one token each became the tokens of one row."""
+        """Return the kernel's arguments by name; `merged`: batch rows of one token each become the tokens of one row."""
         axis, batch, token = self.position_strides
-        row, line, pair = self.angle_strides
+        angle_batch, angle_token, angle_pair = self.angle_strides
         if merged:
-            batch, token, row, line = 0, batch, 0, row
+            batch, token, angle_batch, angle_token = 0, batch, 0, angle_batch
         return more | {
             "position_axis": axis, "position_batch": batch, "position_token": token, "axes": self.axes, "AXES": self.num_axes,
-            "angle_batch": row, "angle_token": line, "angle_pair": pair,
+            "angle_batch": angle_batch, "angle_token": angle_token, "angle_pair": angle_pair,
             "magnitude_batch": self.magnitude_stride, "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
             "growth": self.growth, "GROWTH": self.growth_sign, "center": self.center,
         }  # fmt: skip
 
 
 def angle_source(request: AnyRequest, x: Tensor) -> AngleSource:
-    """Return where the angles of one call come from."""
+    """Return the kernel arguments that define the angles of `request` on the device of x."""
     return _from_rows(request) if isinstance(request, TableRequest) else _from_phases(request, x)
 
 
 def _from_rows(request: TableRequest) -> AngleSource:
+    """Return the arguments for cos and sin tables; tables with different strides are copied."""
     cos, sin = request.cos, request.sin
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
@@ -75,55 +76,57 @@ def _from_rows(request: TableRequest) -> AngleSource:
 
 
 def _from_phases(request: Request, x: Tensor) -> AngleSource:
+    """Return the arguments for phases that the kernel computes from positions."""
     spec, power = request.spec, request.magnitude_power
-    kept = tables_at(spec, x.device, request.length)
-    q_magnitude, k_magnitude = (_magnitude(spec, kept, key, power) for key in (request.key, True))
+    spec_tables = tables_at(spec, x.device, request.length)
+    q_magnitude, k_magnitude = (_magnitude(spec, spec_tables, key, power) for key in (request.key, True))
     if isinstance(q_magnitude, Tensor) or isinstance(k_magnitude, Tensor):
         q_magnitude, k_magnitude = _as_tensors(q_magnitude, k_magnitude, x.device)
     elif q_magnitude == k_magnitude == 1.0:
         q_magnitude = k_magnitude = None
-    growth = kept.frequencies.growth if power else None
+    growth = spec_tables.frequencies.growth if power else None
     return AngleSource(
         "phase",
-        (kept.steps, None, q_magnitude, k_magnitude),
+        (spec_tables.steps, None, q_magnitude, k_magnitude),
         position_strides=_position_strides(request.positions),
-        angle_strides=(kept.steps.stride(0) if kept.steps.ndim > 1 and len(kept.steps) > 1 else 0, 0, 1),
+        angle_strides=(spec_tables.steps.stride(0) if spec_tables.steps.ndim > 1 and len(spec_tables.steps) > 1 else 0, 0, 1),
         magnitude_stride=1 if isinstance(q_magnitude, Tensor) and q_magnitude.numel() > 1 else 0,
-        # int32 has half the bytes, so one load reads twice as many
-        axes=None if kept.axis_of_pair is None else kept.axis_of_pair.to(torch.int32),
+        # int32 entries have half the size of int64, so one load reads twice as many
+        axes=None if spec_tables.axis_of_pair is None else spec_tables.axis_of_pair.to(torch.int32),
         num_axes=spec.num_axes,
         growth=growth,
         growth_sign=0 if growth is None else (-power if request.key else power),
-        center=kept.frequencies.center,
+        center=spec_tables.frequencies.center,
         constant=not (spec.needs_length and request.length is not None),
     )
 
 
-def _magnitude(spec: RopeSpec, kept: Tables, key: bool, power: int) -> float | Tensor:
-    magnitude = magnitude_on(spec, kept.frequencies.magnitude, key) ** power
+def _magnitude(spec: RopeSpec, spec_tables: Tables, key: bool, power: int) -> float | Tensor:
+    """Return magnitude ** power of attention keys if `key`, otherwise of queries: a number, or one float32 per batch row."""
+    magnitude = magnitude_on(spec, spec_tables.frequencies.magnitude, key) ** power
     return magnitude.to(torch.float32).reshape(-1) if isinstance(magnitude, Tensor) else float(magnitude)
 
 
 def _as_tensors(q: float | Tensor, k: float | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return both magnitudes as tensors of the same size."""
-    rows = max(magnitude.numel() for magnitude in (q, k) if isinstance(magnitude, Tensor))
+    """Return the magnitudes of q and k as tensors with one entry per batch row, or one entry for all."""
+    batch = max(magnitude.numel() for magnitude in (q, k) if isinstance(magnitude, Tensor))
     q, k = (m if isinstance(m, Tensor) else torch.full((1,), m, device=device) for m in (q, k))
-    return q.to(device).expand(rows).contiguous(), k.to(device).expand(rows).contiguous()
+    return q.to(device).expand(batch).contiguous(), k.to(device).expand(batch).contiguous()
 
 
 def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
-    """Return the (axis, row, token) strides; counted positions are the same in every row and increase by one per token."""
+    """Return the (axis, batch, token) strides. If positions is None they are offset, offset + 1, ... in every batch row."""
     if positions is None:
         return 0, 0, 1
     strides = [0 if size == 1 else stride for size, stride in zip(positions.shape, positions.stride(), strict=True)]
-    return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]  # there are three
+    return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]  # always three numbers
 
 
 def as_table_requests(request: Request, x: Tensor) -> tuple[TableRequest, TableRequest]:
-    """Return the request with its cos and sin computed, for queries and for keys; the same object twice if they are equal."""
+    """Return (for queries, for attention keys): the request with cos and sin computed; one object twice if both are equal."""
     spec, seq = request.spec, x.shape[token_axes(x.ndim, request.seq_dim)[0]]
 
-    def table_request(key: bool) -> TableRequest:
+    def table_request(key: bool) -> TableRequest:  # key: for attention keys
         cos, sin = request.rows(seq, x.device, torch.float32, key)
         return TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start)
 

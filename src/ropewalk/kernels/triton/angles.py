@@ -14,7 +14,7 @@ def phase_cos_sin(phase, QUICK: tl.constexpr = False):
     """Return float32 cos and sin of an int64 phase in units of 2^-64 turns, with an error of at most 1.2e-7 for any phase.
 
     QUICK uses the GPU's sine instruction: an error of at most 4.5e-7, far below the rounding of a 16-bit result, with a
-    fifth of the instructions. It is accurate because the wrap has already reduced the angle to half a turn either way.
+    fifth of the instructions. It is accurate because the phase wraps, so the angle is between -pi and pi.
     """
     # the top 32 bits are enough: 2^-32 turns are 1.5e-9 radians
     turns = (phase >> 32).to(tl.int32)
@@ -23,7 +23,7 @@ def phase_cos_sin(phase, QUICK: tl.constexpr = False):
         cos = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], dtype=tl.float32, is_pure=True, pack=1)
         sin = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], dtype=tl.float32, is_pure=True, pack=1)
         return cos, sin
-    # the nearest quarter turn; if the sum wraps, it is the same quarter
+    # the index of the nearest quarter turn, modulo 4; an overflow of the sum does not change it
     quarter = (turns + 0x20000000) >> 30
     angle = (turns - (quarter << 30)).to(tl.float32) * 1.4629180792671596e-09  # 2 pi / 2^32; between -pi/4 and pi/4
     square = angle * angle

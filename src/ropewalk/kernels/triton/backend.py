@@ -1,4 +1,4 @@
-"""The Triton backend: which tensors it takes, and calls that import Triton only when they run."""
+"""The Triton backend: which tensors it supports, and functions that import Triton when they are called."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
 
 
 def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
-    """Return a function that starts the compiled kernel for calls with the same shapes, or None if there is no single kernel."""
+    """Return a function that starts the compiled kernel for calls with the same shapes; None if one kernel is not enough."""
     from ropewalk.kernels.triton import launch
 
     return launch.prepare(xs, outs, request)
 
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
-    """Write each rotated x into its out, which may be x itself, in one launch."""
+    """Write each rotated x into its out, which may be x itself."""
     from ropewalk.kernels.triton.launch import launch
 
     launch(xs, outs, request)

@@ -1,4 +1,4 @@
-"""How the Triton kernel divides its work: one small table, chosen by memory order, width and number of tokens.
+"""How the Triton kernel divides its work: a table of configurations by memory order, head width and number of tokens.
 
 Nothing is tuned at run time: the numbers come from sweeps on an H200.
 """
@@ -17,9 +17,9 @@ DECODE_TOKENS = 512
 class Config:
     """One program rotates `tokens` tokens of `heads` heads with `warps` warps.
 
-    together  a program rotates heads of q and of k with the same angles; otherwise heads of only one of them
-    hints     tell the caches not to keep x, which is read once and written once
-    pdl       start while the kernel before is still running, if the GPU supports it
+    together  each program rotates heads of q and of k, which share angles; otherwise heads of either q or k
+    hints     use cache hints for data that is read or written only once
+    pdl       start before the previous kernel ends (programmatic dependent launch), if the GPU supports it
     """
 
     tokens: int
@@ -30,7 +30,7 @@ class Config:
     pdl: bool = True
 
 
-#: (memory order, source of the angles, most pairs, configuration); the first row that fits is used. The order is "token" if the
+#: (memory order, angle mode, most pairs, configuration); the first row that fits is used. The order is "token" if the
 #: heads of a token are adjacent in memory, "head" if the tokens of a head are, and "decode" for "token" with few tokens.
 #: Exact phases need more threads than pairs: with fewer, Triton moves x through shared memory.
 CONFIGS: tuple[tuple[str, str, int, Config], ...] = (
@@ -56,8 +56,8 @@ CONFIGS: tuple[tuple[str, str, int, Config], ...] = (
     ("head", "rows", 256, Config(8, 1, 8, hints=True)),
 )
 
-#: (memory order, special case, pairs the whole head would have): calls where CONFIGS is too slow. The angles of several axes cost
-#: more, so fewer threads compute them, for more heads each. A head that rotates in part also copies dims, which needs wide loads.
+#: (memory order, special case, head_dim / 2): configurations for calls where CONFIGS are too slow. Angles of several axes
+#: take longer to compute, so fewer threads compute them, each for more heads. Partial rotary also copies dims, with wide loads.
 SPECIAL_CONFIGS: dict[tuple[str, str, int], Config] = {
     ("token", "axes", 64): Config(1, 16, 2),
     ("head", "axes", 64): Config(8, 2, 2),
@@ -69,29 +69,29 @@ SPECIAL_CONFIGS: dict[tuple[str, str, int], Config] = {
 def pick_config(
     order: str, angles: str, pairs: int, copied: int, sizes: tuple[int, int], heads: tuple[int, int], itemsize: int, axes: int = 1
 ) -> Config:
-    """Return the configuration for `sizes` = (rows, tokens per row) and (query, key) `heads`, fitted so that few lanes idle.
+    """Return the configuration for `sizes` = (batch, tokens) and `heads` = (query heads, key heads), with few idle lanes.
 
-    `copied` dimensions of a head are copied and not rotated; positions have `axes` axes.
+    `copied` is the number of dims of a head that are copied, not rotated; `axes` is the number of position axes.
     """
-    rows, tokens = sizes
-    order = "decode" if (order, angles) == ("token", "phase") and rows * tokens <= DECODE_TOKENS else order
+    batch, tokens = sizes
+    order = "decode" if (order, angles) == ("token", "phase") and batch * tokens <= DECODE_TOKENS else order
     candidates = [row for row in CONFIGS if row[:2] == (order, angles)]
     width = power_of_two(pairs + copied // 2)
     _, _, widest, config = next((row for row in candidates if width <= row[2]), candidates[-1])
     case = "axes" if axes > 1 else "part" if copied else ""
     if angles == "phase":
         config = SPECIAL_CONFIGS.get((order, case, width), config)
-    # a float32 takes twice the registers, a narrow head leaves some free
+    # float32 needs twice the registers of 16-bit types, and narrow heads need fewer
     room = max(1, config.tokens * config.heads * widest // (width * itemsize // 2))
-    config = _fitted(config, room, power_of_two(tokens), power_of_two(max(heads)))
-    # a thread should load at least 4 bytes of the key at a time
+    config = _fit(config, room, power_of_two(tokens), power_of_two(max(heads)))
+    # a thread should load at least 4 bytes of k at a time
     keys_at_once = power_of_two(-(-heads[1] // -(-heads[0] // config.heads))) * config.tokens
-    thin = keys_at_once * power_of_two(pairs) * itemsize < 4 * 32 * config.warps
-    return replace(config, together=False) if thin else config
+    too_narrow = keys_at_once * power_of_two(pairs) * itemsize < 4 * 32 * config.warps
+    return replace(config, together=False) if too_narrow else config
 
 
-def _fitted(config: Config, room: int, most_tokens: int, most_heads: int) -> Config:
-    """Return the configuration with more tokens where there are few heads, and more heads where there are few tokens."""
+def _fit(config: Config, room: int, most_tokens: int, most_heads: int) -> Config:
+    """Return the configuration with more tokens if there are few heads, and more heads if there are few tokens."""
     tokens = min(config.tokens, most_tokens, room)
     heads = min(room // tokens, most_heads)
     return replace(config, tokens=min(room // heads, most_tokens), heads=heads)

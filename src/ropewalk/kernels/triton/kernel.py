@@ -1,4 +1,4 @@
-"""The Triton kernel: one launch rotates the heads of a query and of a key, in any memory order, in place or not."""
+"""The Triton kernel: one launch rotates the heads of a query and of a key, with any strides, in place or not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from ropewalk.kernels.triton.angles import phase_cos_sin
 from ropewalk.kernels.triton.pairs import load, load_pairs, store, store_pairs
 
-#: the source of the angles: exact phases, or the caller's rows of cos and sin
+#: values of MODE: angles from exact phases, or from tables of cos and sin
 PHASE = tl.constexpr(0)
 ROWS = tl.constexpr(1)
 
@@ -18,10 +18,10 @@ ROWS = tl.constexpr(1)
 @triton.jit
 @no_type_check
 def head_rows(x, batch, token, head, batch_stride, token_stride, head_stride):
-    """Return pointers [tokens, heads, 1] to the first dimension of every head; int64, for tensors beyond 2^31 elements.
+    """Return pointers [tokens, heads, 1] to the first dim of every head; int64, for tensors of more than 2^31 elements.
 
-    Tokens come first because Triton spreads the first axis over its threads before the second: a thread then holds the
-    same pair of the same token in several heads, and computes one angle for all of them.
+    Tokens are the first axis because Triton distributes it over threads before the second: a thread then holds the same
+    pair of one token in several heads, and computes its angle once.
     """
     row = x + batch.to(tl.int64) * batch_stride
     return row + (token.to(tl.int64) * token_stride)[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
@@ -33,7 +33,7 @@ def store_rotated(
     rows, first, second, cos, sin, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Rotate by the two lines of RoPE in float32, round once and store."""
+    """Rotate in float32, round once and store."""
     a = first.to(tl.float32)
     b = second.to(tl.float32)
     first = (a * cos - b * sin).to(rows.dtype.element_ty)
@@ -44,7 +44,7 @@ def store_rotated(
 @triton.jit
 @no_type_check
 def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Return COUNT dimensions that are not rotated, read from where `rows` point."""
+    """Load COUNT dimensions that are not rotated, starting at the pointers `rows`."""
     dim = tl.arange(0, BLOCK)[None, None, :]
     return load(rows + dim, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
 
@@ -52,7 +52,7 @@ def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.c
 @triton.jit
 @no_type_check
 def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Store what `load_dims` returned."""
+    """Store the dimensions that `load_dims` returned."""
     dim = tl.arange(0, BLOCK)[None, None, :]
     store(rows + dim, dims, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
 
@@ -72,9 +72,9 @@ def cos_sin_tile(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
     QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and their int64 positions.
+    """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions.
 
-    Tables are read once for every head, by the threads that hold the pair (from L1): one read for all heads would need
+    Tables are read once per head (from L1), by the threads that hold the pair: sharing one read between heads would need
     shared memory.
     """
     pair = tl.arange(0, BLOCK)[None, None, :]
@@ -94,7 +94,7 @@ def cos_sin_tile(
             at = positions + batch.to(tl.int64) * position_batch + (token.to(tl.int64) * position_token)[:, None, None]
             position = token_positions(at, token_live, MASKED)
             if AXES > 1:
-                # one load per token and axis, then each pair selects its own: far fewer loads than one per pair
+                # load positions once per token and axis, then select one for each pair: far fewer loads than one per pair
                 axis = tl.load(axes + pair, mask=pair_live, other=0)
                 for other in tl.static_range(1, AXES):
                     position = tl.where(axis == other, token_positions(at + other * position_axis, token_live, MASKED), position)
@@ -105,7 +105,7 @@ def cos_sin_tile(
 @triton.jit
 @no_type_check
 def scaled(cos, sin, magnitude, exponent, batch, magnitude_batch, MAGNITUDE_LOADED: tl.constexpr, GROWTH: tl.constexpr):
-    """Return cos and sin times the magnitude of q or of k: a number, or one number per row, times the growth of xPos."""
+    """Return cos and sin times the magnitude (one number, or one per batch row) and times exp(exponent), the growth of xPos."""
     if magnitude is not None:
         if MAGNITUDE_LOADED:
             factor = tl.load(magnitude + batch * magnitude_batch)
@@ -142,8 +142,8 @@ def rotate_kernel(
     """Rotate Q_BLOCK heads of q and K_BLOCK heads of k, of TOKENS tokens of one batch row.
 
     With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs that run at the same time should use adjacent
-    memory: TOKENS_FIRST where the tokens of a head are adjacent, groups of heads first where the heads of a token are.
-    COPY also copies the dimensions that are not rotated.
+    memory: TOKENS_FIRST if the tokens of a head are adjacent; otherwise groups of heads come first. COPY also copies the
+    dimensions that are not rotated.
     """
     column = tl.program_id(0)
     row = tl.program_id(1)
@@ -161,7 +161,7 @@ def rotate_kernel(
     head = group * Q_BLOCK + tl.arange(0, Q_BLOCK)
     head_live = head < Q_HEADS
     if K_HEADS > 0 and K_BLOCK == 0:
-        # the groups after those of the query are the key's
+        # the first Q_GROUPS groups are heads of q, the others heads of k
         is_key = group >= Q_GROUPS
         head = tl.where(is_key, head - Q_GROUPS * Q_BLOCK, head)
         head_live = head < tl.where(is_key, K_HEADS, Q_HEADS)
@@ -179,9 +179,9 @@ def rotate_kernel(
     MASKED_Q: tl.constexpr = MASK_TOKENS or MASK_Q
     MASKED_K: tl.constexpr = MASK_TOKENS or MASK_K
     if PDL:
-        # the kernel before may still be writing what is read below
+        # the previous kernel may still be writing the memory that is read below
         tl.extra.cuda.gdc_wait()
-    # every load of x comes before the first store: in place they alias, and the compiler cannot move a load over a store
+    # all loads come before the first store: in place they alias, so the compiler cannot move a load before a store
     q_first, q_second = load_pairs(q_rows, q_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_Q, LOAD_HINT)
     if COPY and START > 0:
         q_before = load_dims(q_rows - START, q_live, START, START_BLOCK, MASKED_Q, LOAD_HINT)

@@ -1,4 +1,4 @@
-"""From tensors and a request to a launch: planned once for every combination of shapes, then only pointers change."""
+"""Launches of the rotation kernel: a launch plan is made once for each combination of shapes and then reused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ropewalk.table import TABLES
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
 Runner = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyRequest, list[int]], None]
-#: launch plans and the functions of `_runner`, by everything a launch depends on besides pointers
+#: launch plans and the functions of `_runner`, by call signature: everything a launch depends on except pointers
 _RUNNERS = Cache("triton launch plans", entries=1024, holds=TABLES)
 
 
 def launch(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, config: Config | None = None) -> None:
-    """Write each rotated x into its out; nothing is read back, so a CUDA graph can capture it.
+    """Write each rotated x into its out; it never synchronises with the GPU, so a CUDA graph can capture it.
 
-    `config` overrides how the kernel divides its work; sweeps over configurations pass it.
+    `config` overrides how the kernel divides its work; only sweeps over configurations pass it.
     """
     pointers = [t.data_ptr() for t in (*xs, *outs)]
     signature = _signature(xs, outs, request, pointers, config)
@@ -38,19 +38,19 @@ def launch(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest
 def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
     """Return a function (q, k, q_out, k_out, positions, offset) -> started, for calls that differ from this one in pointers only.
 
-    It returns False, and starts nothing, if it cannot take a call. None if there is no compiled kernel to start.
+    The function returns False and starts nothing if it does not support a call. None if no compiled kernel can be started.
     """
     plan = _RUNNERS.get(_signature(xs, outs, request, [t.data_ptr() for t in (*xs, *outs)], None))
     if len(xs) != 2 or not isinstance(plan, RotationPlan) or plan.source is None or plan.launcher is None:
         return None
-    # look up everything that stays the same now: every lookup delays a decode step
+    # look up all constants now, because every lookup inside the function would delay a decode step
     grid_x, grid_y, grid_z = plan.grid
     start, fixed, constants, index = plan.launcher, plan.launcher_arguments, plan.constants, plan.device_index
     angles, hooks, one_gpu = plan.source.pointers, launch_hooks(), torch.cuda.device_count() == 1
     current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     lowest, highest = INT32
 
-    # `_alive` holds the memory that `angles` point to
+    # `_alive` keeps the memory alive that `angles` points to
     def run_prepared(
         q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive=plan.source
     ) -> bool:
@@ -60,8 +60,8 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
             return False
         if hooks.calls or not (one_gpu or current_device() == index):
             return False
-        where, stream = 0 if positions is None else positions.data_ptr(), current_stream(index)
-        start(grid_x, grid_y, grid_z, stream, *fixed, from_q, from_k, to_q, to_k, where, *angles, offset, *constants)
+        at, stream = 0 if positions is None else positions.data_ptr(), current_stream(index)
+        start(grid_x, grid_y, grid_z, stream, *fixed, from_q, from_k, to_q, to_k, at, *angles, offset, *constants)
         return True
 
     return run_prepared
@@ -70,22 +70,22 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
 def _signature(
     xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, pointers: list[int], config: Config | None
 ) -> tuple:
-    """Return everything that the plan and the compiled kernel of a call depend on; exact shapes and strides, no rounding."""
+    """Return everything that the launch plan and the compiled kernel depend on, with exact shapes and strides."""
     q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]
     inputs = (len(xs), q.get_device(), q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride())
     outputs = None if q_out is q and k_out is k else (q_out.dtype, q_out.stride(), k_out.dtype, k_out.stride())
     if isinstance(request, Request):
         positions, length = request.positions, request.length
-        where = None if positions is None else (positions.dtype, positions.shape, positions.stride())
-        rows = length.shape if isinstance(length, Tensor) else length is None
-        narrow = INT32[0] <= request.offset <= INT32[1]
-        angles: tuple = (request.spec.fingerprint, where, rows, request.sign, request.magnitude_power, narrow)
+        strided = None if positions is None else (positions.dtype, positions.shape, positions.stride())
+        lengths = length.shape if isinstance(length, Tensor) else length is None
+        fits_int32 = INT32[0] <= request.offset <= INT32[1]
+        angles: tuple = (request.spec.fingerprint, strided, lengths, request.sign, request.magnitude_power, fits_int32)
     else:
         cos, sin = request.cos, request.sin
         layouts = (request.start, request.layout_in, request.layout_out)
         angles = (*layouts, cos.dtype, cos.shape, cos.stride(), sin.dtype, sin.stride())
         pointers = [*pointers, cos.data_ptr(), sin.data_ptr()]
-    # Triton compiles a kernel of its own for pointers that are multiples of 16 bytes, for each pointer
+    # Triton compiles a separate kernel for each combination of pointers that are multiples of 16 bytes
     bits = 0
     for pointer in pointers:
         bits |= pointer
@@ -94,7 +94,7 @@ def _signature(
 
 
 def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, config: Config | None) -> Runner:
-    """Return what runs calls like this one: a launch plan, or a function that makes simpler calls of them."""
+    """Return what runs calls with this signature: a launch plan, or a function that splits them into simpler calls."""
 
     def nothing(xs, outs, request, pointers) -> None:
         pass
@@ -104,7 +104,7 @@ def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReques
             launch((x,), (out,), request.of_tensor(index), config)
 
     def through_tables(xs, outs, request, pointers) -> None:
-        """Compute cos and sin first: the kernel's own phases are exact, and these angles are not."""
+        """Compute cos and sin first: the kernel computes exact phases, and these angles must be rounded or fractional."""
         for_queries, for_keys = as_table_requests(request, xs[0])
         if for_queries is for_keys:
             launch(xs, outs, for_keys, config)

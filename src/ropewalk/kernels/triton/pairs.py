@@ -1,4 +1,4 @@
-"""Pairs of a head as Triton tiles [tokens, heads, pairs]: load and store in either layout. Importing this imports Triton."""
+"""Load and store the pairs of heads as Triton tiles [tokens, heads, pairs], in either layout. Importing this imports Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def load(pointers, live, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Load with a mask only if MASKED: a mask makes accesses narrower."""
+    """Load, with a mask only if MASKED: masked loads are narrower and slower."""
     if MASKED:
         return tl.load(pointers, mask=live, other=0.0, eviction_policy=HINT)
     else:
@@ -21,7 +21,7 @@ def load(pointers, live, MASKED: tl.constexpr, HINT: tl.constexpr):
 @triton.jit
 @no_type_check
 def store(pointers, value, live, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Store with a mask only if MASKED."""
+    """Store, with a mask only if MASKED."""
     if MASKED:
         tl.store(pointers, value, mask=live, cache_modifier=HINT)
     else:
@@ -33,7 +33,7 @@ def store(pointers, value, live, MASKED: tl.constexpr, HINT: tl.constexpr):
 def load_pairs(
     rows, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Return the first and the second member of every pair, [tokens, heads, BLOCK] each, in their own dtype."""
+    """Return the first and the second members of the pairs, [tokens, heads, BLOCK] each, in the dtype of the memory."""
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:
         dim = tl.arange(0, 2 * BLOCK)[None, None, :]
@@ -52,7 +52,7 @@ def store_pairs(
     rows, first, second, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Store the first and the second member of every pair, which have the dtype of the memory already."""
+    """Store the first and the second members of the pairs; both must have the dtype of the memory."""
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:
         dim = tl.arange(0, 2 * BLOCK)[None, None, :]

@@ -20,19 +20,19 @@ CHANGING = 10
 
 
 class _Tokens:
-    """A tensor as [batch, tokens, heads, dims]: the sizes and strides of the first three."""
+    """A tensor as [batch, tokens, heads, dims]: the sizes and strides of its first three axes."""
 
     def __init__(self, x: Tensor, seq_dim: int, merged: bool = False) -> None:
         seq, batch, head = token_axes(x.ndim, seq_dim)
         self.sizes = tuple(1 if axis is None else x.shape[axis] for axis in (batch, seq, head))
         self.strides = tuple(0 if axis is None or x.shape[axis] == 1 else x.stride(axis) for axis in (batch, seq, head))
         if merged:
-            # batch rows of one token each become the tokens of one row
+            # treat batch rows of one token each as the tokens of one batch row
             self.sizes, self.strides = (1, self.sizes[0], self.sizes[2]), (0, self.strides[0], self.strides[2])
 
 
 class RotationPlan(LaunchPlan):
-    """The grid and the constant arguments of `rotate_kernel`; `config` overrides the configuration that would be picked."""
+    """The grid and the constant arguments of `rotate_kernel`; `config` overrides the choice of `pick_config`."""
 
     def __init__(
         self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, config: Config | None = None
@@ -43,7 +43,7 @@ class RotationPlan(LaunchPlan):
         self.source: AngleSource | None = source if source.constant else None
         sizes = _Tokens(x, request.seq_dim).sizes
         merged = sizes[1] == 1 and sizes[0] > 1 and not source.differs_by_row
-        # a single tensor also takes the key's place, with no heads
+        # for a single tensor, k is the same tensor with 0 heads
         q, k, q_out, k_out = (_Tokens(t, request.seq_dim, merged) for pair in (xs, outs) for t in (pair[0], pair[-1]))
         (batch, tokens, q_heads), k_heads = q.sizes, 0 if single else k.sizes[2]
         order = "head" if tokens > 1 and q_heads > 1 and q.strides[2] > q.strides[1] else "token"
@@ -58,7 +58,7 @@ class RotationPlan(LaunchPlan):
         super().__init__(device.rotate_kernel, values, CHANGING, x.device, config.warps)
 
     def _blocks(self, config: Config, order: str, batch: int, tokens: int, q_heads: int, k_heads: int) -> dict[str, Any]:
-        """Set the grid, and return which tokens and heads a program takes."""
+        """Set `self.grid` and return the kernel arguments that assign tokens and heads to programs."""
         q_block = min(config.heads, power_of_two(q_heads))
         k_block = 0
         q_groups = groups = -(-q_heads // q_block)
@@ -78,20 +78,20 @@ class RotationPlan(LaunchPlan):
         }  # fmt: skip
 
     def __call__(self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, pointers: list[int]) -> None:
-        """Launch the kernel; `pointers` are those of xs and outs."""
+        """Launch the kernel; `pointers` are the data pointers of xs and outs."""
         source = self.source or angle_source(request, xs[0])
         positions, offset = (request.positions, request.offset) if isinstance(request, Request) else (None, 0)
         if self.can_start:
             q, k, q_out, k_out = pointers if len(xs) > 1 else (pointers[0], 0, pointers[1], 0)
-            where = 0 if positions is None else positions.data_ptr()
-            self.start(self.grid, (q, k, q_out, k_out, where, *source.pointers, offset))
+            position_pointer = 0 if positions is None else positions.data_ptr()
+            self.start(self.grid, (q, k, q_out, k_out, position_pointer, *source.pointers, offset))
         else:
-            missing = () if len(xs) > 1 else (None,)
-            self.launch(self.grid, (*xs, *missing, *outs, *missing, positions, *source.tensors, offset))
+            no_key = () if len(xs) > 1 else (None,)
+            self.launch(self.grid, (*xs, *no_key, *outs, *no_key, positions, *source.tensors, offset))
 
 
 def _head_values(x: Tensor, request: AnyRequest, copied: int, config: Config) -> dict[str, Any]:
-    """Return the kernel's arguments about the dimensions of a head."""
+    """Return the kernel arguments that describe the dimensions of a head."""
     start, pairs = request.start, request.pairs
     tail = x.shape[-1] - start - 2 * pairs
     return {

@@ -1,4 +1,4 @@
-"""Studies by name, one file each; the command line, the report and the tests use all entries of STUDIES."""
+"""All studies by name, one module each; the command line, the report and the tests use all entries of STUDIES."""
 
 from __future__ import annotations
 

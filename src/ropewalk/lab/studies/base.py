@@ -1,4 +1,4 @@
-"""`base`: plain RoPE with bases from 100 to 100,000."""
+"""Study `base`: plain RoPE with bases from 100 to 100,000."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], bases: list[float], lengths: list[int]) -> list[Claim]:
-    """Compare the smallest base with the usual one at the shortest and the longest length."""
-    small, usual = bases[0], 10_000.0
+    """Compare the smallest base with 10,000 at the shortest and the longest length."""
+    small, standard = bases[0], 10_000.0
     result = []
     for length in (lengths[0], lengths[-1]):
-        pair = {f"{b:,.0f}": score(rows, "loss", base=b, length=length) for b in (small, usual)}
-        result.append(claim_order(f"At {length}, base {small:,.0f} has a lower loss than base {usual:,.0f}", pair, list(pair)))
+        pair = {f"{b:,.0f}": score(rows, "loss", base=b, length=length) for b in (small, standard)}
+        result.append(claim_order(f"At {length}, base {small:,.0f} has a lower loss than base {standard:,.0f}", pair, list(pair)))
     return result
 
 

@@ -1,4 +1,4 @@
-"""`decay`: attention weight by distance in trained models, and RoFormer's upper bound."""
+"""Study `decay`: attention weight by distance in trained models, compared with RoFormer's upper bound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 
 def measure(workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], windows: int) -> list[Row]:
-    """Measure the mean attention weight by distance of the queries in the last quarter, over layers and heads."""
+    """Measure attention weights by distance: the mean over layers, heads and the queries in the last quarter of each window."""
     chosen = training.make_preset(preset, changes, seed, encoding=encoding)
     model = training.train_or_load(workspace, f"{encoding}-{seed}", chosen).model
     length = training.trained_length(chosen)
@@ -53,7 +53,7 @@ def measure(workspace: Workspace, *, encoding: str, seed: int, preset: str, chan
 
 @torch.no_grad()
 def weights_by_distance(model: nn.Module, tokens: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the mean attention weight of queries from `first` on by distance, [windows, first + 1]."""
+    """Return the mean attention weight by distance of the queries at positions >= `first`, [windows, first + 1]."""
     layers = list(model.layers)  # type: ignore[call-overload, arg-type]
     inputs: list[torch.Tensor] = []
     hooks = [layer.input_layernorm.register_forward_hook(lambda _m, _i, out: inputs.append(out)) for layer in layers]

@@ -1,4 +1,4 @@
-"""`encodings`: models that differ only in their positional encoding, measured at and beyond the trained length."""
+"""Study `encodings`: models that differ only in their positional encoding, measured at and beyond the trained length."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
 
-#: the RoPE model with attention limited to as many tokens as in training
+#: the RoPE model with attention limited to a window of the trained length
 WINDOW = "rope, sliding window"
-#: encodings of one axis that a decoder can use
+#: encodings for one axis that a decoder can use
 TEXT = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5")]
 CORE = ["rope", "alibi", "sinusoidal", "none"]
 
@@ -111,7 +111,7 @@ def _properties(rows: list[Row], models: list[str]) -> Table:
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Return what published work leads one to expect at this size, tested on these rows."""
+    """Return the claims that published results suggest for models of this size, tested on these rows."""
     near = lengths[0]
     far = 4 * near if 4 * near in lengths else lengths[-1]
     models = distinct(rows, "loss", "model")

@@ -1,4 +1,4 @@
-"""`extend`: a RoPE model at 2 to 16 times its trained length, with every method, zero-shot and after fine-tuning."""
+"""Study `extend`: a RoPE model at 2 to 16 times its trained length, with every method, zero-shot and after fine-tuning."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def zero_shot(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], methods: list[str], factors: list[int], windows: int,
     search: dict[str, int],
 ) -> list[Row]:  # fmt: skip
-    """Measure every method at every factor, at the length the factor is meant for."""
+    """Measure every method at every factor, at the length factor * trained length."""
     chosen, model = _rope_model(workspace, preset, changes, seed)
     plain, length = rope_spec(model), training.trained_length(chosen)
     text = training.held_out_windows(chosen, windows, max(factors) * length)
@@ -136,7 +136,7 @@ def _tuned_tables(rows: list[Row]) -> list[Table]:
 
 
 def claims(rows: list[Row], factors: list[int], start: int) -> list[Claim]:
-    """Claim the order of published zero-shot tables, and that fine-tuning helps."""
+    """Claim the order of methods that published zero-shot tables have, and that fine-tuning helps."""
     at = 4 if 4 in factors else factors[-1]
     zero = scores_by(rows, "loss", "method", distinct(rows, "loss", "method", tuned=0), tuned=0, factor=at)
     text = f"Zero-shot at {at}x: YaRN < NTK < none < interpolation in loss"

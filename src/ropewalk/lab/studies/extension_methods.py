@@ -1,4 +1,4 @@
-"""Methods that extend a RoPE model beyond its trained length, as functions of the factor; used by `extend` and `passkey`."""
+"""Methods that extend a RoPE model beyond its trained length, as functions of the factor (studies `extend`, `passkey`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rope_spec(model: nn.Module) -> RopeSpec:
 def spec_for(
     method: str, plain: RopeSpec, factor: float, length: int, factors: tuple[float, ...] | list[float] | None = None
 ) -> RopeSpec:
-    """Return the spec of a method; `factors` are those of LongRoPE."""
+    """Return the spec of a method; `factors` are the searched factors of LongRoPE."""
     if method == NONE:
         return plain
     if method == LONGROPE:

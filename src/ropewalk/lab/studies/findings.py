@@ -1,4 +1,4 @@
-"""The findings of a study: tables, figures, and claims that are tested against the noise."""
+"""The findings of a study: tables, figures, and claims whose differences are compared with the noise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, whether it holds here, and the numbers."""
+    """A statement, whether it holds in these measurements (`verdict`), and the numbers (`evidence`)."""
 
     text: str
     verdict: str
@@ -45,7 +45,7 @@ class Findings:
 
 
 def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> float:
-    """Return the noise between two trainings to add to a comparison: SEED_NOISE for single seeds, 0 for one model."""
+    """Return the noise between trainings to add to a comparison: sqrt(2) SEED_NOISE for single seeds, 0 for the same model."""
     single = any(each is not None and each.seeds == 1 for each in scores)
     return SEED_NOISE * 2**0.5 if single and not same_model else 0.0
 
@@ -96,7 +96,7 @@ def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: f
 def score_rows(
     rows: list[Row], metric: str, field: str, names: Sequence[Any], column: str, columns: Sequence[Any], **fields: Any
 ) -> list[tuple[str, ...]]:
-    """Return table rows: for each name of a field, the mean and error in each column."""
+    """Return table rows, one per name of `field`: the mean and standard error in each column."""
     return [
         (str(name), *(cell(score(rows, metric, **{field: name, column: value}, **fields)) for value in columns)) for name in names
     ]

@@ -1,6 +1,7 @@
 """Run the jobs of a study: in parallel processes on a CPU, one after the other on a GPU; finished jobs are not run again.
 
-The rows of a finished job are a file. A killed study continues with the missing jobs, a killed training from its checkpoint.
+The rows of each finished job are stored in a file. A killed study resumes with the unfinished jobs, and a killed training
+resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ropewalk.lab.log import LOG, read_log
 from ropewalk.lab.progress import Progress
 from ropewalk.lab.studies.rows import Row, digest, read_rows, write_rows
 
-#: seconds between two looks at the logs of the workers
+#: seconds between two reads of the workers' logs
 POLL = 1.0
 
 
@@ -38,7 +39,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Job:
-    """A function of a module, called with the workspace and settings (plain data); it returns rows."""
+    """A module-level function that is called with the workspace and settings (plain data) and returns rows."""
 
     name: str
     work: Callable[..., list[Row]]
@@ -46,7 +47,7 @@ class Job:
 
     @property
     def file(self) -> str:
-        """The name of the file with the rows; other settings have another file."""
+        """The name of the file with the rows; it depends on the settings."""
         return f"{self.name}-{digest(self.settings)}.jsonl"
 
 
@@ -95,7 +96,7 @@ class JobRunner:
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(os.getpid(),))
         with _one_openmp_thread():
-            # submit starts the worker processes, which inherit the environment of this moment
+            # submit starts the worker processes, which inherit the environment
             running: dict[Future, Job] = {pool.submit(_run_job, self.workspace, job): job for job in jobs}
         try:
             while running:
@@ -128,7 +129,7 @@ def _one_openmp_thread() -> Iterator[None]:
 
 
 def _start_worker(parent: int) -> None:
-    """Set up a worker: one thread, SIGINT handled only by a training, exit if the parent process has ended."""
+    """Set up a worker: one thread, SIGINT ignored outside of trainings, exit when the parent process ends."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -141,7 +142,7 @@ def _start_worker(parent: int) -> None:
 
 
 class _Status:
-    """Shows finished jobs: as a progress bar on a terminal, as lines elsewhere, not at all if quiet."""
+    """Shows finished jobs as a progress bar on a terminal or as lines elsewhere; shows nothing if quiet."""
 
     def __init__(self, title: str, total: int, done: int, quiet: bool) -> None:
         self.title, self.total, self.done, self.quiet = title, total, done, quiet

@@ -1,4 +1,4 @@
-"""`linear`: linear against softmax attention, both with RoPE: loss, time and memory."""
+"""Study `linear`: linear against softmax attention, both with RoPE: loss, time and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models import Decoder, DecoderConfig
 
-#: name -> changes of the model
+#: name -> changed settings of the model
 MODELS: dict[str, dict[str, str]] = {
     "softmax, rope": {"encoding": "rope"},
     "linear, rope": {"encoding": "rope", "attention": "linear"},
@@ -82,14 +82,14 @@ def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[
 
 
 def held_bytes(cache: Any) -> int:
-    """Return the bytes of the tensors in a cache, without unused room."""
-    held = cache.state if hasattr(cache, "state") else cache.seen
-    return sum(t.numel() * t.element_size() for t in held if isinstance(t, torch.Tensor))
+    """Return the bytes of the tensors in a cache, without unused capacity."""
+    tensors = cache.state if hasattr(cache, "state") else cache.seen
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
 
 
 @torch.no_grad()
 def _milliseconds(model: nn.Module, tokens: torch.Tensor, repeats: int = 3) -> float:
-    """Return the fastest of a few forward passes."""
+    """Return the milliseconds of the fastest of a few forward passes."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""`matching`: find which of two long texts is about the same case, with texts truncated at a short or a long length.
+"""Study `matching`: find which of two long texts is about the same subject as a third; texts are truncated short or long.
 
 The setting `data` can name a file of CAIL2019-SCM. Otherwise cases are generated; for a known share of them the evidence
-comes after the short length, so that the best possible accuracy of both models is known.
+comes after the short length, so that the best possible accuracy of both models can be computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ropewalk.lab.studies.training import make_preset, train_or_load
 
 #: the subjects of cases
 MATTERS = ("theft", "fraud", "arson", "libel", "debts", "hoax!", "piracy", "bribes")
-#: the words that fill a case
+#: the other words of a case
 WORDS = (
     "the", "court", "heard", "that", "both", "sides", "had", "met", "in", "town", "and", "wrote", "down", "what", "was", "said",
     "before", "noon", "on", "a", "day", "of", "rain", "so", "clerk", "kept", "it", "under", "seal",
@@ -55,7 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]:
-    """Generate cases of `long` characters: two texts have one subject and the third another, in the first `short` for EARLY."""
+    """Generate triplets in which two texts share a subject; in a share EARLY of them it is in the first `short` characters."""
     draw = random.Random(seed)
     triplets = []
     for _ in range(count):
@@ -76,7 +76,7 @@ def _case(draw: random.Random, matter: str, low: int, high: int, size: int) -> s
 
 
 def reachable(length: int, settings: dict[str, Any]) -> float:
-    """Return the best accuracy on the first `length` characters of generated cases: half of those without evidence are right."""
+    """Return the best possible accuracy on the first `length` characters; without evidence half of the guesses are right."""
     return 1.0 if length >= settings["long"] else EARLY + (1 - EARLY) / 2
 
 
@@ -123,7 +123,7 @@ def contrast(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def right(model: nn.Module, batches: TripletBatches, length: int, device: torch.device, size: int = 64) -> np.ndarray:
-    """Return whether the nearer text of each triplet is the one of its label, float64 [N]."""
+    """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N]."""
     hits = []
     with torch.no_grad():
         for start in range(0, len(batches.triplets), size):

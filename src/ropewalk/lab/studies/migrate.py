@@ -1,4 +1,4 @@
-"""`migrate`: a trained sinusoidal model is changed to RoPE and trained further, compared with no change and with a new model."""
+"""Study `migrate`: change a trained sinusoidal model to RoPE, train it further, and compare with no change and a new model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
 
-#: the three models that are compared; the rows have them in the field `way`
+#: names of the three compared models, stored in the field `way` of the rows
 KEPT, MOVED, FRESH = "sinusoidal, trained on", "migrated to RoPE", "RoPE from scratch"
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"preset": "smoke", "changes": [], "from": "sinusoidal", "steps": [0, 4], "rate": 1e-3, "windows": 4, "seeds": 1},

@@ -1,4 +1,4 @@
-"""`mlm_lengths`: a small version of RoFormer's pre-training in six stages of different lengths, evaluated after each stage."""
+"""Study `mlm_lengths`: a small version of RoFormer's pre-training in six stages of different lengths, each evaluated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ropewalk.lab.batches import IGNORED, mask_tokens
-from ropewalk.lab.evaluation import MOST_TOKENS, evaluating
+from ropewalk.lab.evaluation import MAX_TOKENS, evaluating
 from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, line_figure, score_rows
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, read_rows, row, score, write_rows
@@ -50,7 +50,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one long training for each seed, with a pause after every stage."""
+    """Run one long training for each seed, evaluated after every stage."""
     s, shared = runner.settings, runner.pick("preset", "changes", "stages", "windows")
     runner.run(Job(f"stages-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
     return preset_facts(s["preset"], [*s["changes"], _stages(s["stages"])])
@@ -73,7 +73,7 @@ def measure(
     rows, end = [], 0
     for stage, (length, _, steps) in enumerate(stages, start=1):
         end += steps
-        # rows are saved before the next step, so that a continued study never evaluates a later model
+        # rows are saved before the next stage starts, so that a resumed study never evaluates a later model
         path = trainer.folder / f"stage-{stage}.jsonl"  # type: ignore[operator]
         if not path.exists():
             if trainer.run(stop=end).step < end:
@@ -85,12 +85,12 @@ def measure(
 
 
 def masked_rows(model: nn.Module, text: np.ndarray, length: int, device: torch.device, **fields: Any) -> list[Row]:
-    """Return the loss and accuracy at the masked tokens of windows cut into pieces of `length`; all lengths mask the same."""
+    """Return rows of loss and accuracy at the masked tokens, which are the same for every `length` of the model's input."""
     inputs, targets = mask_tokens(text, np.arange(len(text)), Bytes(), seed=1)
     masked = targets != IGNORED
     pieces = inputs.view(-1, length).to(device, torch.int64)
     with evaluating(model):
-        logits = torch.cat([model(part).float().cpu() for part in pieces.split(max(1, MOST_TOKENS // length))])
+        logits = torch.cat([model(part).float().cpu() for part in pieces.split(max(1, MAX_TOKENS // length))])
     logits = logits.view(*text.shape, -1)
     losses = F.cross_entropy(logits.transpose(1, 2), targets.long(), reduction="none", ignore_index=IGNORED)
     hits = (logits.argmax(-1) == targets) & masked

@@ -1,4 +1,4 @@
-"""`multimodal`: images as tokens; RoPE over rows and columns against over one sequence, to predict the patch below a mark."""
+"""Study `multimodal`: RoPE with (row, column) positions compared with one sequence, on images where a patch is predicted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class GridBatches:
-    """Square images of coloured patches with one mark; the target is the colour of the patch below it."""
+    """Square images of coloured patches with one mark; the target is the colour of the patch below the mark."""
 
     seed: int = 0
     axes: int = 1

@@ -1,4 +1,4 @@
-"""`passkey`: five digits are stated once and asked for at the end; accuracy by length, depth and extension method."""
+"""Study `passkey`: find five digits that are stated once in a text; accuracy by length, depth and extension method."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of language modelling with equal weight for every row, however many targets it has."""
+    """Return the loss of language modelling where every row has the same weight, whatever its number of targets."""
     losses = F.cross_entropy(predict(model, batch).float().transpose(1, 2), batch.targets, reduction="none", ignore_index=IGNORED)
     targets = (batch.targets != IGNORED).sum(1).clamp(min=1)
     # the trainer divides by the number of targets
@@ -75,7 +75,7 @@ def measure(
     plain = rope_spec(model)
     rows = []
     for multiple in multiples:
-        # no method helps at the trained length
+        # the trained length needs no extension method
         for method in methods if multiple > 1 else [NONE]:
             longer = migrate(model, spec_for(method, plain, multiple, length)).model
             grid = depth_grid(longer, [multiple * length], depths, count, seed=seed, device=workspace.device)
@@ -126,7 +126,7 @@ def _reach(by_length: dict[int, float | None]) -> str:
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Claim that the model has learnt the task at the trained length; otherwise longer lengths have no meaning."""
+    """Claim that the model solves the task at the trained length; otherwise results at longer lengths are meaningless."""
     share = _mean(rows, method=NONE, length=lengths[0]) or 0.0
     hits = score(rows, "found", method=NONE, length=lengths[0])
     count = hits.values.size if hits is not None else 1

@@ -1,4 +1,4 @@
-"""`precision`: the error of cos and sin at large positions, for every method that libraries use. Nothing is trained."""
+"""Study `precision`: the error of cos and sin at large positions, for every method that libraries use. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BOUND = 1e-6
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job of a second."""
+    """Run the only job, which takes about a second."""
     runner.run([Job("curves", measure, runner.pick("positions", "head_dim", "width"))])
     return {}
 
 
 def measure(workspace: Workspace, *, positions: list[int], head_dim: int, width: int) -> list[Row]:
-    """Measure the largest error of each method near each position, against high-precision arithmetic."""
+    """Measure the largest error of each method near each position, compared with high-precision arithmetic."""
     curves = error_curves(RopeSpec(head_dim=head_dim), positions, width=width)
     return [
         row("error", error, way=method, position=position)

@@ -1,4 +1,4 @@
-"""`relative`: whether logits stay the same if all positions are shifted. Nothing is trained."""
+"""Study `relative`: do logits stay the same if all positions are shifted? Nothing is trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ropewalk.spec import RopeSpec
 FLOAT32 = "rope, float32 angles"
 NAMES = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5", "learned")] + [FLOAT32]
 SHIFTS = [1, 1_000, 1_000_000]
-#: a change of the logits below this share of their standard deviation counts as none
+#: logits count as unchanged if they change by less than this share of their standard deviation
 UNCHANGED = 1e-3
 _SIZES = {"names": NAMES, "shifts": SHIFTS, "windows": 8, "length": 48, "seeds": 1}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ def measure(workspace: Workspace, *, seed: int, names: list[str], shifts: list[i
     for name in names:
         torch.manual_seed(seed)
         encoding = RopeSpec(head_dim=32, precision="hf") if name == FLOAT32 else name
-        # large weights: with nearly uniform attention no encoding would change the logits
+        # large weights, because with nearly uniform attention no encoding would affect the logits
         config = DecoderConfig(
             64, 128, 256, num_layers=2, num_heads=4, encoding=encoding, length=length, init_std=0.15, tie_embeddings=False
         )

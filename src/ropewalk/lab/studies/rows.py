@@ -1,4 +1,4 @@
-"""Rows of a study: a metric, what was measured, and one value per window or sample, so that models can be compared in pairs."""
+"""Rows of a study: a metric, fields that identify the measurement, and one value per window or sample for paired comparison."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NOT_FINITE = 1e30
 
 def row(metric: str, values: np.ndarray | Sequence[float] | float, **fields: Any) -> Row:
     """Return one measurement: the values, their mean, and fields that say what was measured."""
-    kept = [_rounded(value) for value in np.atleast_1d(np.asarray(values, dtype=np.float64))]
-    return {"metric": metric, **fields, "mean": _rounded(np.mean(kept)), "values": kept}
+    rounded = [_rounded(value) for value in np.atleast_1d(np.asarray(values, dtype=np.float64))]
+    return {"metric": metric, **fields, "mean": _rounded(np.mean(rounded)), "values": rounded}
 
 
 def _rounded(value: float | np.floating) -> float:
-    """Round to six digits, which is far below the smallest difference that is ever ranked."""
+    """Round to six significant digits; the error is far below the smallest difference that matters."""
     return float(f"{value:.6g}") if abs(value) < NOT_FINITE else NOT_FINITE
 
 
@@ -45,7 +45,7 @@ def score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | None:
 def scores_by(rows: Iterable[Row], metric: str, field: str, values: Iterable[Any], **fields: Any) -> dict[Any, Score]:
     """Return value -> score for each value of a field that was measured."""
     rows = list(rows)
-    return {value: found for value in values if (found := score(rows, metric, **{field: value}, **fields)) is not None}
+    return {value: each for value in values if (each := score(rows, metric, **{field: value}, **fields)) is not None}
 
 
 def distinct(rows: Iterable[Row], metric: str, field: str, **fields: Any) -> list[Any]:

@@ -81,9 +81,9 @@ def run_study(
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    here = machine(device)
-    name = here["machine"] if device.type == "cuda" else f"{here['machine']}, {cores()} cores"
-    return {"device": name, "python": here["python"], "torch": here["versions"]["torch"], "date": here["date"]}
+    info = machine(device)
+    name = info["machine"] if device.type == "cuda" else f"{info['machine']}, {cores()} cores"
+    return {"device": name, "python": info["python"], "torch": info["versions"]["torch"], "date": info["date"]}
 
 
 def write_figures(study: Study, folder: Path) -> list[Path]:

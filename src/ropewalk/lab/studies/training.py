@@ -1,4 +1,4 @@
-"""Models for studies: trained once per set of settings, saved, and shared by all studies that need them."""
+"""Train models for studies; each set of settings is trained once, saved, and used by all studies that need it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from ropewalk.lab.studies.rows import Row, digest, row
 from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder
 
-#: changes of the presets for studies: matrices start near 1 / sqrt(width), with which small models learn much faster in few
-#: steps, and embeddings at 1 (see `scale_embeddings`); on a GPU, few enough steps for a dozen models in minutes, and a
-#: learning rate at which none diverges
+#: changes of the presets for studies: weights are initialised near 1 / sqrt(width), with which small models learn much faster,
+#: and embeddings with 1 (see `scale_embeddings`); on a GPU, a dozen models train in minutes, at a rate at which none diverges
 CPU_CHANGES = ["model.init_std=0.05", "model.tie_embeddings=false"]
 GPU_CHANGES = [
     "model.init_std=0.04", "model.tie_embeddings=false", "train.stages=[{length=256, batch=128, steps=600}]",
@@ -62,9 +61,9 @@ def make_trainer(
 ) -> Trainer:
     """Return a trainer whose folder depends on its settings and data, so that the same training is run only once.
 
-    start      the model to train, by default a new one; `origin` identifies its weights
-    batches    the data, by default those of the preset
-    objective  the loss, by default that of the preset
+    start      the model to train, by default a new one; `origin` is a text that identifies its weights
+    batches    the data, by default the data of the preset
+    objective  the loss, by default the loss of the preset
     """
     data = make_data(preset.data)
     batches = make_batches(data, preset.train.seed) if batches is None else batches
@@ -80,7 +79,7 @@ def make_trainer(
 def scale_embeddings(model: nn.Module) -> nn.Module:
     """Scale the embeddings of a new decoder to a standard deviation of 1, unless they are tied to the output.
 
-    Sinusoidal encodings have amplitude 1, much larger than the initial embeddings; Transformers scale for that reason.
+    Sinusoidal encodings have amplitude 1, much larger than the initial embeddings; Transformers scale them for that reason.
     """
     if isinstance(model, Decoder) and model.lm_head is not None:
         model.embed_tokens.weight.div_(model.config.init_std)
@@ -88,7 +87,7 @@ def scale_embeddings(model: nn.Module) -> nn.Module:
 
 
 def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trainer:
-    """Return a trainer after its last step, loaded if the training is complete; `options` are those of `make_trainer`."""
+    """Return a trainer after its last step, loaded if the training is complete; `options` are passed to `make_trainer`."""
     trainer = make_trainer(workspace, name, preset, **options)
     if trainer.run().stopped:
         raise KeyboardInterrupt  # the training has saved a checkpoint
