@@ -9,6 +9,7 @@ from torch import nn
 
 import ropewalk as rw
 from helpers import HEAD_DIM, sample_spec
+from torch_release import needs_torch_2_7
 
 
 class Layer(nn.Module):
@@ -40,6 +41,7 @@ def test_ddp(group, name):
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
+@needs_torch_2_7("fully_shard needs an accelerator")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_fsdp2_in_mixed_precision(group):
     """Weights and activations in bf16: the turn is still that of the bf16 values by exact angles."""

@@ -23,6 +23,7 @@ from ropewalk import axes, frequencies
 from ropewalk.kernels.fused import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
 from ropewalk.kernels.fused.config import pick_config
 from ropewalk.kernels.fused.launch import cache_strides
+from torch_release import needs_triton_3_6
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -350,6 +351,7 @@ FORWARDS = (
 )
 
 
+@needs_triton_3_6
 @pytest.mark.parametrize("name", FORWARDS)
 def test_the_forward_needs_no_shared_memory_no_barrier_and_no_narrow_loads(name):
     """sm_90 code, compiled here: a layout that does not fit shows up as barriers, shared memory or 16-bit loads."""
@@ -360,6 +362,7 @@ def test_the_forward_needs_no_shared_memory_no_barrier_and_no_narrow_loads(name)
     assert any(op.startswith("STG.E") and op.endswith(".128") for op in code)
 
 
+@needs_triton_3_6
 @pytest.mark.parametrize("name", FORWARDS)
 def test_the_kernels_overlap_with_their_neighbours(name):
     """One wait for all, and one signal each for programs of q, of k and, with a cache, of v."""
@@ -367,6 +370,7 @@ def test_the_kernels_overlap_with_their_neighbours(name):
     assert (code["ACQBULK"], code["PREEXIT"]) == (1, 2 if name == "training" else 3)
 
 
+@needs_triton_3_6
 @pytest.mark.parametrize("name", ["decode 64", "backward", "backward, wide heads", "prefill, few heads", "prefill, interleaved"])
 def test_other_shapes_spill_nothing(name):
     code = machine_code()[name]

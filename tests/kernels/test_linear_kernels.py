@@ -15,6 +15,7 @@ import ropewalk as rw
 from ropewalk.attention import linear_attention
 from ropewalk.errors import RopeError
 from ropewalk.kernels.linear import api as kernels
+from torch_release import needs_triton_3_6
 
 TESTS = Path(__file__).parents[1]
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
@@ -36,6 +37,7 @@ def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):
     assert linear_attention(q, q, q, rw.Rope(rw.RopeSpec(10)))[0].shape == q.shape
 
 
+@needs_triton_3_6
 @pytest.mark.parametrize("feature", kernels.FEATURES)
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float16, 64)], ids=str)
 def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):

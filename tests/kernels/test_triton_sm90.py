@@ -14,8 +14,10 @@ from hopper import compile_for_hopper, machine_code, registers_and_spills
 
 import ropewalk as rw
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest
+from torch_release import needs_triton_3_6
 
 pytestmark = [
+    needs_triton_3_6,
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton has no build for this platform"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
 ]
