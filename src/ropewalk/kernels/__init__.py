@@ -20,8 +20,8 @@ class Backend:
     why_not  (x, request) -> why this backend cannot rotate x, or None if it can
     run      (xs, outs, request): write each rotated x into its out, which is x itself or shares no memory with it. xs is (q,)
              or (q, k)
-    prepare  (xs, outs, request) -> a function that runs later calls with the same shapes and reuses the launch plan, or None;
-             see `fast_path.py`
+    prepare  (xs, outs, request) -> a function for later calls with the same shapes, which returns False if it could not run
+             one; or None if there is no such function. See `fast_path.py`
     """
 
     why_not: Callable[[Tensor, AnyRequest], str | None]

@@ -35,14 +35,14 @@ class LaunchPlan:
     """
 
     def __init__(self, kernel: Any, values: dict[str, Any], changing: int, device: torch.device, warps: int) -> None:
-        """`values` maps the name of each argument after the first `changing` ones to its value; it always contains PDL."""
+        """The first `changing` arguments are passed at each launch; `values` holds the others by name, PDL among them."""
         self.kernel = kernel
         self.constants = tuple(values[name] for name in kernel.arg_names[changing:])
         self.options = {"num_warps": warps, **({"launch_pdl": True} if values["PDL"] else {})}
         self.device_index = device.index
-        #: the C launcher; None before the kernel is compiled, or if this Triton version is not supported
+        #: Triton's launcher; None before the kernel is compiled, or if this Triton version is not supported
         self.launcher: Callable[..., None] | None = None
-        #: the C launcher's arguments between the stream and the kernel arguments
+        #: the launcher's arguments between the stream and the kernel arguments
         self.launcher_arguments: tuple = ()
 
     @property
@@ -65,7 +65,7 @@ class LaunchPlan:
         self.launcher(*grid, stream, *self.launcher_arguments, *arguments, *self.constants)  # type: ignore[misc]  # see can_start
 
     def _save_launcher(self, compiled: Any) -> None:
-        """Save the launcher of a compiled kernel if this Triton version is supported; the interpreter passes None."""
+        """Save the launcher of `compiled` if this Triton version is supported; under the interpreter `compiled` is None."""
         if not triton.__version__.startswith(KNOWN_VERSIONS) or not hasattr(launch_hooks(), "calls"):
             return
         if not all(hasattr(compiled, name) for name in KERNEL_ATTRIBUTES):

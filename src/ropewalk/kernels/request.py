@@ -13,7 +13,7 @@ from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin, first_rows, sides_differ
 
 #: dtypes that every kernel computes in float32; float64 tensors are computed in float64, only by the torch backends
-FLOAT32_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+COMPUTED_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 _SomeRequest = TypeVar("_SomeRequest", bound="_OfTensors")
 

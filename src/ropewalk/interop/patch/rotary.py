@@ -45,6 +45,7 @@ class RotaryReplacement(Replacement):
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         match = self.matches.get(layer_type)
+        # our ropes take integers; a layer type without a match keeps its own tables
         if match is None or position_ids.is_floating_point():
             return _own_forward(self.module, x, position_ids, layer_type, length_hook(self.module))
         return LazyAngles(match.rope, position_ids, match.form, x.dtype if match.casts else torch.float32).output()
@@ -98,7 +99,7 @@ class _Probe:
         self.device = next(iter(self.module.buffers())).device
 
     def form(self, layer_type: str | None, spec: RopeSpec) -> str | None:
-        """Return the form in which the module returns the tables of this spec; None if its tables differ."""
+        """Return the form of the module's tables, or None if they are not the tables of this spec in any form."""
         if self.device.type == "meta":
             name = type(self.module).__name__
             raise RopeError(name, "must have its frequencies on a device: load the weights before patching", "meta")
@@ -111,7 +112,7 @@ class _Probe:
             # a float32 angle is off by up to one unit in its last place, and its frequency by a few
             tolerance = (1e-5 + positions.reshape(-1, positions.shape[-1])[0] * 2.0**-21)[:, None]
             forms = {form for form in forms if _all_near(tables_of(rope, positions, form), theirs, tolerance)}
-        return min(forms) if forms else None
+        return min(forms) if forms else None  # several may fit; the choice must not vary
 
     def casts(self, layer_type: str | None, spec: RopeSpec) -> bool:
         """Return whether the tables have the dtype of the hidden states; those of OLMo and Ernie stay float32."""

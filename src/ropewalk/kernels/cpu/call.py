@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ropewalk.caches import Cache, cached
-from ropewalk.kernels.request import FLOAT32_DTYPES, AnyRequest, Request, token_axes
+from ropewalk.kernels.request import COMPUTED_IN_FLOAT32, AnyRequest, Request, token_axes
 from ropewalk.spec import RopeSpec
 from ropewalk.table import LEVEL_BITS, TABLES, Tables, first_rows, magnitude_on, sides_differ, tables
 
 #: the enum values of cpu.c
-DTYPES = {dtype: number for number, dtype in enumerate(FLOAT32_DTYPES)}
+DTYPES = {dtype: number for number, dtype in enumerate(COMPUTED_IN_FLOAT32)}
 LAYOUTS = {"half": 0, "interleaved": 1}
 
 #: pointers to x of up to two tensors, to y of the same, and to positions; the offset

@@ -9,7 +9,7 @@ import torch
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.fused.definition import Call
-from ropewalk.kernels.request import FLOAT32_DTYPES
+from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
 from ropewalk.kernels.support import has_fp8, power_of_two, why_no_triton
 from ropewalk.spec import spec_of
 from ropewalk.table import tables
@@ -69,11 +69,11 @@ def why_not_kernel(call: Call) -> str | None:
     if reason := why_no_triton(call.q) or _why_not_spec(call.spec.fingerprint, call.q.device):
         return reason
     for t in (call.q, call.k, call.v, call.q_out, call.k_out, *call.weights):
-        if t is not None and t.dtype not in FLOAT32_DTYPES:
+        if t is not None and t.dtype not in COMPUTED_IN_FLOAT32:
             return f"the kernel computes in float32, so it takes float16, bfloat16 and float32, not {t.dtype}"
         if t is not None and t.stride(-1) != 1:
             return "the last dimension is not contiguous"
-    if cache is not None and cache.k.dtype not in FLOAT32_DTYPES and not cache.quantised:
+    if cache is not None and cache.k.dtype not in COMPUTED_IN_FLOAT32 and not cache.quantised:
         return f"the kernel does not write a cache of {cache.k.dtype}"
     if cache is not None and cache.quantised and not has_fp8(call.q.device):
         return "a float8 cache needs compute capability 8.9"

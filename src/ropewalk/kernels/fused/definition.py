@@ -14,7 +14,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, flag, number
 from ropewalk.frequencies import Length
 from ropewalk.kernels.eager import differentiable
-from ropewalk.kernels.request import FLOAT32_DTYPES, TableRequest, table_dtype
+from ropewalk.kernels.request import COMPUTED_IN_FLOAT32, TableRequest, table_dtype
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin
 
@@ -61,7 +61,7 @@ class KVSlots:
     v_scale: float | Tensor | None = None
 
     def __post_init__(self) -> None:
-        allowed = (*FLOAT32_DTYPES, torch.float64, FP8)
+        allowed = (*COMPUTED_IN_FLOAT32, torch.float64, FP8)
         for name, cache in (("k", self.k), ("v", self.v)):
             if cache.dtype not in allowed or cache.ndim not in (3, 4) or cache.stride(-1) != 1:
                 rule = "must be float or float8_e4m3fn [slots, heads, D] or [pages, page_size, heads, D], last dim contiguous"

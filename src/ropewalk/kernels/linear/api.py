@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.kernels.request import FLOAT32_DTYPES
+from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
 from ropewalk.kernels.support import has_sine_unit, power_of_two, why_no_triton
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
@@ -38,7 +38,7 @@ def why_not(q: Tensor, v: Tensor, spec: RopeSpec, feature: str | None, scale: Te
     """Return why the kernels do not support this call, or None if they do."""
     if (reason := why_no_triton(q)) is not None:
         return reason
-    if q.dtype not in FLOAT32_DTYPES or v.dtype != q.dtype:
+    if q.dtype not in COMPUTED_IN_FLOAT32 or v.dtype != q.dtype:
         return f"the kernels take q, k and v of one dtype, bfloat16, float16 or float32, not {q.dtype} and {v.dtype}"
     if max(q.shape[-1], v.shape[-1]) > (most := MOST_DIMS[q.dtype]):
         return f"the kernels take a {q.dtype} state of at most {most} x {most}, this one has {q.shape[-1]} x {v.shape[-1]}"

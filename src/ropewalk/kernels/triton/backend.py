@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ropewalk.kernels.request import FLOAT32_DTYPES, AnyRequest, Request, TableRequest
+from ropewalk.kernels.request import COMPUTED_IN_FLOAT32, AnyRequest, Request, TableRequest
 from ropewalk.kernels.support import why_no_triton
 
 #: a wider head does not fit in one program's registers
@@ -17,7 +17,7 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
     """Return why this backend cannot rotate x, or None if it can."""
     if (reason := why_no_triton(x)) is not None:
         return reason
-    if x.dtype not in FLOAT32_DTYPES:
+    if x.dtype not in COMPUTED_IN_FLOAT32:
         return f"the kernel computes in float32, so it takes bfloat16, float16 and float32, not {x.dtype}"
     if x.ndim > 4:
         return f"the kernel takes up to 4 axes, this tensor has {x.ndim}"

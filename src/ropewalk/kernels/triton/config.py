@@ -81,17 +81,18 @@ def pick_config(
     case = "axes" if axes > 1 else "part" if copied else ""
     if angles == "phase":
         config = SPECIAL_CONFIGS.get((order, case, width), config)
-    # float32 needs twice the registers of 16-bit types, and narrow heads need fewer
+    # how many tokens times heads fit: float32 needs twice the registers of 16-bit types, and narrow heads need fewer
     room = max(1, config.tokens * config.heads * widest // (width * itemsize // 2))
     config = _fit(config, room, power_of_two(tokens), power_of_two(max(heads)))
     # a thread should load at least 4 bytes of k at a time
-    keys_at_once = power_of_two(-(-heads[1] // -(-heads[0] // config.heads))) * config.tokens
-    too_narrow = keys_at_once * power_of_two(pairs) * itemsize < 4 * 32 * config.warps
+    q_groups = -(-heads[0] // config.heads)
+    keys_per_program = power_of_two(-(-heads[1] // q_groups)) * config.tokens
+    too_narrow = keys_per_program * power_of_two(pairs) * itemsize < 4 * 32 * config.warps
     return replace(config, together=False) if too_narrow else config
 
 
 def _fit(config: Config, room: int, most_tokens: int, most_heads: int) -> Config:
-    """Return the configuration with more tokens if there are few heads, and more heads if there are few tokens."""
+    """Resize tokens and heads so that their product is at most `room` and neither exceeds what the call has."""
     tokens = min(config.tokens, most_tokens, room)
     heads = min(room // tokens, most_heads)
     return replace(config, tokens=min(room // heads, most_tokens), heads=heads)
