@@ -188,7 +188,7 @@ def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layer
     replacement = vars(model.model.layers[0].self_attn).get("forward")
     rotate = modeling_llama.apply_rotary_pos_emb
     if replacement is not None:
-        rotate = replacement.method.instead["apply_rotary_pos_emb"]
+        rotate = replacement.method.substitutes["apply_rotary_pos_emb"]
 
     def run() -> None:
         cos, sin = model.model.rotary_emb(q, positions)

@@ -23,8 +23,8 @@ MISTAKES = [
     ("kernels/reference", '    if layout == "half":\n', '    if layout != "half":\n', "kernels/test_reference.py"),
     (
         "frequencies/banded",
-        "ramp(self.beta_fast, self.beta_slow, dim",
-        "ramp(self.beta_slow, self.beta_fast, dim",
+        "betas = self.beta_fast, self.beta_slow",
+        "betas = self.beta_slow, self.beta_fast",
         "test_frequencies.py::test_fast_pairs_of_yarn_stay_and_slow_ones_interpolate",
     ),
     (

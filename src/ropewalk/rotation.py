@@ -170,7 +170,7 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
     if inplace:
         check_no_overlap(xs, addresses=not traced)
     around = transforms() if traced else []
-    if _needs_formula(request, around) or are_batched_gradients(xs):
+    if _needs_formula(request, around) or (not traced and are_batched_gradients(xs)):
         rotated = tuple(_by_formula(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:

@@ -42,7 +42,7 @@ def test_a_missing_chinese_font_is_reported(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(look, "chinese_font", lambda: None)
     code, out, _ = call(capsys, tmp_path, "--only", "angles", "--language", "zh")
     assert code == 0
-    assert "the labels are English" in out
+    assert "labels are in English" in out
 
 
 @pytest.mark.parametrize(

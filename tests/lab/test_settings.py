@@ -58,7 +58,7 @@ def test_flags_change_one_value():
         ("model.kind=oracle", "decoder, roformer"),
         ("data.objective=masked", "must be roformer"),
         ("data.task=nap", "copy, reverse"),
-        ("data.share=0.5", "data.task must name one"),
+        ("data.share=0.5", "set data.task"),
     ],
 )
 def test_wrong_values_are_named(change, said):
