@@ -17,9 +17,6 @@ from ropewalk.kernels.request import token_axes
 
 def register_rules() -> None:
     """Register the rules with DTensor; call it once in each process, before the first DTensor is rotated."""
-    if torch.__version__.startswith("2.6."):
-        rule = "must be newer than 2.6, whose DTensor cannot shard ops with optional tensors"
-        raise RopeError("torch", rule, torch.__version__)
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:
