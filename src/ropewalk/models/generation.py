@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.kernels.support import why_no_triton
 
 #: "none" runs the whole sequence again for every token
 CACHES = ("growing", "static", "sliding", "none")
@@ -104,6 +105,7 @@ def steps(
     capacity: int | None = None,
     sinks: int = 0,
     seed: int | None = None,
+    graph: bool | None = None,
 ) -> Iterator[Tensor]:
     """Yield the tokens [B] that follow tokens [B, S], step by step, until all rows have stopped.
 
@@ -113,12 +115,14 @@ def steps(
     cache     "growing", "static" (`capacity` tokens, by default prompt and new tokens), "sliding" (the first `sinks` and
               the latest tokens, `capacity` in all), "none", or the caches of an earlier call to continue from
     seed      of the sampling; None: torch's global generator
+    graph     whether the steps after the prompt run as one CUDA graph, with a growing or static cache; None: if they can
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     _check_prompt(tokens, padding)
     integer("max_new_tokens", max_new_tokens, low=0)
     stops = _stop_tokens(stop, tokens.device)
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
+    step = _captured_step(model, tokens, cache, max_new_tokens, capacity, graph)
     caches = cache
     if isinstance(cache, str):
         if choice("cache", cache, CACHES) == "static" and capacity is None:
@@ -129,24 +133,82 @@ def steps(
     def run(inputs: Tensor, padding: Tensor | None) -> Iterator[Tensor]:  # so that the checks above run at the call
         seen = _tokens_seen(inputs, padding, model.head_weight.shape[0]) if repetition_penalty != 1 else None
         done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
-        for _ in range(max_new_tokens):
-            hidden = model.features(inputs, padding=padding, caches=caches)[:, -1]
-            new = sampling.pick(hidden @ model.head_weight.transpose(0, 1), seen, generator)
+        if not max_new_tokens:
+            return
+        logits = _last_logits(model, inputs, padding, caches)
+        for index in range(max_new_tokens):
+            new = sampling.pick(logits, seen, generator)
             if stops is not None:
                 new = torch.where(done, stops[0] if pad is None else pad, new)
                 done = done | torch.isin(new, stops)
             yield new
-            if stops is not None and bool(done.all()):
+            if index + 1 == max_new_tokens:
                 return
+            all_done = None if stops is None else _to_host(done.all())
             if seen is not None:
                 seen = seen.scatter(1, new.unsqueeze(-1), True)
+            if step is not None:
+                if index == 0:
+                    step.start(caches)
+                logits = step(new)  # starts before the host waits for `all_done`, so the GPU is never idle
+            if all_done is not None and all_done():
+                return
+            if step is not None:
+                continue
             if caches is not None:
                 inputs, padding = new.unsqueeze(-1), None
-                continue
-            inputs = torch.cat((inputs, new.unsqueeze(-1).to(inputs.dtype)), dim=1)
-            padding = None if padding is None else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
+            else:
+                inputs = torch.cat((inputs, new.unsqueeze(-1).to(inputs.dtype)), dim=1)
+                padding = None if padding is None else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
+            logits = _last_logits(model, inputs, padding, caches)
 
     return run(tokens, padding)
+
+
+def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: Any) -> Tensor:
+    hidden = model.features(tokens, padding=padding, caches=caches)[:, -1]
+    return hidden @ model.head_weight.transpose(0, 1)
+
+
+def _captured_step(model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None) -> Any:
+    """Return the model's decode step as a CUDA graph, or None if `graph` is False or the step cannot be captured."""
+    if graph is False or (graph is None and not tokens.is_cuda):
+        return None
+    reason = why_not_graph(model, tokens, cache)
+    if reason is None:
+        from ropewalk.models.decode_step import captured_step
+
+        return captured_step(model, tokens.shape[0], capacity or tokens.shape[1] + new)
+    if graph:
+        raise RopeError("graph", f"the steps cannot be captured: {reason}; pass graph=None", graph)
+    return None
+
+
+def why_not_graph(model: Model, tokens: Tensor, cache: Any = "growing") -> str | None:
+    """Return why the steps after `tokens` [B, S] cannot run as one CUDA graph, or None if they can."""
+    if not isinstance(cache, str) or cache not in ("growing", "static"):
+        return "a graph needs a growing or static cache of its own"
+    if reason := why_no_triton(tokens):
+        return reason
+    from ropewalk.models import decode_step
+
+    return decode_step.why_not(model, tokens)
+
+
+def _to_host(flag: Tensor) -> Callable[[], bool]:
+    """Start copying a flag to the host and return a function that waits for it."""
+    if not flag.is_cuda:
+        return lambda: bool(flag)
+    copy = torch.empty((), dtype=torch.bool, pin_memory=True)
+    copy.copy_(flag, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> bool:
+        copied.synchronize()
+        return bool(copy)
+
+    return wait
 
 
 def _check_prompt(tokens: Tensor, padding: Tensor | None) -> None:

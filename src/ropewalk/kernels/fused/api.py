@@ -50,7 +50,7 @@ def qk_norm_rope(
     Returns (q, k) without a cache, with gradients to q, k and the norm's weights. With a cache it returns q, or (q, k, v)
     with `return_kv`, for the attention of a prefill; v is returned as given. There are no gradients then.
     """
-    call, shape = _check(q, k, v, spec, positions, heads, norm, cache, slots, length)
+    call, shape = checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length)
     backend = _pick_backend(call, backend)
     if cache is None:
         if return_kv or q_out is not None:
@@ -69,7 +69,7 @@ def why_not(*args, **kwargs) -> str | None:
     """Return why the Triton kernel does not support this call of `qk_norm_rope`, or None if it does."""
     given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
-    return why_not_kernel(_check(*(given.get(name) for name in names))[0])
+    return why_not_kernel(checked_call(*(given.get(name) for name in names))[0])
 
 
 def _pick_backend(call: Call, backend: str | None) -> str:
@@ -127,7 +127,7 @@ class _NormRope(torch.autograd.Function):
         return dq, dk, dq_weight, dk_weight, None, None, None
 
 
-def _check(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tuple[Call, tuple[int, ...]]:
+def checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length) -> tuple[Call, tuple[int, ...]]:
     """Return the checked call with its tokens flattened to one axis, and the original shape of the token axes."""
     if not isinstance(spec, RopeSpec):
         raise RopeError("spec", "must be a RopeSpec", spec)

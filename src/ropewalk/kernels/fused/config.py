@@ -66,7 +66,7 @@ def pick_config(tokens: int, heads: int, head_dim: int) -> Config:
 def why_not_kernel(call: Call) -> str | None:
     """Return why the Triton kernel does not support a call, or None if it does."""
     cache = call.cache
-    if reason := why_no_triton(call.q) or _why_not_spec(call.spec.fingerprint, call.q.device):
+    if reason := why_no_triton(call.q) or why_not_spec(call.spec.fingerprint, call.q.device):
         return reason
     for t in (call.q, call.k, call.v, call.q_out, call.k_out, *call.weights):
         if t is not None and t.dtype not in COMPUTED_IN_FLOAT32:
@@ -81,7 +81,8 @@ def why_not_kernel(call: Call) -> str | None:
 
 
 @cached("specs the fused kernel refuses", entries=256)
-def _why_not_spec(fingerprint: str, device: torch.device) -> str | None:
+def why_not_spec(fingerprint: str, device: torch.device) -> str | None:
+    """Return why kernels that compute exact angles cannot use the spec with this fingerprint, or None if they can."""
     spec = spec_of(fingerprint)
     if spec.needs_length:
         return f"the frequencies of {type(spec.scaling).__name__} depend on the length of each sequence"

@@ -17,7 +17,7 @@ from ropewalk.kernels.fused.tiles import (
     store_head,
     weighted,
 )
-from ropewalk.kernels.triton.angles import phase_cos_sin
+from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 from ropewalk.kernels.triton.pairs import load
 
 
@@ -147,7 +147,7 @@ def _side_backward(
     """Compute `definition.backward` on tiles: store dx, and return the contribution of each (token, head) to dw."""
     first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
-    first, second = first * cos + second * sin, second * cos - first * sin
+    first, second = rotated(first, second, cos, -sin)
     w_first, w_second, w_rest = first, second, rest
     if NORM:
         x_first, x_second, x_rest = load_head(x, live, MASKED, INTERLEAVED, HEAD, "")

@@ -11,6 +11,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from ropewalk.kernels.triton.angles import rotated
 from ropewalk.kernels.triton.pairs import load, load_pairs, store, store_pairs
 
 #: the largest finite e4m3 value: definition.FP8_MAX as a tl.constexpr
@@ -105,7 +106,7 @@ def weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT: tl.constexp
 @no_type_check
 def mean_product(a_first, a_second, a_rest, b_first, b_second, b_rest, HEAD: tl.constexpr):
     """Return mean(a b) over a head's dims, [tokens, heads, 1]."""
-    total = tl.sum(a_first * b_first + a_second * b_second, axis=2)
+    total = tl.sum(tl.fma(a_first, b_first, a_second * b_second), axis=2)
     if HEAD[4]:
         total += tl.sum(a_rest * b_rest, axis=2)
     return (total / HEAD[0])[:, :, None]
@@ -122,7 +123,8 @@ def norm_and_rotate(
         inverse_rms = tl.rsqrt(mean_product(first, second, rest, first, second, rest, HEAD) + eps)
         first, second, rest = first * inverse_rms, second * inverse_rms, rest * inverse_rms
         first, second, rest = weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT)
-    return first * cos - second * sin, first * sin + second * cos, rest
+    first, second = rotated(first, second, cos, sin)
+    return first, second, rest
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.triton.angles import phase_cos_sin
+from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 
 #: values of FORM
 ELU = tl.constexpr(0)
@@ -46,7 +46,8 @@ def load_features(
         b = tl.where(valid, tl.where(b > 0, b + 1.0, tl.exp(tl.minimum(b, 0.0))), 0.0)
     else:
         a, b = tl.maximum(a, 0.0), tl.maximum(b, 0.0)
-    return a, b, (a * cos - b * sin) * magnitude, (a * sin + b * cos) * magnitude
+    first, second = rotated(a, b, cos, sin)
+    return a, b, first * magnitude, second * magnitude
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.triton.angles import phase_cos_sin
+from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 from ropewalk.kernels.triton.pairs import load, load_pairs, store, store_pairs
 
 #: values of MODE: angles from exact phases, or from tables of cos and sin
@@ -34,11 +34,9 @@ def store_rotated(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
     """Rotate in float32, round once and store."""
-    a = first.to(tl.float32)
-    b = second.to(tl.float32)
-    first = (a * cos - b * sin).to(rows.dtype.element_ty)
-    second = (a * sin + b * cos).to(rows.dtype.element_ty)
-    store_pairs(rows, first, second, live, PAIRS, BLOCK, INTERLEAVED, MASKED, HINT)
+    first, second = rotated(first.to(tl.float32), second.to(tl.float32), cos, sin)
+    dtype: tl.constexpr = rows.dtype.element_ty
+    store_pairs(rows, first.to(dtype), second.to(dtype), live, PAIRS, BLOCK, INTERLEAVED, MASKED, HINT)
 
 
 @triton.jit

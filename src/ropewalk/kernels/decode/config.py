@@ -1,0 +1,56 @@
+"""How the decode kernels divide their work; the numbers come from sweeps on an H200. Importing this does not import Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ropewalk.kernels.support import multiprocessors, power_of_two
+
+#: up to this many tokens the QKV product with the rotation inside is faster than the library's product and a second launch
+MOST_TOKENS = 16
+#: the most rows of a tile
+MOST_TILE_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a product is divided: a program computes `rows` x `columns` results, `depth` terms of their sums at a time."""
+
+    rows: int
+    columns: int
+    depth: int = 128
+    stages: int = 5
+    warps: int = 4
+
+    def options(self) -> dict[str, int]:
+        return {"num_stages": self.stages, "num_warps": self.warps}
+
+
+def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
+    """Return the tile of a product with `columns` weight rows of `depth` elements; the numbers come from sweeps on an H200.
+
+    A single row is fastest with many programs of one warp, each with enough loads under way.
+    """
+    if rows > 1:
+        block = min(MOST_TILE_ROWS, max(16, power_of_two(rows)))
+        return Tile(block, 64 if block == MOST_TILE_ROWS else 32, stages=4)
+    if gate:
+        return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
+    if columns > 32768:
+        return Tile(1, 4, 1024, warps=1)
+    return Tile(1, 1, 1024 if depth < 4096 else 2048, warps=1)
+
+
+def pick_qkv_tile(rows: int, depth: int) -> Tile:
+    """Return the tile of `qkv_product`; its columns are pairs."""
+    if rows > 1:
+        return Tile(min(MOST_TILE_ROWS, max(16, power_of_two(rows))), 32 if rows <= 16 else 16, stages=4)
+    return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
+
+
+def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
+    """Return among how many programs the keys of a row are divided: enough to use the GPU, each with at least 256 keys."""
+    wanted = -(-2 * multiprocessors(device) // (rows * k_heads))
+    return max(1, min(power_of_two(wanted), capacity // 256, 64))

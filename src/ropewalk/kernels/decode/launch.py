@@ -1,0 +1,157 @@
+"""Launches of the decode kernels into given outputs, so that a CUDA graph can capture them. Importing this imports Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ropewalk.kernels.decode import attend as attend_kernel
+from ropewalk.kernels.decode import product as device
+from ropewalk.kernels.decode import qkv as qkv_kernel
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS, MOST_TOKENS, Tile, pick_qkv_tile, pick_tile
+from ropewalk.kernels.fused.api import qk_norm_rope
+from ropewalk.kernels.fused.definition import KVSlots, QKNorm
+from ropewalk.kernels.fused.launch import cache_strides
+from ropewalk.kernels.support import has_pdl, has_sine_unit, interpreting, power_of_two
+from ropewalk.spec import RopeSpec
+from ropewalk.table import magnitude_on, tables
+
+#: typed Any because type checkers do not see what triton.jit returns
+_PRODUCT: Any = device.product
+_QKV: Any = qkv_kernel.qkv_product
+_NORM: Any = device.norm
+_ATTEND: Any = attend_kernel.attend
+FINISHES = {"store": device.STORE.value, "add": device.ADD.value, "gate": device.GATE.value}
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """The RMS norm of a product's input: weight [K] and epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
+def normed(x: Tensor, norm: Norm, out: Tensor) -> Tensor:
+    """Write the RMS norm of the rows of x [T, K] into `out` and return it."""
+    rows, width = x.shape
+    block = power_of_two(width)
+    with torch.cuda.device_of(x):
+        options = {name: value for name, value in _machine(x).items() if name != "PRECISION"}
+        _NORM[(rows,)](
+            x, norm.weight, out, norm.eps, x.stride(0), out.stride(0), K=width, BLOCK=block,
+            num_warps=max(1, min(16, block // 256)), **options,
+        )  # fmt: skip
+    return out
+
+
+def product(
+    x: Tensor, weight: Tensor, out: Tensor, *, norm: Norm | None = None, bias: Tensor | None = None,
+    residual: Tensor | None = None, gate: bool = False, tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """Write norm(x) @ weight^T + bias into `out`, plus `residual`; with `gate`, silu(first half) * second half of the columns."""
+    rows, depth = x.shape
+    count = out.shape[1]
+    if tile is None and rows > 1 and not gate and norm is None and bias is None:
+        # for several rows the library's product is faster where nothing else is left to do
+        torch.mm(x, weight.t(), out=out) if residual is None else torch.addmm(residual, x, weight.t(), out=out)
+        return
+    tile = pick_tile(rows, count, depth, gate) if tile is None else tile
+    finish = "gate" if gate else "store" if residual is None else "add"
+    with torch.cuda.device_of(x):
+        _PRODUCT[(-(-count // tile.columns), -(-rows // tile.rows))](
+            x, None if norm is None else norm.weight, weight, bias, residual, out, rows, 0.0 if norm is None else norm.eps,
+            x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0),
+            COUNT=count, K=depth, FINISH=FINISHES[finish], NORM=norm is not None, BIAS=bias is not None,
+            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=min(tile.depth, power_of_two(depth)), **_machine(x), **tile.options(),
+        )  # fmt: skip
+
+
+def qkv_product(
+    x: Tensor, weight: Tensor, q_out: Tensor, cache: KVSlots, slots: Tensor, positions: Tensor, spec: RopeSpec, *,
+    norm: Norm | None = None, bias: Tensor | None = None, head_norm: QKNorm | None = None, workspace: Workspace | None = None,
+    tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """Write rotated queries norm(x) @ weight^T into `q_out` [T, Hq, D], and rotated keys and values into the slots of `cache`.
+
+    A head norm needs a `workspace`, unless `tile` has all pairs of a head in its columns.
+    """
+    rows, depth = x.shape
+    if tile is None and norm is None and rows > MOST_TOKENS:
+        heads = (q_out.shape[1], cache.k.shape[-2])
+        packed = F.linear(x, weight, bias)
+        qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=head_norm, cache=cache, slots=slots, q_out=q_out)
+        return
+    q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
+    tile = pick_qkv_tile(rows, depth) if tile is None else tile
+    spec_tables = tables(spec, x.device)
+    magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
+    k_strides, v_strides, page_size = cache_strides(cache)
+    half = power_of_two(-(-head_dim // 2))
+    columns = min(tile.columns, half)
+    parts = -(-head_dim // 2 // columns)
+    q_weight, k_weight = (None, None) if head_norm is None else (head_norm.q_weight, head_norm.k_weight)
+    partial, arrived = (None, None) if workspace is None else (workspace.partial, workspace.arrived)
+    with torch.cuda.device_of(x):
+        _QKV[((q_heads + 2 * k_heads) * parts, -(-rows // tile.rows))](
+            x, None if norm is None else norm.weight, weight, bias, partial, arrived, rows, 0.0 if norm is None else norm.eps,
+            x.stride(0), q_weight, k_weight, q_out, cache.k, cache.v, *cache.scales, positions, slots, spec_tables.steps,
+            spec_tables.axis_of_pair, cache.num_slots, 0.0 if head_norm is None else head_norm.eps, *magnitudes,
+            q_out.stride(0), q_out.stride(1), positions.stride(0) if spec.num_axes > 1 else 0, *k_strides, *v_strides,
+            Q_HEADS=q_heads, K_HEADS=k_heads, K=depth, HEAD_DIM=head_dim, START=spec.rotary_start, PAIRS=spec.pairs,
+            AXES=spec.num_axes, INTERLEAVED=spec.layout == "interleaved", INTERLEAVED_OUT=spec.layout_out == "interleaved",
+            NORM=norm is not None, BIAS=bias is not None, HEAD_NORM=head_norm is not None, HEAD_WEIGHT=q_weight is not None,
+            PLUS_ONE=head_norm is not None and head_norm.plus_one, PAGE_SIZE=page_size, QUANTISED=cache.quantised,
+            QUICK=has_sine_unit(x), ROWS=tile.rows, COLUMNS=columns, HALF_BLOCK=half, DEPTH=min(tile.depth, power_of_two(depth)),
+            **_machine(x), **tile.options(),
+        )  # fmt: skip
+
+
+class Workspace:
+    """Memory in which the programs of one launch exchange their parts; launches on one stream may share it.
+
+    It is large enough for `attend` with `splits` parts, and for the head norm of `qkv_product` with the same rows and heads.
+    """
+
+    def __init__(self, rows: int, q_heads: int, k_heads: int, head_dim: int, splits: int, device: torch.device) -> None:
+        self.splits = splits
+        heads = q_heads + k_heads
+        padded_rows = -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS
+        size = max(rows * q_heads * splits, padded_rows * heads) * head_dim
+        self.partial = torch.empty(size, dtype=torch.float32, device=device)
+        self.statistics = torch.empty(rows * q_heads * splits * 2, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, first_keys: Tensor, num_keys: Tensor, scale: float, workspace: Workspace, *,
+    window: int | None = None, keys: int = 64, warps: int = 4,
+) -> None:  # fmt: skip
+    """Write the attention of q [B, Hq, D] over the cached k and v [B, Hk, N, D] into `out` [B, Hq, D].
+
+    first_keys  [B], the index of each row's first key; the keys before it are padding
+    num_keys    [1], how many keys the cache holds, those of q's own tokens included
+    """
+    rows, q_heads, head_dim = q.shape
+    k_heads = k.shape[1]
+    group = q_heads // k_heads
+    with torch.cuda.device_of(q):
+        _ATTEND[(rows * k_heads, workspace.splits)](
+            q, k, v, out, workspace.partial, workspace.statistics, workspace.arrived, first_keys, num_keys, scale,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
+            out.stride(0), out.stride(1),
+            GROUP=group, GROUP_BLOCK=max(16, power_of_two(group)), K_HEADS=k_heads, HEAD_DIM=head_dim,
+            DIM_BLOCK=max(16, power_of_two(head_dim)), SPLITS=workspace.splits, KEYS=keys, WINDOW=window or 0,
+            TILES=-(-k.shape[2] // keys) if interpreting() else 0,
+            num_warps=warps, num_stages=3, **_machine(q),
+        )  # fmt: skip
+
+
+def _machine(x: Tensor) -> dict[str, Any]:
+    """Return the kernel options that depend on the GPU and the dtype."""
+    pdl = has_pdl(x.device)
+    return {"PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", "PDL": pdl, **({"launch_pdl": True} if pdl else {})}

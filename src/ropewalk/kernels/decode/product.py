@@ -1,0 +1,162 @@
+"""Matrix products of a decode step in Triton, with the steps before and after them inside. Importing this imports Triton.
+
+A decode step has few rows and reads every weight once, so it is limited by memory bandwidth. One launch norms the input,
+multiplies it, and finishes the output: adds the residual or applies the gate.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from ropewalk.kernels.triton.pairs import load, store
+
+#: values of FINISH: store the product; add the residual; silu(first) * second
+STORE = tl.constexpr(0)
+ADD = tl.constexpr(1)
+GATE = tl.constexpr(2)
+
+
+@triton.jit
+@no_type_check
+def _vector_products(
+    x, norm_weight, first_rows, second_rows, live, eps,
+    K: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Return one row x [K] times two blocks of weight rows, float32 [COLUMNS] each; without BOTH the second is the first.
+
+    Products are summed in registers: one row would leave most of a matrix instruction unused. With NORM x is RMS-normed: its
+    weight multiplies x before the product, and the inverse rms multiplies the result.
+    """
+    first = tl.zeros([COLUMNS, DEPTH], tl.float32)
+    second = tl.zeros([COLUMNS, DEPTH], tl.float32)
+    squares = tl.zeros([1, DEPTH], tl.float32)
+    depth = tl.arange(0, DEPTH)[None, :]
+    # weights do not depend on the kernel before, so the first ones are loaded while it still runs
+    b = load(first_rows + depth, live & (depth < K), MASKED, "evict_first")
+    c = load(second_rows + depth, live & (depth < K), MASKED, "evict_first") if BOTH else b
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    for start in range(0, K, DEPTH):
+        after = start + DEPTH
+        next_b, next_c = b, c
+        if after < K:
+            inside = live & (after + depth < K)
+            next_b = load(first_rows + after + depth, inside, MASKED, "evict_first")
+            next_c = load(second_rows + after + depth, inside, MASKED, "evict_first") if BOTH else next_b
+        a = load(x + start + depth, start + depth < K, MASKED, "").to(tl.float32)
+        if NORM:
+            squares = tl.fma(a, a, squares)
+            a *= load(norm_weight + start + depth, start + depth < K, MASKED, "").to(tl.float32)
+        first = tl.fma(b.to(tl.float32), a, first)
+        if BOTH:
+            second = tl.fma(c.to(tl.float32), a, second)
+        b, c = next_b, next_c
+    first = tl.sum(first, axis=1)
+    second = tl.sum(second, axis=1) if BOTH else first
+    if NORM:
+        inverse_rms = tl.rsqrt(tl.sum(squares) / K + eps)
+        first, second = first * inverse_rms, second * inverse_rms
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def _matrix_products(
+    x, first_rows, second_rows, row_live, live,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Return x [ROWS, K] times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first."""
+    first = tl.zeros([ROWS, COLUMNS], tl.float32)
+    second = tl.zeros([ROWS, COLUMNS], tl.float32)
+    depth = tl.arange(0, DEPTH)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    for start in range(0, K, DEPTH):
+        inside = start + depth < K
+        if MASKED:
+            a = tl.load(x + start + depth[None, :], mask=row_live & inside[None, :], other=0.0)
+        else:
+            a = tl.load(x + start + depth[None, :], mask=row_live, other=0.0)
+        b = load(first_rows + start + depth[:, None], live & inside[:, None], MASKED, "")
+        first = tl.dot(a, b, first, input_precision=PRECISION)
+        if BOTH:
+            b = load(second_rows + start + depth[:, None], live & inside[:, None], MASKED, "")
+            second = tl.dot(a, b, second, input_precision=PRECISION)
+    if PDL:
+        # not earlier: programs of the next kernel would then crowd on the multiprocessors with free shared memory
+        tl.extra.cuda.gdc_launch_dependents()
+    if not BOTH:
+        second = first
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def products(
+    x, norm_weight, first_rows, second_rows, row_live, live, eps,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; NORM needs ROWS = 1.
+
+    `x` points to [ROWS, 1] rows, `first_rows` and `second_rows` to [1, COLUMNS] weight rows. With PDL it starts before the
+    previous kernel ends, and waits for it where it reads x.
+    """
+    if ROWS == 1:
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+        first, second = _vector_products(
+            x, norm_weight, tl.reshape(first_rows, [COLUMNS, 1]), tl.reshape(second_rows, [COLUMNS, 1]),
+            tl.reshape(live, [COLUMNS, 1]), eps, K, COLUMNS, DEPTH, NORM, BOTH, MASKED, PDL,
+        )  # fmt: skip
+        return first[None, :], second[None, :]
+    else:
+        tl.static_assert(not NORM, "only a single row can be normed inside the product")
+        return _matrix_products(x, first_rows, second_rows, row_live, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, PRECISION, PDL)
+
+
+@triton.jit(do_not_specialize=["rows"])
+@no_type_check
+def product(
+    x, norm_weight, weight, bias, residual, out, rows, eps, x_row, residual_row, out_row,
+    COUNT: tl.constexpr, K: tl.constexpr, FINISH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says; GATE reads 2 COUNT rows of the weight."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_live, live = row < rows, column < COUNT
+    MASKED: tl.constexpr = COUNT % COLUMNS != 0 or K % DEPTH != 0
+    rows_of_weight = weight + column.to(tl.int64) * K
+    first, second = products(
+        x + row.to(tl.int64) * x_row, norm_weight, rows_of_weight, rows_of_weight + COUNT * K, row_live, live, eps,
+        K, ROWS, COLUMNS, DEPTH, NORM, FINISH == GATE, MASKED, PRECISION, PDL,
+    )  # fmt: skip
+    if BIAS:
+        first += tl.load(bias + column, mask=live, other=0.0).to(tl.float32)
+    if FINISH == GATE:
+        if BIAS:
+            second += tl.load(bias + COUNT + column, mask=live, other=0.0).to(tl.float32)
+        first = first * tl.sigmoid(first) * second
+    if FINISH == ADD:
+        first += tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * out_row + column, first.to(out.dtype.element_ty), mask=row_live & live)
+
+
+@triton.jit
+@no_type_check
+def norm(x, weight, out, eps, x_row, out_row, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Store the RMS norm of each row of x [rows, K], one program per row."""
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    wide = load(x + row * x_row + column, column < K, BLOCK != K, "").to(tl.float32)
+    factor = load(weight + column, column < K, BLOCK != K, "").to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(wide * wide) / K + eps)
+    store(out + row * out_row + column, (wide * inverse_rms * factor).to(out.dtype.element_ty), column < K, BLOCK != K, "")

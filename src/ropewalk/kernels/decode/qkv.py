@@ -1,0 +1,163 @@
+"""The QKV product of a decode step in Triton: norm, product, head norm, rotation and cache write in one launch.
+
+Importing this imports Triton.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from ropewalk.kernels.decode.product import products
+from ropewalk.kernels.fused.tiles import as_stored
+from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
+
+
+@triton.jit
+@no_type_check
+def _pair_dims(pair, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return the dims of both members of each pair; pairs from PAIRS on are made of the dims that are not rotated."""
+    if INTERLEAVED:
+        first, second = START + 2 * pair, START + 2 * pair + 1
+    else:
+        first, second = START + pair, START + PAIRS + pair
+    rest = 2 * (pair - PAIRS)
+    first_rest = tl.where(rest < START, rest, rest + 2 * PAIRS)
+    second_rest = tl.where(rest + 1 < START, rest + 1, rest + 1 + 2 * PAIRS)
+    return tl.where(pair < PAIRS, first, first_rest), tl.where(pair < PAIRS, second, second_rest)
+
+
+@triton.jit
+@no_type_check
+def _norm_head(
+    first, second, first_dim, second_dim, weight, live, eps,
+    HEAD_DIM: tl.constexpr, WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr,
+):  # fmt: skip
+    """Return a head's pairs divided by the head's rms and multiplied by the norm's weight."""
+    inverse_rms = tl.rsqrt(tl.sum(tl.fma(first, first, second * second), axis=1) / HEAD_DIM + eps)[:, None]
+    first, second = first * inverse_rms, second * inverse_rms
+    if WEIGHT:
+        first_factor = tl.load(weight + first_dim, mask=live, other=0.0).to(tl.float32)
+        second_factor = tl.load(weight + second_dim, mask=live, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            first_factor, second_factor = first_factor + 1.0, second_factor + 1.0
+        first, second = first * first_factor, second * second_factor
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def _finish(
+    first, second, pair, head, row, row_live,
+    q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, positions, slots, steps, axis_of_pair, num_slots, head_eps,
+    q_magnitude, k_magnitude, q_row, q_head, axis_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
+    AXES: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, HEAD_NORM: tl.constexpr,
+    HEAD_WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate pairs of one head of q or k, and store them; pairs of v are stored as they are."""
+    live = pair < HEAD_DIM // 2
+    first_dim, second_dim = _pair_dims(pair, START, PAIRS, INTERLEAVED)
+    is_query = head < Q_HEADS
+    is_key = (head >= Q_HEADS) & (head < Q_HEADS + K_HEADS)
+    if is_query | is_key:
+        if HEAD_NORM:
+            weight = q_weight
+            if HEAD_WEIGHT:
+                weight = tl.where(is_query, q_weight, k_weight)
+            first, second = _norm_head(
+                first, second, first_dim, second_dim, weight, live, head_eps, HEAD_DIM, HEAD_WEIGHT, PLUS_ONE
+            )
+        step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
+        at = positions + row
+        if AXES > 1:
+            at += tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0) * axis_stride
+        position = tl.load(at, mask=row_live, other=0).to(tl.int64)
+        cos, sin = phase_cos_sin(position * step, QUICK)
+        magnitude = tl.where(pair < PAIRS, tl.where(is_query, q_magnitude, k_magnitude), 1.0)
+        first, second = rotated(first, second, cos * magnitude, sin * magnitude)
+        first_dim, second_dim = _pair_dims(pair, START, PAIRS, INTERLEAVED_OUT)
+    if is_query:
+        out = q_out + row.to(tl.int64) * q_row + head * q_head
+        tl.store(out + first_dim, first.to(q_out.dtype.element_ty), mask=row_live & live)
+        tl.store(out + second_dim, second.to(q_out.dtype.element_ty), mask=row_live & live)
+    else:
+        slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
+        written = live & (slot >= 0) & (slot < num_slots)
+        inverse_scale = 1.0
+        if is_key:
+            out = k_cache + slot // PAGE_SIZE * k_page + slot % PAGE_SIZE * k_slot + (head - Q_HEADS) * k_head
+            if QUANTISED:
+                inverse_scale = 1.0 / tl.load(k_scale)
+        else:
+            out = v_cache + slot // PAGE_SIZE * v_page + slot % PAGE_SIZE * v_slot + (head - Q_HEADS - K_HEADS) * v_head
+            if QUANTISED:
+                inverse_scale = 1.0 / tl.load(v_scale)
+        dtype: tl.constexpr = k_cache.dtype.element_ty
+        tl.store(out + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
+        tl.store(out + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
+
+
+@triton.jit(do_not_specialize=["rows", "num_slots"])
+@no_type_check
+def qkv_product(
+    x, norm_weight, weight, bias, partial, arrived, rows, eps, x_row,
+    q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, positions, slots, steps, axis_of_pair, num_slots, head_eps,
+    q_magnitude, k_magnitude, q_row, q_head, axis_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, K: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr,
+    PAIRS: tl.constexpr, AXES: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, HEAD_WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    QUANTISED: tl.constexpr, QUICK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Multiply x by the packed q, k, v weights; norm and rotate q and k; store q in `q_out`, k and v in their cache slots.
+
+    A program computes COLUMNS pairs of one head, both members in two accumulators, so the rotation exchanges nothing between
+    threads. HEAD_NORM needs all pairs of a head: each program stores its own in `partial`, and the last one to arrive finishes.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    PARTS: tl.constexpr = (HALF + COLUMNS - 1) // COLUMNS
+    head = tl.program_id(0) // PARTS
+    pair = tl.program_id(0) % PARTS * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_live, live = row < rows, pair < HALF
+    first_dim, second_dim = _pair_dims(pair, START, PAIRS, INTERLEAVED)
+    MASKED: tl.constexpr = HALF % COLUMNS != 0 or K % DEPTH != 0
+    first, second = products(
+        x + row.to(tl.int64) * x_row, norm_weight,
+        weight + (head * HEAD_DIM + first_dim).to(tl.int64) * K, weight + (head * HEAD_DIM + second_dim).to(tl.int64) * K,
+        row_live, live, eps, K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, PRECISION, PDL,
+    )  # fmt: skip
+    if BIAS:
+        first += tl.load(bias + head * HEAD_DIM + first_dim, mask=live, other=0.0).to(tl.float32)
+        second += tl.load(bias + head * HEAD_DIM + second_dim, mask=live, other=0.0).to(tl.float32)
+    if HEAD_NORM and PARTS > 1:  # noqa: SIM102 - the first condition is known when the kernel is compiled
+        if head < Q_HEADS + K_HEADS:
+            place = tl.program_id(1) * (Q_HEADS + K_HEADS) + head
+            rows_of_head = partial + (place * ROWS + tl.arange(0, ROWS)[:, None]) * HEAD_DIM
+            tl.store(rows_of_head + pair, first, mask=live)
+            tl.store(rows_of_head + HALF + pair, second, mask=live)
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            if tl.atomic_add(arrived + place, 1, sem="acq_rel") < PARTS - 1:
+                return
+            tl.store(arrived + place, 0)
+            every = tl.arange(0, HALF_BLOCK)[None, :]
+            all_first = tl.load(rows_of_head + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
+            all_second = tl.load(rows_of_head + HALF + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
+            _finish(
+                all_first, all_second, every, head, row, row_live,
+                q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, positions, slots, steps, axis_of_pair, num_slots,
+                head_eps, q_magnitude, k_magnitude, q_row, q_head, axis_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+                Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, AXES, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
+                HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED, QUICK,
+            )  # fmt: skip
+            return
+    _finish(
+        first, second, pair, head, row, row_live,
+        q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, positions, slots, steps, axis_of_pair, num_slots,
+        head_eps, q_magnitude, k_magnitude, q_row, q_head, axis_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+        Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, AXES, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
+        HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED, QUICK,
+    )  # fmt: skip

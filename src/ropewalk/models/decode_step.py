@@ -1,0 +1,189 @@
+"""DecodeStep: one decode step of a Decoder on a GPU, captured as a CUDA graph with a static cache.
+
+A layer is five launches: norm + QKV product + head norm + rotation + cache write; attention; output product + residual;
+norm + gate and up products + gate; down product + residual.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.attention import KVCache
+from ropewalk.attention.linear import identity_rope
+from ropewalk.caches import Cache
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.kernels.decode import launch
+from ropewalk.kernels.decode.config import pick_splits
+from ropewalk.kernels.fused.config import why_not_spec
+from ropewalk.kernels.fused.definition import KVSlots, QKNorm
+from ropewalk.kernels.support import power_of_two, why_no_triton
+from ropewalk.models.decoder_attention import PackedAttention
+from ropewalk.models.experts import GatedNetwork
+from ropewalk.spec import RopeSpec
+
+#: captured steps by model; a step holds its key-value cache, so few are kept
+_STEPS = Cache("decode graphs", entries=4)
+#: the most rows of a captured step: above, matrix products are no longer limited by reading the weights
+MOST_ROWS = 256
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def why_not(model: Any, tokens: Tensor) -> str | None:
+    """Return why the steps after the prompt `tokens` [B, S] cannot be captured, or None if they can."""
+    weight = model.embed_tokens.weight
+    if reason := why_no_triton(weight):
+        return reason
+    if not weight.is_cuda:
+        return "CUDA graphs need a GPU"
+    if tokens.shape[0] > MOST_ROWS:
+        return f"a captured step has at most {MOST_ROWS} rows"
+    if torch.cuda.is_current_stream_capturing() or torch.is_autocast_enabled("cuda"):
+        return "another capture or autocast is active"
+    if model.encoding is not None:
+        return "the encoding is added to the embeddings"
+    for module in model.modules():
+        if isinstance(module, nn.Module) and (module._forward_hooks or module._forward_pre_hooks):
+            return f"{type(module).__name__} has forward hooks, which a graph would skip"
+    for name, parameter in model.named_parameters():
+        if type(parameter.data) is not Tensor or parameter.dtype not in DTYPES or parameter.dtype != weight.dtype:
+            return f"{name} must be a plain {weight.dtype} tensor"
+        if not parameter.is_contiguous() or parameter.device != weight.device:
+            return f"{name} must be contiguous and on {weight.device}"
+    return next((reason for layer in model.layers if (reason := _why_not_layer(layer))), None)
+
+
+def _why_not_layer(layer: nn.Module) -> str | None:
+    attention, network = layer.self_attn, layer.mlp
+    if type(attention) is not PackedAttention or type(network) is not GatedNetwork:
+        return f"{type(attention).__name__} with {type(network).__name__} has no decode kernels"
+    if network.activation not in ("silu", "swish"):
+        return f"the gate kernel computes silu, not {network.activation}"
+    if attention.head_dim % 2 or attention.head_dim > 256:
+        return "head_dim must be even and at most 256"
+    linears = (attention.qkv_proj, attention.o_proj, network.gate_up_proj, network.down_proj)
+    if any(type(linear) is not nn.Linear for linear in linears):
+        return "a projection is not a plain nn.Linear"
+    encoding = attention.encoding
+    if attention.training or not (_is_plain_rotary(encoding) or encoding.entry == "none"):
+        return f"{type(encoding).__name__} has no decode kernel, or the model is in training mode"
+    spec = _spec(attention)
+    return why_not_spec(spec.fingerprint, attention.qkv_proj.weight.device)
+
+
+def _is_plain_rotary(encoding: Any) -> bool:
+    return isinstance(encoding, Rotary) and type(encoding).rotate is Rotary.rotate and not encoding.rope.spec.learned
+
+
+def _spec(attention: Any) -> RopeSpec:
+    encoding = attention.encoding
+    return encoding.rope.spec if isinstance(encoding, Rotary) else identity_rope(attention.head_dim).spec
+
+
+def captured_step(model: Any, rows: int, capacity: int) -> DecodeStep:
+    """Return the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest ones are kept."""
+    capacity = max(256, power_of_two(capacity))
+    key = (id(model), rows, capacity)
+    step = _STEPS.newest(key)
+    pointers = tuple(parameter.data_ptr() for parameter in model.parameters())
+    if step is None or step.pointers != pointers:
+        if step is None:
+            weakref.finalize(model, _STEPS.pop, key, None)
+        step = _STEPS.keep(key, DecodeStep(model, rows, capacity, pointers))
+    return step
+
+
+class DecodeStep:
+    """The buffers and the graph of one decode step.
+
+    Run the prompt through the model with growing caches, pass them to `start`, then call the step with each new token to get
+    the next logits. `pointers` are the addresses of the parameters that the graph reads.
+    """
+
+    def __init__(self, model: Any, rows: int, capacity: int, pointers: tuple[int, ...]) -> None:
+        config, weight = model.config, model.embed_tokens.weight
+        device, dtype = weight.device, weight.dtype
+        self.pointers = pointers
+        shape = (rows, config.num_kv_heads, capacity, config.head_dim)
+        self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers] for _ in range(2))
+        integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        self.token, self.first_keys = (torch.zeros(rows, **integers) for _ in range(2))
+        # in one tensor, so that one launch counts a token
+        self.counters = torch.zeros(2 * rows + 1, **integers)
+        self.positions, self.slots, self.num_keys = self.counters.split((rows, rows, 1))
+        self.row_starts = torch.arange(rows, **integers) * capacity
+        heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        splits = pick_splits(rows, config.num_kv_heads, capacity, device)
+        self.workspace = launch.Workspace(rows, *heads, splits, device)
+        self.x, self.attended = (weight.new_empty(rows, config.hidden_size) for _ in range(2))
+        self.q, self.mixed = (weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2))
+        self.normed = torch.empty_like(self.x)
+        self.middle = weight.new_empty(rows, config.intermediate_size)
+        self.logits = weight.new_empty(rows, model.head_weight.shape[0])
+        self._capture(model)
+
+    def _capture(self, model: Any) -> None:
+        stream = torch.cuda.Stream(self.x.device)
+        stream.wait_stream(torch.cuda.current_stream(self.x.device))
+        with torch.no_grad(), torch.cuda.stream(stream):
+            self._run(model)  # compiles the kernels
+        torch.cuda.current_stream(self.x.device).wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(self.graph):
+            self._run(model)
+
+    def _run(self, model: Any) -> None:
+        """Compute the logits after `token` and count it."""
+        torch.index_select(model.embed_tokens.weight, 0, self.token, out=self.x)
+        for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
+            self._run_layer(layer, k, v)
+        x, norm = self._normed(self.x, model.norm)
+        launch.product(x, model.head_weight, self.logits, norm=norm)
+        self.counters.add_(1)
+
+    def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
+        attention, network = layer.self_attn, layer.mlp
+        head_norm = None
+        if isinstance(attention.q_norm, nn.RMSNorm):
+            head_norm = QKNorm(attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps or 0.0)
+        x, norm = self._normed(self.x, layer.input_layernorm)
+        launch.qkv_product(
+            x, attention.qkv_proj.weight, self.q, KVSlots(k.transpose(1, 2), v.transpose(1, 2)), self.slots, self.positions,
+            _spec(attention), norm=norm, bias=attention.qkv_proj.bias, head_norm=head_norm,
+            workspace=self.workspace,
+        )  # fmt: skip
+        launch.attend(
+            self.q, k, v, self.mixed, self.first_keys, self.num_keys, attention.scale, self.workspace, window=attention.window
+        )
+        out, down = attention.o_proj, network.down_proj
+        launch.product(self.mixed.flatten(1), out.weight, self.attended, bias=out.bias, residual=self.x)
+        gate_up = network.gate_up_proj
+        x, norm = self._normed(self.attended, layer.post_attention_layernorm)
+        launch.product(x, gate_up.weight, self.middle, norm=norm, bias=gate_up.bias, gate=True)
+        launch.product(self.middle, down.weight, self.x, bias=down.bias, residual=self.attended)
+
+    def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
+        """Return (x, norm) for a product: it norms a single row itself, and several rows are normed by a launch of their own."""
+        norm = launch.Norm(module.weight, module.eps)
+        return (x, norm) if len(x) == 1 else (launch.normed(x, norm, self.normed), None)
+
+    def start(self, prompt_caches: list[KVCache]) -> None:
+        """Take over the keys and values of the prompt, whose rows may be padded on the left."""
+        size = len(prompt_caches[0])
+        for cache, k, v in zip(prompt_caches, self.keys, self.values, strict=True):
+            k[:, :, :size].copy_(cache.seen.k)
+            v[:, :, :size].copy_(cache.seen.v)
+        seen = prompt_caches[0].seen
+        self.first_keys.copy_(seen.valid.int().argmax(dim=-1))
+        self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]  # a tensor after a prompt
+        self.num_keys.fill_(size + 1)
+        torch.add(self.row_starts, size, out=self.slots)
+
+    def __call__(self, token: Tensor) -> Tensor:
+        """Return the logits [B, V] after `token` [B]; the same memory in every call."""
+        self.token.copy_(token)
+        self.graph.replay()
+        return self.logits

@@ -1,0 +1,205 @@
+"""Laws of the decode kernels against written-out definitions in float64: on the GPU where there is one, else in the interpreter.
+
+`test_decode_kernels.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk import axes, frequencies
+from ropewalk.errors import RopeError
+from ropewalk.kernels.decode import launch, qkv_norm_rope, why_not
+from ropewalk.kernels.decode.config import Tile
+from ropewalk.kernels.fused import KVSlots, QKNorm
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: the interpreter is slow, and multiplies the bits of bfloat16 as integers: 16-bit types are tested on the GPU
+DTYPES = {torch.float32: 4e-6, **({torch.float16: 3e-3, torch.bfloat16: 2e-2} if DEVICE == "cuda" else {})}
+K, Q_HEADS, K_HEADS = 20, 2, 1
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+rows_and_tiles = pytest.mark.parametrize(("rows", "tile"), [(1, Tile(1, 4, 16)), (18, Tile(16, 4, 16))])
+
+
+def random(*sizes, dtype):
+    return torch.randn(*sizes).to(DEVICE, dtype)
+
+
+def relative_error(got, want):
+    return float((got.double() - want).abs().max() / want.abs().max())
+
+
+def rms_normed(x, weight, eps):
+    x = x.double()
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight.double()
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(3)
+
+
+@dtypes
+@rows_and_tiles
+@pytest.mark.parametrize("finish", ["store", "add", "gate"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products(dtype, rows, tile, finish, bias):
+    columns = 22
+    x, weight, norm_weight = random(rows, K, dtype=dtype), random(columns, K, dtype=dtype) / 6, random(K, dtype=dtype)
+    residual = random(rows, columns, dtype=dtype) if finish == "add" else None
+    added = random(columns, dtype=dtype) if bias else None
+    norm = launch.Norm(norm_weight, 1e-3) if rows == 1 else None
+    out = torch.full((rows, columns // 2 if finish == "gate" else columns), math.nan, device=DEVICE, dtype=dtype)
+    launch.product(x, weight, out, norm=norm, bias=added, residual=residual, gate=finish == "gate", tile=tile)
+    want = (x.double() if norm is None else rms_normed(x, norm_weight, 1e-3)) @ weight.double().T
+    want = want if added is None else want + added.double()
+    if finish == "add":
+        want = want + residual.double()
+    if finish == "gate":
+        gate, up = want.chunk(2, -1)
+        want = gate / (1 + torch.exp(-gate)) * up
+    assert relative_error(out, want) < DTYPES[dtype]
+
+
+@dtypes
+def test_norm(dtype):
+    x, weight = random(3, K, dtype=dtype), random(K, dtype=dtype)
+    out = launch.normed(x, launch.Norm(weight, 0.01), torch.empty_like(x))
+    assert relative_error(out, rms_normed(x, weight, 0.01)) < DTYPES[dtype]
+
+
+@dtypes
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("shared", [1, 3])
+def test_attention_over_a_padded_cache(dtype, splits, window, shared):
+    batch, tokens, dim, num_keys = 2, 90, 20, 71
+    q = random(batch, K_HEADS * shared, dim, dtype=dtype)
+    k, v = (random(batch, K_HEADS, tokens, dim, dtype=dtype) for _ in range(2))
+    first = torch.tensor([0, 35], device=DEVICE)
+    out = torch.full_like(q, math.nan)
+    workspace = launch.Workspace(batch, K_HEADS * shared, K_HEADS, dim, splits, q.device)
+    for _ in range(2):  # the second call finds the workspace as the first left it
+        launch.attend(q, k, v, out, first, torch.tensor([num_keys], device=DEVICE), 0.3, workspace, window=window, keys=16)
+    index = torch.arange(tokens, device=DEVICE)
+    seen = (index >= first[:, None]) & (index < num_keys)
+    if window:
+        seen &= index >= num_keys - window
+    scores = 0.3 * torch.einsum("bhd,bhnd->bhn", q.double(), k.double().repeat_interleave(shared, 1))
+    weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)
+    want = torch.einsum("bhn,bhnd->bhd", weights, v.double().repeat_interleave(shared, 1))
+    assert relative_error(out, want) < DTYPES[dtype]
+
+
+SPECS = {
+    "half": rw.RopeSpec(12),
+    "interleaved": rw.RopeSpec(12, layout="interleaved"),
+    "other layout out": rw.RopeSpec(12, layout="interleaved", layout_out="half"),
+    "part of the head": rw.RopeSpec(14, rotary_dim=10, rotary_start=2),
+    "odd start": rw.RopeSpec(14, rotary_dim=10, rotary_start=1),
+    "magnitude": rw.RopeSpec(12, scaling=frequencies.Yarn(64, 4.0)),
+    "axes": rw.RopeSpec(12, axes=axes.chunked((3, 2, 1))),
+}
+
+
+def expected(x, weight, bias, norm, spec, positions):
+    """q, k and v in float64 from the definitions: product, RMS norm of each head, rotation by plain cos and sin."""
+    packed = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    q, k, v = packed.view(len(x), -1, spec.head_dim).split((Q_HEADS, K_HEADS, K_HEADS), 1)
+    if norm is not None:
+        q, k = rms_normed(q, norm.q_weight, norm.eps), rms_normed(k, norm.k_weight, norm.eps)
+    rope, positions = rw.Rope(spec, backend="reference"), positions.unsqueeze(-2)  # one batch row
+    return *(rope.rotate(t[None], positions, seq_dim=-3, key=key)[0] for t, key in ((q, False), (k, True))), v
+
+
+@dtypes
+@rows_and_tiles
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("norm", [False, True])
+def test_qkv_product(dtype, rows, tile, name, norm):
+    spec = SPECS[name]
+    width = (Q_HEADS + 2 * K_HEADS) * spec.head_dim
+    x, weight, bias = random(rows, K, dtype=dtype), random(width, K, dtype=dtype) / 6, random(width, dtype=dtype)
+    head_norm = QKNorm(*(random(spec.head_dim, dtype=dtype) for _ in range(2)), eps=0.01) if norm else None
+    cache = KVSlots(*(torch.full((6, 4, K_HEADS, spec.head_dim), math.nan, device=DEVICE, dtype=dtype) for _ in range(2)))
+    slots = torch.randperm(24, device=DEVICE)[:rows]
+    slots[rows // 2] = -1 if rows > 1 else slots[0]
+    lead = (spec.num_axes,) if spec.num_axes > 1 else ()
+    positions = torch.randint(0, 1_000_000, (*lead, rows), device=DEVICE)
+    q = torch.full((rows, Q_HEADS, spec.head_dim), math.nan, device=DEVICE, dtype=dtype)
+    workspace = launch.Workspace(rows, Q_HEADS, K_HEADS, spec.head_dim, 1, x.device)
+    launch.qkv_product(
+        x, weight, q, cache, slots, positions, spec, bias=bias, head_norm=head_norm, workspace=workspace, tile=tile
+    )  # fmt: skip
+    for got, want in zip(
+        (q, cache.k.flatten(0, 1), cache.v.flatten(0, 1)), expected(x, weight, bias, head_norm, spec, positions), strict=True
+    ):
+        if got is not q:
+            want = want[slots >= 0]
+            untouched = torch.ones(24, dtype=torch.bool, device=DEVICE)
+            untouched[slots[slots >= 0]] = False
+            assert got[untouched].isnan().all()
+            got = got[slots[slots >= 0]]
+        assert relative_error(got, want) < DTYPES[dtype]
+    assert not workspace.arrived.any()
+
+
+@pytest.mark.parametrize("backend", ["triton", "definition", None])
+@pytest.mark.parametrize("tokens", [(1,), (2, 3)])
+def test_the_public_call(backend, tokens):
+    spec = SPECS["part of the head"]
+    width = (Q_HEADS + 2 * K_HEADS) * spec.head_dim
+    x, weight = random(*tokens, K, dtype=torch.float32), random(width, K, dtype=torch.float32) / 6
+    norm = QKNorm(*(random(spec.head_dim, dtype=torch.float32) for _ in range(2)), eps=0.01)
+    cache = KVSlots(*(torch.zeros(8, K_HEADS, spec.head_dim, device=DEVICE) for _ in range(2)))
+    count = math.prod(tokens)
+    slots, positions = torch.arange(count, device=DEVICE).view(tokens), torch.arange(7, 7 + count, device=DEVICE).view(tokens)
+    call = {"spec": spec, "positions": positions, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": slots, "norm": norm}
+    q = qkv_norm_rope(x, weight, **call, backend=backend)
+    want_q, want_k, want_v = expected(x.view(-1, K), weight, None, norm, spec, positions.view(-1))
+    assert q.shape == (*tokens, Q_HEADS, spec.head_dim)
+    for got, want in ((q.view(-1, Q_HEADS, spec.head_dim), want_q), (cache.k[:count], want_k), (cache.v[:count], want_v)):
+        assert relative_error(got, want) < 4e-6
+
+
+def test_a_float8_cache():
+    spec = SPECS["half"]
+    x, weight = random(2, K, dtype=torch.float16), random(48, K, dtype=torch.float16) / 6
+    make = lambda: KVSlots(
+        *(torch.zeros(2, K_HEADS, 12, device=DEVICE, dtype=torch.float8_e4m3fn) for _ in range(2)), k_scale=0.5, v_scale=2.0
+    )
+    positions = slots = torch.arange(2, device=DEVICE)
+    caches = {}
+    for backend in ("triton", "definition"):
+        caches[backend] = make()
+        qkv_norm_rope(
+            x, weight, spec=spec, positions=positions, heads=(Q_HEADS, K_HEADS), cache=caches[backend], slots=slots,
+            backend=backend,
+        )  # fmt: skip
+    for name in ("k", "v"):
+        got, want = (getattr(caches[backend], name).float() for backend in ("triton", "definition"))
+        assert ((got - want).abs() <= want.abs() / 8 + 2**-9).all()  # one step of e4m3: the product is rounded to float16 before
+
+
+def test_what_the_call_refuses():
+    spec = SPECS["half"]
+    x, weight = random(2, K, dtype=torch.float32), random(48, K, dtype=torch.float32)
+    cache = KVSlots(*(torch.zeros(2, K_HEADS, 12, device=DEVICE) for _ in range(2)))
+    index = torch.arange(2, device=DEVICE)
+    call = {"spec": spec, "positions": index, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": index}
+    with pytest.raises(RopeError, match="bias"):
+        qkv_norm_rope(x, weight, torch.zeros(48, dtype=torch.float16, device=DEVICE), **call)
+    with pytest.raises(RopeError, match="no_grad"):
+        qkv_norm_rope(x, weight.requires_grad_(), **call)
+    weight = weight.detach()
+    assert why_not(x, weight, **call) is None
+    assert "contiguous" in why_not(x, weight.T.contiguous().T, **call)
+    dynamic = replace(spec, precision="hf")
+    assert "hf" in why_not(x, weight, **{**call, "spec": dynamic})
+    with pytest.raises(RopeError, match="triton"):
+        qkv_norm_rope(x, weight, **{**call, "spec": dynamic}, backend="triton")

@@ -1,0 +1,102 @@
+"""The decode kernels: their laws in Triton's interpreter and on a GPU, their tiles, and their machine code for sm_90."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS, pick_qkv_tile, pick_splits, pick_tile
+from torch_release import needs_triton_3_6
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def laws(interpret: bool) -> subprocess.CompletedProcess:
+    path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
+    environment = os.environ | {"TRITON_INTERPRET": str(int(interpret)), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_decode.py")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_the_kernels_keep_their_laws_in_the_interpreter():
+    done = laws(interpret=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.gpu
+def test_the_kernels_keep_their_laws_on_the_gpu():
+    done = laws(interpret=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 64, 256])
+@pytest.mark.parametrize("depth", [64, 1024, 4096, 14336])
+def test_tiles_fit_into_shared_memory(rows, depth):
+    tiles = [pick_tile(rows, columns, depth, gate) for columns in (256, 4096, 151936) for gate in (False, True)]
+    for tile in (*tiles, pick_qkv_tile(rows, depth)):
+        assert (tile.rows == 1) == (rows == 1)
+        assert tile.rows <= MOST_TILE_ROWS
+        # x and two blocks of weights, 2 bytes each, in every stage; one row uses registers instead
+        assert tile.rows == 1 or (tile.rows + 2 * tile.columns) * tile.depth * 2 * tile.stages <= 227 * 1024
+
+
+def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
+    device = torch.device("cpu")  # one multiprocessor
+    assert pick_splits(1, 1, 256, device) == 1
+    assert pick_splits(1, 1, 1 << 20, device) == 2
+    assert pick_splits(64, 8, 1 << 20, device) == 1
+
+
+@needs_triton_3_6
+def test_the_machine_code_has_no_spills(tmp_path):
+    from hopper import compile_for_hopper, registers_and_spills
+
+    import ropewalk as rw
+    from ropewalk.kernels.decode import launch
+    from ropewalk.kernels.fused import KVSlots, QKNorm
+
+    spilled = {}
+
+    class Compiler:
+        """Stands where a kernel is launched, and compiles it for the call's arguments instead."""
+
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            def compile_call(*arguments, **named):
+                options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+                given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named | {"PDL": True}
+                built = compile_for_hopper(self.kernel, given, options)
+                spilled[f"{self.kernel.__name__} {grid}"] = registers_and_spills(built, tmp_path)[1]
+
+            return compile_call
+
+    def zeros(*sizes):
+        return torch.zeros(*sizes, dtype=torch.bfloat16)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_PRODUCT", "_QKV", "_ATTEND"):
+            patch.setattr(launch, name, Compiler(getattr(launch, name)))
+        weight, norm = zeros(6144, 4096), launch.Norm(zeros(4096), 1e-6)
+        keys = zeros(1, 8, 256, 128)
+        cache = KVSlots(keys.transpose(1, 2), keys.clone().transpose(1, 2))
+        index = torch.zeros(16, dtype=torch.int64)
+        launch.product(zeros(1, 4096), weight, zeros(1, 6144), norm=norm)
+        launch.product(zeros(1, 4096), weight, zeros(1, 3072), norm=norm, gate=True)
+        launch.product(zeros(64, 4096), weight, zeros(64, 3072), gate=True)
+        for rows, head_norm in ((1, None), (16, QKNorm(zeros(128), zeros(128)))):
+            launch.qkv_product(
+                zeros(rows, 4096), weight, zeros(rows, 32, 128), cache, index[:rows], index[:rows], rw.RopeSpec(128),
+                head_norm=head_norm, workspace=launch.Workspace(rows, 32, 8, 128, 1, index.device),
+            )  # fmt: skip
+        q, workspace = zeros(1, 32, 128), launch.Workspace(1, 32, 8, 128, 4, index.device)
+        launch.attend(q, keys, keys, q.clone(), index[:1], index[:1], 0.1, workspace)
+    assert len(spilled) == 6
+    assert not any(spilled.values()), spilled
