@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch.testing import assert_close
 
+import far_positions as far
 import ropewalk as rw
 from helpers import AXES, HEAD_DIM, sample_positions, sample_spec
 
@@ -56,6 +57,19 @@ def test_one_graph_the_same_bits_and_no_graph_a_length(name, where):
         for found, expected in zip(compiled(q, k, **given), rope(q, k, **given), strict=True):
             assert torch.equal(found, expected), s
     assert counted.graphs <= 2
+
+
+@pytest.mark.parametrize("rule", ["default", "yarn"])
+def test_far_positions_follow_the_published_formulas(rule):
+    """Frequencies beyond float64 are computed inside the op, where nothing is traced."""
+    spec, positions = far.draw(rule, 0), far.near(40, 8)
+    rope = rw.Rope(spec)
+    rw.clear_caches()
+    x = torch.zeros(1, 1, 8, spec.head_dim)
+    x[..., : spec.pairs] = 1.0
+    found = torch.compile(rope.rotate, fullgraph=True, backend="aot_eager")(x, torch.tensor(positions))[0, 0].double().numpy()
+    error = far.largest_error(found[:, : spec.pairs] + 1j * found[:, spec.pairs :], far.expected(spec, positions))
+    assert error <= far.LIMITS[40]
 
 
 @pytest.mark.parametrize("axis", AXES)

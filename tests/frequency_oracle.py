@@ -4,6 +4,7 @@ Shares nothing with the package: no tensors, no helper, no field defaults. A sca
 """
 
 import mpmath
+import numpy as np
 from mpmath import mpf
 
 mpmath.mp.dps = 50
@@ -152,6 +153,14 @@ def xpos_log_decay(d, scale_base):
 
 
 def cos_sin(radians, position):
-    """cos and sin of position * radians, with the float64 frequency taken at its word and the angle exact."""
-    angle = mpf(float(radians)) * int(position)
+    """cos and sin of position * radians, with an exact angle; radians are an mpmath number or a float64, taken at its word."""
+    angle = mpf(radians) * int(position)
     return mpmath.cos(angle), mpmath.sin(angle)
+
+
+def rotations(radians, positions):
+    """e^(i position radians) of mpmath frequencies, complex128 [positions, pairs]; angles are whole numbers of 2^-190 turns."""
+    with mpmath.workdps(60):
+        steps = [int(mpmath.nint(r / (2 * mpmath.pi) * 2**190)) for r in radians]
+    turns = np.array([[(int(position) * step % 2**190) / 2**190 for step in steps] for position in positions])
+    return np.exp(2j * np.pi * turns)

@@ -23,8 +23,8 @@ MISTAKES = [
     ("kernels/reference", '    if layout == "half":\n', '    if layout != "half":\n', "kernels/test_reference.py"),
     (
         "frequencies/banded",
-        "betas = self.beta_fast, self.beta_slow",
-        "betas = self.beta_slow, self.beta_fast",
+        "turns = self.beta_fast, self.beta_slow",
+        "turns = self.beta_slow, self.beta_fast",
         "test_frequencies.py::test_fast_pairs_of_yarn_stay_and_slow_ones_interpolate",
     ),
     (
@@ -41,8 +41,8 @@ MISTAKES = [
     ),
     (
         "frequencies/formulas",
-        "device=device).to(dtype) / dim)",
-        "device=device).to(dtype) / (dim - 2))",
+        "multiples(2, dim // 2, dtype, device) / dim)",
+        "multiples(2, dim // 2, dtype, device) / (dim - 2))",
         "test_frequencies.py::test_the_reference_figures_of_128_dimensions",
     ),
     (

@@ -59,7 +59,7 @@ class Precision:
     """Errors of cos and sin near one position with one precision policy.
 
     error      relative to the exact frequencies theta^(-2i/d)
-    own_error  relative to the policy's own rounded frequencies
+    own_error  relative to the policy's own frequencies: float32 ones, or with "exact" those with 28 digits
     """
 
     policy: str
@@ -69,8 +69,8 @@ class Precision:
 
     @property
     def bound(self) -> float:
-        """The limit of `error`: one rounding unit of a frequency (float64 or float32) per step; "hf" also rounds the angle."""
-        unit = {"exact": 2.0**-52, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
+        """The limit of `error` per step: half of 2^-64 turns, or one rounding unit of float32; "hf" also rounds the angle."""
+        unit = {"exact": np.pi * 2.0**-64, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
         return min(2.0, ROUNDING + self.position * unit)
 
     @property
@@ -87,7 +87,10 @@ def precision(policy: str, position: int, width: int = 64) -> Precision:
     """Measure the largest cos or sin error of one policy over `width` positions around `position`."""
     spec = RopeSpec(HEAD_DIM, precision=policy)
     window = range(max(0, position - width // 2), position + width // 2)
-    own_radians = [Decimal(r) for r in spec.frequencies().radians.tolist()]
+    own = spec.exact_ladder_frequencies()
+    low = [0.0] * spec.pairs if own.low is None else own.low.tolist()
+    with localcontext(prec=_DIGITS):
+        own_radians = [Decimal(r) + Decimal(rest) for r, rest in zip(own.radians.tolist(), low, strict=True)]
     error, own_error = (table_error(spec, radians, window) for radians in (definition(spec.pairs, spec.theta), own_radians))
     return Precision(policy, position, error, own_error)
 

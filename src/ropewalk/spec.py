@@ -38,8 +38,9 @@ class RopeSpec:
     layout_out    the layout of the result; None = layout (DeepSeek reads interleaved pairs and writes halves)
     rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them
     axes          AxisMap or MixedAxes; None = one axis
-    precision     "exact": float64 frequencies, exact angles. "hf_frequencies": frequencies rounded in float32 as
-                  transformers rounds them, exact angles. "hf": every float32 step as transformers does it
+    precision     "exact": frequencies with 28 digits (float64 where they depend on the length or are learned), exact
+                  angles. "hf_frequencies": frequencies rounded in float32 as transformers rounds them, exact angles.
+                  "hf": every float32 step as transformers does it
     magnitude_on  what a scaling's magnitude A multiplies: "qk" both queries and keys, "q" queries alone (by A^2),
                   "scale" neither: multiply the softmax scale by `softmax_factor` instead
     extra_softmax_factor  a factor that the checkpoint's own attention applies to its softmax scale (DeepSeek)
@@ -157,13 +158,16 @@ class RopeSpec:
     def ladder_frequencies(self, length: Length = None) -> Frequencies:
         """Radians per step of each pair along its own axis: [pairs], or [rows, pairs] for a length per row."""
         dtype = torch.float64 if self.precision == "exact" else torch.float32
-        parts = [(members, self.scaling.frequencies(dim, self.theta, length, dtype)) for members, dim in self._ladders()]
-        first = parts[0][1]
-        radians, growth = first.radians, first.growth
-        if len(parts) > 1:
-            radians = _in_pair_order([(members, part.radians) for members, part in parts])
-            growth = None if growth is None else _in_pair_order([(members, part.growth) for members, part in parts])
-        return Frequencies(radians.to(torch.float64), first.magnitude, growth, first.center)
+        return self._merged([self.scaling.frequencies(dim, self.theta, length, dtype) for _, dim in self._ladders()])
+
+    def exact_ladder_frequencies(self) -> Frequencies:
+        """`ladder_frequencies` with 28 digits, in `radians` and `low`, where precision is "exact" and the scaling has them.
+
+        Phases are computed from these. They take longer, and torch.compile cannot trace their NumPy code.
+        """
+        if self.precision != "exact":
+            return self.ladder_frequencies()
+        return self._merged([self.scaling.exact_frequencies(dim, self.theta) for _, dim in self._ladders()])
 
     @property
     def softmax_factor(self) -> float:
@@ -182,6 +186,15 @@ class RopeSpec:
 
     def __reduce__(self):
         return type(self), tuple(getattr(self, f.name) for f in fields(self))
+
+    def _merged(self, ladders: list[Frequencies]) -> Frequencies:
+        """Merge the frequencies of several ladders in the order of their pairs."""
+        first = ladders[0]
+        radians, growth, low = first.radians, first.growth, first.low
+        if len(ladders) > 1:
+            parts = zip(*((ladder.radians, ladder.growth, ladder.low) for ladder in ladders), strict=True)
+            radians, growth, low = (_in_pair_order([pairs for pairs, _ in self._ladders()], list(part)) for part in parts)
+        return Frequencies(radians.to(torch.float64), first.magnitude, growth, first.center, low)  # type: ignore[union-attr]
 
     def _ladders(self) -> list[tuple[list[int], int]]:
         return self.axes.ladders() if isinstance(self.axes, AxisMap) else [(list(range(self.pairs)), 2 * self.pairs)]
@@ -224,9 +237,13 @@ def _name(kind: type) -> str:
     return kind.__name__ if kind.__module__.startswith("ropewalk.") else f"{kind.__module__}.{kind.__qualname__}@{id(kind):x}"
 
 
-def _in_pair_order(parts: list[tuple[list[int], Any]]) -> Tensor:
-    """Merge the columns of several ladders in the order of their pairs."""
-    columns = {pair: values[..., i] for members, values in parts for i, pair in enumerate(members)}
+def _in_pair_order(pairs_of_ladders: list[list[int]], ladders: list[Tensor | None]) -> Tensor | None:
+    """Merge the columns of several ladders in the order of their pairs; None if one of them is None."""
+    columns = {}
+    for pairs, values in zip(pairs_of_ladders, ladders, strict=True):
+        if values is None:
+            return None
+        columns.update({pair: values[..., i] for i, pair in enumerate(pairs)})
     return torch.stack([columns[pair] for pair in range(len(columns))], dim=-1)
 
 

@@ -65,10 +65,10 @@ def tables(spec: RopeSpec, device: torch.device) -> Tables:
 
 
 def _build(spec: RopeSpec, device: torch.device) -> Tables:
-    frequencies = spec.ladder_frequencies()
+    frequencies = spec.exact_ladder_frequencies()
+    steps = phase_steps(frequencies.radians, frequencies.low).to(device)
     growth = None if frequencies.growth is None else frequencies.growth.to(device)
-    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth)
-    steps = phase_steps(frequencies.radians)
+    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
     if _keeps_levels(spec):

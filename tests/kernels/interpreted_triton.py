@@ -12,6 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import ropewalk as rw
+from far_positions import LIMITS, RULES, draw, expected, largest_error, rotated_units
+from far_positions import near as far_positions
+from frequency_oracle import oracle
 from helpers import AXES, TOLERANCE, definition, members, rotate_qk, sample_positions, sample_spec
 from ropewalk import axes, frequencies, rotation
 from ropewalk.kernels import BACKENDS
@@ -213,8 +216,16 @@ def test_counted_positions_give_the_length_where_it_matters(name):
 def exact_factors(spec, positions: list[int]) -> Tensor:
     """e^{i F p} with 60 digits, for positions where a float64 angle is no oracle."""
     with mpmath.workdps(60):
-        radians = [mpmath.mpf(float(r)) for r in spec.frequencies().radians]
+        radians = oracle(spec.scaling, spec.head_dim, spec.theta)[0]
         return torch.tensor([[complex(mpmath.expj(r * p)) for r in radians] for p in positions], dtype=torch.complex128)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_far_positions_follow_the_published_formulas(rule):
+    for seed, bits in enumerate(LIMITS):
+        spec, positions = draw(rule, seed), far_positions(bits, 8, seed)
+        found = rotated_units(spec, positions, "triton", F32)
+        assert largest_error(found, expected(spec, positions)) <= LIMITS[bits], (spec, bits)
 
 
 @pytest.mark.parametrize("seq", [1, 6])

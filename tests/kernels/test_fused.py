@@ -19,6 +19,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 import ropewalk as rw
+from frequency_oracle import oracle
 from ropewalk import axes, frequencies
 from ropewalk.kernels.fused import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
 from ropewalk.kernels.fused.config import pick_config
@@ -42,9 +43,9 @@ SPEC = SPECS["half"]
 
 def by_loop(x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None, key: bool) -> Tensor:
     """Head by head and number by number, angles with fifty digits."""
-    found = spec.frequencies()
+    radians, size = oracle(spec.scaling, spec.rotary_dim, spec.theta)
     weight = None if norm is None else norm.k_weight if key else norm.q_weight
-    size = float(found.magnitude)
+    size = float(size)
     size = {"qk": size, "q": 1.0 if key else size**2}[spec.magnitude_on]
     y = torch.empty(x.shape, dtype=F64)
     first = spec.rotary_start
@@ -62,7 +63,7 @@ def by_loop(x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None
             rotated = list(head)
             for i in range(spec.pairs):
                 with mpmath.workdps(50):
-                    angle = mpmath.mpf(float(found.radians[i])) * int(positions[t])
+                    angle = radians[i] * int(positions[t])
                     cos, sin = float(mpmath.cos(angle)), float(mpmath.sin(angle))
                 (a, b), (left, right) = places[spec.layout](i), places[spec.layout_out](i)
                 rotated[left] = size * (head[a] * cos - head[b] * sin)

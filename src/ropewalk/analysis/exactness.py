@@ -26,11 +26,21 @@ _TWO_PI = 0x6_487ED511_0B4611A6_2633145C_06E0E689_48127044_533E63A0
 BFLOAT16_ROUNDING = 2.0**-9
 
 
-def true_angles(radians: Numbers, positions: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return position * radians modulo 2 pi, float64 [positions, pairs], rounded only at the end."""
-    ratios = [float(r).as_integer_ratio() for r in np.asarray(radians, dtype=np.float64)]
-    steps = [(numerator << _BITS) // denominator for numerator, denominator in ratios]
+def true_angles(radians: Numbers, positions: Sequence[int] | np.ndarray, low: Numbers | None = None) -> np.ndarray:
+    """Return position * (radians + low) modulo 2 pi, float64 [positions, pairs], rounded only at the end.
+
+    `low` is what rounding to float64 left out of `radians`, as in `Frequencies`.
+    """
+    steps = _scaled(radians)
+    if low is not None:
+        steps = [step + rest for step, rest in zip(steps, _scaled(low), strict=True)]
     return np.array([[(int(position) * step % _TWO_PI) / (1 << _BITS) for step in steps] for position in positions])
+
+
+def _scaled(values: Numbers) -> list[int]:
+    """Return float64 values times 2^192, rounded down to integers."""
+    ratios = [float(value).as_integer_ratio() for value in np.asarray(values, dtype=np.float64)]
+    return [(numerator << _BITS) // denominator for numerator, denominator in ratios]
 
 
 def _policy(name: str, spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
@@ -61,7 +71,7 @@ COS_SIN_METHODS: dict[str, Callable[[RopeSpec, Tensor, int | None], tuple[Tensor
 
 #: which libraries compute cos and sin by each method
 USED_BY: dict[str, str] = {
-    "exact": "ropewalk, float64 frequencies",
+    "exact": "ropewalk, frequencies with 28 digits",
     "hf_frequencies": "ropewalk, the float32 frequencies of a checkpoint",
     "hf": "float32 angle and table: SGLang, torchtune, MiniMind",
     "float16 table": "float32 angle, table in the model's dtype: transformers, vLLM, flash-attn in float16",
@@ -80,11 +90,12 @@ def error_curves(
 ) -> dict[str, np.ndarray]:
     """Return, by method, the largest error of cos and sin over all pairs and the last `width` positions up to each position.
 
-    The reference uses the spec's own frequencies; magnitudes are left out.
+    The reference uses the spec's own frequencies, with 28 digits where precision is "exact"; magnitudes are left out.
     """
     window = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)
     window = np.maximum(window, 0)
-    angles = true_angles(spec.ladder_frequencies(length).radians.numpy(), window.ravel())
+    own = spec.ladder_frequencies(length) if spec.needs_length else spec.exact_ladder_frequencies()
+    angles = true_angles(own.radians.numpy(), window.ravel(), None if own.low is None else own.low.numpy())
     errors = {}
     for name in methods:
         compute = COS_SIN_METHODS[choice("methods", name, COS_SIN_METHODS)]

@@ -134,7 +134,7 @@ def _precision(report: selfcheck.Report) -> Table:
         "Precision of cos and sin",
         ("precision", "near position", "error", "bound", "own error", ""),
         rows,
-        "error: compared with theta^(-2i/d) in 60 digits. own error: compared with its own float64 or float32 frequencies.",
+        "error: compared with theta^(-2i/d) in 60 digits. own error: compared with its own frequencies.",
     )
 
 

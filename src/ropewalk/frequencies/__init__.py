@@ -1,7 +1,7 @@
 """Frequencies: how fast each pair rotates, computed by one frozen dataclass per scaling.
 
-`scaling` holds the base class and `formulas` the shared mathematics; the scalings themselves are in `basic`, `banded` and
-`per_pair`, and SCALINGS lists them by name.
+`scaling` holds the base class, `formulas` the shared mathematics and `double_double` numbers with 28 digits for it; the scalings
+themselves are in `basic`, `banded` and `per_pair`, and SCALINGS lists them by name.
 """
 
 from ropewalk.frequencies.banded import DynamicYarn, Llama3, NtkByParts, Yarn

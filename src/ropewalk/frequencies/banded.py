@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import MAX_FACTOR, Default, Linear, Ntk
-from ropewalk.frequencies.formulas import check_log_theta, device_of, mscale, per_row, periods, ramp
+from ropewalk.frequencies.double_double import in_double_double
+from ropewalk.frequencies.formulas import check_log_theta, device_of, mscale, number, per_row, periods, pi, ramp, where
 from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
 
 
@@ -41,13 +40,16 @@ class NtkByParts(Scaling):
     def check(self, dim, theta):
         check_log_theta(theta)
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
         unscaled = Default()._radians(dim, theta, length, dtype)
         interpolated = Linear(self.factor)._radians(dim, theta, length, dtype)
         ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
+        # a ramp is 0 for fast pairs and 1 for slow pairs
         ntk_share = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, True, dtype)) * self.ntk_weight
         unscaled_share = (1 - ramp(*self.keep_turns, dim, theta, self.original_length, True, dtype)) * self.keep_weight
-        return (interpolated * (1 - ntk_share) + ntk * ntk_share) * (1 - unscaled_share) + unscaled * unscaled_share
+        slowed = interpolated * (1 - ntk_share) + ntk * ntk_share
+        return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,21 @@ class _YarnBands(Scaling):
     def check(self, dim, theta):
         check_log_theta(theta)
 
-    def _stretch(self, length: Tensor | None, dtype: torch.dtype) -> float | Tensor:
+    def _stretch(self, length: Tensor | None, dtype: Any) -> float | Tensor:
+        """Return how many times longer the context becomes: one number, or one for each batch row."""
         raise TypeError(f"{type(self).__name__} must define _stretch(length, dtype)")
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
         stretch = self._stretch(length, dtype)
         device = device_of(stretch)
-        steps = periods(dim, theta, dtype, device)
-        betas = self.beta_fast, self.beta_slow
-        unscaled_share = 1 - ramp(*betas, dim, theta, self.original_length, self.truncate, dtype, device)
         stretch = per_row(stretch) if isinstance(stretch, Tensor) else stretch
-        return 1.0 / (stretch * steps) * (1 - unscaled_share) + 1.0 / steps * unscaled_share
+        unscaled_periods = periods(dim, theta, dtype, device)
+        unscaled, slowed = 1.0 / unscaled_periods, 1.0 / (stretch * unscaled_periods)
+        turns = self.beta_fast, self.beta_slow
+        # 1 for fast pairs, 0 for slow pairs; 1 - unscaled_share is rounded twice, as in transformers
+        unscaled_share = 1 - ramp(*turns, dim, theta, self.original_length, self.truncate, dtype, device)
+        return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 
     def _magnitude(self, length, dtype):
         if self.attention_factor is not None:
@@ -136,13 +142,14 @@ class Llama3(Scaling):
         super().__post_init__()
         self._check_order("high_freq_factor", "low_freq_factor")
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
+        low, high = number(self.low_freq_factor, dtype), number(self.high_freq_factor, dtype)
         unscaled = 1.0 / periods(dim, theta, dtype)
-        wavelengths = 2 * math.pi / unscaled
-        longest, shortest = self.original_length / self.low_freq_factor, self.original_length / self.high_freq_factor
-        slowed = torch.where(wavelengths > longest, unscaled / self.factor, unscaled)
+        slowed, wavelengths = unscaled / self.factor, 2 * pi(dtype) / unscaled
+        longest, shortest = self.original_length / low, self.original_length / high
         # equal factors leave no band to blend, and 1.0 avoids 0/0 in the unused branch
-        width = (self.high_freq_factor - self.low_freq_factor) or 1.0
-        blend = (self.original_length / wavelengths - self.low_freq_factor) / width
-        blended = (1 - blend) * slowed / self.factor + blend * slowed
-        return torch.where(~(wavelengths < shortest) & ~(wavelengths > longest), blended, slowed)
+        width = high - low if self.high_freq_factor > self.low_freq_factor else 1.0
+        unscaled_share = (self.original_length / wavelengths - low) / width
+        blended = (1 - unscaled_share) * unscaled / self.factor + unscaled_share * unscaled
+        return where(wavelengths > longest, slowed, where(wavelengths < shortest, unscaled, blended))

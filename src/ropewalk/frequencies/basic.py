@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from ropewalk.frequencies.formulas import CPU, ntk_theta, per_row, periods
+from ropewalk.frequencies.double_double import in_double_double
+from ropewalk.frequencies.formulas import multiples, ntk_theta, per_row, periods, where
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
 #: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger factor would overflow a float
@@ -21,6 +20,7 @@ class Default(Scaling):
     name: ClassVar[str] = "default"
     in_configs: ClassVar[bool] = True
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
         return 1.0 / periods(dim, theta, dtype)
 
@@ -35,6 +35,7 @@ class Linear(Scaling):
     in_extend: ClassVar[bool] = True
     raises_length: ClassVar[bool] = False
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
         return 1.0 / periods(dim, theta, dtype) / self.factor
 
@@ -47,8 +48,9 @@ class Ntk(Scaling):
     name: ClassVar[str] = "ntk"
     in_extend: ClassVar[bool] = True
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
-        return 1.0 / periods(dim, ntk_theta(theta, self.factor, dim), dtype)
+        return 1.0 / periods(dim, ntk_theta(theta, self.factor, dim, dtype), dtype)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Dynamic(Scaling):
         # clamped to the trained length: for a shorter sequence `stretch` could become negative
         effective_length = per_row(length.clamp(min=self.original_length)).to(dtype)
         stretch = self.factor * effective_length / self.original_length - (self.factor - 1)
-        return 1.0 / periods(dim, ntk_theta(theta, stretch, dim), dtype, length.device)
+        return 1.0 / periods(dim, ntk_theta(theta, stretch, dim, dtype), dtype, length.device)
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,11 @@ class Proportional(Scaling):
     name: ClassVar[str] = "proportional"
     in_configs: ClassVar[bool] = True
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
         rotated_pairs = int(self.fraction * dim // 2)
         unscaled = 1.0 / periods(dim, theta, dtype)
-        return torch.where(torch.arange(dim // 2, device=CPU) < rotated_pairs, unscaled, 0.0) / self.factor
+        return where(multiples(1, dim // 2, dtype) < rotated_pairs, unscaled, 0.0) / self.factor
 
 
 @dataclass(frozen=True)
@@ -94,5 +97,6 @@ class LinearFrequencies(Scaling):
 
     name: ClassVar[str] = "linear_frequencies"
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
-        return 1.0 / (1 + torch.arange(0, dim, 2, dtype=dtype, device=CPU))
+        return 1.0 / (1 + multiples(2, dim // 2, dtype))

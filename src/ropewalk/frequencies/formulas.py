@@ -1,27 +1,64 @@
 """The mathematics that scalings share: the ladder of frequencies, ramps over its pairs, and YaRN's magnitude.
 
-Formulas are written once over `dtype`. In float64 they are the definition; in float32 their operations run in the order
-transformers runs them, so the same line also reproduces a checkpoint's own table bit for bit.
+Formulas are written once over `dtype`. In float64 they are the definition; in `DoubleDouble` they have 28 digits, for exact
+phases; in float32 their operations run in the order transformers runs them, so the same line also reproduces a checkpoint's own
+table bit for bit.
 Notation: d = `dim` rotated dimensions, pair i = 0 ... d/2 - 1, omega_i = theta^(-2i/d), s = `factor`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError
+from ropewalk.frequencies import double_double
+from ropewalk.frequencies.double_double import DoubleDouble
+
+#: what a formula computes in
+Dtype = torch.dtype | type[DoubleDouble]
+#: the values of a formula's pairs
+Values = Tensor | DoubleDouble
 
 # always passed explicitly: under `torch.device("meta")` the default device would give frequencies without values
 CPU = torch.device("cpu")
 
 
-def periods(dim: int, theta: float | Tensor, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
+def periods(dim: int, theta: float | Values, dtype: Dtype, device: torch.device = CPU) -> Any:
     """Return theta^(2i/d), the steps per radian of each pair."""
-    return theta ** (torch.arange(0, dim, 2, device=device).to(dtype) / dim)
+    return theta ** (multiples(2, dim // 2, dtype, device) / dim)
+
+
+def multiples(step: int, count: int, dtype: Dtype, device: torch.device = CPU) -> Any:
+    """Return 0, step, 2 step, ...: `count` numbers."""
+    if isinstance(dtype, torch.dtype):
+        return torch.arange(0, step * count, step, device=device).to(dtype)
+    return DoubleDouble(step * np.arange(count, dtype=np.float64))
+
+
+def number(value: float, dtype: Dtype) -> Any:
+    """Return a parameter as formulas in `dtype` take it: a float, or a double-double, whose arithmetic with floats is exact."""
+    return value if isinstance(dtype, torch.dtype) else DoubleDouble(value)
+
+
+def pi(dtype: Dtype) -> Any:
+    """Return pi with the digits that `dtype` has."""
+    return math.pi if isinstance(dtype, torch.dtype) else double_double.PI
+
+
+def log(value: float | DoubleDouble) -> Any:
+    """Return the natural logarithm of a single number."""
+    return value.log() if isinstance(value, DoubleDouble) else math.log(value)
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """Return the pairs of a where `condition` is true, those of b elsewhere; one of them may be a number."""
+    return torch.where(condition, a, b) if isinstance(condition, Tensor) else double_double.where(condition, a, b)
 
 
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -48,15 +85,15 @@ def mscale(factor: float | Tensor, weight: float = 1.0) -> float | Tensor:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def ntk_theta(theta: float, factor: float | Tensor, dim: int) -> float | Tensor:
+def ntk_theta(theta: float, factor: float | Tensor, dim: int, dtype: Dtype) -> Any:
     """Return the theta that slows the slowest pair by `factor` and leaves the fastest unchanged."""
     # a single pair is both the fastest and the slowest: theta stays the same, and dim - 2 would divide by zero
-    return theta * (factor ** (dim / (dim - 2)) if dim > 2 else factor * 0 + 1)
+    return theta * (factor ** (number(dim, dtype) / (dim - 2)) if dim > 2 else factor * 0 + 1)
 
 
-def turns_to_pair(turns: float, dim: int, theta: float, length: float) -> float:
+def turns_to_pair(turns: float, dim: int, theta: float, length: float, dtype: Dtype) -> Any:
     """Return the index, possibly fractional, of the pair that completes `turns` turns within `length` steps."""
-    return (dim * math.log(length / (turns * 2 * math.pi))) / (2 * math.log(theta))
+    return (dim * log(length / (turns * 2 * pi(dtype)))) / (2 * log(number(theta, dtype)))
 
 
 def ramp(
@@ -66,17 +103,17 @@ def ramp(
     theta: float,
     length: float,
     truncate: bool,
-    dtype: torch.dtype,
+    dtype: Dtype,
     device: torch.device = CPU,
-) -> Tensor:
+) -> Any:
     """Return 0 for pairs that complete at least `fast` turns in `length` steps, 1 for at most `slow`, linear between."""
-    low, high = turns_to_pair(fast, dim, theta, length), turns_to_pair(slow, dim, theta, length)
+    low, high = (turns_to_pair(turns, dim, theta, length, dtype) for turns in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
-        high += 0.001
-    return ((torch.arange(dim // 2, dtype=dtype, device=device) - low) / (high - low)).clamp(0, 1)
+        high = high + number(1.0, dtype) / 1000
+    return ((multiples(1, dim // 2, dtype, device) - low) / (high - low)).clamp(0, 1)
 
 
 def per_row(value: Tensor) -> Tensor:

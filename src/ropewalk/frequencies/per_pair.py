@@ -10,6 +10,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import Default
+from ropewalk.frequencies.double_double import in_double_double
 from ropewalk.frequencies.formulas import CPU, constant, device_of, per_row, periods
 from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
 
@@ -63,6 +64,7 @@ class XPos(Scaling):
     center: int = setting(0, low=-(2**62))
     name: ClassVar[str] = "xpos"
 
+    @in_double_double
     def _radians(self, dim, theta, length, dtype):
         return Default()._radians(dim, theta, length, dtype)
 

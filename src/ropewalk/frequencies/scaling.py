@@ -10,10 +10,12 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, flag, integer, number
+from ropewalk.frequencies.double_double import DoubleDouble
 from ropewalk.frequencies.formulas import CPU
 
 Length = int | Tensor | None
@@ -32,12 +34,14 @@ class Frequencies:
 
     `radians` is [pairs], or [rows, pairs] where the length is given per row; `magnitude` multiplies cos and sin.
     `growth` (xPos) is the log-magnitude per step from `center` of each pair: added on queries, subtracted on keys.
+    `low` is what float64 rounding left out of `radians`; None where the formulas ran in float64 or float32.
     """
 
     radians: Tensor
     magnitude: float | Tensor = 1.0
     growth: Tensor | None = None
     center: int = 0
+    low: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,20 @@ class Scaling:
         radians, magnitude = self._radians(dim, theta, lengths, dtype), self._magnitude(lengths, dtype)
         return Frequencies(radians, magnitude, *self._growth(dim))
 
+    def exact_frequencies(self, dim: int, theta: float) -> Frequencies:
+        """Return the frequencies with 28 digits, `radians + low`, if the formula can be computed so; else in float64.
+
+        A length-dependent formula runs on the device of the lengths, always in float64.
+        """
+        if not self.needs_length and hasattr(self._radians, "in_double_double"):
+            with np.errstate(all="ignore"):
+                exact = self._radians(dim, theta, None, DoubleDouble)
+            # beyond the range of float64 only the formula in float64 is finite
+            if exact.is_finite:
+                radians, low = exact.tensors()
+                return Frequencies(radians, self._magnitude(None, torch.float64), *self._growth(dim), low)
+        return self.frequencies(dim, theta)
+
     def check(self, dim: int, theta: float) -> None:
         """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class accepts all."""
 
@@ -117,7 +135,8 @@ class Scaling:
         """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
-    def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: torch.dtype) -> Tensor:
+    # dtype: a torch.dtype; a formula marked with `in_double_double` also gets the class DoubleDouble
+    def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: Any) -> Any:
         raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, dtype)")
 
     def _magnitude(self, length: Tensor | None, dtype: torch.dtype) -> float | Tensor:
