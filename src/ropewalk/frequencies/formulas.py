@@ -85,13 +85,13 @@ def mscale(factor: float | Tensor, weight: float = 1.0) -> float | Tensor:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def ntk_theta(theta: float, factor: float | Tensor, dim: int, dtype: Dtype) -> Any:
+def ntk_theta(theta: float, factor: float | Tensor, dim: int, dtype: Dtype = torch.float64) -> Any:
     """Return the theta that slows the slowest pair by `factor` and leaves the fastest unchanged."""
     # a single pair is both the fastest and the slowest: theta stays the same, and dim - 2 would divide by zero
     return theta * (factor ** (number(dim, dtype) / (dim - 2)) if dim > 2 else factor * 0 + 1)
 
 
-def turns_to_pair(turns: float, dim: int, theta: float, length: float, dtype: Dtype) -> Any:
+def turns_to_pair(turns: float, dim: int, theta: float, length: float, dtype: Dtype = torch.float64) -> Any:
     """Return the index, possibly fractional, of the pair that completes `turns` turns within `length` steps."""
     return (dim * log(length / (turns * 2 * pi(dtype)))) / (2 * log(number(theta, dtype)))
 
