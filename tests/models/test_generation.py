@@ -1,5 +1,6 @@
 """Generation: sampling against transformers' own processors, stopping, streaming, padding and every kind of cache."""
 
+import numpy as np
 import pytest
 import torch
 from tiny_decoder import VOCAB, make, tokens
@@ -99,6 +100,18 @@ def test_rows_stop_by_themselves_and_the_text_ends_with_the_last(model):
     assert alone[0, -1] == stop[0]
 
 
+@pytest.mark.parametrize(
+    "kind", [np.int64, np.uint8, torch.tensor, lambda n: np.array([n]), lambda n: torch.tensor([n]), lambda n: {n}]
+)
+def test_any_integer_can_stop_a_row_or_fill_it(model, kind):
+    given = tokens(batch=2)
+    free = model.generate(given, 9)[:, given.shape[1] :]
+    stop = free[0, 3].item()
+    found = model.generate(given, 9, stop=kind(stop), pad=np.int64(1))
+    assert torch.equal(found, model.generate(given, 9, stop=[stop], pad=1))
+    assert stop in found[0, given.shape[1] : given.shape[1] + 4]
+
+
 def test_a_stream_shows_every_step_as_it_comes(model):
     given, heard = tokens(), []
     text = model.generate(given, 5, stream=heard.append)
@@ -124,10 +137,23 @@ def test_nothing_new_is_nothing_new(model):
         ({"max_new_tokens": -1}, "max_new_tokens"),
         ({"stop": []}, "stop"),
         ({"stop": -3}, "stop"),
+        ({"stop": 2.0}, "stop"),
+        ({"stop": "2"}, "stop"),
+        ({"stop": [VOCAB, 3]}, "stop"),  # the first stop token also fills the rows that have ended
+        ({"stop": True}, "stop"),
+        ({"stop": 2, "pad": -1}, "pad"),
+        ({"stop": 2, "pad": VOCAB}, "pad"),
+        ({"stop": 2, "pad": 2.5}, "pad"),
+        ({"stop": 2, "pad": [0]}, "pad"),
+        ({"pad": -1}, "pad"),
         ({"seed": -1}, "seed"),
         ({"cache": "frozen"}, "cache"),
         ({"cache": "sliding"}, "capacity"),
         ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "tokens"),
+        ({"tokens": torch.zeros(3, dtype=torch.int64)}, "tokens"),
+        ({"tokens": torch.zeros(2, 3)}, "tokens"),
+        ({"tokens": torch.full((2, 3), VOCAB)}, "tokens"),
+        ({"tokens": torch.full((2, 3), -1)}, "tokens"),
         ({"padding": torch.tensor([[True, True, False]] * 2)}, "padding"),
         ({"padding": torch.tensor([[True, False, True]] * 2)}, "padding"),
         ({"padding": torch.ones(2, 4, dtype=torch.bool)}, "padding"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -99,8 +99,8 @@ def steps(
     top_p: float | None = None,
     repetition_penalty: float = 1.0,
     padding: Tensor | None = None,
-    stop: int | Sequence[int] | None = None,
-    pad: int | None = None,
+    stop: SupportsIndex | Iterable[SupportsIndex] | None = None,
+    pad: SupportsIndex | None = None,
     cache: Any = "growing",
     capacity: int | None = None,
     sinks: int = 0,
@@ -111,16 +111,19 @@ def steps(
 
     temperature ... repetition_penalty  as in Sampling
     padding   boolean [B, S], True for real tokens; rows must be padded on the left
-    stop      one or several tokens that end a row; after it the row is filled with `pad` (default: the first stop token)
+    stop      one or several tokens that end a row; after it the row is filled with the token `pad` (default: the first stop
+              token). The model reads `pad` like any token, so it must be in the vocabulary
     cache     "growing", "static" (`capacity` tokens, by default prompt and new tokens), "sliding" (the first `sinks` and
               the latest tokens, `capacity` in all), "none", or the caches of an earlier call to continue from
     seed      of the sampling; None: torch's global generator
     graph     whether the steps after the prompt run as one CUDA graph, with a growing or static cache; None: if they can
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    _check_prompt(tokens, padding)
+    vocabulary = model.head_weight.shape[0]
+    _check_prompt(tokens, padding, vocabulary)
     integer("max_new_tokens", max_new_tokens, low=0)
-    stops = _stop_tokens(stop, tokens.device)
+    stops = None if stop is None else _stop_tokens(stop, vocabulary)
+    filler = (stops[0] if stops else 0) if pad is None else integer("pad", pad, low=0, high=vocabulary - 1)
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
     step = _captured_step(model, tokens, cache, max_new_tokens, capacity, graph)
     caches = cache
@@ -131,20 +134,21 @@ def steps(
 
     @torch.no_grad()
     def run(inputs: Tensor, padding: Tensor | None) -> Iterator[Tensor]:  # so that the checks above run at the call
-        seen = _tokens_seen(inputs, padding, model.head_weight.shape[0]) if repetition_penalty != 1 else None
+        seen = _tokens_seen(inputs, padding, vocabulary) if repetition_penalty != 1 else None
         done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
         if not max_new_tokens:
             return
+        ends = None if stops is None else torch.tensor(stops, device=inputs.device)
         logits = _last_logits(model, inputs, padding, caches)
         for index in range(max_new_tokens):
             new = sampling.pick(logits, seen, generator)
-            if stops is not None:
-                new = torch.where(done, stops[0] if pad is None else pad, new)
-                done = done | torch.isin(new, stops)
+            if ends is not None:
+                new = torch.where(done, filler, new)
+                done = done | torch.isin(new, ends)
             yield new
             if index + 1 == max_new_tokens:
                 return
-            all_done = None if stops is None else _to_host(done.all())
+            all_done = None if ends is None else _to_host(done.all())
             if seen is not None:
                 seen = seen.scatter(1, new.unsqueeze(-1), True)
             if step is not None:
@@ -172,7 +176,8 @@ def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: A
 
 def _captured_step(model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None) -> Any:
     """Return the model's decode step as a CUDA graph, or None if `graph` is False or the step cannot be captured."""
-    if graph is False or (graph is None and not tokens.is_cuda):
+    fits = cache != "static" or capacity is None or tokens.shape[1] + new <= capacity  # the plain path raises the error
+    if graph is False or not fits or (graph is None and not tokens.is_cuda):
         return None
     reason = why_not_graph(model, tokens, cache)
     if reason is None:
@@ -211,9 +216,14 @@ def _to_host(flag: Tensor) -> Callable[[], bool]:
     return wait
 
 
-def _check_prompt(tokens: Tensor, padding: Tensor | None) -> None:
+def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> None:
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise RopeError("tokens", "must be [batch, tokens] with at least one token", list(tokens.shape))
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise RopeError("tokens", "must be integers", tokens.dtype)
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= vocabulary:
+        raise RopeError("tokens", f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary", [least, most])
     if padding is None:
         return
     if padding.dtype != torch.bool or padding.shape != tokens.shape:
@@ -224,13 +234,13 @@ def _check_prompt(tokens: Tensor, padding: Tensor | None) -> None:
         )
 
 
-def _stop_tokens(stop: int | Sequence[int] | None, device: torch.device) -> Tensor | None:
-    if stop is None:
-        return None
-    stops = [stop] if isinstance(stop, int) else list(stop)
+def _stop_tokens(stop: Any, vocabulary: int) -> list[int]:
+    """Return `stop` as a list of tokens; it may be an integer of any library, or any collection of them."""
+    stop = stop.tolist() if hasattr(stop, "tolist") else stop  # a tensor or an array, of any number of axes
+    stops = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
     if not stops:
         raise RopeError("stop", "must contain at least one token, or be None", stops)
-    return torch.tensor([integer("stop", each, low=0) for each in stops], device=device)
+    return [integer("stop", each, low=0, high=vocabulary - 1) for each in stops]
 
 
 def _tokens_seen(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> Tensor:
