@@ -5,8 +5,9 @@ import torch
 from torch.nn.functional import elu, normalize, relu
 
 import ropewalk as rw
+from door import assert_refused
 from ropewalk.attention import LinearAttention, linear_attention
-from ropewalk.attention.linear_sums import causal_sums
+from ropewalk.attention.linear_sums import State, causal_sums
 from ropewalk.errors import RopeError
 
 BATCH, HEADS, SEQ, HEAD_DIM, VALUE_DIM = 2, 3, 37, 10, 4
@@ -119,7 +120,7 @@ def test_work_grows_linearly():
     def flops(seq):
         q, k, v = (torch.randn(1, 1, seq, 16) for _ in range(3))
         with FlopCounterMode(display=False) as counter:
-            causal_sums(q, k, v, torch.zeros(1, 1, 16, 16), None, 64)
+            causal_sums(q, k, v, torch.zeros(1, 1, 16, 16), 64)
         return counter.get_total_flops()
 
     assert flops(4096) == 2 * flops(2048) > 0
@@ -149,6 +150,34 @@ def test_refusals(rope):
         linear_attention(q, k, v, rope, state=state, documents=torch.zeros(BATCH, SEQ, dtype=torch.int64))
     with pytest.raises(RopeError, match="repeat shared heads"):
         linear_attention(q, k[:, :1], v[:, :1], rope)
+
+
+TOKENS = (BATCH, SEQ)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("padding", {"padding": torch.ones(SEQ, dtype=torch.bool)}),
+        ("padding", {"padding": torch.ones(1, SEQ, dtype=torch.bool)}),
+        ("padding", {"padding": torch.ones(TOKENS, dtype=torch.int64)}),
+        ("documents", {"documents": torch.zeros(SEQ, dtype=torch.int64)}),
+        ("documents", {"documents": torch.zeros(TOKENS)}),
+    ],
+)
+def test_masks_of_another_shape_or_dtype_are_refused(rope, field, options):
+    assert_refused(field, lambda: linear_attention(*draw(), rope, **options))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_state_of_other_rows_or_heads_is_refused(rope, causal):
+    q, k, v = draw()
+    _, state = linear_attention(q, k, v, rope, causal=causal)
+    one_row = State(*(t[:1] for t in state))
+    one_head = State(state.kv_sum[:, :1], state.k_sum[:, :1], state.count)
+    for other in (one_row, one_head):
+        assert_refused("state", lambda other=other: linear_attention(q, k, v, rope, state=other, causal=causal))
+    assert_refused("state", lambda: linear_attention(q, k, v, rope, state=state, causal=causal, form="cosine"))
 
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])

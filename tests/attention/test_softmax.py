@@ -5,6 +5,7 @@ import torch
 from definition import attention_by_definition
 
 import ropewalk as rw
+from door import assert_refused
 from ropewalk import frequencies
 from ropewalk.attention import Attention, KVCache
 from ropewalk.attention.backends import ATTENTION_BACKENDS
@@ -198,3 +199,22 @@ def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
 def test_documents_must_number_every_token():
     with pytest.raises(RopeError, match="document index of every token"):
         make()(torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), documents=torch.zeros(SEQ, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("padding", {"padding": torch.ones(SEQ, dtype=torch.bool)}),
+        ("padding", {"padding": torch.ones(1, SEQ, dtype=torch.bool)}),
+        ("padding", {"padding": torch.ones(BATCH, SEQ + 1, dtype=torch.bool)}),
+        ("padding", {"padding": torch.ones(BATCH, SEQ, dtype=torch.int64)}),
+        ("documents", {"documents": torch.zeros(BATCH, SEQ)}),
+    ],
+)
+@pytest.mark.parametrize("positions", [None, torch.arange(SEQ)])
+def test_masks_of_another_shape_or_dtype_are_refused_and_leave_the_cache_as_it_was(positions, field, options):
+    layer, x, cache = make(), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64), KVCache()
+    layer(x, cache=cache)
+    given = {} if "documents" in options else {"cache": cache}
+    assert_refused(field, lambda: layer(x, positions, **options, **given))
+    assert len(cache) == SEQ

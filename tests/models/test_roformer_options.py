@@ -112,6 +112,14 @@ def test_token_after_token_from_caches_equals_the_whole(attention, name):
     assert_same(torch.cat(pieces, dim=1), model(tokens))
 
 
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_packed_documents_with_caches_are_refused(attention):
+    """Linear attention would continue the last document at the end of the row, not at its own end."""
+    model, tokens = make(attention=attention, causal=True, head="causal_lm"), words((1, 7))[0]
+    documents = torch.tensor([[0] * 3 + [1] * 4])
+    assert_refused("documents", lambda: model(tokens, documents=documents, caches=model.caches()))
+
+
 def test_linear_attention_generates_what_the_whole_pass_would():
     model, tokens = make(attention="linear", causal=True, head="causal_lm"), words((2, 4))[0]
     got = model.generate(tokens, 6)

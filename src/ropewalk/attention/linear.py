@@ -14,7 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.linear_sums import CHUNK, FEATURE_MAPS, FORMS, State, attend, empty_state, make_features
+from ropewalk.attention.documents import attend_in_documents, in_last_document, positions_in_documents
+from ropewalk.attention.linear_sums import (
+    CHUNK,
+    FEATURE_MAPS,
+    FORMS,
+    State,
+    attend,
+    empty_state,
+    key_sums,
+    make_features,
+    state_shapes,
+)
+from ropewalk.attention.masks import check_token_masks
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Linear
 from ropewalk.kernels import linear as kernels
@@ -44,25 +56,28 @@ def linear_attention(
 ) -> tuple[Tensor, State]:
     """Attend in time and memory linear in S: q, k [B, H, S, D], v [B, H, S, Dv]; return the output and the new state.
 
-    positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in `state`
+    positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in `state`, or of each document
     padding    [B, S], True for real tokens
-    documents  [B, S], the document index of each token
+    documents  [B, S], the document index of each token; tokens with equal indices are one document, neighbours or not. The
+               returned state is that of the document of each row's last real token
     state      the state that an earlier call returned for the preceding tokens
     backend    "triton", "torch", or None for Triton if it can run this call
     """
     feature = check_linear(q, k, v, rope, form, phi, state, chunk)
+    check_token_masks(q.shape[0], q.shape[-2], padding, documents)
     if documents is not None and state is not None:
         raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))
-    seq = q.shape[-2]
     if state is None:
         state = empty_state(q, v, form)
+    elif (found := [tuple(t.shape) for t in state]) != (shapes := state_shapes(q, v, form)):
+        raise RopeError("state", f"must be of the same batch, heads, sizes and form, with shapes {shapes}", found)
     if positions is None:
-        indices = torch.arange(seq, device=q.device) if padding is None else left_padded(padding)
-        positions = indices + state.count[:, None]
+        positions = _default_positions(q, padding, documents) + state.count[:, None]
     reason = why_not_triton(q, v, rope, feature, scale, causal, documents)
     if backend == "triton" and reason is not None:
         raise RopeError("backend", f"'triton' cannot run this call: {reason}; use 'torch'", backend)
-    count = state.count + (seq if padding is None else padding.sum(-1))
+    counted = padding if documents is None else in_last_document(documents, padding)
+    count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
     if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
@@ -71,8 +86,20 @@ def linear_attention(
         out, kv_sum, k_sum = _KernelAttention.apply(q, k, v, *sums, scale_or_none, call)  # type: ignore[misc]  # three outputs
         return out, State(kv_sum, k_sum, count)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
-    out, kv_sum, k_sum = attend(features, v, state, causal, documents, chunk, eps)
+    if documents is None:
+        out, kv_sum, k_sum = attend(features, v, state, causal, chunk, eps)
+    else:
+        out = attend_in_documents(features, v, documents, causal, chunk, eps)
+        kept = counted[:, None, :, None]  # type: ignore[index]  # set with documents
+        kv_sum, k_sum = key_sums(features._replace(k=features.k * kept, k_plain=features.k_plain * kept), v)
     return out.to(v.dtype), State(kv_sum, k_sum, count)
+
+
+def _default_positions(q: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
+    """Return positions from 0 on, [S] or [B, S]: over the real tokens of each row, or of each document."""
+    if documents is not None:
+        return positions_in_documents(documents, padding)
+    return torch.arange(q.shape[-2], device=q.device) if padding is None else left_padded(padding)
 
 
 def check_linear(

@@ -83,40 +83,25 @@ def key_sums(features: Features, v: Tensor) -> tuple[Tensor, Tensor]:
     return features.k.mT @ v.to(features.k.dtype), features.k_plain.sum(dim=-2)
 
 
-def causal_sums(q: Tensor, k: Tensor, v: Tensor, state: Tensor, documents: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+def in_chunks(x: Tensor, chunk: int) -> Tensor:
+    """Return x [.., S, F] as [.., N, chunk, F]; the last chunk is filled with zeros."""
+    seq = x.shape[-2]
+    return F.pad(x, (0, 0, 0, -seq % chunk)).unflatten(-2, (-(-seq // chunk), chunk))
+
+
+def causal_sums(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """Return sum_{j <= i} (q_i.k_j) v_j for every i, and `state` after the last token.
 
     q, k [B, H, S, F], v [B, H, S, Dv], and state [B, H, F, Dv], the sum of k_j v_j^T over preceding tokens.
     Cost O(S chunk (F + Dv) + S F Dv): linear in S.
-    With `documents` [B, S], the document index of each token, a query sums over its own document only.
     """
     seq = q.shape[-2]
-    pad = -seq % chunk
-    q, k, v = (F.pad(t, (0, 0, 0, pad)).unflatten(-2, (-1, chunk)) for t in (q, k, v))  # [B, H, N, C, .]
+    q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
     # contiguous, because CPU libraries multiply a transposed view at half the speed
     k_transposed = k.transpose(-1, -2).contiguous()
     inside = (q @ k_transposed).tril_()
-    if documents is None:
-        states = torch.cat((state.unsqueeze(2), k_transposed @ v), dim=2).cumsum(dim=2)  # [B, H, N + 1, F, Dv]
-        past, state = q @ states[:, :, :-1], states[:, :, -1]
-    else:
-        # the padded tokens are zeros, so they may belong to the last document
-        ids = torch.cat((documents, documents[:, -1:].expand(-1, pad)), dim=-1).unflatten(-1, (-1, chunk))  # [B, N, C]
-        inside = inside.masked_fill((ids.unsqueeze(-1) != ids.unsqueeze(-2)).unsqueeze(1), 0.0)
-        past, state = _past_within_documents(q, k, v, state, ids)
-    return (inside @ v + past).flatten(2, 3)[:, :, :seq], state
-
-
-def _past_within_documents(q: Tensor, k: Tensor, v: Tensor, state: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each query's sum over earlier chunks of its document, and the final state; ids [B, N, C] are document indices."""
-    pasts, current = [], ids[:, 0, 0]  # the document that `state` belongs to
-    for n in range(ids.shape[1]):
-        final = ids[:, n, -1]
-        pasts.append((q[:, :, n] @ state) * (ids[:, n] == current[:, None])[:, None, :, None])
-        in_final = (ids[:, n] == final[:, None])[:, None, :, None]
-        state = state * (final == current)[:, None, None, None] + (k[:, :, n] * in_final).mT @ v[:, :, n]
-        current = final
-    return torch.stack(pasts, dim=2), state
+    states = torch.cat((state.unsqueeze(2), k_transposed @ v), dim=2).cumsum(dim=2)  # [B, H, N + 1, F, Dv]
+    return (inside @ v + q @ states[:, :, :-1]).flatten(2, 3)[:, :, :seq], states[:, :, -1]
 
 
 def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
@@ -125,55 +110,41 @@ def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tupl
     To reduce rounding error, keys are summed within chunks, then across chunks.
     """
     seq = k.shape[-2]
-    inside = F.pad(k, (0, 0, 0, -seq % chunk)).unflatten(-2, (-1, chunk)).cumsum(dim=-2)  # [B, H, N, C, F]
+    inside = in_chunks(k, chunk).cumsum(dim=-2)  # [B, H, N, C, F]
     before = torch.cat((k_sum.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(dim=2)  # [B, H, N + 1, F]
     running = (inside + before[:, :, :-1, None]).flatten(2, 3)[:, :, :seq]
     return (q * running).sum(dim=-1, keepdim=True), before[:, :, -1]
 
 
+def state_shapes(q: Tensor, v: Tensor, form: str) -> list[tuple[int, ...]]:
+    """Return the shapes of kv_sum, k_sum and count for q [B, H, S, D] and v [B, H, S, Dv]."""
+    batch, heads, _, head_dim = q.shape
+    features = head_dim + (form == "cosine")
+    return [(batch, heads, features, v.shape[-1]), (batch, heads, features), (batch,)]
+
+
 def empty_state(q: Tensor, v: Tensor, form: str) -> State:
     """Return the state before the first token: zeros."""
-    compute_dtype = torch.promote_types(q.dtype, torch.float32)
-    sizes = (*q.shape[:2], q.shape[-1] + (form == "cosine"))
-    count = torch.zeros(q.shape[0], dtype=torch.int64, device=q.device)
-    return State(q.new_zeros(*sizes, v.shape[-1], dtype=compute_dtype), q.new_zeros(sizes, dtype=compute_dtype), count)
+    dtypes = *[torch.promote_types(q.dtype, torch.float32)] * 2, torch.int64
+    return State(*(q.new_zeros(shape, dtype=dtype) for shape, dtype in zip(state_shapes(q, v, form), dtypes, strict=True)))
 
 
-def _within_documents(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, documents: Tensor, causal: bool, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """Return each query's sum over its own document (up to itself if causal), and the final state."""
-    earlier, final = causal_sums(q, k, v, state, documents, chunk)
-    if causal:
-        return earlier, final
-    later, _ = causal_sums(q.flip(-2), k.flip(-2), v.flip(-2), state, documents.flip(-1), chunk)
-    # both directions include the query's own key
-    return earlier + later.flip(-2) - (q * k).sum(dim=-1, keepdim=True) * v, final
+def divide(numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
+    """Return numerator / denominator, or 0 for queries without keys."""
+    has_keys = denominator.abs() > eps
+    return torch.where(has_keys, numerator / torch.where(has_keys, denominator, 1.0), 0.0)
 
 
 def attend(
-    features: Features,
-    v: Tensor,
-    state: State,
-    causal: bool,
-    documents: Tensor | None = None,
-    chunk: int = CHUNK,
-    eps: float = 1e-6,
+    features: Features, v: Tensor, state: State, causal: bool, chunk: int = CHUNK, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (out, kv_sum, k_sum): the output, and the sums of `state` with these tokens added."""
     q, k, q_plain, k_plain = features
     v, kv_sum, k_sum = v.to(k.dtype), state.kv_sum, state.k_sum
-    if documents is not None:
-        numerator, kv_sum = _within_documents(q, k, v, kv_sum, documents, causal, chunk)
-        ones = torch.ones_like(v[..., :1])
-        denominator, final = _within_documents(q_plain, k_plain, ones, k_sum.unsqueeze(-1), documents, causal, chunk)
-        k_sum = final.squeeze(-1)
-    elif causal:
-        numerator, kv_sum = causal_sums(q, k, v, kv_sum, None, chunk)
+    if causal:
+        numerator, kv_sum = causal_sums(q, k, v, kv_sum, chunk)
         denominator, k_sum = causal_denominators(q_plain, k_plain, k_sum, chunk)
     else:
         kv_sum, k_sum = (a + b for a, b in zip((kv_sum, k_sum), key_sums(features, v), strict=True))
         numerator, denominator = q @ kv_sum, q_plain @ k_sum.unsqueeze(-1)
-    # a query without keys gives 0
-    has_keys = denominator.abs() > eps
-    return torch.where(has_keys, numerator / torch.where(has_keys, denominator, 1.0), 0.0), kv_sum, k_sum
+    return divide(numerator, denominator, eps), kv_sum, k_sum

@@ -11,6 +11,17 @@ from torch import Tensor
 from ropewalk.errors import RopeError, integer
 
 
+def check_token_masks(batch: int, seq: int, padding: Tensor | None, documents: Tensor | None) -> None:
+    """Raise an error unless padding and documents are [batch, seq], boolean and integer."""
+    shape = (batch, seq)
+    if padding is not None and (padding.shape != shape or padding.dtype != torch.bool):
+        rule = f"must be boolean {list(shape)}, True for real tokens"
+        raise RopeError("padding", rule, [padding.dtype, list(padding.shape)])
+    if documents is not None and (documents.shape != shape or documents.is_floating_point() or documents.is_complex()):
+        rule = f"must be integer {list(shape)}, the document index of every token"
+        raise RopeError("documents", rule, [documents.dtype, list(documents.shape)])
+
+
 @dataclass(frozen=True, eq=False)
 class Visibility:
     """The masking of one attention call.
@@ -33,8 +44,6 @@ class Visibility:
     def __post_init__(self) -> None:
         if self.window is not None:
             integer("window", self.window, low=1)
-        if self.padding is not None and self.padding.dtype != torch.bool:
-            raise RopeError("padding", "must be boolean [batch, keys], True for real tokens", self.padding.dtype)
         if self.mask is not None and self.mask.dtype != torch.bool and not self.mask.is_floating_point():
             raise RopeError("mask", "must be boolean (True = attend) or float (added to the scores)", self.mask.dtype)
 

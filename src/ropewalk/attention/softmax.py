@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ropewalk.attention.backends import Call, attend, pick
 from ropewalk.attention.cache import KVCache
-from ropewalk.attention.masks import Visibility
+from ropewalk.attention.documents import positions_in_documents
+from ropewalk.attention.masks import Visibility, check_token_masks
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, integer, number
@@ -103,7 +104,8 @@ class Attention(nn.Module):
                     real tokens of each row, continuing after those in the cache
         mask        boolean (True = attend) or float (added to the scores), broadcastable to [B, H, Sq, Sk]
         padding     boolean [B, S], True for real tokens; padded queries give 0
-        documents   integer [B, S], the document index of each token of packed rows; not with a cache
+        documents   integer [B, S], the document index of each token of packed rows; tokens with equal indices are one
+                    document, neighbours or not; not with a cache
         """
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
@@ -161,12 +163,11 @@ class Attention(nn.Module):
         """Return `positions`, or the default positions [B, S] if None; `cache` is None or any object with `next_positions`."""
         if documents is not None and cache is not None:
             raise RopeError("documents", "cannot be used with a cache; give each document its own row", list(documents.shape))
-        if documents is not None and documents.shape != (batch, seq):
-            raise RopeError("documents", f"must be [{batch}, {seq}], the document index of every token", list(documents.shape))
+        check_token_masks(batch, seq, padding, documents)
         if positions is not None:
             return positions
         if documents is not None:
-            return _positions_in_documents(documents)
+            return positions_in_documents(documents, padding)
         first = 0 if cache is None else cache.next_positions
         first = first.unsqueeze(-1) if isinstance(first, Tensor) else first
         if padding is not None:
@@ -198,11 +199,3 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, H, S, D]
-
-
-def _positions_in_documents(documents: Tensor) -> Tensor:
-    """Return positions 0, 1, 2, ... that restart wherever the document index changes."""
-    index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
-    starts = torch.ones_like(documents, dtype=torch.bool)
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return index - torch.where(starts, index, 0).cummax(dim=-1).values

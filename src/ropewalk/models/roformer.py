@@ -228,9 +228,8 @@ class RoFormer(nn.Module):
 
     def _positions(self, tokens, positions, padding, documents, caches) -> Tensor:
         """Return the positions of all layers and of the embeddings."""
-        first = caches[0].next_positions if caches and positions is None else 0
-        positions = self.layers[0].attention.token_positions(positions, padding, documents, None, *tokens.shape, tokens.device)  # type: ignore[operator]
-        return positions + (first.unsqueeze(-1) if isinstance(first, Tensor) else first)
+        cache = caches[0] if caches else None
+        return self.layers[0].attention.token_positions(positions, padding, documents, cache, *tokens.shape, tokens.device)  # type: ignore[operator]
 
     def _check(self, tokens, types, padding) -> None:
         if not isinstance(tokens, Tensor) or tokens.dtype not in INTEGERS or tokens.ndim != 2:

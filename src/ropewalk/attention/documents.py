@@ -1,0 +1,69 @@
+"""Packed documents: tokens of a row with equal document indices are one document, whether or not they are neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.linear_sums import Features, divide, in_chunks
+
+
+def positions_in_documents(documents: Tensor, padding: Tensor | None) -> Tensor:
+    """Return positions [B, S] that count the real tokens of each document from 0; padding has the position before it."""
+    order = documents.argsort(dim=-1, stable=True)
+    numbers = documents.gather(-1, order)
+    real = torch.ones_like(order) if padding is None else padding.long().gather(-1, order)
+    counted = real.cumsum(dim=-1)
+    starts = torch.ones_like(numbers, dtype=torch.bool)
+    starts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    before_document = torch.where(starts, counted - real, 0).cummax(dim=-1).values
+    return torch.empty_like(order).scatter(-1, order, (counted - before_document - 1).clamp(min=0))
+
+
+def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
+    """Return [B, S], True for the real tokens of the document that each row's last real token belongs to."""
+    if not documents.shape[-1]:
+        return torch.zeros_like(documents, dtype=torch.bool)
+    index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
+    last = (index if padding is None else index * padding).amax(dim=-1, keepdim=True)
+    same = documents == documents.gather(-1, last)
+    return same if padding is None else same & padding
+
+
+def attend_in_documents(features: Features, v: Tensor, documents: Tensor, causal: bool, chunk: int, eps: float) -> Tensor:
+    """Return linear attention in which a query attends only to its own document."""
+    order = documents.argsort(dim=-1, stable=True)  # tokens of a document become neighbours and keep their order
+    numbers = documents.gather(-1, order)
+    q, k, q_plain, k_plain, v = (t.take_along_dim(order[:, None, :, None], dim=-2) for t in (*features, v.to(features.k.dtype)))
+    numerator = _sums(q, k, v, numbers, causal, chunk)
+    denominator = _sums(q_plain, k_plain, torch.ones_like(v[..., :1]), numbers, causal, chunk)
+    return divide(numerator, denominator, eps).take_along_dim(order.argsort(dim=-1)[:, None, :, None], dim=-2)
+
+
+def _sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, causal: bool, chunk: int) -> Tensor:
+    """Return each query's sum of (q.k) v over its own document, up to itself if causal; documents are sorted."""
+    earlier = _causal_sums(q, k, v, documents, chunk)
+    if causal:
+        return earlier
+    later = _causal_sums(q.flip(-2), k.flip(-2), v.flip(-2), documents.flip(-1), chunk).flip(-2)
+    # both directions include the query's own key
+    return earlier + later - (q * k).sum(dim=-1, keepdim=True) * v
+
+
+def _causal_sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, chunk: int) -> Tensor:
+    """Return sum of (q_i.k_j) v_j over j <= i in the same document; tokens of a document are neighbours."""
+    seq = q.shape[-2]
+    q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
+    # the tokens that fill the last chunk are zeros, so they may belong to any document
+    numbers = in_chunks(documents.unsqueeze(-1), chunk).squeeze(-1)  # [B, N, C]
+    same = (numbers.unsqueeze(-1) == numbers.unsqueeze(-2)).unsqueeze(1)
+    inside = ((q @ k.mT).tril() * same) @ v
+    pasts, state = [], q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
+    for n in range(numbers.shape[1]):
+        first, last = numbers[:, n, :1], numbers[:, n, -1:]  # `state` belongs to the document before this chunk
+        previous = numbers[:, n - 1, -1:] if n else first
+        pasts.append((q[:, :, n] @ state) * (numbers[:, n] == previous)[:, None, :, None])
+        in_last = (numbers[:, n] == last)[:, None, :, None]
+        state = state * (last == previous)[..., None, None] + (k[:, :, n] * in_last).mT @ v[:, :, n]
+    past = torch.stack(pasts, dim=2) if pasts else torch.zeros_like(inside)
+    return (inside + past).flatten(2, 3)[:, :, :seq]
