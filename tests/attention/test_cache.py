@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import ropewalk as rw
+from door import assert_refused
 from ropewalk import frequencies
 from ropewalk.attention import Attention, KVCache
 from ropewalk.encodings import Sizes
@@ -121,6 +122,98 @@ def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
     for i in range(SEQ):
         cache.append(encoding.rotate(k[:, :, i : i + 1], counted(i, 1), key=True), v[:, :, i : i + 1], counted(i, 1))
     assert cache.seen.positions[0].tolist() == [0, 1, 4, 5, 6]
+
+
+@pytest.mark.parametrize("rotated", [None, False])
+def test_the_sinks_of_a_padded_row_are_its_first_real_tokens(rotated):
+    """Rows padded on the left by 3, 0 and 8 tokens, each as if alone; the first row once lost its sinks to padding."""
+    layer = Attention(SIZES.model_dim, HEADS, encoding="rope").double()
+    lengths, steps, longest = (5, 8, 0), 6, 8
+    x = torch.randn(3, longest + steps, SIZES.model_dim, dtype=torch.float64)
+    padding = torch.arange(longest) >= torch.tensor([[longest - n] for n in lengths])
+    make = lambda: KVCache("sliding", capacity=5, sinks=2, rotated=rotated)
+    together, alone = make(), [make() for _ in lengths]
+    layer(x[:, :longest], padding=padding, cache=together)
+    for b, n in enumerate(lengths):
+        if n:
+            layer(x[b : b + 1, longest - n : longest], cache=alone[b])
+    for i in range(longest, longest + steps):
+        got = layer(x[:, i : i + 1], cache=together).out
+        expected = torch.cat([layer(x[b : b + 1, i : i + 1], cache=alone[b]).out for b in range(3)])
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-10)
+    assert together.seen.positions.tolist() == [[0, 1, 8, 9, 10], [0, 1, 11, 12, 13], [0, 1, 3, 4, 5]]
+    assert together.seen.valid.all()
+
+
+def test_the_next_position_after_a_shift_does_not_depend_on_padding():
+    encoding, (k, v) = rotary(), draw()
+    valid = torch.tensor([[False] * 3 + [True] * 4, [True] * 7])
+    cache = KVCache()
+    cache.append(k, v, torch.tensor([[0, 0, 0, 0, 1, 2, 3], [*range(7)]]), valid)
+    cache.shift(torch.tensor([-9, -30]), encoding)
+    assert cache.next_positions.tolist() == [-5, -23]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda k, v, at: (k[:1], v[:1], at[:1]), "k"),
+        (lambda k, v, at: (k[:1], v[:1], at), "positions"),
+        (lambda k, v, at: (k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1), at.repeat(2, 1)), "k"),
+        (lambda k, v, at: (k[:, :1], v[:, :1], at), "k"),
+        (lambda k, v, at: (k[..., :1], v, at), "k"),
+        (lambda k, v, at: (k, v[:1], at), "v"),
+        (lambda k, v, at: (k, v[:, :, :1], at), "v"),
+        (lambda k, v, at: (k, v[..., :1], at), "v"),
+        (lambda k, v, at: (k, v, at[:, :2]), "positions"),
+        (lambda k, v, at: (k, v, at.expand(2, *at.shape)), "positions"),
+        (lambda k, v, at: (k, v, at + 0.5), "positions"),
+        (lambda k, v, at: (k, v, at, torch.ones(1, SEQ)), "valid"),
+        (lambda k, v, at: (k, v, at, torch.ones(BATCH, 1, dtype=torch.bool)), "valid"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused_and_the_cache_stays_as_it_was(change, field):
+    encoding, (k, v) = rotary(), draw()
+    cache = filled(encoding, counted(), k, v)
+    before = [t.clone() for t in cache.seen]
+    assert_refused(field, lambda: cache.append(*change(k, v, counted(SEQ))))
+    assert all(torch.equal(a, b) for a, b in zip(cache.seen, before, strict=True))
+    assert not cache.padded
+
+
+def test_one_row_after_two_is_refused_by_the_layer_too():
+    layer, cache = Attention(SIZES.model_dim, HEADS).double(), KVCache()
+    x = torch.randn(2, 3, SIZES.model_dim, dtype=torch.float64)
+    layer(x, cache=cache)
+    assert "2 rows" in str(assert_refused("cache", lambda: layer(x[:1, :1], cache=cache)))
+    assert_refused("k", lambda: layer(x[:1, :1], torch.tensor([3]), cache=cache))
+    library = KVCache()
+    layer(x[:1], cache=library)
+    assert_refused("k", lambda: cache.extend(library.seen, torch.arange(3, 6), layer.encoding))
+
+
+def test_an_emptied_cache_takes_other_rows_and_large_positions():
+    encoding, (k, v) = rotary(), draw()
+    cache = filled(encoding, counted().to(torch.int32), k, v)
+    cache.rollback(SEQ)
+    cache.append(k[:1], v[:1], torch.arange(SEQ, dtype=torch.int32)[None])
+    assert cache.seen.k.shape == (1, HEADS, SEQ, HEAD_DIM)
+    cache.append(k[:1], v[:1], counted(2**40)[:1])
+    assert cache.next_positions.tolist() == [2**40 + SEQ]
+
+
+def test_gradients_go_back_through_a_cache():
+    layer = Attention(SIZES.model_dim, HEADS, encoding="rope").double()
+    x = torch.randn(1, 6, SIZES.model_dim, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).out.square().sum(), x)[0]
+    for options in ({}, {"kind": "static", "capacity": 6}, {"kind": "sliding", "capacity": 6}, {"rotated": False}):
+        cache = KVCache(**options)
+        steps = torch.cat([layer(x[:, i : i + 1], cache=cache).out for i in range(6)], dim=1)
+        torch.testing.assert_close(torch.autograd.grad(steps.square().sum(), x)[0], expected, atol=1e-11, rtol=1e-9)
+        cache.rollback(len(cache))
+        with torch.no_grad():
+            again = torch.cat([layer(x[:, i : i + 1], cache=cache).out for i in range(6)], dim=1)
+        torch.testing.assert_close(again, steps, atol=1e-12, rtol=1e-10)
 
 
 def test_a_sliding_cache_with_a_window_equals_windowed_attention():

@@ -87,6 +87,21 @@ def test_left_padded_rows_are_written_as_if_alone(attention, cache):
     assert torch.equal(both[1:, 3:], model.generate(short, 6))
 
 
+def test_the_sinks_of_left_padded_rows_are_theirs(model):
+    """The logits of every step, as if each row were alone; padding once took the place of the sinks."""
+    long, short = tokens(batch=1, seq=9), tokens(batch=1, seq=5)
+    batch = torch.cat((long, torch.cat((tokens(batch=1, seq=4), short), dim=1)))
+    padding = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
+    together, *alone = (model.caches("sliding", capacity=6, sinks=2) for _ in range(3))
+    model(batch, padding=padding, caches=together)
+    for row, caches in zip((long, short), alone, strict=True):
+        model(row, caches=caches)
+    for _ in range(6):
+        step = tokens(batch=2, seq=1)
+        expected = torch.cat([model(step[b : b + 1], caches=alone[b]) for b in range(2)])
+        torch.testing.assert_close(model(step, caches=together), expected, atol=1e-10, rtol=0)
+
+
 def test_rows_stop_by_themselves_and_the_text_ends_with_the_last(model):
     given = tokens(batch=3)
     free = model.generate(given, 10)[:, given.shape[1] :]

@@ -36,12 +36,17 @@ def _tokens(t: Tensor, start: int, count: int) -> Tensor:
     return t.narrow(_token_dim(t), start, count)
 
 
+def _sizes(t: Tensor) -> list[int]:
+    """Return the shape of `t` without its token axis."""
+    return [*t.shape[: _token_dim(t)], *t.shape[t.ndim + _token_dim(t) + 1 :]]
+
+
 class KVCache:
     """The key-value cache of one attention layer; `kind` is one of three:
 
     growing   doubles its memory as needed
     static    holds at most `capacity` tokens and raises an error for more
-    sliding   keeps the first `sinks` tokens and the latest ones, `capacity` in all
+    sliding   keeps the first `sinks` real tokens of each row and the latest tokens, `capacity` in all
     """
 
     def __init__(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0, rotated: bool | None = None) -> None:
@@ -76,33 +81,72 @@ class KVCache:
 
     @property
     def next_positions(self) -> Tensor | int:
-        """The position of each row's next token, [B]: its last real position + 1; 0 if the cache is empty."""
+        """The position of each row's next token, [B]: its last real position + 1; 0 if the row or the cache is empty."""
         if not self.size:
             return 0
-        seen = self.seen
-        after = torch.where(seen.valid, seen.positions, -1).amax(dim=-1) + 1
-        return after if after.ndim == 1 else after.amax(dim=0)
+        seen, lowest = self.seen, -(2**62)
+        last = torch.where(seen.valid, seen.positions, lowest).amax(dim=-1)
+        last = last if last.ndim == 1 else last.amax(dim=0)
+        return torch.where(last > lowest, last + 1, 0)
 
     def append(self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None = None) -> CachedTokens:
         """Add tokens (k, v [B, H, S, D], positions [B, S]) and return all tokens that their queries may attend to.
 
         A sliding cache drops old tokens after this result is built, so the result may exceed its capacity.
         """
-        batch, _, new, _ = k.shape
-        positions = positions.expand(*positions.shape[:-2], batch, new)
-        self.padded = self.padded or valid is not None
-        valid = torch.ones(batch, new, dtype=torch.bool, device=k.device) if valid is None else valid
+        new, added = k.shape[-2], self._checked(k, v, positions, valid)
         if self.kind == "static" and self.size + new > self.capacity:  # type: ignore[operator]  # required for static
             rule = f"holds at most {self.capacity} tokens; give it more capacity or use kind='growing'"
             raise RopeError("cache", rule, self.size + new)
-        self._reserve(self.size + new, CachedTokens(k, v, positions, valid))
-        for buffer, added in zip(self._buffers, (k, v, positions, valid), strict=True):  # type: ignore[arg-type]  # reserved above
-            _tokens(buffer, self.size, new).copy_(added)
+        self.padded = self.padded or valid is not None
+        self._store(added, new)
         self.size += new
         seen = self.seen
         if self.kind == "sliding" and self.size > self.capacity:  # type: ignore[operator]
-            self.evict(self.sinks, self.sinks + self.size - self.capacity)  # type: ignore[operator]
+            self._slide()
         return seen
+
+    def _checked(self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None) -> CachedTokens:
+        """Return the new tokens with one position each; raise an error if they do not fit together or with the cached ones."""
+        batch, _, new, _ = k.shape
+        if v.shape[:-1] != k.shape[:-1]:
+            raise RopeError("v", f"must have the batch, heads and tokens of k, {list(k.shape[:-1])}", list(v.shape))
+        if positions.shape[-1] != new or (positions.ndim > 1 and positions.shape[-2] not in (1, batch)):
+            raise RopeError("positions", f"must be [{new}], [{batch}, {new}] or [axes, {batch}, {new}]", list(positions.shape))
+        if valid is not None and (valid.dtype != torch.bool or valid.shape != (batch, new)):
+            rule = f"must be boolean [{batch}, {new}], True for real tokens"
+            raise RopeError("valid", rule, [valid.dtype, list(valid.shape)])
+        positions = positions.expand(*positions.shape[:-2], batch, new)
+        # a first append of int32 would limit all later positions
+        positions = positions if positions.is_floating_point() else positions.to(torch.int64)
+        valid = torch.ones(batch, new, dtype=torch.bool, device=k.device) if valid is None else valid
+        added = CachedTokens(k, v, positions, valid)
+        if self.size:
+            self._check_sizes(added, self._buffers)  # type: ignore[arg-type]  # set with the first token
+        return added
+
+    @staticmethod
+    def _check_sizes(added: CachedTokens, held: CachedTokens) -> None:
+        """Raise an error unless the new tokens have the sizes of the cached ones; copying would broadcast one row to all rows."""
+        for name, new, old in zip(CachedTokens._fields, added, held, strict=True):
+            if (sizes := _sizes(old)) != _sizes(new):
+                rule = f"must have the batch and sizes of the cached ones, {sizes} besides the tokens; repeat its rows first"
+                raise RopeError(name, rule, list(new.shape))
+        if added.positions.is_floating_point() and not held.positions.is_floating_point():
+            raise RopeError("positions", "must be integers, as the cached ones are", added.positions.dtype)
+
+    def _store(self, added: CachedTokens, new: int) -> None:
+        """Write tokens after the cached ones."""
+        if not self.size:
+            self._buffers = None  # the rows, sizes and dtypes may be others than before
+        if any(t.requires_grad for t in (*added, *(self._buffers or ()))):
+            # autograd needs the cached keys and values as they were, so they are not written to
+            pairs = zip(self.seen, added, strict=True) if self.size else ((t,) for t in added)
+            self._buffers = CachedTokens(*(torch.cat(pair, dim=_token_dim(pair[0])) for pair in pairs))
+            return
+        self._reserve(self.size + new, added)
+        for buffer, tokens in zip(self._buffers, added, strict=True):  # type: ignore[arg-type]  # reserved above
+            _tokens(buffer, self.size, new).copy_(tokens)
 
     def _reserve(self, needed: int, like: CachedTokens) -> None:
         """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of `like`."""
@@ -119,6 +163,20 @@ class KVCache:
             for buffer, old in zip(buffers, self.seen, strict=True):
                 _tokens(buffer, 0, self.size).copy_(old)
         self._buffers = buffers
+
+    def _slide(self) -> None:
+        """Drop the oldest tokens beyond the capacity, except the first `sinks` real tokens of each row."""
+        capacity: int = self.capacity  # type: ignore[assignment]  # required for sliding
+        if not (self.sinks and self.padded):
+            self.evict(self.sinks, self.sinks + self.size - capacity)
+            return
+        valid = self.seen.valid
+        sinks = valid & (valid.cumsum(dim=-1) <= self.sinks)
+        age = torch.arange(self.size, device=valid.device) + sinks * self.size  # sinks are kept as if they were the latest
+        kept = age.topk(capacity, dim=-1).indices.sort(dim=-1).values  # [B, capacity]
+        index = {2: kept, 3: kept[None], 4: kept[:, None, :, None]}  # for positions and valid, positions with axes, k and v
+        self._buffers = CachedTokens(*(t.take_along_dim(index[t.ndim], dim=_token_dim(t)) for t in self.seen))
+        self.size = capacity
 
     def evict(self, start: int, stop: int) -> None:
         """Remove the tokens with index start ... stop - 1; the others keep their positions."""
@@ -140,7 +198,7 @@ class KVCache:
     def move(self, positions: Tensor, encoding: Encoding, to: Encoding | None = None, **lengths: int | Tensor | None) -> None:
         """Give every token a new position, and rotate by the encoding `to` if given; keys are re-rotated, not recomputed."""
         seen = self.seen
-        positions = positions.expand_as(seen.positions).contiguous()
+        positions = positions.to(seen.positions.dtype).expand_as(seen.positions).contiguous()
         if self.keeps_rotated(encoding) and isinstance(encoding, Rotary):
             target = to.rope if isinstance(to, Rotary) else None
             k = encoding.rope.rerotate(seen.k, seen.positions, positions, target, match_magnitude=True, **lengths)

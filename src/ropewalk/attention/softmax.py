@@ -169,7 +169,10 @@ class Attention(nn.Module):
         if documents is not None:
             return positions_in_documents(documents, padding)
         first = 0 if cache is None else cache.next_positions
-        first = first.unsqueeze(-1) if isinstance(first, Tensor) else first
+        if isinstance(first, Tensor):
+            if len(first) != batch:
+                raise RopeError("cache", f"holds {len(first)} rows, and must be given as many", batch)
+            first = first.unsqueeze(-1)
         if padding is not None:
             return left_padded(padding) + first
         return (torch.arange(seq, device=device) + first).expand(batch, seq)

@@ -113,8 +113,8 @@ def steps(
     padding   boolean [B, S], True for real tokens; rows must be padded on the left
     stop      one or several tokens that end a row; after it the row is filled with the token `pad` (default: the first stop
               token). The model reads `pad` like any token, so it must be in the vocabulary
-    cache     "growing", "static" (`capacity` tokens, by default prompt and new tokens), "sliding" (the first `sinks` and
-              the latest tokens, `capacity` in all), "none", or the caches of an earlier call to continue from
+    cache     "growing", "static" (`capacity` tokens, by default prompt and new tokens), "sliding" (the first `sinks` real
+              tokens of each row and the latest, `capacity` in all), "none", or the caches of an earlier call to continue from
     seed      of the sampling; None: torch's global generator
     graph     whether the steps after the prompt run as one CUDA graph, with a growing or static cache; None: if they can
     """
