@@ -17,11 +17,13 @@ from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
 from ropewalk.models.decoder_config import DecoderConfig
 from ropewalk.models.roformer_checkpoint import ROFORMER_FORMATS
 from ropewalk.models.roformer_config import RoFormerConfig
+from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 #: model_type -> its format; `load` reads every model_type in this dict
 FORMATS: dict[str, CheckpointFormat] = {**DECODER_FORMATS, **ROFORMER_FORMATS}
-#: the class of a model's config -> the format that `save` writes
+#: the class of a model's config -> a format whose `config_to_hf` chooses the model_type that `save` writes
 SAVED_AS = {DecoderConfig: FORMATS["llama"], RoFormerConfig: FORMATS["roformer"]}
 
 
@@ -45,8 +47,7 @@ def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, devic
     if config.num_layers > len(source.names):
         rule = f"must not exceed the number of tensors in the folder, {len(source.names)}"
         raise RopeError("num_hidden_layers", rule, config.num_layers)
-    with torch.device("meta"), _SkipInit():
-        model = checkpoint_format.build(config)
+    model = _build_empty(checkpoint_format, config)
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     names_in_file = _match_names(source, checkpoint_format, config, shapes)
     dtype = _common_dtype(source, names_in_file) if dtype is None else dtype
@@ -65,19 +66,23 @@ def save(
     extra_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Save a Decoder or a RoFormer atomically as a new Hugging Face folder that transformers can load.
+    """Save a Decoder or a RoFormer atomically as a new Hugging Face folder from which transformers builds the same model.
 
     extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that describe the model
     max_shard_bytes  larger weights become several files and an index
 
-    Raises a RopeError that names the config field if transformers has no such model.
+    Before anything is written, the config is read back and compared with the model. A RopeError names the config field
+    that transformers has no such model for, or the weight or rotation of the model that its own config does not describe.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:
         raise RopeError("model", "must be a Decoder or a RoFormer", type(model).__name__)
-    checkpoint_format, extra_config = SAVED_AS[type(config)], dict(extra_config or {})
-    hf_config = checkpoint_format.config_to_hf(config)
+    extra_config = dict(extra_config or {})
+    hf_config = SAVED_AS[type(config)].config_to_hf(config)
+    checkpoint_format = FORMATS[hf_config["model_type"]]
+    read = checkpoint_format.config_from_hf(hf_config)
     state = model.state_dict()
+    _check_model(model, state, _build_empty(checkpoint_format, read))
     dtypes = {str(value.dtype).removeprefix("torch.") for value in state.values()}
     if len(dtypes) == 1:
         hf_config |= {"dtype": dtypes.pop()}
@@ -85,8 +90,36 @@ def save(
         raise RopeError("extra_config", "must not contain keys that the model itself sets", repeated)
     # without these keys transformers would use its default token ids, which may exceed the vocabulary
     token_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    written = token_ids | hf_config | extra_config
+    if checkpoint_format.config_from_hf(written) != read:
+        raise RopeError("extra_config", "must not contain keys that describe another model", sorted(extra_config))
     tensors = _named_tensors(state, checkpoint_format, config)
-    write_folder(folder, tensors, token_ids | hf_config | extra_config, max_shard_bytes=max_shard_bytes)
+    write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes)
+
+
+def _build_empty(checkpoint_format: CheckpointFormat, config: Any) -> nn.Module:
+    """Build the model of a config without memory for its weights."""
+    with torch.device("meta"), _SkipInit():
+        return checkpoint_format.build(config)
+
+
+def _check_model(model: nn.Module, state: Mapping[str, Tensor], described: nn.Module) -> None:
+    """Raise an error if the model is not the one that its config describes: other weights, shapes or rotations."""
+    shapes = {name: value.shape for name, value in described.state_dict().items()}
+    if missing := [name for name in shapes if name not in state] + [name for name in state if name not in shapes]:
+        raise RopeError("model", "must have exactly the weights that model.config describes", missing)
+    for name, shape in shapes.items():
+        if state[name].shape != shape:
+            raise RopeError(name, f"must have the shape {list(shape)}, by model.config", list(state[name].shape))
+    rotations, expected = _rotations(model), _rotations(described)
+    for name in rotations | expected:
+        if rotations.get(name) != expected.get(name):
+            rule = f"must rotate as model.config describes, {expected.get(name)}; build the model from a new config instead"
+            raise RopeError(name, rule, rotations.get(name))
+
+
+def _rotations(model: nn.Module) -> dict[str, RopeSpec]:
+    return {name: module.spec for name, module in model.named_modules() if isinstance(module, Rope)}
 
 
 class _SkipInit(TorchFunctionMode):

@@ -51,6 +51,8 @@ EXPERT_KEYS = {
     "experts_per_token": "num_experts_per_tok", "moe_intermediate_size": "moe_intermediate_size",
     "norm_topk": "norm_topk_prob", "router_aux_coef": "router_aux_loss_coef",
 }  # fmt: skip
+#: settings under "ropewalk" in config.json, which change nothing that transformers computes without dropout
+OWN_KEYS = ("precision", "dropout", "length")
 #: layer types of transformers -> ours
 LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 
@@ -67,14 +69,14 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     fields: dict[str, Any] = {ours: raw[key] for ours, key in HF_KEYS.items() if raw.get(key) is not None}
     if model_type == "minimind":
         fields["dropout"] = fields["attention_dropout"] = raw.get("dropout", 0.0)
-    fields |= {"dropout": own["dropout"]} if "dropout" in own else {}
+    fields |= {name: own[name] for name in ("dropout", "length") if name in own}
     choice("hidden_act", fields.get("activation", "silu"), ACTIVATIONS)
     layer_types, window = _layer_types(raw, model_type, layers)
     specs: Any = from_hf(raw, per_layer=True, precision=own.get("precision", "hf_frequencies"))
     attention_bias = _flag(raw, "attention_bias", False)
     return DecoderConfig(
         **fields,
-        head_dim=next(spec for spec in specs.values() if spec is not None).head_dim,
+        head_dim=next((spec.head_dim for spec in specs.values() if spec is not None), raw.get("head_dim")),
         encoding=_encoding(specs, layer_types),  # type: ignore[arg-type]
         layer_types=layer_types,
         window=window,
@@ -90,8 +92,8 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
 def _own_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that transformers has no config key for; only this package writes and reads them."""
     own = raw.get("ropewalk", {})
-    if not isinstance(own, Mapping) or not set(own) <= {"precision", "dropout"}:
-        raise RopeError("ropewalk", "must be an object with no keys but precision and dropout", own)
+    if not isinstance(own, Mapping) or not set(own) <= set(OWN_KEYS):
+        raise RopeError("ropewalk", f"must be an object with no keys but {', '.join(OWN_KEYS)}", own)
     return dict(own)
 
 
@@ -134,7 +136,9 @@ def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> t
     return tuple(layer_type if each else "nope" for each, layer_type in zip(flags, layer_types, strict=True))
 
 
-def _encoding(specs: Any, layer_types: tuple[str, ...]) -> RopeSpec | dict[str, RopeSpec | None]:
+def _encoding(specs: Any, layer_types: tuple[str, ...]) -> str | RopeSpec | dict[str, RopeSpec | None]:
+    if not any(specs.values()):
+        return "none"
     by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
     distinct = {by_type[each] for each in layer_types if each in by_type} or {spec for spec in specs.values() if spec is not None}
     return distinct.pop() if len(distinct) == 1 else by_type
@@ -179,7 +183,9 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     """Return the contents of a config.json from which transformers builds the same model, or raise an error."""
     if config.attention != "softmax":
         raise RopeError("attention", "must be 'softmax' to be saved for transformers", config.attention)
-    spec = RopeSpec(head_dim=config.head_dim or 0) if config.encoding == "rope" else config.encoding
+    # no layer uses the encoding then
+    unrotated = set(config.layer_types) == {"nope"} and config.input_encoding is None  # type: ignore[arg-type]
+    spec = RopeSpec(head_dim=config.head_dim or 0) if config.encoding == "rope" or unrotated else config.encoding
     if not isinstance(spec, RopeSpec):
         raise RopeError("encoding", "must be 'rope' or one RopeSpec for all layers to be saved for transformers", spec)
     model_type = model_type_of(config)
@@ -206,8 +212,9 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     hf_config = hf_config | rope if isinstance(spec.scaling, Dynamic) else rope | hf_config
     own = {"precision": spec.precision} if spec.precision != "hf_frequencies" else {}
     own |= {"dropout": config.dropout} if config.dropout else {}
+    own |= {"length": config.length} if config.length != hf_config["max_position_embeddings"] else {}
     hf_config |= {"ropewalk": own} if own else {}
-    _check_round_trip(config.with_(encoding=spec, length=hf_config["max_position_embeddings"]), hf_config, model_type)
+    _check_round_trip(config.with_(encoding="none" if unrotated else spec), hf_config, model_type)
     return hf_config
 
 

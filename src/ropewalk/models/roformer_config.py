@@ -10,7 +10,6 @@ from ropewalk.encodings import ENCODINGS, Encoding, Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.interop.config.hf import from_hf as spec_from_hf
-from ropewalk.interop.config.hf import to_hf as spec_to_hf
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.spec import RopeSpec
 
@@ -19,7 +18,7 @@ ATTENTIONS = ("softmax", "linear")
 SUMMARIES = ("first", "last", "mean")
 MAX_SIZE = 2**24
 
-#: head -> the end of its class name in transformers, after RoFormer or Bert
+#: head -> the end of its class name in transformers, after RoFormer or Bert; transformers has no similarity head
 HEAD_CLASSES = {
     "none": "Model",
     "masked_lm": "ForMaskedLM",
@@ -28,8 +27,10 @@ HEAD_CLASSES = {
     "token_classification": "ForTokenClassification",
     "multiple_choice": "ForMultipleChoice",
     "question_answering": "ForQuestionAnswering",
-    "similarity": "ForCausalLM",  # roformer-sim stores its pooler beside a language model
+    "similarity": "Model",
 }
+#: model_type -> the start of its class names
+PREFIXES = {"roformer": "RoFormer", "bert": "Bert"}
 
 #: our field -> the config key of Hugging Face
 HF_KEYS = {
@@ -38,12 +39,24 @@ HF_KEYS = {
     "activation": "hidden_act", "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
     "length": "max_position_embeddings", "type_vocab_size": "type_vocab_size", "initializer_range": "initializer_range",
     "norm_eps": "layer_norm_eps", "pad_token": "pad_token_id", "rotary_value": "rotary_value", "causal": "is_decoder",
-    "tie_embeddings": "tie_word_embeddings", "norm": "norm_type", "bias": "use_bias", "num_labels": "num_labels",
-    "summary": "summary_type", "summary_projection": "summary_use_proj", "summary_activation": "summary_activation",
+    "tie_embeddings": "tie_word_embeddings", "num_labels": "num_labels", "summary": "summary_type",
+    "summary_projection": "summary_use_proj", "summary_activation": "summary_activation",
     "pooler_activation": "pooler_activation",
 }  # fmt: skip
-#: fields stored under "ropewalk" in config.json, which only this package reads
-OWN_KEYS = ("encoding", "attention", "head", "classifier_activation")
+#: the same for RoFormer v2; read but never written, because transformers ignores these keys and builds a v1
+V2_KEYS = {"norm": "norm_type", "bias": "use_bias"}
+#: keys of HF_KEYS that a BERT does not have
+ROFORMER_ONLY = ("embedding_size", "rotary_value", "summary_type", "summary_use_proj", "summary_activation", "pooler_activation")
+#: field -> the heads that read it; with any other head its value may be stored under "ropewalk" in config.json
+FIELDS_OF_HEADS = {
+    "num_labels": ("classification", "token_classification"),
+    "summary": ("multiple_choice",),
+    "summary_projection": ("multiple_choice",),
+    "summary_activation": ("multiple_choice",),
+    "classifier_activation": ("classification",),
+    "pooler_activation": ("similarity",),
+}
+ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 #: defaults of transformers' BertConfig that differ from ours
 BERT_DEFAULTS = {"vocab_size": 30522, "max_position_embeddings": 512}
 #: BERT's heads read the first token through a dense layer and tanh
@@ -161,7 +174,8 @@ class RoFormerConfig:
                 raise RopeError(key, "must be false, because cross-attention is not supported", hf_config[key])
         if hf_config.get("position_embedding_type", "absolute") != "absolute":
             raise RopeError("position_embedding_type", "must be 'absolute'", hf_config["position_embedding_type"])
-        values: dict[str, Any] = {ours: hf_config[key] for ours, key in HF_KEYS.items() if hf_config.get(key) is not None}
+        keys = HF_KEYS | V2_KEYS
+        values: dict[str, Any] = {ours: hf_config[key] for ours, key in keys.items() if hf_config.get(key) is not None}
         values |= {"pad_token": hf_config["pad_token_id"]} if "pad_token_id" in hf_config else {}
         labels: Any = hf_config.get("id2label")
         if isinstance(labels, Mapping) and labels:
@@ -171,30 +185,69 @@ class RoFormerConfig:
         values["head"] = _head_of(hf_config.get("architectures"))
         if model_type == "bert":
             values |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEADS
-        elif any(hf_config.get(key) for key in ("rope_parameters", "rope_theta", "rope_scaling")):
-            values["encoding"] = spec_from_hf(hf_config, precision="exact")
-        own = hf_config.get("ropewalk", {})
-        if not isinstance(own, Mapping) or not set(own) <= set(OWN_KEYS):
-            raise RopeError("ropewalk", f"must be an object with no keys but {', '.join(OWN_KEYS)}", own)
-        return cls(**(values | dict(own)))
+        read = cls(**(values | _own_fields(hf_config, values["head"])))
+        if model_type == "roformer":
+            _check_rope_keys(hf_config, read.head_dim)
+        return read
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the contents of a config.json; `from_hf` reads it back, and transformers too if it has the same options."""
+        """Return a config.json from which transformers and `from_hf` build the same model; raise an error if there is none.
+
+        With learned positions it is the config of a BERT, otherwise of a RoFormer. transformers has no similarity head:
+        it reads such a model as its encoder, and `from_hf` finds the head under "ropewalk".
+        """
+        model_type = "bert" if self.encoding == "learned" else "roformer"
         hf_config = {key: getattr(self, ours) for ours, key in HF_KEYS.items()}
         labels = {i: f"LABEL_{i}" for i in range(hf_config.pop("num_labels"))}
         hf_config |= {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {v: k for k, v in labels.items()}}
-        own = {name: getattr(self, name) for name in OWN_KEYS if getattr(self, name) != _DEFAULTS[name]}
-        # the class name implies the head, except that two of our heads share a class
-        if _head_of(["RoFormer" + HEAD_CLASSES[self.head]]) == self.head:
-            own.pop("head", None)
-        if isinstance(self.encoding, RopeSpec):
-            del own["encoding"]
-            hf_config |= {k: v for k, v in spec_to_hf(self.encoding, model_type="roformer").items() if k != "head_dim"}
-        hf_config |= {"model_type": "roformer", "architectures": ["RoFormer" + HEAD_CLASSES[self.head]]}
+        if model_type == "bert":
+            hf_config = {key: value for key, value in hf_config.items() if key not in ROFORMER_ONLY}
+        class_name = PREFIXES[model_type] + HEAD_CLASSES[self.head]
+        class_name = "BertLMHeadModel" if class_name == "BertForCausalLM" else class_name
+        hf_config |= {"model_type": model_type, "architectures": [class_name]}
+        own = {"head": self.head} if self.head == "similarity" else {}
+        own |= self._unwritten(self.from_hf(hf_config | {"ropewalk": own}), model_type)
         return hf_config | ({"ropewalk": own} if own else {})
 
+    def _unwritten(self, read: RoFormerConfig, model_type: str) -> dict[str, Any]:
+        """Return the fields that `read` lacks and the head does not use; raise an error about any other field that differs."""
+        unwritten: dict[str, Any] = {}
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), getattr(read, field.name)
+            if ours == theirs or (field.name == "encoding" and ours == plain_rope(self.head_dim) and theirs == "rope"):
+                continue
+            if self.head in FIELDS_OF_HEADS.get(field.name, (self.head,)):
+                rule = f"must be {theirs!r} to be saved as a {model_type}, the closest transformers model"
+                raise RopeError(field.name, f"{rule}; for this one, store model.state_dict() beside its config", ours)
+            unwritten[field.name] = ours
+        return unwritten
 
-_DEFAULTS = {field.name: field.default for field in fields(RoFormerConfig)}
+
+def plain_rope(head_dim: int) -> RopeSpec:
+    """Return the rotation of every RoFormer in transformers, which is also our encoding "rope"."""
+    return RopeSpec(head_dim, layout="interleaved")
+
+
+def _own_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
+    """Return the fields under "ropewalk", which only this package writes: those that transformers' model does not use."""
+    own = hf_config.get("ropewalk", {})
+    if isinstance(own, Mapping) and own.get("head") == "similarity" and head == "none":
+        head = "similarity"
+    allowed = {name for name, heads in FIELDS_OF_HEADS.items() if head not in heads}
+    allowed |= {"head"} if head == "similarity" else set()
+    if not isinstance(own, Mapping) or not set(own) <= allowed:
+        rule = f"must be an object with fields that the head {head!r} does not use ({', '.join(sorted(allowed))})"
+        raise RopeError("ropewalk", rule, own)
+    return dict(own)
+
+
+def _check_rope_keys(hf_config: Mapping[str, Any], head_dim: int) -> None:
+    """Refuse rope keys that describe another rotation than that of transformers' RoFormer, which reads none of them."""
+    given = {key: hf_config[key] for key in ROPE_KEYS if hf_config.get(key) is not None}
+    spec = spec_from_hf({"model_type": "roformer", "head_dim": head_dim, **given}, precision="exact")
+    if spec != plain_rope(head_dim):
+        rule = "must be absent or describe the rotation of theta 10000 without scaling: transformers' RoFormer has no other"
+        raise RopeError(next(iter(given)), rule, given)
 
 
 def _head_of(architectures: Any) -> str:
@@ -204,4 +257,4 @@ def _head_of(architectures: Any) -> str:
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise RopeError("architectures", "must be a list of class names", architectures)
     name = architectures[0].replace("ForPreTraining", "ForMaskedLM").replace("LMHeadModel", "ForCausalLM")
-    return next((head for head, ending in HEAD_CLASSES.items() if name.endswith(ending) and head != "none"), "none")
+    return next((head for head, ending in HEAD_CLASSES.items() if name.endswith(ending) and ending != "Model"), "none")
