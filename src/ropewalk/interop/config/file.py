@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,15 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if part.get("model_type") is None and config.get("model_type") is not None:
             part = {**part, "model_type": f"{config['model_type']}_text"}
         return text_part(part)
+    return config
+
+
+def text_owner(config: Any) -> Any:
+    """Return the config object or dict that the text model reads, to be written in place."""
+    for name in TEXT_PARTS:
+        part = config.get(name) if isinstance(config, Mapping) else vars(config).get(name)
+        if isinstance(part, MutableMapping) or callable(getattr(part, "to_dict", None)):
+            return text_owner(part)
     return config
 
 

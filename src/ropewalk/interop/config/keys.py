@@ -24,3 +24,7 @@ ROPE_KEYS = (
 #: keys of a rope object that every scaling has, and keys that map pairs to axes
 COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
 AXIS_KEYS = frozenset(("mrope_section", "xdrope_section", "mrope_interleaved", "interleaved"))
+#: keys of a rope object that the rotation does not depend on: Ministral 3 scales its queries by them
+OTHER_KEYS = frozenset(("llama_4_scaling_beta", SERVED_LENGTH_KEY))
+#: one theta for each layer, 0 for layers that are not rotated; it takes precedence over the theta of the rope (Granite SWA)
+LAYER_THETA_KEY = "layer_rope_theta"

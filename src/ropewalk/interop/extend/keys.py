@@ -13,8 +13,9 @@ from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
 from ropewalk.interop.config.families import family_of
 from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.config.keys import AXIS_KEYS, FRACTION_KEYS, THETA_KEYS
+from ropewalk.interop.config.keys import AXIS_KEYS, FRACTION_KEYS, LAYER_THETA_KEY, OTHER_KEYS, THETA_KEYS
 from ropewalk.interop.config.layers import is_nested, stray_keys
+from ropewalk.interop.config.layers import layer_types as layer_types_of
 from ropewalk.interop.config.scalings import extended_length, keys_of, write_scaling
 from ropewalk.interop.config.values import Value, find, served_length
 from ropewalk.interop.config.write import v4_keys
@@ -22,17 +23,19 @@ from ropewalk.interop.engines.audit import Finding, audit, in_one_line
 from ropewalk.spec import RopeSpec
 
 #: keys of a rope that do not belong to its scaling
-KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS}
+KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
 
 
 @dataclass(frozen=True)
 class ConfigChange:
     """The keys to set in a text config, and the spec of each layer type that they change.
 
-    keys    empty if no config can express the change
-    notes   remarks for the user
-    config  the text config with the keys set
-    served  the served length after the change; None if the scaling adapts to each sequence's length
+    keys     empty if no config can express the change
+    notes    remarks for the user
+    config   the text config with the keys set
+    served   the served length after the change; None if the scaling adapts to each sequence's length
+    trained  the trained length
+    before   the spec of every layer type that rotates, before the change; `after`: after it
     """
 
     keys: dict[str, Any]
@@ -40,6 +43,9 @@ class ConfigChange:
     notes: tuple[str, ...]
     config: Mapping[str, Any]
     served: int | None
+    trained: int
+    before: dict[str, RopeSpec]
+    after: dict[str, RopeSpec]
 
     def disagreements(self) -> tuple[str, ...]:
         """Return one line for each engine whose result differs, at the shortest length where it does."""
@@ -73,19 +79,21 @@ def config_change(
     all_specs = _specs(config)
     old_specs = _chosen_layers(config, all_specs, layer_types)
     _refuse_scaled(old_specs, overwrite)
+    _refuse_several_thetas(config, old_specs)
     length = _trained_length(config, old_specs, original_length)
     scaling = _scaling(kinds()[kind], factor, length, dict(options or {}))
     new_specs = {name: _scaled(spec, scaling) for name, spec in old_specs.items()}
+    before = {name: spec for name, spec in all_specs.items() if spec is not None}
     if not scaling.in_configs and not isinstance(scaling, Ntk):
-        return ConfigChange({}, new_specs, (), config, None)
+        return ConfigChange({}, new_specs, (), config, None, length, before, {**before, **new_specs})
     if getattr(scaling, "truncate", True) is False and is_nested(config):
         rule = "must be true if rope_parameters differ per layer type: transformers does not read it there"
         raise RopeError("truncate", rule, False)
     keys = _keys(config, scaling, new_specs, length)
     changed = {**config, **keys}
     read = _read_back(changed, {**all_specs, **new_specs})
-    specs = {name: read[name] for name in new_specs}
-    return ConfigChange(keys, specs, _notes(scaling), changed, extended_length(length, scaling))
+    specs, served = {name: read[name] for name in new_specs}, extended_length(length, scaling)
+    return ConfigChange(keys, specs, _notes(scaling), changed, served, length, before, read)
 
 
 def _chosen_layers(
@@ -99,6 +107,7 @@ def _chosen_layers(
     separate_ropes = nested or bool(thetas)
     if names is None:
         names = [name for name in by_type if not separate_ropes or name in (scaled_types or {"full_attention"})] or list(by_type)
+        names = [name for name in names if name in layer_types_of(config)] or names  # no layer may use some of the ropes
     for name in names:
         choice("layer_types", name, by_type)
     if not names or (not separate_ropes and len(names) < len(by_type)):
@@ -114,6 +123,13 @@ def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
         if not isinstance(spec.scaling, Default) and not overwrite:
             rule = f"{name} was trained with the scaling it has; pass overwrite=True (CLI: --overwrite) to replace it"
             raise RopeError("rope", rule, spec.scaling)
+
+
+def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]) -> None:
+    thetas, rope_thetas = config.get(LAYER_THETA_KEY), {spec.theta for spec in old_specs.values()}
+    if thetas is not None and {theta for theta in thetas if theta} != rope_thetas:
+        rule = f"must be the theta of the rope, {', '.join(map(str, rope_thetas))}, in every layer that rotates, to be extended"
+        raise RopeError(LAYER_THETA_KEY, rule, thetas)
 
 
 def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec], given: int | None) -> int:
@@ -160,6 +176,8 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, R
     if TRAINED_LENGTH_KEY in keys_of(scaling) and config.get(TRAINED_LENGTH_KEY) is not None:
         keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it outside the rope object, and reads it there first
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
+    if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:
+        keys[LAYER_THETA_KEY] = [spec.theta if theta else theta for theta in config[LAYER_THETA_KEY]]
     if not rope:
         return keys | _v4_keys(config, scaling, new_specs)
     if is_nested(config):
@@ -174,7 +192,7 @@ def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str
     old, family = config.get("rope_scaling") or {}, family_of(config.get("model_type"))
     if not isinstance(scaling, Ntk):
         return v4_keys(_rope(old, scaling, next(iter(new_specs.values()))), family)
-    kept = {key: value for key, value in old.items() if key in AXIS_KEYS}
+    kept = {key: value for key, value in old.items() if key in AXIS_KEYS | OTHER_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
     names = {layer.layer_type: layer.theta_key for layer in family.layer_thetas}
     given = find(config, *THETA_KEYS)
@@ -185,7 +203,8 @@ def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str
 
 def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str, Any]:
     """Return the object of one rope: keys unrelated to the scaling are kept, optional keys at their default are omitted."""
-    kept = {key: value for key, value in old.items() if key in KEPT_KEYS}
+    trained = {TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set()  # Ministral 3 scales its queries by it
+    kept = {key: value for key, value in old.items() if key in KEPT_KEYS | trained}
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}
     rope, _ = write_scaling(scaling, family_of(None))

@@ -1,67 +1,24 @@
-"""Give a loaded transformers model, or a config, a longer context, and undo it exactly."""
+"""Give a loaded transformers model, or a config, a longer context, and check that the model computes it."""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.layers import layer_types as layer_types_of
+from ropewalk.interop.extend.angles import Served, lengths_around, served_layers
+from ropewalk.interop.extend.extension import Extension
 from ropewalk.interop.extend.keys import ConfigChange, config_change
 from ropewalk.interop.extend.search import search_factors
 from ropewalk.interop.extend.swap import ConfigSwap, ModuleSwap
 from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook
-from ropewalk.interop.patch.model import patch_again
-from ropewalk.interop.patch.rotary import has_frequencies, is_rotary, matches_of
+from ropewalk.interop.patch.rotary import has_frequencies
 from ropewalk.spec import RopeSpec
-
-
-@dataclass(eq=False)
-class Extension:
-    """What `extend` changed; `undo()` restores it.
-
-    changes        {config key: (before, after)}, None for a config key that was absent
-    disagreements  engines that compute something else from the same config keys, and why
-    notes          other remarks for the user
-    saved          whether `save_pretrained` writes the change; only dynamic_yarn cannot be written to a config
-    """
-
-    kind: str
-    factor: float | None
-    specs: dict[str, RopeSpec]
-    changes: dict[str, tuple[Any, Any]]
-    disagreements: tuple[str, ...]
-    notes: tuple[str, ...]
-    saved: bool
-    _swaps: list[ConfigSwap | ModuleSwap] = field(repr=False)
-    _model: nn.Module | None = field(repr=False, default=None)
-
-    def undo(self) -> None:
-        """Restore the config and the rotary modules; a second call does nothing."""
-        for swap in self._swaps:
-            swap.remove()
-        self._patch_again()
-
-    def _install(self) -> None:
-        for swap in self._swaps:
-            swap.install()
-        self._patch_again()
-
-    def _patch_again(self) -> None:
-        if self._model is not None:
-            patch_again(self._model)  # a patched model still has the ropes of the old config
-
-    def __str__(self) -> str:
-        title = f"{self.kind} x {self.factor:g}" if self.factor is not None else self.kind
-        lines = [f"{title} on {', '.join(self.specs)}" + ("" if self.saved else " (not saved with the model)")]
-        lines += [f"  {key}: {before!r} -> {after!r}" for key, (before, after) in self.changes.items()]
-        return "\n".join([*lines, *(f"  note: {note}" for note in (*self.disagreements, *self.notes))])
 
 
 def extend(
@@ -87,9 +44,10 @@ def extend(
                      while it runs, the model uses the factors it is called with
     options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor, low_freq_factor, ...
 
-    The model uses the new frequencies at once, and `save_pretrained` writes them with the config keys of its version. Warns
-    if other engines compute something else from these config keys. A second call replaces the first extension. Attention
-    keys in a cache filled earlier keep the old rotation.
+    The model uses the new frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
+    angles of its rotary modules are compared with the new spec at several lengths; if they differ, everything is restored and
+    an error raised. Warns if other engines compute something else from these config keys. A second call replaces the first
+    extension. Attention keys in a cache filled earlier keep the old rotation.
     """
     target = _Target(model)
     previous = target.extension()
@@ -154,10 +112,12 @@ class _Target:
         if root is None or not (isinstance(root, MutableMapping) or callable(getattr(root, "to_dict", None))):
             rule = "must be a transformers model, a transformers config or a config as a dict"
             raise RopeError("model", rule, type(model).__name__)
-        self.root, self.owner = root, _text_owner(root)
+        self.root, self.owner = root, config_file.text_owner(root)
+        # some modules have a copy of the config: Granite SWA has one for each theta
         named = () if self.model is None else self.model.named_modules()
-        modules = {name: module for name, module in named if getattr(module, "config", None) is self.owner}
+        modules = {name: module for name, module in named if type(getattr(module, "config", None)) is type(self.owner)}
         self.rotary = {name: module for name, module in modules.items() if has_frequencies(module)}
+        self._served: dict[str, Served] | None = None
         if self.model is not None and not self.rotary:
             rule = "must have a rotary module with an inv_freq buffer, built from its config; this model has none"
             raise RopeError("model", rule, type(model).__name__)
@@ -172,40 +132,41 @@ class _Target:
         """Return the current extension of the model."""
         return next((vars(module)[EXTENSION] for module in self.rotary.values() if EXTENSION in vars(module)), None)
 
+    def served(self, change: ConfigChange) -> dict[str, Served]:
+        """Return the layer types that each rotary module serves before the change; refuse a module with other angles."""
+        if self._served is None:  # a search calls this for each candidate
+            self._served = _served(self.rotary, change.before, change.trained)
+        for name, served in self._served.items():
+            if not all(served.values()):
+                rule = "must compute the angles of its config to be extended, but its rotary module"
+                raise RopeError("model", f"{rule} {name} computes others", type(self.rotary[name]).__name__)
+        known = {layer for served in self._served.values() for layers in served.values() for layer in layers}
+        if self.rotary and not change.specs.keys() <= known:
+            raise RopeError("layer_types", f"must be those of the model's rotary modules: {', '.join(known)}", list(change.specs))
+        return self._served
+
     def apply(self, kind: str, factor: float | None, change: ConfigChange, disagreements: tuple[str, ...] = ()) -> Extension:
         """Change the config and the rotary modules; on an error everything is restored."""
         config, keys = self.config, _accepted_keys(self.owner, self.config, copy.deepcopy(change.keys))
-        swaps: list[ConfigSwap | ModuleSwap] = [ConfigSwap(self.owner, keys)] if keys else []
         if self.model is not None:
-            _refuse_softmax_change(config, change)
+            _refuse_softmax_change(change)
+        before = self.served(change)
+        modules = [self.rotary[name] for name, served in before.items() if change.specs.keys() & set().union(*served.values())]
+        owners = {id(each): each for each in (self.owner, *(module.config for module in modules))}
+        swaps: list[ConfigSwap | ModuleSwap] = [ConfigSwap(each, keys) for each in owners.values()] if keys else []
         changes = {key: (config.get(key), keys[key]) for key in keys}
-        # OLMo 3 in transformers 4 has one rotary module for each layer type, named after it
-        unchanged = set(layer_types_of(config)) - change.specs.keys()
-        modules = [module for name, module in self.rotary.items() if name.rpartition(".")[2] not in unchanged]
-        recognised = [module for module in modules if keys and _is_recognised(module)]
         extension = Extension(kind, factor, change.specs, changes, disagreements, change.notes, bool(keys), swaps, self.model)
         try:
             for swap in swaps:
                 swap.install()  # before the modules, which are rebuilt from the changed config
             hook = None if keys else LengthHook(change.specs)
-            rebuilt = [ModuleSwap(module, extension, hook) for module in modules]
-            swaps += rebuilt
+            swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()
-            for swap in rebuilt if keys else ():
-                _refuse_other_frequencies(swap, change, swap.module in recognised)
+            _refuse_other_angles(before, self.rotary, change)
         except BaseException:
-            extension.undo()
+            extension._remove()
             raise
         return extension
-
-
-def _text_owner(config: Any) -> Any:
-    """Return the config object or dict that the text model reads, to be written in place."""
-    for name in config_file.TEXT_PARTS:
-        part = config.get(name) if isinstance(config, Mapping) else vars(config).get(name)
-        if isinstance(part, MutableMapping) or callable(getattr(part, "to_dict", None)):
-            return _text_owner(part)
-    return config
 
 
 def _accepted_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
@@ -240,27 +201,26 @@ def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, A
         raise RopeError("kind", rule, theirs.get(changed[0]))
 
 
-def _is_recognised(module: nn.Module) -> bool:
-    """Return whether a rotary module computes what its config specifies, so that it can be compared again after a change."""
-    on_device = not any(buffer.is_meta for buffer in module.buffers())
-    return on_device and is_rotary(module) and bool(matches_of(module, None))
+def _served(rotary: Mapping[str, nn.Module], specs: Mapping[str, RopeSpec], trained: int) -> dict[str, Served]:
+    return {name: served_layers(name, module, specs, lengths_around(trained)) for name, module in rotary.items()}
 
 
-def _refuse_other_frequencies(swap: ModuleSwap, change: ConfigChange, recognised: bool) -> None:
-    """Refuse a change that the rebuilt module does not compute: releases of transformers differ in the keys they read."""
-    if recognised:
-        specs = {match.rope.spec for match in matches_of(swap.module, None).values()}
-        agrees = bool(specs & set(change.specs.values()))
-    else:
-        agrees = swap.changes_angles()
-    if not agrees:
-        rule = f"must be what the installed transformers computes from these config keys, but its {type(swap.module).__name__}"
-        raise RopeError("kind", f"{rule} computes something else; leave out options or upgrade transformers", change.keys)
+def _refuse_other_angles(before: Mapping[str, Served], rotary: Mapping[str, nn.Module], change: ConfigChange) -> None:
+    """Refuse a change after which a rotary module does not compute the new spec of the layer types that it serves."""
+    after = _served(rotary, change.after, change.trained)
+    for name, served in before.items():
+        for layer_type, layers in served.items():
+            if not layers & after[name].get(layer_type, set()):
+                rule = f"must be what the installed transformers computes, but the rotary module {name} computes other angles"
+                raise RopeError("kind", f"{rule}; leave out options, upgrade transformers, or choose another kind", change.keys)
 
 
-def _refuse_softmax_change(config: Mapping[str, Any], change: ConfigChange) -> None:
-    """Refuse mscale_all_dim for a loaded model with latent attention."""
-    latent = config.get("qk_rope_head_dim") is not None
-    if latent and any(getattr(spec.scaling, "mscale_all_dim", None) for spec in change.specs.values()):
-        rule = "must be left out for a loaded model with latent attention, which fixed its softmax scale when it was built"
-        raise RopeError("mscale_all_dim", f"{rule}; extend the config first and load the model from it", True)
+def _refuse_softmax_change(change: ConfigChange) -> None:
+    """Refuse another softmax factor for a loaded model: latent attention fixes it when the model is built."""
+    for name, spec in change.specs.items():
+        old = change.before[name].extra_softmax_factor
+        if spec.extra_softmax_factor != old:
+            rule = f"must leave the softmax factor {old:g} that the loaded model fixed when it was built"
+            raise RopeError(
+                "mscale_all_dim", f"{rule}; extend the config first and load the model from it", spec.extra_softmax_factor
+            )

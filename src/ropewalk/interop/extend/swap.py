@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
@@ -21,16 +22,27 @@ class ConfigSwap:
 
     def __init__(self, config: Any, keys: dict[str, Any]) -> None:
         self.config, self.after = config, keys
-        current = config if isinstance(config, Mapping) else vars(config)
-        self.before = {key: current.get(key, _Missing) for key in keys}
+        self.before, self.installed = self._current(), {}
 
     def install(self) -> None:
         """Set the new values."""
-        self._set(self.after)
+        self._set(copy.deepcopy(self.after))
+        self.installed = copy.deepcopy(self._current())
 
     def remove(self) -> None:
         """Restore the old values."""
         self._set(self.before)
+
+    def check(self) -> None:
+        """Raise an error if a config key no longer has the value that `install` set."""
+        for key, value in self._current().items():
+            if not _holds(value, self.installed[key]):
+                rule = f"must still be {self.installed[key]!r}, as extend set it, to be undone; set it back"
+                raise RopeError(key, f"{rule}, or first undo the extension that changed it", None if value is _Missing else value)
+
+    def _current(self) -> dict[str, Any]:
+        values = self.config if isinstance(self.config, Mapping) else vars(self.config)
+        return {key: values.get(key, _Missing) for key in self.after}
 
     def _set(self, values: dict[str, Any]) -> None:
         for key, value in values.items():
@@ -40,6 +52,13 @@ class ConfigSwap:
                 vars(self.config).pop(key, None)
             else:
                 setattr(self.config, key, value)
+
+
+def _holds(value: Any, expected: Any) -> bool:
+    """Return whether a value is the expected one; objects may have further keys, because transformers adds some."""
+    if isinstance(value, Mapping) and isinstance(expected, Mapping):
+        return all(key in value and _holds(value[key], each) for key, each in expected.items())
+    return value is expected or value == expected
 
 
 #: plain attributes and buffers of a rotary module
@@ -68,10 +87,6 @@ class ModuleSwap:
         if self.handle is not None:
             self.handle.remove()
             self.handle = None
-
-    def changes_angles(self) -> bool:
-        """Return whether the new state gives other angles than the old one."""
-        return _rope_state(self.after) != _rope_state(self.before)
 
     def _rebuilt(self) -> State:
         """Return the state of a module built from the current config, on the device of the old one."""
@@ -104,10 +119,3 @@ def _set_state(module: nn.Module, state: State) -> None:
     module._buffers.clear()
     module._buffers.update(buffers)
     module._non_persistent_buffers_set.update(buffers)
-
-
-def _rope_state(state: State) -> dict[str, Any]:
-    """Return the part of a state that determines the angles, as plain values."""
-    attributes, buffers = state
-    rope = {name: value for name, value in attributes.items() if name.endswith(("rope_type", "attention_scaling"))}
-    return rope | {name: None if each is None or each.is_meta else each.tolist() for name, each in buffers.items()}

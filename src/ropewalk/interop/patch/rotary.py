@@ -71,7 +71,7 @@ def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, Rotar
         candidates: dict[str | None, list[RopeSpec]] = {name: [spec] for name, spec in specs.items()}
     else:
         candidates = {None: list(dict.fromkeys(specs.values()))}
-    probe = _Probe(module, hook)
+    probe = Probe(module, hook)
     matches = {}
     for layer_type, layer_specs in candidates.items():
         for spec in layer_specs:
@@ -91,7 +91,7 @@ def _specs(config: Any) -> dict[str, RopeSpec]:
     return {name: spec for name, spec in specs.items() if spec is not None}  # type: ignore[union-attr]  # per layer
 
 
-class _Probe:
+class Probe:
     """Runs a copy of a rotary module on trial positions; a copy, because some forwards write to their buffers."""
 
     def __init__(self, module: nn.Module, hook: LengthHook | None) -> None:

@@ -1,0 +1,82 @@
+"""Read the angles that a rotary module computes, and find the layer types whose spec gives the same angles."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.interop.patch.length_hook import length_hook
+from ropewalk.interop.patch.rotary import Probe
+from ropewalk.spec import RopeSpec
+
+#: relative tolerance of a frequency and of a magnitude
+TOLERANCE = 1e-5
+#: the relative rounding error of a float32 angle
+FLOAT32_ANGLE = 2.0**-21
+
+#: for each `layer_type` that a module's forward takes, or None: the layer types whose spec gives the angles it computes
+Served = dict[str | None, set[str]]
+
+
+def lengths_around(trained: int) -> list[int]:
+    """Return lengths below, at and above a trained length, where scalings change their frequencies."""
+    return sorted({max(8, length) for length in (8, trained, trained + 1, 2 * trained + 1, 16 * trained)})
+
+
+def served_layers(name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]) -> Served:
+    """Return the layer types whose spec gives the module's own angles at all `lengths`; none if it computes other angles."""
+    probe = Probe(_on_a_device(module), length_hook(module))
+    if "layer_type" in inspect.signature(type(module).forward).parameters:
+        candidates: dict[str | None, list[str]] = {layer: [layer] for layer in specs}
+    else:
+        last = name.rpartition(".")[2]  # OLMo 3 in transformers 4 has one module for each layer type, named after it
+        candidates = {None: [last] if last in specs else [*specs]}
+    served: Served = {}
+    for layer_type, names in candidates.items():
+        axes = specs[names[0]].num_axes
+        # in ascending order, because dynamic NTK in transformers keeps the frequencies of the longest call
+        tables = {length: probe.tables(_positions(length, axes).to(probe.device), layer_type) for length in lengths}
+        if layer_type is None or any(tables.values()):  # without tables, the module has no rope for this layer type
+            served[layer_type] = {each for each in names if all(_agree(specs[each], *item) for item in tables.items())}
+    return served
+
+
+def _on_a_device(module: nn.Module) -> nn.Module:
+    """Return the module itself, or one built from its config if its buffers have no values yet."""
+    if not any(buffer.is_meta for buffer in module.buffers()):
+        return module
+    with torch.device("cpu"):
+        return type(module)(module.config)
+
+
+def _positions(length: int, axes: int = 1) -> Tensor:
+    """Return [1, tokens], or [axes, 1, tokens] with the same position on every axis; the last is that of the last token.
+
+    A frequency is at most about 1, so the angle at position 1 determines it, however slow the pair is.
+    """
+    positions = torch.tensor([[0, 1, 2, length - 1]])
+    return positions if axes == 1 else positions.expand(axes, -1, -1)
+
+
+def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
+    """Return whether tables hold cos and sin of the angles of `spec`, one or two entries for each pair."""
+    if len(tables) not in (1, 2):
+        return False
+    cos, sin = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
+    cos, sin = (table.to("cpu", torch.float64) for table in (cos, sin))
+    frequencies = spec.ladder_frequencies(length)
+    angles = _positions(length)[0][:, None] * frequencies.radians  # [tokens, pairs]
+    forms = [angles, torch.cat([angles, angles], dim=-1), angles.repeat_interleave(2, dim=-1)]
+    return any(
+        cos.shape[-2:] == sin.shape[-2:] == form.shape and _near(cos, sin, form, float(frequencies.magnitude)) for form in forms
+    )
+
+
+def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
+    rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)
+    allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
+    right_angles = (rotated_back.angle().abs() <= allowed).all()
+    return bool(right_angles) and bool(((rotated_back.abs() / magnitude - 1).abs() <= TOLERANCE).all())

@@ -1,0 +1,76 @@
+"""The report of `extend`: what was changed, and how it is undone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.config import file as config_file
+from ropewalk.interop.extend.swap import ConfigSwap, ModuleSwap
+from ropewalk.interop.patch.model import patch_again
+from ropewalk.spec import RopeSpec
+
+
+@dataclass(eq=False)
+class Extension:
+    """What `extend` changed; `undo()` restores it.
+
+    changes        {config key: (before, after)}, None for a config key that was absent
+    disagreements  engines that compute something else from the same config keys, and why
+    notes          other remarks for the user
+    saved          whether `save_pretrained` writes the change; only dynamic_yarn cannot be written to a config
+    """
+
+    kind: str
+    factor: float | None
+    specs: dict[str, RopeSpec]
+    changes: dict[str, tuple[Any, Any]]
+    disagreements: tuple[str, ...]
+    notes: tuple[str, ...]
+    saved: bool
+    _swaps: list[ConfigSwap | ModuleSwap] = field(repr=False)
+    _model: nn.Module | None = field(repr=False, default=None)
+    _installed: bool = field(repr=False, default=False)
+
+    def undo(self) -> None:
+        """Restore the config and the rotary modules.
+
+        Does nothing if the extension was undone before, or replaced by a later one of the same model. Config keys that
+        `extend` did not set keep their values. If one that it set has another value by now, an error names it and nothing
+        changes.
+        """
+        if not self._installed:
+            return
+        configs = [swap for swap in self._swaps if isinstance(swap, ConfigSwap)]
+        if configs and self._model is not None and config_file.text_owner(self._model.config) is not configs[0].config:
+            raise RopeError(
+                "config", "must be the object that extend changed; set model.config back to it", type(self._model).__name__
+            )
+        for swap in configs:
+            swap.check()
+        self._remove()
+
+    def _remove(self) -> None:
+        for swap in self._swaps:
+            swap.remove()
+        self._installed = False
+        self._patch_again()
+
+    def _install(self) -> None:
+        for swap in self._swaps:
+            swap.install()
+        self._installed = True
+        self._patch_again()
+
+    def _patch_again(self) -> None:
+        if self._model is not None:
+            patch_again(self._model)  # a patched model still has the ropes of the old config
+
+    def __str__(self) -> str:
+        title = f"{self.kind} x {self.factor:g}" if self.factor is not None else self.kind
+        lines = [f"{title} on {', '.join(self.specs)}" + ("" if self.saved else " (not saved with the model)")]
+        lines += [f"  {key}: {before!r} -> {after!r}" for key, (before, after) in self.changes.items()]
+        return "\n".join([*lines, *(f"  note: {note}" for note in (*self.disagreements, *self.notes))])

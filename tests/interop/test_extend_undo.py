@@ -1,0 +1,135 @@
+"""`undo` of an extension: twice, out of order, and after the config was changed again."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from checkpoint_samples import logits
+from extend_models import FACTOR, TRAINED, fresh, lengthen
+from installed import V5
+
+from ropewalk import RopeError
+from ropewalk.interop.extend.model import extend
+
+CONFIG = {"model_type": "llama", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+ROPE = "rope_parameters" if V5 else "rope_scaling"
+
+
+def state(model):
+    return model.config.to_dict(), logits(model, start=150)
+
+
+def same(one, other) -> bool:
+    return one[0] == other[0] and torch.equal(one[1], other[1])
+
+
+def test_a_second_undo_changes_nothing_even_after_other_changes():
+    model = fresh("llama")
+    report = lengthen(model, "yarn")
+    report.undo()
+    model.config.max_position_embeddings = 17
+    lengthen(model, "linear")
+    now = state(model)
+    report.undo()
+    assert same(state(model), now)
+    config = dict(CONFIG)
+    report = lengthen(config, "yarn")
+    report.undo()
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    report.undo()
+    assert config == {**CONFIG, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_extensions_of_a_model_replaced_by_later_ones_are_undone_already(order):
+    model = fresh("llama")
+    plain = state(model)
+    reports = [lengthen(model, kind) for kind in ("linear", "dynamic_yarn", "yarn")]
+    extended = state(model)
+    for place, index in enumerate(order):
+        reports[index].undo()
+        assert same(state(model), plain if 2 in order[: place + 1] else extended)
+    with pytest.raises(RopeError, match="nothing to undo"):
+        extend(model, None)
+
+
+def test_extensions_of_a_config_are_undone_from_the_last():
+    config = dict(CONFIG)
+    first = lengthen(config, "llama3")
+    between = copy.deepcopy(config)
+    second = lengthen(config, "yarn", overwrite=True)
+    now = copy.deepcopy(config)
+    with pytest.raises(RopeError, match="first undo the extension that changed it") as error:
+        first.undo()
+    assert error.value.field == "rope_scaling"
+    assert config == now
+    second.undo()
+    assert config == between
+    first.undo()
+    assert config == CONFIG
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", ROPE])
+def test_a_config_key_that_was_changed_again_is_named_and_nothing_is_undone(key):
+    model = fresh("llama")
+    plain = state(model)
+    report = lengthen(model, "yarn")
+    extended, value = state(model), getattr(model.config, key)
+    other = 99 if isinstance(value, int) else {**value, "factor": 2.0}
+    setattr(model.config, key, other)
+    for undo in (report.undo, lambda: extend(model, None), lambda: lengthen(model, "linear")):
+        with pytest.raises(RopeError) as error:
+            undo()
+        assert error.value.field == key
+        assert error.value.value == other
+        assert torch.equal(logits(model, start=150), extended[1])
+        assert getattr(model.config, key) == other
+    setattr(model.config, key, value)
+    report.undo()
+    assert same(state(model), plain)
+
+
+def test_a_change_inside_the_rope_is_noticed_too():
+    config = dict(CONFIG)
+    report = lengthen(config, "yarn")
+    config["rope_scaling"]["factor"] = 2.0
+    with pytest.raises(RopeError, match="rope_scaling: must still be"):
+        report.undo()
+    del config["rope_scaling"]
+    with pytest.raises(RopeError, match="rope_scaling: must still be"):
+        report.undo()
+
+
+def test_other_config_keys_keep_later_changes():
+    model = fresh("llama")
+    report = lengthen(model, "yarn")
+    model.config.use_cache = False
+    report.undo()
+    assert model.config.use_cache is False
+    assert model.config.max_position_embeddings == TRAINED
+
+
+def test_a_replaced_config_is_noticed():
+    model = fresh("llama")
+    report = lengthen(model, "yarn")
+    ours, model.config = model.config, copy.deepcopy(model.config)
+    with pytest.raises(RopeError, match="config: must be the object that extend changed"):
+        report.undo()
+    model.config = ours
+    report.undo()
+    assert model.config.max_position_embeddings == TRAINED
+
+
+def test_a_forward_does_not_count_as_a_change():
+    """transformers writes defaults into the rope of its config."""
+    for kind in ("dynamic", "longrope", "yarn"):
+        model = fresh("llama")
+        plain = state(model)
+        report = lengthen(model, kind)
+        logits(model, start=int(FACTOR) * TRAINED)
+        model.config.validate() if hasattr(model.config, "validate") else None
+        report.undo()
+        assert same(state(model), plain)
