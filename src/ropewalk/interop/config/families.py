@@ -57,6 +57,8 @@ class Family:
     reads_mscales: bool = False
     #: without a rope in the config, the model's code falls back to a scaled one, so the config must have it
     must_be_given: bool = False
+    #: the model's code raises an error for any other rope_type than default
+    only_default: bool = False
     #: why no spec can describe this family
     refused: str | None = None
 
@@ -166,7 +168,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_GLM_V, "glm4v_text glm_ocr_text", layout="interleaved"),
     **_like(_GLM_V, "glm_image_text"),
     **_like(_GLM_V, "glm4v_moe_text", partial=0.5),
-    **_like(_INTERLEAVED, "ernie4_5_vl_moe_text", theta=5e5, axis_order="ernie", sections=(22, 22, 20)),
+    **_like(_INTERLEAVED, "ernie4_5_vl_moe_text", theta=5e5, axis_order="ernie", sections=(22, 22, 20), only_default=True),
     # rotations that no spec describes
     "nanochat": Family(refused="rotates by the opposite angle; swap the halves of q and k before and after a plain spec"),
 }  # fmt: skip

@@ -89,6 +89,7 @@ def config_change(
     if getattr(scaling, "truncate", True) is False and is_nested(config):
         rule = "must be true if rope_parameters differ per layer type: transformers does not read it there"
         raise RopeError("truncate", rule, False)
+    _refuse_unread(config, scaling)
     keys = _keys(config, scaling, new_specs, length)
     changed = {**config, **keys}
     read = _read_back(changed, {**all_specs, **new_specs})
@@ -130,6 +131,14 @@ def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, Ro
     if thetas is not None and {theta for theta in thetas if theta} != rope_thetas:
         rule = f"must be the theta of the rope, {', '.join(map(str, rope_thetas))}, in every layer that rotates, to be extended"
         raise RopeError(LAYER_THETA_KEY, rule, thetas)
+
+
+def _refuse_unread(config: Mapping[str, Any], scaling: Scaling) -> None:
+    """Refuse a rope_type that the family's own code refuses to load."""
+    model = config.get("model_type")
+    if family_of(model).only_default and not isinstance(scaling, Ntk):
+        rule = f"must be ntk for {model}: its code loads no rope_type but default, and ntk only raises rope_theta"
+        raise RopeError("kind", rule, scaling.name)
 
 
 def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec], given: int | None) -> int:

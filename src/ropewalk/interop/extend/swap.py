@@ -97,6 +97,9 @@ class ModuleSwap:
             except TypeError as error:
                 rule = f"must have rotary modules that can be built from the config alone, unlike its {cls.__name__}"
                 raise RopeError("model", rule, str(error)) from None
+            except Exception as error:  # constructors raise errors of many types
+                rule = f"must be a scaling that {cls.__name__} accepts ({' '.join(str(error).split())})"
+                raise RopeError("kind", rule, getattr(self.module.config, "rope_parameters", None)) from None
         device = next((buffer.device for buffer in self.before[1].values() if buffer is not None), None)
         return attributes, {name: None if buffer is None else buffer.to(device) for name, buffer in buffers.items()}
 
