@@ -1,6 +1,6 @@
 """The command line from Python: `main(["info"])` runs a command, and `COMMANDS` takes commands of your own.
 
-It is defined in the top-level module `ropewalk_cli`, which does not import torch.
+It is defined in the package `ropewalk_cli`, which does not import torch.
 """
 
 from ropewalk_cli import COMMANDS, Command, main

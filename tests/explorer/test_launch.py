@@ -19,8 +19,10 @@ def refusal(capsys, *args) -> str:
     with pytest.raises(SystemExit) as stop:
         cli.main(["explore", "--no-browser", *args])
     assert stop.value.code == 2
-    err = capsys.readouterr().err.splitlines()[-1]
+    out, err = capsys.readouterr()
+    assert out == ""  # no address of a page that is not served
     assert err.startswith("ropewalk: ")
+    assert err.count("\n") == 1
     return err
 
 
@@ -38,18 +40,19 @@ def test_the_settings_are_known_to_streamlit_and_closed():
 
 @pytest.mark.parametrize("port", [0, 65_536, -1])
 def test_a_port_that_is_none_is_refused(capsys, port):
-    assert "port: must be an integer from 1 to 65535" in refusal(capsys, "--port", str(port))
+    assert "--port: must be an integer from 1 to 65535" in refusal(capsys, "--port", str(port))
 
 
-def test_a_report_that_is_not_there_is_refused(capsys, tmp_path):
-    assert "report: must be the path of a report" in refusal(capsys, "--report", str(tmp_path / "none.html"))
+@pytest.mark.parametrize("name", ["none.html", "", "report.exe"])
+def test_a_report_that_is_none_is_refused(capsys, tmp_path, name):
+    (tmp_path / "report.exe").write_bytes(b"MZ")
+    assert "--report: must be the path of a report" in refusal(capsys, "--report", str(tmp_path / name))
 
 
 def test_without_streamlit_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "streamlit.web", None)
     monkeypatch.setitem(sys.modules, "streamlit", None)
     with pytest.raises(RopeError, match=re.escape("pip install 'ropewalk[explorer]'")):
-        launch.launch(8600, browser=False)
+        launch.check(8600)
 
 
 def shake_hands(address: str, **headers: str) -> int:
@@ -70,17 +73,25 @@ def test_the_page_answers_this_machine_and_no_other_name(server):
     assert shake_hands(server, Host=own) == 101
     assert shake_hands(server, Host=own, Origin=server) == 101
     # a name that resolves to this machine, as in a DNS rebinding attack
-    assert shake_hands(server, Host="evil.example") == 403
+    for name in ("evil.example", f"evil.example:{own.partition(':')[2]}", "127.0.0.1.evil.example", "[::1]"):
+        assert shake_hands(server, Host=name) == 400
+        assert shake_hands(server, Host=name, Origin=f"http://{name}") == 400
     assert shake_hands(server, Host=own, Origin="http://evil.example") == 403
 
 
+@pytest.mark.parametrize("path", ["/", "/_stcore/health", "/_stcore/host-config", "/_stcore/upload_file/a/b", "/media/a.json"])
+def test_no_path_is_served_under_another_name(server, path):
+    assert answer(server + path, Host="evil.example") == b"refused"
+    assert answer(server + path, Host="localhost") == answer(server + path)
+
+
 def test_a_port_in_use_is_told_in_one_line(capsys, server):
-    assert "port: must not be in use; choose another one with --port" in refusal(capsys, "--port", server.rpartition(":")[2])
+    assert "--port: must be free on 127.0.0.1 (Address already in use); choose another one" in refusal(capsys, "--port", server.rpartition(":")[2])
 
 
-def answer(address: str) -> bytes:
+def answer(address: str, **headers: str) -> bytes:
     try:
-        with urllib.request.urlopen(address, timeout=20) as found:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=20) as found:
             return found.read()
     except urllib.error.HTTPError as refused:
         return b"refused" if refused.code in (400, 403, 404) else b"?"

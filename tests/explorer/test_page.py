@@ -101,7 +101,7 @@ def test_every_field_of_a_scaling_has_a_control_that_works(page, scaling):
         alive(app.run())
         if app.error:
             # two fields may exclude each other; the message names one, and the page goes on
-            assert re.match(r"[\w\[\]]+: must ", app.error[0].value)
+            assert re.match(r"` [\w\[\]]+: must ", app.error[0].value)
             continue
         assert link(app) != before, name
         assert app.code[0].value != printed, name

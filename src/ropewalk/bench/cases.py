@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ropewalk import axes
+from ropewalk.errors import RopeError
 from ropewalk.kernels import reference
 from ropewalk.kernels.request import align
 from ropewalk.spec import RopeSpec
@@ -27,6 +29,8 @@ SHAPES: dict[str, tuple[int, int, int, int, int, torch.dtype]] = {
     "8x32x2048x256": (8, 2048, 32, 32, 256, torch.bfloat16),
     "4x32x8192x128": (4, 8192, 32, 32, 128, torch.bfloat16),
 }
+#: names that stand for several shapes; "doc shapes" are those for which claims about speed and memory were published
+GROUPS: dict[str, tuple[str, ...]] = {"doc shapes": ("8x32x512x64", "8x32x1024x128", "8x32x2048x256", "4x32x8192x128")}
 #: largest relative rms error of a contender: the rounding of its dtype, with a margin for cos and sin stored in that dtype
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-4}
 #: the plain case, and variants that should be as fast: packed documents, three axes (M-RoPE), a quarter of each head rotated
@@ -55,6 +59,15 @@ class Case:
     @property
     def bytes(self) -> int:
         return (self.q.numel() + self.k.numel()) * self.q.element_size()
+
+
+def shape_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of shapes without repetition; the name of a group is replaced by its shapes."""
+    known = [*SHAPES, *GROUPS]
+    for name in names:
+        if name not in known:
+            raise RopeError("shape", f"must be one of {', '.join(map(repr, known))}", name)
+    return tuple(dict.fromkeys(each for name in names for each in GROUPS.get(name, (name,))))
 
 
 def make_case(

@@ -6,7 +6,7 @@ Each function prepares a contender for a case (for example builds its tables) an
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.bench.cases import TOLERANCE, Case, rms_error
+from ropewalk.errors import RopeError
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.rope import Rope
 from ropewalk.rotation import rotate_half
@@ -118,6 +119,14 @@ CONTENDERS: dict[str, Callable[[Case], Call]] = {
 }
 INTERLEAVED = ("ropewalk, interleaved", "complex product", "rotary-embedding-torch")
 MODULES = {"rotary-embedding-torch": "rotary_embedding_torch", "liger-kernel": "liger_kernel"}
+
+
+def contender_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of contenders without repetition; an unknown name is an error."""
+    for name in names:
+        if name not in CONTENDERS:
+            raise RopeError("contender", f"must be one of {', '.join(map(repr, CONTENDERS))}", name)
+    return tuple(dict.fromkeys(names))
 
 
 def why_not(name: str, case: Case) -> str | None:

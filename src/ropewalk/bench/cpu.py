@@ -14,6 +14,7 @@ import torch
 
 from ropewalk.bench.cases import SHAPES, Case, make_case
 from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
+from ropewalk.bench.memory import peak_bytes
 
 #: shapes that fit a small machine: batch, tokens, query heads, key heads, head_dim, dtype
 CPU_SHAPES = {
@@ -26,6 +27,8 @@ SHAPES.update(CPU_SHAPES)
 ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROUNDS = 12
+#: seconds after which large shapes are timed in fewer rounds, but in at least three
+ENOUGH = 120.0
 #: seconds of untimed calls before each timing: an allocator returns freed pages to the system after about ten milliseconds
 WARM_UP = 0.025
 
@@ -35,12 +38,14 @@ def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS,
 
     Untimed calls precede each timing, so that the state of caches and allocator does not depend on the previous contender.
     """
-    loops, times = {}, {name: [] for name in calls}
+    loops, once, times = {}, {}, {name: [] for name in calls}
     for name, call in calls.items():
         call()
         start = time.process_time()
         call()
-        loops[name] = max(1, int(at_least / max(time.process_time() - start, 1e-6)))
+        once[name] = max(time.process_time() - start, 1e-6)
+        loops[name] = max(1, int(at_least / once[name]))
+    rounds = max(min(rounds, 3), min(rounds, int(ENOUGH / (2 * sum(once.values())))))
     for _ in range(rounds):
         for name, call in calls.items():
             warm_until = time.perf_counter() + WARM_UP
@@ -84,7 +89,8 @@ def measure(
     """Yield a row for each shape, dtype, contender and pass; if a contender cannot be timed, its row has the reason."""
     with one_thread():
         for name in names:
-            for order, dtype in itertools.product(ORDERS.get(name, ("bhsd",)), DTYPES):
+            dtypes = DTYPES if name in CPU_SHAPES else (SHAPES[name][-1],)
+            for order, dtype in itertools.product(ORDERS.get(name, ("bhsd",)), dtypes):
                 yield from _case_rows(_ordered(make_case(name, "bhsd", dtype=dtype), order), order, contenders, rounds)
 
 
@@ -113,22 +119,24 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
     with torch.no_grad():
         timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
         times = alternating_times({"copy": copy_call(case), **timed}, rounds)
-    copy = times.pop("copy")
-    for contender, us in times.items():
-        yield _row(common, contender, "forward", us, copy, errors[contender])
+        copy = times.pop("copy")
+        for contender, us in times.items():
+            yield _row(common, contender, "forward", us, copy, errors[contender], peak_bytes(timed[contender]))
     if case.decode:
         return
-    with_backward = {name: calls[name] for name in ("ropewalk", "transformers, eager") if name in calls}
-    times = alternating_times({name: forward_backward(call, case) for name, call in with_backward.items()}, max(4, rounds // 2))
-    for contender, us in times.items():
-        yield _row(common, contender, "forward+backward", us, 2 * copy, errors[contender])
+    trained = {name: forward_backward(calls[name], case) for name in ("ropewalk", "transformers, eager") if name in calls}
+    for contender, us in alternating_times(trained, max(4, rounds // 2)).items():
+        yield _row(common, contender, "forward+backward", us, 2 * copy, errors[contender], peak_bytes(trained[contender]))
 
 
-def _row(common: dict[str, Any], contender: str, pass_name: str, us: float, copy: float, error: float) -> dict[str, Any]:
+def _row(
+    common: dict[str, Any], contender: str, pass_name: str, us: float, copy: float, error: float, peak: int
+) -> dict[str, Any]:
     measured = {
         "us": round(us, 2),
         "copy_us": round(copy, 2),
         "times_copy": round(us / copy, 2),
+        "peak_bytes": peak,
         "rms_error": float(f"{error:.3g}"),
     }
     return {**common, "contender": contender, "pass": pass_name, **measured}

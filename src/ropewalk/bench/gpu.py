@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ropewalk.bench.cases import SHAPES, Case, make_case
 from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
+from ropewalk.bench.memory import peak_bytes
 
 COLD_BYTES = 256 << 20
 DECODE = ("B", "C")
@@ -67,17 +68,6 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
         time.sleep(0.05)
     low, median, _ = statistics.quantiles(times, n=4)
     return {"us": round(low, 2), "median_us": round(median, 2)}
-
-
-def peak_bytes(call: Callable[[], Any]) -> int:
-    """Return the peak number of bytes that a call allocates, including its outputs."""
-    call()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def copies(case: Case) -> list[Case]:
@@ -139,11 +129,13 @@ def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[d
                 yield {**row, "skipped": "does not agree with the definition"}
                 return
             measured = beside_copy(forward_calls(call, sets), lambda: ceiling_us(sets))
-            yield {**row, "pass": "forward", **measured, "peak_bytes": peak_bytes(lambda: call(case.q, case.k))}
+            yield {**row, "pass": "forward", **measured, "peak_bytes": peak_bytes(lambda: call(case.q, case.k), "cuda")}
             if row["shape"] in DECODE:
                 yield {**row, "pass": "eager loop", **host_us(lambda: call(case.q, case.k))}
         if row["shape"] not in DECODE and contender not in FORWARD_ONLY:
-            yield {**row, "pass": "forward+backward", **beside_copy(backward_calls(call, sets[:2]), lambda: ceiling_us(sets, 2))}
+            calls = backward_calls(call, sets[:2])
+            measured = beside_copy(calls, lambda: ceiling_us(sets, 2))
+            yield {**row, "pass": "forward+backward", **measured, "peak_bytes": peak_bytes(calls[0], "cuda")}
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         yield {**row, "skipped": "does not fit in memory"}

@@ -3,72 +3,104 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.table import Table
+from rich.console import RenderableType
 
-from ropewalk.commands import console
+from ropewalk.commands import console, table
 from ropewalk.interop.engines import ENGINES, REFERENCE, Audit, Finding
 from ropewalk.interop.engines import audit as run_audit
 
-COLUMNS = ("magnitude", "logits", "first pair", "pairs", "worst score", "mean", "0.1 rad off", "pi off", "tokens")
+LEGEND = (
+    "logits: factor on every attention logit. pairs: number of pairs that rotate differently. change of a score: the largest "
+    "change of q.k of unit vectors, over distances up to the length. 0.1 rad off: positions until a pair's angle is off by that."
+)
+DETAILS_LEGEND = (
+    "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: positions until some pair's "
+    "angle is off by half a turn. tokens that differ: all, or those of images and video."
+)
 
 
-def audit(
-    config: Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")],
-    length: Annotated[int | None, typer.Option(help="Length of the longest sequence of a batch, in tokens.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="The maximum sequence length that engines are started with.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-) -> None:
-    """Compare the rope that transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from the same config."""
+def audit(config: Path, length: int | None, max_model_len: int | None, details: bool, json: bool) -> None:
+    """Print a verdict, and what each engine computes from the config."""
     result = run_audit(config, length=length, max_model_len=max_model_len)
     if json:
         print(json_format.dumps(result.as_dict(), indent=2))
         return
     out = console()
-    for layer_type, tokens in dict.fromkeys((f.layer_type, f.length) for f in result.findings):
-        group = [f for f in result.findings if (f.layer_type, f.length) == (layer_type, tokens)]
-        out.print(_table(f"{layer_type}, sequences of {tokens:,} tokens", group))
-    for line in _reasons(result):
-        out.print(line)
+    out.print(verdict(result), style="bold", soft_wrap=True)
+    for text in result.warnings:
+        out.print(f"warning: {text}", soft_wrap=True)
+    columns = ("result", "why", "logits", "pairs", "change of a score", "0.1 rad off")
+    out.print(_table(columns, result, _cells, LEGEND if result.disagreements else ""))
+    if not details:
+        out.print("--details shows the engines' rules with their sources, and more measures of each difference", soft_wrap=True)
+        return
+    columns = ("magnitude", "first pair", "mean change", "pi off", "tokens that differ")
+    out.print(_table(columns, result, _more_cells, DETAILS_LEGEND))
+    for line in _rules(result):
+        out.print(line, soft_wrap=True)
 
 
-def _table(title: str, findings: list[Finding]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("engine", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name)
-    for finding in findings:
-        table.add_row(ENGINES[finding.engine].title, *_cells(finding))
-    return table
+def verdict(result: Audit) -> str:
+    """Return one line: which engines differ from transformers."""
+    different = list(dict.fromkeys(finding.engine for finding in result.disagreements))
+    unknown = list(dict.fromkeys(f.engine for f in result.findings if f.problem and f.engine not in different))
+    others = len({finding.engine for finding in result.findings} - {REFERENCE})
+    reference = ENGINES[REFERENCE].title
+    if different:
+        lengths = sorted({finding.length for finding in result.disagreements})
+        names, tokens = _titles(different), " and ".join(f"{length:,}" for length in lengths)
+        text = f"{len(different)} of {others} engines differ from {reference} at {tokens} tokens: {names}."
+    else:
+        text = f"The {others - len(unknown)} other engines compute the same as {reference}."
+    return text + (f" Not known for {_titles(unknown)}." if unknown else "")
 
 
-def _cells(finding: Finding) -> list[str]:
-    if finding.magnitude is None:
-        return [finding.problem or "not known"]
-    magnitude, difference = f"{finding.magnitude:.5g}", finding.difference
-    if difference is None:
-        return [magnitude, "reference" if finding.engine == REFERENCE else "the same"]
-    return [
-        magnitude,
-        f"x {difference.temperature:.4g}",
-        "-" if difference.first_pair is None else str(difference.first_pair),
-        str(difference.pairs),
-        f"{difference.score_worst:.3g}",
-        f"{difference.score_mean:.3g}",
-        "never" if difference.until_tenth is None else f"after {difference.until_tenth:,}",
-        "never" if difference.until_half_turn is None else f"after {difference.until_half_turn:,}",
-        difference.tokens,
+def _titles(engines: list[str]) -> str:
+    return ", ".join(ENGINES[name].title for name in engines)
+
+
+def _table(columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], tuple[str, ...]], note: str) -> RenderableType:
+    """Return a table with a line for each finding; the layer type is shown if there are several."""
+    several = len({finding.layer_type for finding in result.findings}) > 1
+    lines = [
+        (finding.layer_type if several else "", f"{finding.length:,}", ENGINES[finding.engine].title, *cells(finding))
+        for finding in result.findings
     ]
+    return table("", ("layer type", "tokens", "engine", *columns), lines, note)
 
 
-def _reasons(result: Audit) -> list[str]:
-    """Return a line for each rule of an engine, with its source and the date it was read, then the warnings."""
+def _cells(finding: Finding) -> tuple[str, ...]:
+    difference = finding.difference
+    why = ", ".join(dict.fromkeys(rule.about for rule in finding.rules))
+    if difference is None:
+        result = finding.problem or ("reference" if finding.engine == REFERENCE else "the same")
+        return result, "", "", "", "", ""
+    pairs = f"{difference.pairs} of {len(finding.radians)}" if difference.pairs else ""
+    off = "" if difference.until_tenth is None else f"after {difference.until_tenth:,}"
+    return "differs", why, f"x {difference.temperature:.4g}", pairs, f"{difference.score_worst:.3g}", off
+
+
+def _more_cells(finding: Finding) -> tuple[str, ...]:
+    magnitude, difference = "" if finding.magnitude is None else f"{finding.magnitude:.5g}", finding.difference
+    if difference is None:
+        return magnitude, "", "", "", ""
+    return (
+        magnitude,
+        "" if difference.first_pair is None else str(difference.first_pair),
+        f"{difference.score_mean:.3g}",
+        "" if difference.until_half_turn is None else f"after {difference.until_half_turn:,}",
+        difference.tokens,
+    )
+
+
+def _rules(result: Audit) -> list[str]:
+    """Return a line for each rule of an engine, with its source and the date it was read."""
     lines = {
         f"{ENGINES[f.engine].title}, {rule.about}: {rule.does} ({rule.reference}; read {rule.read})"
         for f in result.findings
         for rule in f.rules
     }
-    return [*sorted(lines), *(f"warning: {text}" for text in result.warnings)]
+    return sorted(lines)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from ropewalk.commands import console
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint import Conversion, convert_checkpoint, which_layout
+from ropewalk.spec import LAYOUTS
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="The checkpoint folder: safetensors and config.json.")],
-    target: Annotated[Path | None, typer.Argument(help="The folder to write; it must not exist.")] = None,
-    from_layout: Annotated[str, typer.Option("--from", help="Current layout of the checkpoint: half or interleaved.")] = "",
-    to_layout: Annotated[str, typer.Option("--to", help="Layout to convert to: half or interleaved.")] = "",
-    config: Annotated[Path | None, typer.Option(help="Path of config.json, if the folder has none.")] = None,
-    which: Annotated[
-        bool, typer.Option("--which", help="Only detect and print the layout of the folder, with the evidence.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change; write nothing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    source: Path,
+    target: Path | None,
+    from_layout: str | None,
+    to_layout: str | None,
+    config: Path | None,
+    which: bool,
+    dry_run: bool,
+    json: bool,
 ) -> None:
     """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout."""
     if which:
@@ -34,7 +31,10 @@ def convert(
         return
     if target is None and not dry_run:
         raise RopeError("target", "must be given unless --dry-run or --which is used", None)
-    conversion = convert_checkpoint(source, None, from_layout, to_layout, config=config)
+    layouts = choice("--from", from_layout, LAYOUTS), choice("--to", to_layout, LAYOUTS)
+    if from_layout == to_layout:
+        raise RopeError("--to", "must differ from --from", to_layout)
+    conversion = convert_checkpoint(source, None, *layouts, config=config)
     if target is not None and not dry_run:
         _run(source, target, conversion, config)
     if json:

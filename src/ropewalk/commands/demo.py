@@ -6,7 +6,7 @@ import json as json_format
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -34,16 +34,7 @@ NEXT = """Next:
   ropewalk bench                                       the whole benchmark"""
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the reports, pictures and rows.")] = Path("demo"),
-    tokens: Annotated[int, typer.Option(help="Length of the sequence that is timed.")] = 1024,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")] = "auto",
-    preset: Annotated[str, typer.Option(help="Size of the studies: smoke (seconds), cpu (minutes), gpu.")] = "cpu",
-    check_only: Annotated[
-        bool, typer.Option("--check-only", help="Run only the self-check, which takes seconds; train nothing.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-) -> None:
+def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, json: bool) -> None:
     """Check this machine, time the kernels, train and extend small models, and write one page with the results.
 
     An interrupted demo continues where it stopped. The exit code is 1 if any error is beyond its bound.
@@ -113,7 +104,7 @@ def _study(out: Path, preset: str, device: str, sections: list[Table], quiet: bo
 def _run(tokens: int, device: str) -> selfcheck.Report:
     steps = list(selfcheck.steps(tokens, device))
     rows: list = []
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     # progress goes to stderr, because stdout may be piped
     screen = Console(stderr=True)
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ropewalk.commands import console
-from ropewalk.explorer.launch import HOME, launch
+from ropewalk.explorer import launch
 
 
-def explore(
-    port: Annotated[int, typer.Option(help="The port of the page on this machine.")] = 8501,
-    report: Annotated[Path | None, typer.Option(help="A report of `ropewalk lab` to show on the page: .html or .md.")] = None,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-) -> None:
-    """Open an interactive page on which rope settings can be changed; in English and Chinese, works offline.
-
-    The page is served on 127.0.0.1 only. An uploaded config.json may have at most 1 MB. Ctrl-C stops the server.
-    """
-    console().print(f"http://{HOME}:{port}  (Ctrl-C stops it)", soft_wrap=True)
-    launch(port, browser, report)
+def explore(port: int, report: Path | None, browser: bool) -> None:
+    """Print the address of the page and serve it until interrupted; nothing is printed if it cannot be served."""
+    launch.check(port, report)
+    console().print(f"http://{launch.HOME}:{port}  (Ctrl-C stops it)", soft_wrap=True)
+    launch.launch(port, browser, report)

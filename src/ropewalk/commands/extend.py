@@ -6,41 +6,44 @@ import json as json_format
 import os
 import tempfile
 import warnings
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ropewalk.commands import console
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, choice
+from ropewalk.frequencies import Ntk
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.extend import extend as extend_config
+from ropewalk.interop.extend.keys import kinds
+
+#: settings that have an option of their own
+OWN_OPTIONS = {
+    "factor": "--factor", "original_length": "--original-length", "overwrite": "--overwrite", "layer_types": "--layer-type",
+}  # fmt: skip
 
 
 def extend(
-    config: Annotated[Path, typer.Argument(help="A config.json, or the folder that contains one.")],
-    kind: Annotated[str, typer.Argument(help="linear, ntk, dynamic, yarn, longrope or llama3.")],
-    factor: Annotated[float, typer.Option(help="How many times longer the context becomes.")],
-    option: Annotated[
-        list[str] | None, typer.Option("--set", help="Option of the scaling as name=JSON, such as beta_fast=16; may be repeated.")
-    ] = None,
-    original_length: Annotated[
-        int | None, typer.Option(help="Context length in training, in tokens; by default from the config.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the existing scaling of the config.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The config.json to write; it must not exist.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: the changes and the whole new config.")] = False,
+    config: Path,
+    kind: str,
+    factor: float,
+    option: list[str] | None,
+    original_length: int | None,
+    layer_type: list[str] | None,
+    overwrite: bool,
+    out: Path | None,
+    json: bool,
 ) -> None:
     """Write a config for a longer context; print the changes and which engines interpret the config differently."""
+    settings = _settings(kind, option or [])
     new_config = config_file.read(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(
-            new_config, kind, factor=factor, original_length=original_length, overwrite=overwrite, **_options(option or [])
-        )
+            new_config, kind, factor=factor, original_length=original_length, layer_types=layer_type or None,
+            overwrite=overwrite, **settings,
+        )  # fmt: skip
     assert report is not None  # None is only returned without a kind
-    if not report.saved:
-        raise RopeError("kind", "must be a scaling that config.json can store", kind)
     if out is not None:
         _write(out, new_config)
     if json:
@@ -48,21 +51,33 @@ def extend(
         notes = {"disagreements": list(report.disagreements), "notes": list(report.notes)}
         print(json_format.dumps({"kind": kind, "factor": factor, "changes": changes, **notes, "config": new_config}, indent=2))
     else:
-        console().print(f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}")
+        console().print(f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}", soft_wrap=True)
 
 
-def _options(texts: list[str]) -> dict[str, Any]:
-    """Return the values of --set by name."""
-    options = {}
+def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
+    """Return the values of --set by name; a name must be an option of the scaling that has no option of its own."""
+    choice("kind", kind, [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk])
+    known = sorted({each.name for each in fields(kinds()[kind])} - OWN_OPTIONS.keys())
+    settings = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        try:
-            options[name] = json_format.loads(value)
-        except ValueError:
-            equals = ""
-        if not equals or not name.isidentifier():
-            raise RopeError("--set", "must be name=JSON, such as beta_fast=16", text)
-    return options
+        name, _, value = text.partition("=")
+        if name not in known:
+            instead = f"; use {OWN_OPTIONS[name]}" if name in OWN_OPTIONS else ""
+            rule = f"must be name=JSON with a name that {kind} has ({', '.join(known) or 'it has none'}){instead}"
+            raise RopeError("--set", rule, text)
+        settings[name] = _value(text, value)
+    if kind == "longrope" and "long_factor" not in settings:
+        raise RopeError("--set", "must give longrope its factors, one per pair: --set long_factor=[1.0,...]", texts)
+    return settings
+
+
+def _value(text: str, value: str) -> Any:
+    """Return the value of name=JSON, read as strictly as a config."""
+    try:
+        (parsed,) = config_file.parse(f'{{"value": {value}}}'.encode()).values()
+    except ValueError:  # not JSON, more than one value, or not UTF-8
+        raise RopeError("--set", "must be name=JSON with finite numbers, such as beta_fast=16", text) from None
+    return parsed
 
 
 def _write(path: Path, config: dict[str, Any]) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ropewalk.commands import console
 from ropewalk.errors import RopeError, choice
@@ -16,15 +13,9 @@ NO_FONT = "labels are in English, because no font with Chinese glyphs was found;
 
 
 def figures(
-    folder: Annotated[Path, typer.Argument(help="The folder to write to.")],
-    format: Annotated[str, typer.Option(help="png, svg or pdf; the contact sheet is always PNG.")] = "png",
-    dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
-    language: Annotated[str, typer.Option(help="en or zh; zh needs a font with Chinese glyphs.")] = "en",
-    only: Annotated[list[str] | None, typer.Option(help="Write only this figure; may be repeated.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Draw the rope of this config.json or model folder.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of paths.")] = False,
+    folder: Path, format: str, dark: bool, language: str, only: list[str] | None, config: Path | None, json: bool
 ) -> None:
-    """Write every figure about rotary encodings and a contact sheet."""
+    """Write every figure about rotary encodings and a contact sheet, and print their paths."""
     choice("format", format, FORMATS)
     names = [choice("only", name, FIGURES) for name in only or FIGURES]
     look = Look(dark, language)

@@ -6,10 +6,9 @@ import json as json_format
 import platform
 import re
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from rich.table import Table
 
 from ropewalk import RopeSpec, __version__
@@ -26,7 +25,7 @@ _NOT_SHOWN = ("dev",)
 MEMORY_LENGTH = 131_072
 
 
-def info(json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False) -> None:
+def info(json: bool) -> None:
     """Print versions, the machine, caches, backends and extras, with the reason if one is missing."""
     report = gather()
     if json:

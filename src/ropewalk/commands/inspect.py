@@ -7,38 +7,41 @@ import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from ropewalk import analysis
 from ropewalk.analysis import Checkpoint, Facts
-from ropewalk.commands import console
-from ropewalk.plots import View, contact_sheet, draw, format_of, save
+from ropewalk.commands import console, picture_path, table
+from ropewalk.plots import View, contact_sheet, draw, save
 
 #: the figures that `--plot` draws for every layer type
 PLOTTED = ("spectrum", "coverage", "similarity", "precision")
 ERROR_NOTE = "compared with transformers' float32 frequencies, which the checkpoint was trained with"
 #: number of pairs that are printed; --json has all of them
 SHOWN_PAIRS = 9
+PAIRS_LEGEND = (
+    "wavelength: tokens per turn, without and with the scaling. trained, served: turns of the pair over that length. band: what "
+    "the scaling does to the pair. new angles: whether it reaches angles that did not occur in training."
+)
+MEMORY_LEGEND = "full: one row per position. two level: two short tables. phase: no table. automatic: what Rope keeps by default."
+FIGURE_LEGEND = "figure: `ropewalk figures FOLDER --config CONFIG --only FIGURE` draws it"
+#: labels with their unit, where the name alone does not say it
+LABELS = {
+    "trained": "trained (tokens)", "served": "served (tokens)", "window": "attention window (tokens)",
+    "shortest_wavelength": "shortest wavelength (tokens)", "longest_wavelength": "longest wavelength (tokens)",
+    "first_negative_cosine_sum": "first negative cosine sum (distance in tokens)",
+}  # fmt: skip
 
 
 def inspect(
-    config: Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")],
-    trained: Annotated[
-        int | None, typer.Option(help="Context length in training, in tokens; by default from the config.")
-    ] = None,
-    served: Annotated[int | None, typer.Option(help="Context length in use, in tokens; by default the config's maximum.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also write figures to this .png, .svg or .pdf file.")] = None,
-    guide: Annotated[bool, typer.Option("--guide", help="Also print a table of recommended scalings by use case.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    config: Path, trained: int | None, served: int | None, plot: Path | None, guide: bool, details: bool, json: bool
 ) -> None:
-    """Print a checkpoint's rope settings and where each comes from, wavelengths, coverage, precision, memory, and advice."""
+    """Print a verdict on each rope of a checkpoint and its main numbers; with `details` every table."""
     if plot is not None:
-        format_of(plot)  # raise an error for a wrong suffix before the analysis
+        picture_path(plot)  # raise an error for a wrong suffix before the analysis
     checkpoint = analysis.read_checkpoint(config, trained, served)
     report = gather(checkpoint)
     if guide:
@@ -49,7 +52,7 @@ def inspect(
     if json:
         print(json_format.dumps(report, indent=2, allow_nan=False))
         return
-    _show(console(), report)
+    _show(console(), report, details)
 
 
 def gather(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -127,54 +130,89 @@ def _plot(checkpoint: Checkpoint, path: Path) -> None:
     save(contact_sheet(figures, across=2), path)
 
 
-def _show(out: Console, report: dict[str, Any]) -> None:
-    out.print(f"model_type {report['model_type'] or 'not given'}")
+def _show(out: Console, report: dict[str, Any], details: bool) -> None:
+    rotated = {name: layer for name, layer in report["layers"].items() if layer["rotates"]}
+    for name, layer in report["layers"].items():
+        about = ", ".join(filter(None, (report["model_type"], name)))
+        out.print(f"{about}: {verdict(layer)}", style="bold", soft_wrap=True)
     for text in report["warnings"]:
         out.print(f"warning: {text}", style="yellow", soft_wrap=True)
-    for name, layer in report["layers"].items():
+    if rotated:
+        out.print(_numbers(rotated))
+    for name, layer in rotated.items() if details else ():
         out.print()
-        out.print(name if layer["rotates"] else f"{name}: no rope", style="bold")
-        for table in _tables(layer) if layer["rotates"] else ():
-            out.print(table)
+        out.print(name, style="bold")
+        for each in _tables(layer):
+            out.print(each)
     if "guide" in report:
         rows = [(use["use"], use["choose"], use["because"], use["figure"]) for use in report["guide"]]
-        out.print(_table("Which scaling for which use", ("use", "choose", "because", "figure"), rows))
+        out.print(table("Which scaling for which use", ("use", "choose", "because", "figure"), rows))
+    if not details:
+        out.print("--details shows every value with its source, the pairs, precision, memory and all advice", soft_wrap=True)
     if "plot" in report:
         out.print(f"written: {report['plot']}", soft_wrap=True)
 
 
-def _tables(layer: dict[str, Any]) -> list[Table]:
+def verdict(layer: dict[str, Any]) -> str:
+    """Return the most important advice for a layer type and its reason, as one line."""
+    if not layer["rotates"]:
+        return "no rope"
+    if not layer["advice"]:
+        return f"nothing to change at {layer['summary']['served']:,} tokens."
+    first = layer["advice"][0]
+    return f"{first['because']}. {first['advice']}"
+
+
+def _numbers(layers: dict[str, dict[str, Any]]) -> RenderableType:
+    """Return the table of the main numbers, one column for each layer type."""
+    columns = {name: _main_numbers(layer) for name, layer in layers.items()}
+    rows = [(label, *(column[label] for column in columns.values())) for label in next(iter(columns.values()))]
+    return table("", ("", *columns), [row for row in rows if any(row[1:])])
+
+
+def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
+    values, summary = {name: entry["value"] for name, entry in layer["values"].items()}, layer["summary"]
+    factor = f", factor {_cell(values['factor'])}" if "factor" in values else ""
+    error = layer["precision"]["hf"]["error"]
+    return {
+        "scaling": f"{values.get('rope_type', 'default')}{factor}",
+        "theta": _cell(values.get("theta")),
+        "rotated dimensions of a head": _cell(summary["rotated_dimensions"]),
+        "trained length (tokens)": _cell(summary["trained"]),
+        "served length (tokens)": _cell(summary["served"]),
+        "attention window (tokens)": _cell(summary["window"]) if summary["window"] else "",
+        "pairs with angles that training never showed": f"{summary['pairs_with_new_angles']} of {len(layer['pairs'])}",
+        "longest wavelength (tokens)": _cell(summary["longest_wavelength"]),
+        f"error of float32 angles (bfloat16 rounds by {analysis.BFLOAT16_ROUNDING:.1e})": f"{error:.1e}",
+        "memory of cos and sin, one full table (bytes)": _cell(layer["memory_bytes"]["full"]),
+    }
+
+
+def _tables(layer: dict[str, Any]) -> list[RenderableType]:
     values = [(name, _short(entry["value"]), entry["source"]) for name, entry in layer["values"].items()]
-    summary = [(name.replace("_", " "), _cell(value)) for name, value in layer["summary"].items()]
+    summary = [(LABELS.get(name, name.replace("_", " ")), _cell(value)) for name, value in layer["summary"].items()]
     rows, served = layer["pairs"], layer["summary"]["served"]
     pairs = np.unique(np.linspace(0, len(rows) - 1, SHOWN_PAIRS).round().astype(int))
     ladder = [tuple(map(_cell, rows[i].values())) for i in pairs]
-    headers = ("pair", "wavelength", "scaled", "turns trained", "unscaled", "served", "band", "new angles")
+    headers = ("pair", "wavelength", "scaled", "trained", "served, unscaled", "served", "band", "new angles")
     errors = [(name, f"{entry['error']:.1e}", entry["used_by"]) for name, entry in layer["precision"].items()]
     memory = [(form.replace("_", " "), f"{size:,}") for form, size in layer["memory_bytes"].items()]
     advice = [(each["advice"], each["because"], each["figure"]) for each in layer["advice"]]
-    return [
-        _table("Values", ("field of the spec", "value", "from"), values),
-        _table("Length", ("", ""), summary),
-        _table(f"Pairs ({len(pairs)} of {len(rows)})", headers, ladder),
-        _table(f"Error of cos and sin near token {served:,}", ("angle", "error", "used by"), errors, ERROR_NOTE),
-        _table("Memory of cos and sin", ("form", "bytes"), memory),
-        _table("Advice", ("do", "because", "figure"), advice),
+    tables = [
+        table("Values", ("field of the spec", "value", "from"), values),
+        table("Length", ("", ""), summary),
+        table(f"Pairs ({len(pairs)} of {len(rows)})", headers, ladder, PAIRS_LEGEND),
+        table(f"Error of cos and sin near token {served:,}", ("angle", "error", "used by"), errors, ERROR_NOTE),
+        table("Memory of cos and sin", ("form", "bytes"), memory, MEMORY_LEGEND),
     ]
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]], note: str | None = None) -> Table:
-    table = Table(*columns, title=title, title_justify="left", caption=note, caption_justify="left", show_header=any(columns))
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return [*tables, table("Advice", ("do", "because", "figure"), advice, FIGURE_LEGEND)] if advice else tables
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{count} {name}" for name, count in value.items())
     if isinstance(value, bool):
-        return "yes" if value else ""
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 
 from ropewalk.commands import console
 from ropewalk.lab.distributed import launched
@@ -16,21 +14,17 @@ from ropewalk.lab.runs import make_trainer
 from ropewalk.lab.settings import read_preset
 
 
-def train_command(
-    preset: Annotated[str, typer.Argument(help="A preset's name (smoke, cpu, gpu, ...) or the path of a TOML file.")],
-    folder: Annotated[Path, typer.Option(help="Folder for the log and checkpoints; an interrupted run in it is resumed.")] = Path(
-        "run"
-    ),
-    change: Annotated[list[str] | None, typer.Option("--set", help='Change one value, as in "train.learning_rate=1e-3".')] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda if there is a GPU.")] = None,
-    parallel: Annotated[
-        str | None, typer.Option(help="Under torchrun: ddp, fsdp, or context (sequences divided over ranks).")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Number of CPU threads of this process.")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+def train(
+    preset: str,
+    folder: Path,
+    change: list[str] | None,
+    device: str | None,
+    parallel: str | None,
+    threads: int | None,
+    tensorboard: bool,
+    json: bool,
 ) -> None:
-    """Train a model: `ropewalk train cpu --folder runs/rope --set model.encoding=rope`."""
+    """Train a model from a preset with changed settings, and print how it ended."""
     settings = read_preset(preset, change or ())
     if threads is not None:
         torch.set_num_threads(threads)

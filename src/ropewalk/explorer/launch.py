@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 from ropewalk.errors import RopeError, integer
 
 HOME = "127.0.0.1"
+#: other names that resolve to this machine are refused (DNS rebinding), for the page as for its socket
+NAMES = [HOME, "localhost"]
 PAGE = Path(__file__).with_name("page.py")
+REPORT_SUFFIXES = (".html", ".htm", ".md")
 
 
 def options(port: int, browser: bool) -> dict[str, Any]:
@@ -18,8 +24,7 @@ def options(port: int, browser: bool) -> dict[str, Any]:
         "server.address": HOME,
         "server.port": integer("port", port, low=1, high=65_535),
         "server.headless": not browser,
-        # reject other host names that resolve to this machine (DNS rebinding)
-        "server.allowedHosts": [HOME, "localhost"],
+        "server.allowedHosts": NAMES,
         "server.enableCORS": True,
         "server.enableXsrfProtection": True,
         "server.enableStaticServing": False,
@@ -36,23 +41,61 @@ def options(port: int, browser: bool) -> dict[str, Any]:
     }
 
 
-def launch(port: int, browser: bool = True, report: Path | None = None) -> None:
-    """Serve the page until interrupted."""
+def check(port: int, report: Path | None = None) -> None:
+    """Raise an error if streamlit is missing, the port is in use, or the report is not one."""
     try:
-        from streamlit.web import bootstrap
+        import streamlit  # noqa: F401 - only to see whether it is installed
     except ImportError:
         raise RopeError("explore", "needs streamlit; run: pip install 'ropewalk[explorer]'", None) from None
+    integer("port", port, low=1, high=65_535)
+    if report is not None and not (report.is_file() and report.suffix.lower() in REPORT_SUFFIXES):
+        raise RopeError("report", "must be the path of a report, an .html or .md file", str(report))
+    try:
+        _Listener((HOME, port), BaseRequestHandler).server_close()
+    except OSError as error:
+        raise _port_in_use(port, error.strerror) from None
+
+
+class _Listener(TCPServer):
+    """A server that is opened only to see whether its port is free; a port that was closed just now is."""
+
+    allow_reuse_address = True
+
+
+def launch(port: int, browser: bool = True, report: Path | None = None) -> None:
+    """Serve the page until interrupted."""
+    check(port, report)
+    import streamlit
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
     from ropewalk.explorer.charts import warm_up
 
     if report is not None:
-        if not report.is_file():
-            raise RopeError("report", "must be the path of a report, an .html or .md file", str(report))
         os.environ["ROPEWALK_REPORT"] = str(report.resolve())
-    flags = options(port, browser)
     warm_up()
-    bootstrap.load_config_options(flags)
+    only_here = Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
+    app = streamlit.App(PAGE, middleware=[only_here], lifespan=_opening(f"http://{HOME}:{port}") if browser else None)
     try:
-        bootstrap.run(str(PAGE), False, [], flags)
+        app.run(config=options(port, browser))
     except SystemExit as stop:
         if stop.code:
-            raise RopeError("port", "must not be in use; choose another one with --port", port) from None
+            raise _port_in_use(port, "Address already in use") from None
+
+
+def _port_in_use(port: int, reason: str | None) -> RopeError:
+    return RopeError("port", f"must be free on {HOME} ({reason}); choose another one", port)
+
+
+def _opening(address: str) -> Any:
+    """Return a lifespan that opens the page in a browser when the server has started."""
+    import asyncio
+    import webbrowser
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        # the server listens as soon as this function has yielded
+        asyncio.get_running_loop().call_later(0.5, webbrowser.open, address)
+        yield
+
+    return lifespan

@@ -18,7 +18,7 @@ from ropewalk.explorer import controls, panels
 from ropewalk.explorer.controls import SIDES, VIEWS
 from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.state import layers_of, settle, spec_of
-from ropewalk.explorer.widgets import draw_control, mirror, seeded
+from ropewalk.explorer.widgets import draw_control, mirror, seeded, show_error
 from ropewalk.explorer.words import Translate, about, translator
 from ropewalk.frequencies import SCALINGS
 from ropewalk.interop.config.file import MAX_BYTES
@@ -41,12 +41,12 @@ def page() -> None:
         _sidebar(values, translate)
     st.subheader(translate("Rotary position embedding"))
     if st.session_state.get("problem"):
-        st.error(st.session_state["problem"])
+        show_error(st.session_state["problem"])
     _choose_view(values, translate, report)
     try:
         specs = [spec_of(values, side) for side in SIDES[: 1 + values["compare"]]]
     except RopeError as error:
-        st.error(str(error))
+        show_error(str(error))
         return
     link = controls.to_link(values)
     if st.query_params.to_dict() != link:

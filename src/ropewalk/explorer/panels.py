@@ -12,6 +12,7 @@ from ropewalk.analysis import Facts, critical_dimension, plain_radians
 from ropewalk.explorer import drawings
 from ropewalk.explorer.charts import side_by_side
 from ropewalk.explorer.program import program
+from ropewalk.explorer.widgets import show_error
 from ropewalk.explorer.words import Translate
 from ropewalk.spec import RopeSpec
 
@@ -84,10 +85,10 @@ def report(path: Path, translate: Translate) -> None:
         with path.open("rb") as file:
             data = file.read(MAX_REPORT + 1)
     except OSError as error:
-        st.error(f"{path}: {error.strerror}")
+        show_error(f"{path}: {error.strerror}")
         return
     if len(data) > MAX_REPORT:
-        st.error(translate("The report is larger than {size} bytes: {path}", size=f"{MAX_REPORT:,}", path=path))
+        show_error(translate("The report is larger than {size} bytes: {path}", size=f"{MAX_REPORT:,}", path=path))
     elif path.suffix.lower() in (".html", ".htm"):
         st.iframe(f"data:text/html;charset=utf-8;base64,{base64.b64encode(data).decode()}", height=900)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,19 @@ NUMBERS = (
 def mirror(value: Any) -> Any:
     """Return a value in the form its widget holds: lists are text."""
     return controls.write(value) if isinstance(value, tuple) else value
+
+
+def show_error(text: str) -> None:
+    """Draw an error message; nothing in it is rendered as Markdown, since it may quote a link or a config."""
+    st.error(literal(text))
+
+
+def literal(text: str) -> str:
+    """Return a Markdown code span that shows a text character by character; line breaks become spaces."""
+    text = " ".join(text.split())
+    # a run of backticks ends a code span only if it is as long as the run that began it
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    return f"{fence} {text} {fence}"
 
 
 def draw_control(

@@ -1,6 +1,6 @@
-"""The `ropewalk` command line. It is a module of its own because importing anything from `ropewalk` imports torch.
+"""The `ropewalk` command line. It is a package of its own because importing anything from `ropewalk` imports torch.
 
-`ropewalk --help` and `ropewalk --version` import neither; a command's module is imported when the command runs.
+Help, completion and `ropewalk --version` import neither: `options` only declares the options of every command.
 Exit codes: 0 success; 1 the check of `demo` failed; 2 refused, with the reason in one line on stderr; 130 interrupted.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -30,47 +31,47 @@ class Command:
 #: every command by name; the value may also be just the "module:attribute" of its function
 COMMANDS: dict[str, Command | str] = {
     "inspect": Command(
-        "ropewalk.commands.inspect:inspect", UNDERSTAND, "Explain a checkpoint's rope: length, precision, memory, advice.",
+        "ropewalk_cli.options:inspect", UNDERSTAND, "Explain a checkpoint's rope: length, precision, memory, advice.",
         "ropewalk inspect config.json --served 131072 --plot rope.png",
     ),
     "audit": Command(
-        "ropewalk.commands.audit:audit", UNDERSTAND, "Show what other engines compute from the same config.",
+        "ropewalk_cli.options:audit", UNDERSTAND, "Show what other engines compute from the same config.",
         "ropewalk audit config.json --length 131072",
     ),
     "figures": Command(
-        "ropewalk.commands.figures:figures", UNDERSTAND, "Write every figure and a contact sheet.",
+        "ropewalk_cli.options:figures", UNDERSTAND, "Write every figure and a contact sheet.",
         "ropewalk figures pictures --format svg --dark --only decay",
     ),
     "explore": Command(
-        "ropewalk.commands.explore:explore", UNDERSTAND, "Open an interactive page in the browser, served on this machine only.",
+        "ropewalk_cli.options:explore", UNDERSTAND, "Open an interactive page in the browser, served on this machine only.",
         "ropewalk explore --report lab/report.html",
     ),
     "convert": Command(
-        "ropewalk.commands.convert:convert", CHANGE, "Change a checkpoint's pair layout, or detect which one it has.",
+        "ropewalk_cli.options:convert", CHANGE, "Change a checkpoint's pair layout, or detect which one it has.",
         "ropewalk convert model model-half --from interleaved --to half",
     ),
     "extend": Command(
-        "ropewalk.commands.extend:extend", CHANGE, "Write a config for a longer context.",
+        "ropewalk_cli.options:extend", CHANGE, "Write a config for a longer context.",
         "ropewalk extend config.json yarn --factor 4 --out longer.json",
     ),
     "lab": Command(
-        "ropewalk.commands.lab:app", TRAIN, "Run studies over several seeds and write their report.",
+        "ropewalk_cli.options:lab", TRAIN, "Run studies over several seeds and write their report.",
         "ropewalk lab run encodings --preset cpu",
     ),
     "train": Command(
-        "ropewalk.commands.train:train_command", TRAIN, "Train a model from a preset, or continue a training.",
+        "ropewalk_cli.options:train", TRAIN, "Train a model from a preset, or continue a training.",
         "ropewalk train cpu --folder runs/rope --set model.encoding=rope",
     ),
     "demo": Command(
-        "ropewalk.commands.demo:demo", TRAIN, "Check this machine and write a report.",
+        "ropewalk_cli.options:demo", TRAIN, "Check this machine and write a report.",
         "ropewalk demo --out demo",
     ),
     "bench": Command(
-        "ropewalk.bench.command:bench", MEASURE, "Time the rotation beside a copy and other installed libraries.",
+        "ropewalk_cli.options:bench", MEASURE, "Time the rotation beside a copy and other installed libraries.",
         'ropewalk bench --shape "cpu decode" --out results/mine.jsonl',
     ),
     "info": Command(
-        "ropewalk.commands.info:info", MEASURE, "Show versions, caches, backends and extras, and why one is missing.",
+        "ropewalk_cli.options:info", MEASURE, "Show versions, caches, backends and extras, and why one is missing.",
         "ropewalk info --json",
     ),
 }  # fmt: skip
@@ -87,13 +88,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         import typer
     except ImportError as missing:
         _refuse(f"the command line needs {missing.name}; run: pip install 'ropewalk[cli]'")
-    name = _chosen(args)
-    refusals = (importlib.import_module("ropewalk.errors").RopeError,) if name else ()
     # typer may bundle click under a private name; BadParameter's base is click's UsageError either way
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
-        code = _app(name)(args=args or ["--help"], prog_name="ropewalk", standalone_mode=False)
-    except refusals as error:
+        code = command_tree(_chosen(args))(args=args or ["--help"], prog_name="ropewalk", standalone_mode=False)
+    except _Refused as error:
         _refuse(str(error))
     except usage_error as error:
         _refuse_usage(error)
@@ -122,8 +121,8 @@ def _chosen(args: list[str]) -> str | None:
     return words[0] if words and words[0] in COMMANDS else None
 
 
-def _app(chosen: str | None) -> Any:
-    """A typer app in which only the chosen command is imported; the others have their name and help."""
+def command_tree(chosen: str | None) -> Any:
+    """Return click's tree of commands; only the chosen one is imported, the others have their name and help."""
     import typer
 
     app = typer.Typer(pretty_exceptions_enable=False)
@@ -142,7 +141,53 @@ def _app(chosen: str | None) -> Any:
             app.add_typer(function, name=name, epilog=epilog, **panel)
         else:
             app.command(name, epilog=epilog, **panel)(function)
-    return app
+    tree = typer.main.get_command(app)
+    for command in leaves(tree).values():
+        command.callback = _with_refusals(command)
+    return tree
+
+
+def leaves(command: Any, path: str = "") -> dict[str, Any]:
+    """Return the commands of a tree that have no subcommands, by the words that call them."""
+    parts = getattr(command, "commands", None)
+    if parts is None:
+        return {path: command}
+    return {words: leaf for name, part in parts.items() for words, leaf in leaves(part, f"{path} {name}".strip()).items()}
+
+
+class _Refused(Exception):
+    """The message of a RopeError in the words of the command line."""
+
+
+def _with_refusals(command: Any) -> Callable[..., Any]:
+    """Return the function of a command; it raises _Refused where the library raises a RopeError."""
+    call = command.callback
+
+    def run(**values: Any) -> Any:
+        try:
+            return call(**values)
+        except ValueError as error:
+            # looked up, not imported: a command of the user's own may do without torch
+            errors = sys.modules.get("ropewalk.errors")
+            if errors is None or not isinstance(error, errors.RopeError):
+                raise
+            field = next((_option(each) for each in command.params if _is_about(error, each, values)), error.field)
+            rule = re.sub(r"(\w+=\S* )?\(CLI: ([^)]*)\)", lambda found: found[2] if found[1] else f"({found[2]})", error.rule)
+            raise _Refused(str(errors.RopeError(field, rule, error.value))) from None
+
+    return run
+
+
+def _option(parameter: Any) -> str:
+    return max(parameter.opts, key=len)
+
+
+def _is_about(error: Any, parameter: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether an error is about the value of an option; a config may have a key of the same name."""
+    value = values.get(parameter.name)
+    names = {parameter.name, *(each.strip("-").replace("-", "_") for each in parameter.opts)}
+    given = [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    return error.field in names and str(error.value) in given
 
 
 def _root() -> None:
@@ -168,7 +213,3 @@ def _refuse_usage(error: Any) -> NoReturn:
 def _refuse(message: str) -> NoReturn:
     print(f"ropewalk: {message}", file=sys.stderr)
     raise SystemExit(2)
-
-
-if __name__ == "__main__":
-    main()
