@@ -1,5 +1,6 @@
 """The command line: every command runs, output is plain when piped, and every error is one line with exit code 2."""
 
+import inspect
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from ropewalk import cli, selfcheck
 from ropewalk.caches import cache_infos
 from ropewalk.commands import info
 from ropewalk.kernels import BACKENDS, Backend, available, eager
+from ropewalk_cli import options
 
 
 def one_line(text):
@@ -57,17 +59,37 @@ def test_help_lists_every_command_under_its_task_with_an_example(capsys, monkeyp
         assert entry(name).example.replace('"', "") in line.replace('"', "")
 
 
-LISTED = """
-import sys, ropewalk_cli
-ropewalk_cli.main(sys.argv[1:])
+ASKED = """
+import os, sys, ropewalk_cli
+
+def ask(*words):
+    try:
+        ropewalk_cli.main(words)
+    except SystemExit as stop:
+        assert not stop.code, (words, stop.code)
+
+ask("--version")
+ask("--help")
+for name in ropewalk_cli.COMMANDS:
+    ask(name, "--help")
+ask("lab", "run", "--help")
+os.environ |= {"_ROPEWALK_COMPLETE": "complete_bash", "COMP_WORDS": "ropewalk inspect --se", "COMP_CWORD": "2"}
+ask()
 print("imported", *sorted({name.split(".")[0] for name in sys.modules} & {"ropewalk", "torch", "numpy", "transformers"}))
 """
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_import_neither_torch_nor_the_package(option):
-    done = subprocess.run([sys.executable, "-c", LISTED, option], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "imported"
+def test_help_version_and_completion_import_neither_torch_nor_the_package():
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["--served", "imported"]
+
+
+def test_the_work_of_every_command_takes_the_options_that_it_declares():
+    for name in cli.COMMANDS:
+        for words, leaf in ropewalk_cli.leaves(ropewalk_cli.command_tree(name).commands[name], name).items():
+            work = options.target_of(leaf.callback)
+            declared = [each.name for each in leaf.params if each.name != "help"]
+            assert list(inspect.signature(work).parameters) == declared, words
 
 
 def test_the_console_script_and_python_m_are_the_same_command_line():
@@ -108,9 +130,8 @@ def test_every_command_refuses_an_option_it_does_not_have(capsys, name):
 
 def options_of(name) -> dict[str, list[str]]:
     """Each command, or subcommand, with its options."""
-    command = typer.main.get_command(ropewalk_cli._app(name)).commands[name]
-    parts = getattr(command, "commands", {"": command})
-    return {f"{name} {part}".strip(): [word for one in found.params for word in one.opts] for part, found in parts.items()}
+    leaves = ropewalk_cli.leaves(ropewalk_cli.command_tree(name).commands[name], name)
+    return {words: [word for one in found.params for word in one.opts] for words, found in leaves.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "explore"])
@@ -263,8 +284,15 @@ def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("demo", "--tokens", "0"), r"tokens: must be an integer from 1 .* got 0"),
-        (("demo", "--device", "tpu"), r"device: must be one of cpu.* got 'tpu'"),
+        (("demo", "--tokens", "0"), r"--tokens: must be an integer from 1 .* got 0"),
+        (("demo", "--device", "tpu"), r"--device: must be one of cpu.* got 'tpu'"),
+        (("bench", "--shape", "nope"), r"--shape: must be one of 'A', .*'doc shapes'; got 'nope'"),
+        (("bench", "--contender", "nope"), r"--contender: must be one of 'ropewalk', .*'liger-kernel'; got 'nope'"),
+        (("lab", "run", "decay", "--seeds", "0"), r"--seeds: must be an integer from 1 .* got 0"),
+        (("lab", "run", "decay", "--set", "nope=1"), r"--set: must read \"name=value\" .* got 'nope=1'"),
+        (("train", "smoke", "--set", "nope"), r"--set: must read \"table.name=value\", .* got 'nope'"),
+        (("train", "smoke", "--threads", "0"), r"--threads: must be an integer from 1 .* got 0"),
+        (("train", "smoke", "--device", "tpu"), r"--device: must be cpu, cuda or cuda:N; got 'tpu'"),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_rule(capsys, tmp_path, monkeypatch, args, says):

@@ -6,7 +6,9 @@ Exit codes: 0 success; 1 the check of `demo` failed; 2 refused, with the reason 
 
 from __future__ import annotations
 
+import functools
 import importlib
+import io
 import os
 import re
 import sys
@@ -80,6 +82,9 @@ COMMANDS: dict[str, Command | str] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command; an error of the user is one line on stderr and exit code 2."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
     if args == ["--version"]:
         print(f"ropewalk {_version()}")
         return
@@ -163,6 +168,7 @@ def _with_refusals(command: Any) -> Callable[..., Any]:
     """Return the function of a command; it raises _Refused where the library raises a RopeError."""
     call = command.callback
 
+    @functools.wraps(call)
     def run(**values: Any) -> Any:
         try:
             return call(**values)
@@ -186,6 +192,8 @@ def _is_about(error: Any, parameter: Any, values: Mapping[str, Any]) -> bool:
     """Return whether an error is about the value of an option; a config may have a key of the same name."""
     value = values.get(parameter.name)
     names = {parameter.name, *(each.strip("-").replace("-", "_") for each in parameter.opts)}
+    # an option that may be repeated is one of several to the library: --layer-type, layer_types
+    names |= {f"{name}s" for name in names}
     given = [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
     return error.field in names and str(error.value) in given
 
@@ -211,5 +219,7 @@ def _refuse_usage(error: Any) -> NoReturn:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"ropewalk: {message}", file=sys.stderr)
+    """Print a message in one line, with escapes for characters that cannot be printed, and exit with code 2."""
+    line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
+    print(f"ropewalk: {line}", file=sys.stderr)
     raise SystemExit(2)

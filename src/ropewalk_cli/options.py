@@ -17,12 +17,18 @@ def runs(target: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def decorate(declared: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(declared)
         def call(**options: object) -> None:
-            module, attribute = target.split(":")
-            getattr(importlib.import_module(module), attribute)(**options)
+            target_of(call)(**options)
 
+        vars(call)["target"] = target
         return call
 
     return decorate
+
+
+def target_of(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the function that does the work of a command."""
+    module, attribute = vars(command)["target"].split(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 Config = Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")]

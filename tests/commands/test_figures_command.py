@@ -48,10 +48,10 @@ def test_a_missing_chinese_font_is_reported(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--only", "pie"), "only: must be one of rotation"),
-        (("--format", "bmp"), "format: must be one of png, svg, pdf; got 'bmp'"),
-        (("--language", "fr"), "language: must be one of en, zh; got 'fr'"),
-        (("--config", "nowhere.json"), "config: must be the path of a config.json"),
+        (("--only", "pie"), "--only: must be one of rotation"),
+        (("--format", "bmp"), "--format: must be one of png, svg, pdf; got 'bmp'"),
+        (("--language", "fr"), "--language: must be one of en, zh; got 'fr'"),
+        (("--config", "nowhere.json"), "--config: must be the path of a config.json"),
     ],
 )
 def test_a_bad_request_is_one_line(capsys, tmp_path, args, says):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -89,15 +90,36 @@ def test_every_layer_type_is_shown(capsys, write):
     assert layers["full_attention"]["values"]["theta"]["value"] == 1e6
     assert layers["sliding_attention"]["values"]["theta"]["value"] == 1e4
     assert layers["sliding_attention"]["summary"]["window"] == 512
-    code, out, _ = call(capsys, path)
+    code, out, _ = call(capsys, path, "--details")
     assert code == 0
     for word in ("full_attention", "sliding_attention", "rope_local_base_freq", "linear", "Advice"):
         assert word in out
 
 
+def test_a_verdict_comes_first_then_one_table(capsys, write):
+    out = call(capsys, write(LLAMA))[1].splitlines()
+    assert out[0].startswith("llama, full_attention: with llama3, 29 of 64 pairs reach angles that did not occur in training. ")
+    assert out[0].endswith("otherwise serve fewer, or use factor 16.")
+    assert [line[0] for line in out].count("┏") == 1
+    assert out[-1].startswith("--details shows")
+    cells = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out if line.startswith("│")}
+    assert cells["scaling"] == "llama3, factor 8"
+    assert cells["trained length (tokens)"] == "8,192"
+    assert cells["served length (tokens)"] == "131,072"
+    # 131,072 positions x 64 pairs x (cos, sin) x 4 bytes
+    assert cells["memory of cos and sin, one full table (bytes)"] == f"{131_072 * 64 * 2 * 4:,}"
+    assert "attention window (tokens)" not in cells
+
+
+def test_every_layer_type_has_a_verdict_and_a_column(capsys, write):
+    out = call(capsys, write(GEMMA))[1].splitlines()
+    assert [line.split(":")[0] for line in out[:2]] == ["gemma3_text, full_attention", "gemma3_text, sliding_attention"]
+    assert re.search(r"attention window \(tokens\) +│ - +│ 512", "\n".join(out))
+
+
 def test_tables_show_what_json_has(capsys, write):
     path = write(LLAMA)
-    code, out, err = call(capsys, path, "--guide")
+    code, out, err = call(capsys, path, "--guide", "--details")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,108,864", "Which scaling for which use"):
@@ -117,7 +139,7 @@ def test_layers_without_a_rope_and_pairs_that_do_not_rotate_are_shown(capsys, wr
     pairs = report(capsys, half)["layers"]["full_attention"]["pairs"]
     assert [pair["band"] for pair in pairs] == ["kept", "kept", "still", "still"]
     assert pairs[-1]["scaled_wavelength"] is None
-    assert "still" in call(capsys, half)[1]
+    assert "still" in call(capsys, half, "--details")[1]
 
 
 def test_a_folder_and_a_plot(capsys, write, tmp_path, monkeypatch):
@@ -142,9 +164,9 @@ def test_warnings_of_the_config_are_shown(capsys, write):
         ({"model_type": "bert"}, (), "rope_parameters: or rope_theta must be given"),
         (GEMMA | {"head_dim": 7}, (), "head_dim: must"),
         ({"rope_theta": 1e4, "head_dim": 8}, (), "max_position_embeddings: must be in the config"),
-        (GEMMA, ("--served", 0), "served: must be an integer from 1"),
-        (GEMMA, ("--trained", -4), "trained: must be an integer from 1"),
-        (GEMMA, ("--plot", "rope.bmp"), "format: must be one of png, svg, pdf"),
+        (GEMMA, ("--served", 0), "--served: must be an integer from 1"),
+        (GEMMA, ("--trained", -4), "--trained: must be an integer from 1"),
+        (GEMMA, ("--plot", "rope.bmp"), "--plot: must end with .png, .svg, .pdf"),
     ],
 )
 def test_a_refusal_is_one_line_and_exit_code_2(capsys, write, monkeypatch, tmp_path, config, args, says):

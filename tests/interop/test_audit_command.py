@@ -29,17 +29,34 @@ def call(capsys, tmp_path):
     return run
 
 
-def test_the_table_names_engines_sizes_and_reasons(call):
+def test_a_verdict_comes_first_then_one_table(call):
     code, out, err = call(CONFIG)
     assert (code, err) == (0, "")
-    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
+    lines = out.splitlines()
+    assert lines[0] == "4 of 4 engines differ from transformers at 32,768 tokens: vLLM, SGLang, mlx-lm, llama.cpp."
+    assert [line[0] for line in lines].count("┏") == 1
+    rows = {line.split("│")[2].strip(): line for line in lines if line.startswith("│") and line.split("│")[2].strip()}
     assert "reference" in rows["transformers"]
     assert "x 1.631" in rows["vLLM"]
-    assert "1.2773" in rows["vLLM"]
+    assert "attention_factor" in out
     assert "after" in rows["mlx-lm"]
+    assert "logits: factor on every attention logit" in out
+    assert "vllm#48351" not in out
+    assert "\x1b[" not in out
+
+
+def test_details_have_the_magnitudes_and_the_source_of_every_rule(call):
+    out = call(CONFIG, "--details")[1]
+    assert "1.2773" in out
     assert "vllm#48351" in out
     assert "read 2026-" in out
-    assert "\x1b[" not in out
+
+
+def test_where_engines_agree_no_column_is_empty(call):
+    out = call({key: value for key, value in CONFIG.items() if key != "rope_scaling"})[1].splitlines()
+    assert out[0] == "The 4 other engines compute the same as transformers."
+    header = next(line for line in out if line.startswith("┃"))
+    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["tokens", "engine", "result"]
 
 
 def test_json_is_one_object(call):

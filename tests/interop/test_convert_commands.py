@@ -69,7 +69,9 @@ def test_which_tells_the_layout_with_evidence(call, folder):
     ("arguments", "says"),
     [
         (LAYOUTS, "target: must be given"),
-        (("{tmp}/b",), "source_layout: must be one of"),
+        (("{tmp}/b",), "--from: must be one of half, interleaved; got None"),
+        (("{tmp}/b", "--from", "half", "--to", "x"), "--to: must be one of half, interleaved; got 'x'"),
+        (("{tmp}/b", "--from", "half", "--to", "half"), "--to: must differ from --from"),
         (("{tmp}/half", *LAYOUTS), "target_folder: must not be the source folder"),
     ],
 )
@@ -107,7 +109,18 @@ def test_extend_prints_json(call, folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("yarn", "--factor", "0.5"), "factor: must be >= 1"),
+        (("yarn", "--factor", "0.5"), "ropewalk: --factor: must be >= 1"),
+        (("dynamic_yarn", "--factor", "2"), "kind: must be one of linear, ntk, dynamic, yarn, longrope, llama3; got"),
+        (("longrope", "--factor", "2"), "--set: must give longrope its factors, one per pair: --set long_factor="),
+        (("yarn", "--factor", "2", "--set", "factor=2"), "; use --factor; got 'factor=2'"),
+        (("yarn", "--factor", "2", "--set", "original_length=2"), "; use --original-length; got"),
+        (("yarn", "--factor", "2", "--set", "overwrite=true"), "; use --overwrite; got"),
+        (("yarn", "--factor", "2", "--set", "layer_types=2"), "; use --layer-type; got"),
+        (("yarn", "--factor", "2", "--set", "kind=3"), "--set: must be name=JSON with a name that yarn has (attention_factor,"),
+        (("yarn", "--factor", "2", "--set", "model=3"), "--set: must be name=JSON with a name that yarn has (attention_factor,"),
+        (("yarn", "--factor", "2", "--set", "beta_fast=NaN"), "--set: must be name=JSON with finite numbers"),
+        (("yarn", "--factor", "2", "--set", 'beta_fast=1,"x":2'), "--set: must be name=JSON with finite numbers"),
+        (("yarn", "--factor", "2", "--layer-type", "nope"), "--layer-type: must be one of full_attention; got 'nope'"),
         (("xpos", "--factor", "2"), "kind: must be one of"),
         (("yarn", "--factor", "2", "--set", "beta_fast"), "--set: must be name=JSON"),
         (("yarn", "--factor", "2", "--out", "{tmp}/half/config.json"), "--out: must be a file that does not exist"),
@@ -118,3 +131,23 @@ def test_a_refusal_of_extend_is_one_line(call, folder, tmp_path, arguments, says
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert says in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["half"]
+
+
+def test_an_existing_scaling_is_replaced_only_if_asked(call, tmp_path):
+    config = {"model_type": "llama", "head_dim": 12, "max_position_embeddings": 64, "rope_theta": 1e4,
+              "rope_scaling": {"rope_type": "linear", "factor": 2.0}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, _, err = call("extend", tmp_path, "yarn", "--factor", "4")
+    assert code == 2
+    assert "; pass --overwrite to replace it; got" in err.replace("has; pass", "; pass")
+    assert call("extend", tmp_path, "yarn", "--factor", "4", "--overwrite")[0] == 0
+
+
+def test_a_config_that_its_family_would_not_load_is_refused(call, tmp_path):
+    text = {"hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 128, "rope_theta": 5e5}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ernie4_5_vl_moe", "text_config": text}))
+    code, out, err = call("extend", tmp_path, "yarn", "--factor", "4", "--out", tmp_path / "new.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "kind: must be ntk for ernie4_5_vl_moe_text" in err
+    assert not (tmp_path / "new.json").exists()
+    assert call("extend", tmp_path, "ntk", "--factor", "4")[0] == 0

@@ -45,7 +45,7 @@ def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS,
         call()
         once[name] = max(time.process_time() - start, 1e-6)
         loops[name] = max(1, int(at_least / once[name]))
-    rounds = max(min(rounds, 3), min(rounds, int(ENOUGH / (2 * sum(once.values())))))
+    rounds = max(min(rounds, 3), min(rounds, int(ENOUGH / (2 * sum(once.values(), 1e-6)))))
     for _ in range(rounds):
         for name, call in calls.items():
             warm_until = time.perf_counter() + WARM_UP

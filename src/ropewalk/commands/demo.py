@@ -26,6 +26,8 @@ STUDIES: dict[str, list[str]] = {
 }
 #: a tenth fewer steps than the preset has, so that four models are trained within eight minutes
 STEPS = "train.stages=[{length=128, batch=8, steps=540}]"
+#: q of the timed sequence has 2 GiB in float32
+MOST_TOKENS = 1 << 17
 NEXT = """Next:
   ropewalk explore                                     change the settings of a rope in a browser
   ropewalk inspect config.json                         explain a checkpoint's rope
@@ -40,7 +42,7 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, jso
     An interrupted demo continues where it stopped. The exit code is 1 if any error is beyond its bound.
     """
     start = time.perf_counter()
-    integer("tokens", tokens, low=1, high=1 << 20)
+    integer("tokens", tokens, low=1, high=MOST_TOKENS)
     choice("preset", preset, ("smoke", "cpu", "gpu"))
     device = device_of(device)
     out.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,13 @@ from typing import Any
 from rich.table import Table
 
 from ropewalk.commands import console, device_of
-from ropewalk.errors import choice
+from ropewalk.errors import choice, integer
 from ropewalk.lab.report import read_all, write_report
 from ropewalk.lab.studies import STUDIES, read_study, run_study
 from ropewalk.lab.studies.findings import Findings
+
+#: more would be a typing error
+MOST_SEEDS, MOST_WORKERS = 1000, 1024
 
 
 def list_studies(json: bool) -> None:
@@ -38,8 +41,12 @@ def run(
     json: bool,
 ) -> None:
     """Run studies, print their tables and claims, and write the report."""
-    selected = list(STUDIES) if names == ["all"] else [choice("study", name, STUDIES) for name in names]
+    selected = list(STUDIES) if names == ["all"] else [choice("NAME", name, [*STUDIES, "all"]) for name in names]
     device = device_of(device)
+    if seeds is not None:
+        integer("seeds", seeds, low=1, high=MOST_SEEDS)
+    if workers is not None:
+        integer("workers", workers, low=1, high=MOST_WORKERS)
     for name in selected:
         study = STUDIES[name]
         folder = run_study(

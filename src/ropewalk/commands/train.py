@@ -9,9 +9,13 @@ from pathlib import Path
 import torch
 
 from ropewalk.commands import console
+from ropewalk.errors import integer
 from ropewalk.lab.distributed import launched
 from ropewalk.lab.runs import make_trainer
 from ropewalk.lab.settings import read_preset
+
+#: more would be a typing error
+MOST_THREADS = 1024
 
 
 def train(
@@ -27,7 +31,7 @@ def train(
     """Train a model from a preset with changed settings, and print how it ended."""
     settings = read_preset(preset, change or ())
     if threads is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(integer("threads", threads, low=1, high=MOST_THREADS))
     with launched(parallel, device) as group:
         trainer = make_trainer(settings, folder, parallel=group, tensorboard=tensorboard, progress=not json)
         outcome = trainer.run()

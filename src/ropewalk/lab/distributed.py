@@ -9,6 +9,7 @@ context   every rank has the model and a part of every row; attention is ring at
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -161,6 +162,8 @@ def pick_device(name: str | None = None, number: int | None = None) -> torch.dev
     kind = name if name is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     if kind.startswith("cuda") and not torch.cuda.is_available():
         raise RopeError("device", "CUDA is not available here; use cpu", name)
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", kind):
+        raise RopeError("device", "must be cpu, cuda or cuda:N", name)
     return torch.device(f"cuda:{number}" if kind == "cuda" and number is not None else kind)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropewalk.errors import RopeError, choice, number
+from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.lab.batches import Batches, MaskedBatches, MixedBatches, TaskBatches, TextBatches
 from ropewalk.lab.corpus import open_corpus
 from ropewalk.lab.distributed import Parallel
@@ -27,6 +27,8 @@ MODELS: dict[str, tuple[Any, Callable[[Any], nn.Module]]] = {
     "decoder": (DecoderConfig, Decoder),
     "roformer": (RoFormerConfig, RoFormer),
 }
+#: layers, or experts, that a model may have; more would be a typing error
+MOST_LAYERS = 10_000
 #: the model head that a RoFormer needs for each objective
 _ROFORMER_HEADS = {"masked": "masked_lm", "causal": "causal_lm", "pairs": "classification", "triplets": "similarity"}
 
@@ -102,9 +104,14 @@ def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size
     config, build = MODELS[kind]
     check_names("model", table, config)
     table = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    for name in ("num_layers", "num_experts"):
+        integer(f"model.{name}", table.get(name, 1), low=0, high=MOST_LAYERS)
     with torch.random.fork_rng(devices=[]):  # leave the caller's CPU generator unchanged
         torch.manual_seed(settings.seed)
-        return build(config(**table))
+        try:
+            return build(config(**table))
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            raise RopeError("model", f"must fit in memory ({' '.join(str(error).split())[:80]})", table) from None
 
 
 def make_trainer(

@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.lab.schedule import SCHEDULES, Stage, total_steps
@@ -96,8 +97,11 @@ def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
         raise RopeError("preset", f"must be the path of a TOML file or one of {', '.join(preset_names())}", str(name))
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RopeError("preset", f"must be TOML ({error})", str(name)) from None
+    values = [key for key, table in tables.items() if not isinstance(table, dict)]
+    if values:
+        raise RopeError("preset", "must hold tables only: model, data and train", values)
     for change in changes:
         target, equals, text = change.partition("=")
         table, dot, setting = target.strip().partition(".")
@@ -112,25 +116,45 @@ def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
 
 def make_settings(table: dict[str, Any]) -> Settings:
     """Make Settings from plain data; an unknown name is an error."""
-    check_names("train", table, Settings)
     stages = table.get("stages")
     if not isinstance(stages, list) or not all(isinstance(s, dict) and set(s) == {"length", "batch", "steps"} for s in stages):
         raise RopeError("train.stages", "must be a list of tables with length, batch and steps", stages)
+    check_names("train", table, Settings)
     rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k != "stages"}
     return Settings(stages=tuple(Stage(**stage) for stage in stages), **rest)
 
 
 def check_names(table: str, values: dict[str, Any], cls: Any) -> None:
-    """Raise an error if a table of a preset has names that are not fields of a dataclass."""
+    """Raise an error if a table of a preset has names that are not fields of a dataclass, or values of other types."""
     names = [each.name for each in fields(cls)]
     unknown = sorted(set(values) - set(names))
     if unknown:
         raise RopeError(table, f"has no setting {', '.join(unknown)}; known: {', '.join(names)}", unknown)
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            choices = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
+            kinds = [_KINDS.get(each, "a list") for each in choices if each is not NoneType]
+            raise RopeError(f"{table}.{name}", f"must be {' or '.join(kinds)}", value)
+
+
+_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value may be given for a field; types that TOML has no values of are left to the class."""
+    if isinstance(hint, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if hint in _KINDS:
+        return isinstance(value, (int, float) if hint is float else hint) and isinstance(value, bool) == (hint is bool)
+    if get_origin(hint) is tuple:
+        return isinstance(value, list | tuple)
+    return hint is not NoneType or value is None
 
 
 def toml_value(text: str) -> Any:
     """Parse the value of a "name=value" flag as TOML; text that is not TOML is a plain string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text.strip()

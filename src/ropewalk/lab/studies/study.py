@@ -45,8 +45,17 @@ class Study:
             name, equals, text = change.partition("=")
             if not equals or name not in settings:
                 raise RopeError("set", f'must read "name=value" with a setting of {self.name}: {", ".join(settings)}', change)
-            settings[name] = toml_value(text)
+            value = toml_value(text)
+            if not _is_like(value, settings[name]):
+                raise RopeError("set", f"must give {name} a value like the preset's, {settings[name]!r}", change)
+            settings[name] = value
         return settings
+
+
+def _is_like(value: Any, example: Any) -> bool:
+    """Return whether a setting has the type of its preset's value; an integer may stand for a float."""
+    kinds = (int, float) if isinstance(example, float) else type(example)
+    return example is None or (isinstance(value, kinds) and isinstance(value, bool) == isinstance(example, bool))
 
 
 def run_study(

@@ -1,0 +1,220 @@
+"""Every option of every command with hostile values: an exit code and one line, never a traceback and never a hang.
+
+The options come from the command table itself, so a new option is tested without an edit here. Only the work that takes
+minutes is replaced: timings, training, drawing, and serving the page.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import types
+import typing
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import command_line
+import ropewalk_cli
+from door import as_users_call
+from ropewalk import cli, selfcheck
+from ropewalk.bench import cpu
+from ropewalk.commands import demo, figures
+from ropewalk.explorer import launch
+from ropewalk.lab import runs
+from ropewalk.lab.settings import Settings
+from ropewalk.lab.studies import STUDIES
+from ropewalk.lab.studies.findings import Findings
+from ropewalk.lab.trainer import Outcome
+from ropewalk.models import DecoderConfig
+
+LLAMA = {"model_type": "llama", "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64, "rope_theta": 1e4}
+UNICODE = "🧵 ٣ \u202e\n\t\udc80"
+TEXTS = [
+    "", " ", "-", "nope", UNICODE, "[bold]x[/bold]", "{x} %s $HOME", "a" * 5000, "[" * 5000, "NaN", "null", "[]", '{"a": 1}', "=",
+    "a=", "=1", "a=b=c", "a.b=[", "../../etc/passwd", "--json",
+]  # fmt: skip
+INTEGERS = ["", "-1", "0", "1", "3", "nan", "1e3", "1.5", "9" * 30, str(2**62), str(2**63), "0x10", "x", UNICODE]
+NUMBERS = ["", "-1", "0", "1", "nan", "inf", "-inf", "1e309", "1e308", "1,5", "x", UNICODE]
+#: values of --set, beside every hostile text; the names are those of the command
+SETTINGS = ["-1", "0", "nan", "1e400", '"x"', "[]", "{}", "true", "[1, [2]]", "1979-05-27", "99999999999999999999"]
+FILES = {
+    "empty": b"", "binary": bytes(range(256)) * 8, "list.json": b"[1, 2]", "scalar.json": b"3", "deep.json": b"[" * 100_000,
+    "wrong.json": json.dumps({**LLAMA, "rope_scaling": 3}).encode(), "typed.json": json.dumps({**LLAMA, "rope_theta": "x"}).encode(),
+    "huge.json": json.dumps({**LLAMA, "max_position_embeddings": 10**39}).encode(), "text.json": b'{"text_config": []}',
+    "truncated.json": b'{"model_type": "llama"', "values.toml": b"train = 3\n", "lists.toml": b"[[train]]\na = 1\n",
+    "wrong.toml": b"[train]\nstages = 3\n", "deep.toml": b"a = " + b"[" * 5000, UNICODE.replace("\n", " "): b"{}",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """A folder with a config, a checkpoint, hostile files, and folders that hold such files as their config.json."""
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
+    weights = {f"model.layers.0.self_attn.{name}_proj.weight": torch.randn(16, 16) for name in "qk"}
+    save_file(weights, folder / "model" / "model.safetensors")
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+        if name.endswith(".json"):
+            (folder / f"folder of {name}").mkdir()
+            (folder / f"folder of {name}" / "config.json").write_bytes(data)
+            (folder / f"folder of {name}" / "model.safetensors").write_bytes(data)
+            (folder / f"folder of {name}" / "study.json").write_bytes(data)
+    (folder / "no files").mkdir()
+    (folder / "lab" / "decay").mkdir(parents=True)
+    machine = {"device": "cpu", "python": "3", "torch": "2", "date": "today"}
+    facts = {"study": "decay", "preset": "smoke", "seeds": 1, "settings": {}, "machine": machine}
+    (folder / "lab" / "decay" / "study.json").write_text(json.dumps(facts))
+    (folder / "lab" / "decay" / "rows.jsonl").write_text("")
+    return folder
+
+
+def paths(files: Path) -> list[str]:
+    found = [str(path) for path in sorted(files.iterdir())]
+    return ["", "missing", str(files / "config.json" / "below a file"), "n" * 300, UNICODE, "/dev/null", "/dev/zero", *found]
+
+
+@pytest.fixture
+def valid(files) -> dict[str, list[str]]:
+    """The arguments with which each command succeeds."""
+    config = str(files / "config.json")
+    return {
+        "inspect": [config], "audit": [config], "figures": ["pictures"], "explore": ["--port", "8599", "--no-browser"],
+        "convert": [str(files / "model"), "--from", "half", "--to", "interleaved", "--dry-run"],
+        "extend": [config, "yarn", "--factor", "2"], "demo": [], "bench": [], "info": [], "train": ["smoke"],
+        "lab train": ["smoke"], "lab list": [], "lab run": ["decay", "--preset", "smoke"], "lab report": [str(files / "lab")],
+    }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path, files):
+    """A folder of its own to write to, and no work that takes long."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROPEWALK_CACHE", str(files / "cache"))
+    row = {"shape": "s", "order": "bhsd", "dtype": "float32", "contender": "c", "pass": "forward", "us": 1.0, "rms_error": 0.0}
+    timed = {**row, "copy_us": 1.0, "times_copy": 1.0, "peak_bytes": 3}
+    monkeypatch.setattr(cpu, "measure", lambda *_, **__: iter([timed, {**row, "skipped": "needs 'ropewalk[bench]'"}]))
+    monkeypatch.setattr(selfcheck, "steps", lambda *_: iter([]))
+    monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
+    monkeypatch.setattr(demo, "_benchmark", lambda: demo.Table("t", ("a",), []))
+    monkeypatch.setattr(demo, "_study", lambda out, *_: ({}, out / "report.html"))
+    monkeypatch.setattr(figures, "write_all", write_all)
+    monkeypatch.setattr(launch, "launch", lambda *_: None)
+    outcome = Outcome(1, False, 1.0, 0.1)
+    monkeypatch.setattr(runs, "Trainer", lambda *_, **__: types.SimpleNamespace(run=lambda: outcome))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    empty = {"run": lambda runner: {}, "findings": lambda rows, facts: Findings()}
+    for study in STUDIES.values():
+        for name, function in empty.items():
+            monkeypatch.setitem(vars(study), name, function)
+
+
+def write_all(folder: Path, view, names, suffix) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "contact-sheet.png").write_bytes(b"")
+    return [folder / f"{name}.{suffix}" for name in names] + [folder / "contact-sheet.png"]
+
+
+def all_commands() -> dict[str, object]:
+    """Every command and subcommand by the words that call it."""
+    found = {}
+    for name in cli.COMMANDS:
+        leaves = ropewalk_cli.leaves(ropewalk_cli.command_tree(name))
+        found |= {words: leaf for words, leaf in leaves.items() if words.split()[0] == name}
+    return found
+
+
+COMMANDS = all_commands()
+
+
+def plain_types(hint) -> list[type]:
+    """The types in an annotation such as `list[str] | None`."""
+    parts = [part for each in typing.get_args(hint) for part in plain_types(each)]
+    return parts or [hint]
+
+
+def hostile(command: str, parameter, files: Path) -> list[str]:
+    """Hostile values for one option or argument, by its type."""
+    kinds = set(plain_types(typing.get_type_hints(COMMANDS[command].callback)[parameter.name])) - {list, types.NoneType}
+    simple = {int: INTEGERS, float: NUMBERS, Path: paths(files)}
+    assert kinds <= {str, *simple}, f"{command} {parameter.name}: no hostile values for {kinds}"
+    (kind,) = kinds
+    if kind is not str:
+        return simple[kind]
+    if "--set" not in parameter.opts:
+        return [*TEXTS, *paths(files)] if parameter.param_type_name == "argument" else TEXTS
+    tables = {"train": Settings, "data": runs.Data, "model": DecoderConfig}
+    names = [f"{table}.{field.name}" for table, kind in tables.items() for field in fields(kind)]
+    names = names if "train" in command else [*STUDIES["decay"].presets["smoke"], "beta_fast", "truncate", "long_factor"]
+    return [*TEXTS, *(f"{name}={value}" for name in names for value in SETTINGS)]
+
+
+def changed(arguments: list[str], parameter, place: int, value: str | None) -> list[str]:
+    """The arguments with the value in the place of what they say; None for an option that is a flag."""
+    if parameter.param_type_name == "argument":
+        return [*arguments[:place], value, *arguments[place + 1 :]]
+    option = max(parameter.opts, key=len)
+    if value is None:
+        return [*arguments, option]
+    kept = [word for i, word in enumerate(arguments) if option not in (word, arguments[i - 1] if i else "")]
+    return [*kept, f"{option}={value}"] if option.startswith("--") else [*kept, option, value]
+
+
+def draws(command: str, arguments: list[str], files: Path) -> list[list[str]]:
+    """One run for each option and each hostile value of it."""
+    found, place = [], 0
+    for parameter in COMMANDS[command].params:
+        values = [None] if getattr(parameter, "is_flag", False) else hostile(command, parameter, files)
+        if parameter.name != "help":
+            found += [changed(arguments, parameter, place, value) for value in values]
+        place += parameter.param_type_name == "argument"
+    return found
+
+
+def run(capsys, command: str, arguments: list[str]) -> int:
+    with as_users_call():
+        code, out, err = command_line.call(capsys, *command.split(), *arguments)
+    said = f"{command} {arguments}: {code}\n{out[-300:]}\n{err[-1000:]}"
+    assert code in (0, 1, 2), said
+    assert "Traceback" not in out + err, said
+    if code:
+        assert re.fullmatch(r"ropewalk: \S.*\n", err), said
+        # words of the command line, not of Python
+        assert not re.search(r"\w=(True|False|None)\b|RopeError|Error\(", err.split("; got ")[0]), said
+    else:
+        assert out, said
+    return code
+
+
+def test_every_command_is_here(valid):
+    assert set(valid) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_hostile_value_is_answered(capsys, valid, files, full, command):
+    assert run(capsys, command, valid[command]) == 0
+    found = draws(command, valid[command], files)
+    drawn = found if full else random.Random(command).sample(found, min(len(found), 40))
+    codes = [run(capsys, command, arguments) for arguments in drawn]
+    assert len(found) < 4 or 2 in codes
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_several_hostile_values_at_once_are_answered(capsys, valid, files, full, command):
+    drawn = random.Random(command)
+    options = [each for each in COMMANDS[command].params if each.param_type_name == "option" and each.name != "help"]
+    if all(each.is_flag for each in options):
+        return
+    for _ in range(100 if full else 4):
+        arguments = valid[command]
+        for parameter in drawn.sample(options, min(len(options), 3)):
+            value = None if parameter.is_flag else drawn.choice(hostile(command, parameter, files))
+            arguments = changed(arguments, parameter, 0, value)
+        run(capsys, command, arguments)
