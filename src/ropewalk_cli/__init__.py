@@ -172,11 +172,12 @@ def _with_refusals(command: Any) -> Callable[..., Any]:
     def run(**values: Any) -> Any:
         try:
             return call(**values)
-        except ValueError as error:
+        except ValueError as raised:
             # looked up, not imported: a command of the user's own may do without torch
             errors = sys.modules.get("ropewalk.errors")
-            if errors is None or not isinstance(error, errors.RopeError):
+            if errors is None or not isinstance(raised, errors.RopeError):
                 raise
+            error: Any = raised
             field = next((_option(each) for each in command.params if _is_about(error, each, values)), error.field)
             rule = re.sub(r"(\w+=\S* )?\(CLI: ([^)]*)\)", lambda found: found[2] if found[1] else f"({found[2]})", error.rule)
             raise _Refused(str(errors.RopeError(field, rule, error.value))) from None

@@ -44,7 +44,8 @@ NUMBERS = ["", "-1", "0", "1", "nan", "inf", "-inf", "1e309", "1e308", "1,5", "x
 SETTINGS = ["-1", "0", "nan", "1e400", '"x"', "[]", "{}", "true", "[1, [2]]", "1979-05-27", "99999999999999999999"]
 FILES = {
     "empty": b"", "binary": bytes(range(256)) * 8, "list.json": b"[1, 2]", "scalar.json": b"3", "deep.json": b"[" * 100_000,
-    "wrong.json": json.dumps({**LLAMA, "rope_scaling": 3}).encode(), "typed.json": json.dumps({**LLAMA, "rope_theta": "x"}).encode(),
+    "wrong.json": json.dumps({**LLAMA, "rope_scaling": 3}).encode(),
+    "typed.json": json.dumps({**LLAMA, "rope_theta": "x"}).encode(),
     "huge.json": json.dumps({**LLAMA, "max_position_embeddings": 10**39}).encode(), "text.json": b'{"text_config": []}',
     "truncated.json": b'{"model_type": "llama"', "values.toml": b"train = 3\n", "lists.toml": b"[[train]]\na = 1\n",
     "wrong.toml": b"[train]\nstages = 3\n", "deep.toml": b"a = " + b"[" * 5000, UNICODE.replace("\n", " "): b"{}",
@@ -122,7 +123,7 @@ def write_all(folder: Path, view, names, suffix) -> list[Path]:
     return [folder / f"{name}.{suffix}" for name in names] + [folder / "contact-sheet.png"]
 
 
-def all_commands() -> dict[str, object]:
+def all_commands() -> dict[str, typing.Any]:
     """Every command and subcommand by the words that call it."""
     found = {}
     for name in cli.COMMANDS:
@@ -158,11 +159,11 @@ def hostile(command: str, parameter, files: Path) -> list[str]:
 
 def changed(arguments: list[str], parameter, place: int, value: str | None) -> list[str]:
     """The arguments with the value in the place of what they say; None for an option that is a flag."""
-    if parameter.param_type_name == "argument":
-        return [*arguments[:place], value, *arguments[place + 1 :]]
     option = max(parameter.opts, key=len)
     if value is None:
         return [*arguments, option]
+    if parameter.param_type_name == "argument":
+        return [*arguments[:place], value, *arguments[place + 1 :]]
     kept = [word for i, word in enumerate(arguments) if option not in (word, arguments[i - 1] if i else "")]
     return [*kept, f"{option}={value}"] if option.startswith("--") else [*kept, option, value]
 

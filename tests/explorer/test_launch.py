@@ -86,7 +86,9 @@ def test_no_path_is_served_under_another_name(server, path):
 
 
 def test_a_port_in_use_is_told_in_one_line(capsys, server):
-    assert "--port: must be free on 127.0.0.1 (Address already in use); choose another one" in refusal(capsys, "--port", server.rpartition(":")[2])
+    assert "--port: must be free on 127.0.0.1 (Address already in use); choose another one" in refusal(
+        capsys, "--port", server.rpartition(":")[2]
+    )
 
 
 def answer(address: str, **headers: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ropewalk.bench.cases import GROUPS
 from ropewalk.bench.rows import Row
 
 BOTH_ORDERS = ("bshd", "bhsd")
@@ -124,6 +125,39 @@ def models_table(rows: list[Row]) -> str:
     return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
 
 
+#: the ways to rotate that the documents compare, and the contenders that are those ways
+WAYS = {"basic": "ropewalk, basic", "optimised": "ropewalk", "memory-efficient": "ropewalk, in place"}
+
+
+def doc_shapes_table(rows: list[Row]) -> str:
+    """Return, for each machine, a table of time and peak memory by contender and shape, with the documents' claims below."""
+    shapes, parts = GROUPS["doc shapes"], []
+    timed = [r for r in rows if (r.get("pass"), r["order"]) == ("forward", "bhsd") and r["shape"] in shapes]
+    for machine in dict.fromkeys(r["machine"] for r in timed):
+        by_case = {(r["contender"], r["shape"]): r for r in timed if r["machine"] == machine}
+        others = dict.fromkeys(contender for contender, _ in by_case if contender not in WAYS.values())
+        names = {**{contender: f"{way}: {contender}" for way, contender in WAYS.items()}, **{name: name for name in others}}
+        lines = [[name, *(_time_and_memory(by_case.get((each, shape))) for shape in shapes)] for each, name in names.items()]
+        basic, optimised, efficient = ([by_case.get((contender, shape)) for shape in shapes] for contender in WAYS.values())
+        faster = [f"{a['us'] / b['us']:.1f}" if a and b else "-" for a, b in zip(basic, optimised, strict=True)]
+        less = [_less_memory(a, b) for a, b in zip(optimised, efficient, strict=True)]
+        lines.append(["optimised: times as fast as basic (documents: 1.5 to 3)", *faster])
+        lines.append(["memory-efficient: less memory than optimised (documents: 20 to 50 %)", *less])
+        one_thread = ", one thread" if any(r.get("threads") == 1 for r in by_case.values()) else ""
+        parts.append(markdown([f"{machine}{one_thread}", *shapes], lines))
+    return "\n".join(parts)
+
+
+def _time_and_memory(row: Row | None) -> str:
+    return "-" if row is None else f"{row['us'] / 1000:.3g} ms, {row['peak_bytes'] / 1e6:,.0f} MB"
+
+
+def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
+    if optimised is None or efficient is None:
+        return "-"
+    return f"{100 * (1 - efficient['peak_bytes'] / optimised['peak_bytes']):.0f} %"
+
+
 #: marker in docs/benchmarks.md -> (file in results/, function that makes the table)
 TABLES = {
     "gpu": ("h200.jsonl", gpu_table),
@@ -136,6 +170,7 @@ TABLES = {
     "cpu_x86": ("cpu_x86.jsonl", cpu_table),
     "cpu_patch": ("cpu_patch.jsonl", models_table),
     "cpu_linear": ("cpu_linear.jsonl", attention_table),
+    "doc_shapes": ("doc_shapes.jsonl", doc_shapes_table),
 }
 
 

@@ -125,7 +125,7 @@ def _precision(report: selfcheck.Report) -> Table:
     ]
     return Table(
         "Precision of cos and sin",
-        ("precision", "near position", "error", "bound", "own error", ""),
+        ("precision", "near position", "error", "bound", "own error", "verdict"),
         rows,
         "error: compared with theta^(-2i/d) in 60 digits. own error: compared with its own frequencies.",
     )
@@ -133,7 +133,7 @@ def _precision(report: selfcheck.Report) -> Table:
 
 def _laws(report: selfcheck.Report) -> Table:
     rows = [(law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws]
-    return Table("Laws", ("law", "error", "bound", ""), rows, "Measured on the default backend.")
+    return Table("Laws", ("law", "error", "bound", "verdict"), rows, "Measured on the default backend.")
 
 
 def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
@@ -150,7 +150,7 @@ def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
         rows.append((row.name, row.dtype, error, f"{row.milliseconds:.2f}", copies, halves, verdict))
     return Table(
         f"One q [1, 32, {tokens}, 128] and k [1, 8, {tokens}, 128] on {device}",
-        ("backend", "dtype", "error", "ms", "x copy", "x rotate_half", ""),
+        ("backend", "dtype", "error", "ms", "x copy", "x rotate_half", "verdict"),
         rows,
         "error: largest, over both layouts and positions up to 10,000,000, relative to the length of the pair. "
         "rotate_half uses a ready-made table in the tensor's dtype; it has no error bound and so no verdict.",

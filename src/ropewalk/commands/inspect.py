@@ -190,7 +190,7 @@ def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
 
 def _tables(layer: dict[str, Any]) -> list[RenderableType]:
     values = [(name, _short(entry["value"]), entry["source"]) for name, entry in layer["values"].items()]
-    summary = [(LABELS.get(name, name.replace("_", " ")), _cell(value)) for name, value in layer["summary"].items()]
+    summary = [(LABELS.get(name) or name.replace("_", " "), _cell(value)) for name, value in layer["summary"].items()]
     rows, served = layer["pairs"], layer["summary"]["served"]
     pairs = np.unique(np.linspace(0, len(rows) - 1, SHOWN_PAIRS).round().astype(int))
     ladder = [tuple(map(_cell, rows[i].values())) for i in pairs]
