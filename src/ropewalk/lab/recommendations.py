@@ -98,7 +98,8 @@ def _stream(result: StudyResult) -> tuple[str, str]:
 def _zero_shot(result: StudyResult) -> tuple[str, str]:
     factor = max(distinct(result.rows, "loss", "factor", tuned=0))
     methods = distinct(result.rows, "loss", "method", tuned=0)
-    losses = scores_by(result.rows, "loss", "method", methods, tuned=0, factor=factor)
+    start = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
+    losses = scores_by(result.rows, "loss", "method", methods, tuned=0, factor=factor, length=factor * start)
     return lowest(losses, f"loss at {factor}x, without training", same_model=True)
 
 
@@ -117,8 +118,9 @@ def _retrieval(result: StudyResult) -> tuple[str, str]:
     claim = result.findings.claims[0]
     if claim.verdict != HOLDS:
         return "No recommendation: the model did not learn to find pass keys at the trained length.", claim.evidence
-    far = max(distinct(result.rows, "found", "length"))
-    hits = scores_by(result.rows, "found", "method", distinct(result.rows, "found", "method", length=far), length=far)
+    rows = [r for r in result.rows if r["metric"] == "found" and r["base"] == result.rows[0]["base"]]
+    far = max(distinct(rows, "found", "length"))
+    hits = scores_by(rows, "found", "method", distinct(rows, "found", "method", length=far), length=far)
     errors = {method: Score(1 - each.values) for method, each in hits.items()}
     return lowest(errors, f"share of pass keys missed at {far}", same_model=True)
 

@@ -38,13 +38,19 @@ def stage_at(stages: Sequence[Stage], step: int) -> tuple[Stage, int]:
     return stage, sample + step * stage.batch
 
 
-def roformer_stages(shrink: int, lengths: Sequence[int] = (512, 1536, 256, 128, 1536, 512), narrow: int = 4) -> tuple[Stage, ...]:
-    """Return RoFormer's six stages with 1/`shrink` of the steps, 1/`narrow` of the lengths, and 1/16 of the batches."""
-    batches, steps = (256, 256, 256, 512, 256, 512), (200_000, 12_500, 120_000, 80_000, 10_000, 30_000)
-    smallest = min(batches)
+#: the six stages of RoFormer's pre-training, as published
+ROFORMER_STAGES = (
+    Stage(512, 256, 200_000), Stage(1536, 256, 12_500), Stage(256, 256, 120_000), Stage(128, 512, 80_000),
+    Stage(1536, 256, 10_000), Stage(512, 512, 30_000),
+)  # fmt: skip
+
+
+def roformer_stages(factor: int = 1) -> tuple[Stage, ...]:
+    """Return RoFormer's six stages with lengths divided by `factor`, batches by its square and steps by its fourth power."""
+    integer("factor", factor, low=1, high=16)
     return tuple(
-        Stage(length // narrow, 16 * batch // smallest, max(1, round(count / shrink)))
-        for length, batch, count in zip(lengths, batches, steps, strict=True)
+        Stage(stage.length // factor, stage.batch // factor**2, max(1, round(stage.steps / factor**4)))
+        for stage in ROFORMER_STAGES
     )
 
 

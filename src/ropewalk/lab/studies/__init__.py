@@ -12,6 +12,7 @@ from ropewalk.lab.studies import (
     migrate,
     mlm_lengths,
     multimodal,
+    norms,
     passkey,
     precision,
     relative,
@@ -21,7 +22,7 @@ from ropewalk.lab.studies.study import Study, read_study, run_study
 STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
     for module in (
-        encodings, extend, base, passkey, mlm_lengths, matching, linear, migrate, multimodal, decay, relative, precision,
+        encodings, extend, base, norms, passkey, mlm_lengths, matching, linear, migrate, multimodal, decay, relative, precision,
     )
 }  # fmt: skip
 

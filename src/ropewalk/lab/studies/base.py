@@ -10,16 +10,14 @@ from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, score
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
-from ropewalk.spec import RopeSpec
 
+STANDARD = 10_000.0
 BASES = [100.0, 1_000.0, 10_000.0, 100_000.0]
 _MULTIPLES = [1, 2, 4, 8, 16]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"preset": "smoke", "changes": [], "bases": [100.0, 1e4], "multiples": [1, 2], "windows": 6, "seeds": 2},
-    "cpu": {
-        "preset": "cpu", "changes": CPU_CHANGES, "bases": [100.0, 1e4], "multiples": _MULTIPLES, "windows": 24, "seeds": 1,
-    },
+    "cpu": {"preset": "cpu", "changes": CPU_CHANGES, "bases": BASES, "multiples": _MULTIPLES, "windows": 24, "seeds": 1},
     "gpu": {"preset": "gpu", "changes": GPU_CHANGES, "bases": BASES, "multiples": _MULTIPLES, "windows": 64, "seeds": 3},
     "cluster": {"preset": "cluster", "changes": [], "bases": BASES, "multiples": _MULTIPLES, "windows": 128, "seeds": 3},
 }  # fmt: skip
@@ -40,11 +38,8 @@ def measure(
     workspace: Workspace, *, base: float, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int
 ) -> list[Row]:
     """Train with one base and measure the loss at every length."""
-    plain = training.make_preset(preset, changes, seed)
-    head_dim = plain.model.get("head_dim", plain.model["hidden_size"] // plain.model["num_heads"])
-    with_base = training.make_preset(preset, changes, seed, encoding=RopeSpec(head_dim=head_dim, theta=base))
-    name = f"base-{base:g}-{seed}"
-    return training.train_and_measure(workspace, name, with_base, multiples, windows, base=base, seed=seed)
+    chosen = training.make_rope_preset(preset, changes, seed, base)
+    return training.train_and_measure(workspace, f"base-{base:g}-{seed}", chosen, multiples, windows, base=base, seed=seed)
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
@@ -59,12 +54,13 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], bases: list[float], lengths: list[int]) -> list[Claim]:
-    """Compare the smallest base with 10,000 at the shortest and the longest length."""
-    small, standard = bases[0], 10_000.0
+    """Compare every base with 10,000, which is stated to be the best, at the shortest and the longest length."""
     result = []
-    for length in (lengths[0], lengths[-1]):
-        pair = {f"{b:,.0f}": score(rows, "loss", base=b, length=length) for b in (small, standard)}
-        result.append(claim_order(f"At {length}, base {small:,.0f} has a lower loss than base {standard:,.0f}", pair, list(pair)))
+    for length in dict.fromkeys((lengths[0], lengths[-1])):
+        losses = {f"{b:,.0f}": score(rows, "loss", base=b, length=length) for b in (STANDARD, *bases)}
+        for other in (f"{b:,.0f}" for b in bases if b != STANDARD):
+            text = f"At {length}, base {STANDARD:,.0f} has a lower loss than base {other}"
+            result.append(claim_order(text, losses, [f"{STANDARD:,.0f}", other]))
     return result
 
 

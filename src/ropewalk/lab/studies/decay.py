@@ -15,6 +15,7 @@ from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
+from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
 _NAMES = ["rope", "alibi", "none"]
@@ -25,6 +26,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cluster": {"preset": "cluster", "changes": [], "encodings": _NAMES, "windows": 64, "seeds": 3},
 }
 BOUND = "bound for RoPE, base 10,000"
+FASTEST, SLOWEST = "fastest", "slowest"
+#: the head size of the classic plot of the bound, and of the stated wavelengths
+HEAD_DIM = 128
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
@@ -45,10 +49,18 @@ def measure(workspace: Workspace, *, encoding: str, seed: int, preset: str, chan
     distances = [2**n for n in range((3 * length // 4).bit_length())]
     rows = [row("weight", weights[:, d].numpy(), model=encoding, seed=seed, distance=d) for d in distances]
     if encoding == "rope":
-        radians = analysis.radians(RopeSpec(head_dim=128))
+        radians = analysis.radians(RopeSpec(head_dim=HEAD_DIM))
         bound = analysis.decay(radians, distances) / analysis.decay(radians, [0])
         rows += [row("bound", value, model=BOUND, seed=seed, distance=d) for d, value in zip(distances, bound, strict=True)]
+        fastest, *_, slowest = measured_wavelengths(RopeSpec(head_dim=HEAD_DIM))
+        rows += [row("wavelength", value, seed=seed, pair=pair) for pair, value in ((FASTEST, fastest), (SLOWEST, slowest))]
     return rows
+
+
+def measured_wavelengths(spec: RopeSpec) -> list[float]:
+    """Return the number of tokens after which each pair has made one turn, from its rotation between two tokens."""
+    cos, sin = (table[0].double() for table in Rope(spec).cos_sin(torch.tensor([1])))
+    return (2 * torch.pi / torch.atan2(sin, cos)).tolist()
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch import nn
 from ropewalk.lab.settings import Preset
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.extension_methods import LONGROPE, METHODS, NONE, rope_spec, search_longrope, spec_for
-from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_order, line_figure, score_rows
+from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_order, claim_within, line_figure, score_rows
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk.lab.studies.study import Study
@@ -69,7 +69,7 @@ def zero_shot(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], methods: list[str], factors: list[int], windows: int,
     search: dict[str, int],
 ) -> list[Row]:  # fmt: skip
-    """Measure every method at every factor, at the length factor * trained length."""
+    """Measure every method at every factor, at the trained length and at the length factor * trained length."""
     chosen, model = _rope_model(workspace, preset, changes, seed)
     plain, length = rope_spec(model), training.trained_length(chosen)
     text = training.held_out_windows(chosen, windows, max(factors) * length)
@@ -84,7 +84,7 @@ def zero_shot(
                 searched = search_longrope(model, search_text, factor, length, seed=seed, **options)
                 rows.append(row("factors", searched, **fields))
             longer = migrate(model, spec_for(method, plain, factor, length, searched)).model
-            rows += training.loss_rows(longer, text, [factor * length], length, **fields)
+            rows += training.loss_rows(longer, text, [length, factor * length], length, **fields)
     return rows
 
 
@@ -112,10 +112,16 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     trained = score(rows, "loss", tuned=0, factor=1)
     columns = ("method", *(f"{f}x = {f * start}" for f in factors))
     note = f"Nats per byte on the same last {start} tokens. At {start}, unchanged: {cell(trained)}."
-    tables = [Table("Zero-shot", columns, score_rows(rows, "loss", "method", methods, "factor", factors, tuned=0), note)]
+    at_factor = [r for r in rows if r["metric"] == "loss" and not r["tuned"] and r["length"] == r["factor"] * start]
+    tables = [Table("Zero-shot", columns, score_rows(at_factor, "loss", "method", methods, "factor", factors), note)]
+    short = [r for r in rows if r["metric"] == "loss" and not r["tuned"] and r["length"] == start and r["factor"] > 1]
+    if short:
+        columns = ("method", *(f"factor {f}" for f in factors))
+        note = f"The loss on text of the trained length, {start}, with each factor. Unchanged: {cell(trained)}."
+        tables.append(Table("Short text", columns, score_rows(short, "loss", "method", methods, "factor", factors), note))
     series = {}
     for method in methods:
-        losses = (trained, *(score(rows, "loss", tuned=0, method=method, factor=f) for f in factors))
+        losses = (trained, *(score(at_factor, "loss", method=method, factor=f) for f in factors))
         series[method] = ([1, *factors], [s.mean if s else float("nan") for s in losses])
     title = "Zero-shot, beyond the trained length"
     figures = {"extend": line_figure(series, title=title, x="times the trained length", y="loss")}
@@ -138,7 +144,8 @@ def _tuned_tables(rows: list[Row]) -> list[Table]:
 def claims(rows: list[Row], factors: list[int], start: int) -> list[Claim]:
     """Claim the order of methods that published zero-shot tables have, and that fine-tuning helps."""
     at = 4 if 4 in factors else factors[-1]
-    zero = scores_by(rows, "loss", "method", distinct(rows, "loss", "method", tuned=0), tuned=0, factor=at)
+    methods = distinct(rows, "loss", "method", tuned=0)
+    zero = scores_by(rows, "loss", "method", methods, tuned=0, factor=at, length=at * start)
     text = f"Zero-shot at {at}x: YaRN < NTK < none < interpolation in loss"
     result = [claim_order(text, zero, ["yarn", "ntk", "none", "linear"], same_model=True)]
     after = [r for r in rows if r["metric"] == "loss" and r["tuned"] and r["factor"] == at]
@@ -150,6 +157,12 @@ def claims(rows: list[Row], factors: list[int], start: int) -> list[Claim]:
     if "longrope" in zero:
         text = f"The LongRoPE search beats YaRN zero-shot at {at}x"
         result.append(claim_order(text, zero, ["longrope", "yarn"], same_model=True))
+    short = {m: score(rows, "loss", method=m, tuned=0, factor=factors[-1], length=start) for m in ("dynamic_yarn", "yarn")}
+    if short["dynamic_yarn"] is not None:
+        text = f"Dynamic YaRN leaves text of {start} tokens as it was"
+        result.append(claim_within(text, short["dynamic_yarn"], score(rows, "loss", tuned=0, factor=1), 0.001))
+        text = f"On text of {start} tokens, dynamic YaRN has a lower loss than YaRN with a factor of {factors[-1]}"
+        result.append(claim_order(text, short, ["dynamic_yarn", "yarn"], same_model=True))
     return result
 
 

@@ -8,7 +8,7 @@ from copy import deepcopy
 import numpy as np
 from torch import nn
 
-from ropewalk.frequencies import Dynamic, Linear, LongRope, Ntk, Yarn
+from ropewalk.frequencies import Dynamic, DynamicYarn, Linear, LongRope, Ntk, Yarn
 from ropewalk.frequencies.scaling import Scaling
 from ropewalk.interop.extend.search import search_factors
 from ropewalk.lab.evaluation import losses_and_hits
@@ -16,9 +16,14 @@ from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
 
+def beta_fast(length: int) -> float:
+    """Return YaRN's beta_fast, smaller for short lengths: there no pair makes the 32 turns of the default."""
+    return max(2.0, min(32.0, length / 16))
+
+
 def yarn(factor: float, length: int, **options: float) -> Yarn:
-    """Return YaRN with a smaller beta_fast: at short lengths no pair makes the 32 turns of the default."""
-    return Yarn(factor=factor, original_length=length, beta_fast=max(2.0, min(32.0, length / 16)), truncate=False, **options)
+    """Return YaRN with a beta_fast that suits the trained length."""
+    return Yarn(factor=factor, original_length=length, beta_fast=beta_fast(length), truncate=False, **options)
 
 
 #: method -> the scaling for a factor and the trained length; LongRoPE's factors are searched, see `search_longrope`
@@ -28,6 +33,8 @@ METHODS: dict[str, Callable[[float, int], Scaling]] = {
     "by_parts": lambda factor, length: yarn(factor, length, attention_factor=1.0),
     "yarn": yarn,
     "dynamic": lambda factor, length: Dynamic(factor=factor, original_length=length),
+    # its factor is the sequence's own length over the trained length
+    "dynamic_yarn": lambda factor, length: DynamicYarn(original_length=length, beta_fast=beta_fast(length), truncate=False),
 }
 NONE, LONGROPE = "none", "longrope"
 

@@ -93,6 +93,13 @@ def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: f
     return Claim(text, verdict, f"{difference(step)}, limit {limit:+g}")
 
 
+def claim_threshold(text: str, value: float, threshold: float, *, above: bool) -> Claim:
+    """Claim that a value without noise is at least the threshold (`above`), or less; NaN was not measured."""
+    if value != value:
+        return Claim(text, UNKNOWN, "no rows")
+    return Claim(text, HOLDS if (value >= threshold) == above else FAILS, f"{value:.1e}, threshold {threshold:g}")
+
+
 def score_rows(
     rows: list[Row], metric: str, field: str, names: Sequence[Any], column: str, columns: Sequence[Any], **fields: Any
 ) -> list[tuple[str, ...]]:

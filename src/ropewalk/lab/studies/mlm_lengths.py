@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ropewalk.lab.batches import IGNORED, mask_tokens
 from ropewalk.lab.evaluation import MAX_TOKENS, evaluating
+from ropewalk.lab.schedule import roformer_stages
 from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, line_figure, score_rows
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, read_rows, row, score, write_rows
@@ -19,34 +20,24 @@ from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import corpus_of, make_preset, make_trainer, preset_facts
 from ropewalk.lab.tokenizer import Bytes
 
+_SMALL = ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"]
 _LARGE = [
-    "model.hidden_size=384", "model.intermediate_size=1536", "model.num_layers=4", "model.num_heads=6", "data.source=code",
-    "train.learning_rate=7e-4", "train.warmup=400", "train.precision=bfloat16", "train.log_every=20",
+    "model.hidden_size=256", "model.intermediate_size=1024", "model.num_layers=4", "model.num_heads=4", "data.source=code",
+    "train.learning_rate=7e-4", "train.warmup=400", "train.precision=bfloat16", "train.log_every=20", "train.save_every=4000",
 ]  # fmt: skip
 
+
+def plain_stages(factor: int) -> list[list[int]]:
+    """Return RoFormer's stages, made smaller by one factor, as lists of (length, batch, steps)."""
+    return [[stage.length, stage.batch, stage.steps] for stage in roformer_stages(factor)]
+
+
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "mlm", "changes": ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"],
-        "stages": [[16, 4, 6], [48, 4, 3], [8, 4, 4]], "windows": 6, "seeds": 1,
-    },
-    "cpu": {
-        "preset": "mlm", "changes": [],
-        "stages": [[128, 16, 400], [384, 16, 25], [64, 16, 240], [32, 32, 160], [384, 16, 20], [128, 32, 60]],
-        "windows": 64, "seeds": 1,
-    },
-    "gpu": {
-        "preset": "mlm", "changes": _LARGE,
-        "stages": [[128, 128, 4000], [384, 128, 250], [64, 128, 2400], [32, 256, 1600], [384, 128, 200], [128, 256, 600]],
-        "windows": 256, "seeds": 1,
-    },
-    "cluster": {
-        "preset": "mlm", "changes": [*_LARGE, "model.hidden_size=768", "model.intermediate_size=3072", "model.num_layers=12"],
-        "stages": [
-            [512, 256, 20000], [1536, 256, 1250], [256, 256, 12000], [128, 512, 8000], [1536, 256, 1000], [512, 512, 3000],
-        ],
-        "windows": 256, "seeds": 3,
-    },
-}  # fmt: skip
+    "smoke": {"preset": "mlm", "changes": _SMALL, "stages": plain_stages(8), "windows": 6, "seeds": 1},
+    "cpu": {"preset": "mlm", "changes": [], "stages": plain_stages(4), "windows": 64, "seeds": 1},
+    "gpu": {"preset": "mlm", "changes": _LARGE, "stages": plain_stages(2), "windows": 256, "seeds": 1},
+    "cluster": {"preset": "roformer-paper", "changes": [], "stages": plain_stages(1), "windows": 256, "seeds": 1},
+}
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Study `passkey`: find five digits that are stated once in a text; accuracy by length, depth and extension method."""
+"""Study `passkey`: find five digits that are stated once in a text; accuracy by length, depth, extension method and base."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,11 +12,12 @@ from torch.nn import functional as F
 from ropewalk.lab.batches import IGNORED, Batch, MixedBatches, TaskBatches, TextBatches
 from ropewalk.lab.evaluation import depth_grid
 from ropewalk.lab.objectives import predict
+from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.extension_methods import METHODS, NONE, rope_spec, spec_for
-from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Table, line_figure
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Table, claim_order, line_figure
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk.lab.studies.rows import Row, distinct, row, score, select
+from ropewalk.lab.studies.rows import Row, distinct, row, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
@@ -23,23 +25,25 @@ from ropewalk.models.migrate import migrate
 #: a method works at a length if it finds this share of the pass keys
 FOUND = 0.95
 ALL = [NONE, *METHODS]
+#: the usual base, and the one of models with long contexts
+BASES = [10_000.0, 500_000.0]
 _DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {
         "preset": "smoke", "changes": ["train.stages=[{length=96, batch=4, steps=20}]"], "share": 0.5, "methods": [NONE, "yarn"],
-        "multiples": [1, 2], "depths": [0.0, 1.0], "count": 5, "seeds": 1,
+        "bases": BASES, "multiples": [1, 2], "depths": [0.0, 1.0], "count": 5, "seeds": 1,
     },
     "cpu": {
         "preset": "cpu", "changes": [*CPU_CHANGES, "train.stages=[{length=128, batch=16, steps=1200}]"], "share": 0.5,
-        "methods": ALL, "multiples": [1, 2, 4], "depths": _DEPTHS, "count": 20, "seeds": 1,
+        "methods": ALL, "bases": BASES, "multiples": [1, 2, 4], "depths": _DEPTHS, "count": 20, "seeds": 1,
     },
     "gpu": {
         "preset": "gpu", "changes": [*GPU_CHANGES, "train.stages=[{length=256, batch=128, steps=1200}]"], "share": 0.5,
-        "methods": ALL, "multiples": [1, 2, 4, 8], "depths": _DEPTHS, "count": 100, "seeds": 1,
+        "methods": ALL, "bases": BASES, "multiples": [1, 2, 4, 8], "depths": _DEPTHS, "count": 100, "seeds": 2,
     },
     "cluster": {
-        "preset": "cluster", "changes": [], "share": 0.2, "methods": ALL,
+        "preset": "cluster", "changes": [], "share": 0.2, "methods": ALL, "bases": BASES,
         "multiples": [1, 2, 4, 8, 16], "depths": _DEPTHS, "count": 200, "seeds": 3,
     },
 }  # fmt: skip
@@ -54,24 +58,29 @@ def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each seed and test it with every method."""
+    """Train one model for each base and seed, and test it with every method."""
     s = runner.settings
-    shared = {name: value for name, value in s.items() if name != "seeds"}
-    runner.run(Job(f"passkey-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
+    shared = {name: value for name, value in s.items() if name not in ("seeds", "bases")}
+    runner.run(
+        Job(f"passkey-{base:g}-{seed}", measure, {"base": base, "seed": seed, **shared})
+        for seed in runner.seeds
+        for base in s["bases"]
+    )
     return training.preset_facts(s["preset"], s["changes"])
 
 
 def measure(
-    workspace: Workspace, *, seed: int, preset: str, changes: list[str], share: float, methods: list[str], multiples: list[int],
-    depths: list[float], count: int,
+    workspace: Workspace, *, base: float, seed: int, preset: str, changes: list[str], share: float, methods: list[str],
+    multiples: list[int], depths: list[float], count: int,
 ) -> list[Row]:  # fmt: skip
     """Train on text and pass keys, then test at every length and depth."""
-    chosen = training.make_preset(preset, changes, seed, encoding="rope")
+    chosen = training.make_rope_preset(preset, changes, seed, base)
     corpus, length = training.corpus_of(chosen), training.trained_length(chosen)
     text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed)
     task = TaskBatches("passkey", corpus.vocab_size, seed)
     batches = MixedBatches((text, task), (1 - share, share), seed)
-    model = training.train_or_load(workspace, f"passkey-{seed}", chosen, batches=batches, objective=row_by_row).model
+    name = f"passkey-{base:g}-{seed}"
+    model = training.train_or_load(workspace, name, chosen, batches=batches, objective=row_by_row).model
     plain = rope_spec(model)
     rows = []
     for multiple in multiples:
@@ -79,7 +88,7 @@ def measure(
         for method in methods if multiple > 1 else [NONE]:
             longer = migrate(model, spec_for(method, plain, multiple, length)).model
             grid = depth_grid(longer, [multiple * length], depths, count, seed=seed, device=workspace.device)
-            fields: dict[str, Any] = {"method": method, "seed": seed}
+            fields: dict[str, Any] = {"base": base, "method": method, "seed": seed}
             rows += [row("found", hits, length=far, depth=depth, **fields) for (far, depth), hits in grid.items()]
     torch.cuda.empty_cache()
     return rows
@@ -91,24 +100,28 @@ def _mean(rows: list[Row], **fields: Any) -> float | None:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the accuracy by method, length and depth, and the longest length at which each method works."""
-    lengths, depths, methods = (distinct(rows, "found", field) for field in ("length", "depth", "method"))
-    means = {m: {n: _mean(rows, method=m, length=n) for n in lengths} for m in methods}
-    for method in methods:
-        means[method][lengths[0]] = means[NONE][lengths[0]]
-    cells = [(m, *(_percent(by[n]) for n in lengths), _reach(by)) for m, by in means.items()]
-    columns = ("method", *map(str, lengths), f"longest with {FOUND:.0%}")
-    by_method = Table("Pass keys found", columns, cells, "Mean over all depths.")
+    """Return the accuracy by base, method, length and depth, and the longest length at which each method works."""
+    lengths, depths, methods, bases = (distinct(rows, "found", field) for field in ("length", "depth", "method", "base"))
+    tables, series = [], {}
+    for base in bases:
+        means = {m: {n: _mean(rows, base=base, method=m, length=n) for n in lengths} for m in methods}
+        for method in methods:
+            means[method][lengths[0]] = means[NONE][lengths[0]]
+        cells = [(m, *(_percent(by[n]) for n in lengths), _reach(by)) for m, by in means.items()]
+        columns = ("method", *map(str, lengths), f"longest with {FOUND:.0%}")
+        tables.append(Table(f"Pass keys found, base {base:,.0f}", columns, cells, "Mean over all depths and seeds."))
+        series |= {f"{m}, base {base:,.0f}": (lengths, [100 * (by[n] or 0) for n in lengths]) for m, by in means.items()}
     deep = [
-        (f"{m}, {n}", *(_percent(_mean(rows, method=m, length=n, depth=d)) for d in depths))
+        (f"{base:,.0f}, {m}, {n}", *(_percent(_mean(rows, base=base, method=m, length=n, depth=d)) for d in depths))
+        for base in bases
         for m in methods
         for n in lengths
-        if select(rows, "found", method=m, length=n)
+        if select(rows, "found", base=base, method=m, length=n)
     ]
-    by_depth = Table("By depth", ("method, length", *(f"{d:.0%}" for d in depths)), deep, "0 % is the start of the text.")
-    series = {m: (lengths, [100 * (by[n] or 0) for n in lengths]) for m, by in means.items()}
+    columns = ("base, method, length", *(f"{d:.0%}" for d in depths))
+    tables.append(Table("By depth", columns, deep, "0 % is the start of the text."))
     figure = line_figure(series, title="Pass keys found", x="tokens", y="%")
-    return Findings([by_method, by_depth], {"passkey": figure}, claims(rows, lengths))
+    return Findings(tables, {"passkey": figure}, claims(rows, lengths, bases))
 
 
 def _percent(share: float | None) -> str:
@@ -125,15 +138,31 @@ def _reach(by_length: dict[int, float | None]) -> str:
     return str(reach) if reach else "none"
 
 
-def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Claim that the model solves the task at the trained length; otherwise results at longer lengths are meaningless."""
-    share = _mean(rows, method=NONE, length=lengths[0]) or 0.0
-    hits = score(rows, "found", method=NONE, length=lengths[0])
-    count = hits.values.size if hits is not None else 1
-    error = (max(share * (1 - share), 1 / count) / count) ** 0.5
-    verdict = HOLDS if share - 2 * error >= FOUND else FAILS if share + 2 * error < FOUND else TIED
-    text = f"At the trained length ({lengths[0]}) at least {FOUND:.0%} of the pass keys are found"
-    return [Claim(text, verdict, f"{share:.1%} ± {error:.1%} of {count}")]
+def missed(rows: list[Row], base: float, length: int, method: str = NONE) -> Score | None:
+    """Return the share of pass keys missed, [seeds, depths x samples]."""
+    found = select(rows, "found", base=base, method=method, length=length)
+    by_seed: dict[int, list[float]] = {}
+    for each in found:
+        by_seed.setdefault(each["seed"], []).extend(1 - value for value in each["values"])
+    return Score(np.array(list(by_seed.values()))) if by_seed else None
+
+
+def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Claim]:
+    """Claim that the task is solved at the trained length, without which the rest means nothing; then compare the bases."""
+    result = []
+    for base in bases:
+        share = _mean(rows, base=base, method=NONE, length=lengths[0]) or 0.0
+        count = sum(len(r["values"]) for r in select(rows, "found", base=base, method=NONE, length=lengths[0]))
+        error = (max(share * (1 - share), 1 / count) / count) ** 0.5
+        verdict = HOLDS if share - 2 * error >= FOUND else FAILS if share + 2 * error < FOUND else TIED
+        text = f"At the trained length ({lengths[0]}) at least {FOUND:.0%} of the pass keys are found, base {base:,.0f}"
+        result.append(Claim(text, verdict, f"{share:.1%} ± {error:.1%} of {count}"))
+    for other in bases[1:]:
+        for length in lengths[:2]:
+            pair = {f"{b:,.0f}": missed(rows, b, length) for b in (other, bases[0])}
+            text = f"At {length}, base {other:,.0f} misses fewer pass keys than base {bases[0]:,.0f}"
+            result.append(claim_order(text, pair, list(pair)))
+    return result
 
 
 STUDY = Study(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ropewalk.lab.studies.jobs import Workspace
 from ropewalk.lab.studies.rows import Row, digest, row
 from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder
+from ropewalk.spec import RopeSpec
 
 #: changes of the presets for studies: weights are initialised near 1 / sqrt(width), with which small models learn much faster,
 #: and embeddings with 1 (see `scale_embeddings`); on a GPU, a dozen models train in minutes, at a rate at which none diverges
@@ -37,6 +38,13 @@ def make_preset(name: str, changes: Sequence[str], seed: int, **model: Any) -> P
     """Return a preset with changes and a seed; `model` replaces values of its model table."""
     preset = read_preset(name, [*changes, f"train.seed={seed}"])
     return replace(preset, model={**preset.model, **model})
+
+
+def make_rope_preset(name: str, changes: Sequence[str], seed: int, base: float) -> Preset:
+    """Return a preset whose model has plain RoPE with the given base."""
+    sizes = read_preset(name, changes).model
+    head_dim = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_heads"])
+    return make_preset(name, changes, seed, encoding=RopeSpec(head_dim=head_dim, theta=base))
 
 
 def fine_tuning(preset: Preset, length: int, batch: int, steps: int, rate: float, seed: int) -> Preset:
@@ -56,18 +64,22 @@ def make_trainer(
     *,
     start: nn.Module | None = None,
     origin: str = "",
+    change: Callable[[nn.Module], nn.Module] = lambda model: model,
     batches: Batches | None = None,
     objective: Objective | None = None,
 ) -> Trainer:
     """Return a trainer whose folder depends on its settings and data, so that the same training is run only once.
 
-    start      the model to train, by default a new one; `origin` is a text that identifies its weights
+    start      the model to train, by default a new one
+    origin     a text that identifies the weights of `start`, or what `change` does
+    change     returns the model to train, made from `start` or the new model
     batches    the data, by default the data of the preset
     objective  the loss, by default the loss of the preset
     """
     data = make_data(preset.data)
     batches = make_batches(data, preset.train.seed) if batches is None else batches
     model = scale_embeddings(make_model(dict(preset.model), data, preset.train, batches.vocab_size)) if start is None else start
+    model = change(model)
     objective = OBJECTIVES[data.objective] if objective is None else objective
     identity = [preset.model, preset.data, preset.train.fixed(), origin, batches.fingerprint, objective.__name__]
     folder = workspace.models / f"{name}-{digest(identity)}"

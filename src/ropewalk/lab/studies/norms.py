@@ -1,0 +1,180 @@
+"""Study `norms`: a norm of q and k before the rotation, after it, or none, and a rotation that does not keep the norm.
+
+Measured are the loss, and whether scores depend on distance alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ropewalk.encodings import Sizes
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.lab.studies import training
+from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, claim_threshold, line_figure
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, row, score
+from ropewalk.lab.studies.study import Study
+from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
+from ropewalk.spec import RopeSpec
+
+NONE, NOT_KEPT = "none", "norm not kept"
+#: name -> (the norm, whether it follows the rotation); plain RoPE has none
+NORMS: dict[str, tuple[type[nn.Module], bool]] = {
+    "LayerNorm before": (nn.LayerNorm, False),
+    "LayerNorm after": (nn.LayerNorm, True),
+    "RMSNorm before": (nn.RMSNorm, False),
+    "RMSNorm after": (nn.RMSNorm, True),
+}
+#: scores depend on distance alone if a shift of all positions changes logits by less than this share of their deviation
+UNCHANGED = 1e-3
+_ALL = [NONE, NOT_KEPT, *NORMS]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {"preset": "smoke", "changes": [], "norms": _ALL, "multiples": [1, 2], "windows": 6, "shift": 1000, "seeds": 1},
+    "cpu": {
+        "preset": "cpu", "changes": CPU_CHANGES, "norms": _ALL, "multiples": [1, 2, 4], "windows": 24, "shift": 1000, "seeds": 1,
+    },
+    "gpu": {
+        "preset": "gpu", "changes": GPU_CHANGES, "norms": _ALL, "multiples": [1, 2, 4, 8], "windows": 64, "shift": 1000,
+        "seeds": 2,
+    },
+    "cluster": {
+        "preset": "cluster", "changes": [], "norms": _ALL, "multiples": [1, 2, 4, 8], "windows": 128, "shift": 1000, "seeds": 3,
+    },
+}  # fmt: skip
+
+
+class HeadNorm(nn.Module):
+    """A norm over the dimensions of a head, with learned weights, computed in float32."""
+
+    def __init__(self, norm: type[nn.Module], head_dim: int) -> None:
+        super().__init__()
+        self.norm = norm(head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.float()).to(x.dtype)
+
+
+class NormedRotary(Rotary):
+    """RoPE, then a norm of the rotated q and k; its mean and its weights are those of fixed dimensions, which RoPE rotates."""
+
+    relative: ClassVar[bool] = False
+
+    def __init__(self, sizes: Sizes, spec: RopeSpec, norm: type[nn.Module]) -> None:
+        super().__init__(sizes, spec)
+        self.q_norm, self.k_norm = HeadNorm(norm, sizes.head_dim), HeadNorm(norm, sizes.head_dim)
+
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        rotated = super().rotate(x, positions, key=key, length=length)
+        return (self.k_norm if key else self.q_norm)(rotated)
+
+
+class MixedLayouts(Rotary):
+    """RoPE with a common mistake: cos and sin of the half layout on interleaved pairs. It does not keep the norm of q and k."""
+
+    relative: ClassVar[bool] = False
+
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        cos, sin = (table.unsqueeze(-3) for table in self.rope.cos_sin_hf(positions))
+        partners = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        return (x * cos + partners * sin).to(x.dtype)
+
+
+def change_attention(model: nn.Module, name: str) -> nn.Module:
+    """Give every layer of a RoPE decoder the norms of an entry of NORMS, or mixed layouts, and return the model."""
+    if name == NONE:
+        return model
+    for layer in model.layers:  # type: ignore[union-attr]
+        attention = layer.self_attn
+        norm, after = NORMS.get(name, (None, True))
+        if norm is None:
+            attention.encoding = MixedLayouts(attention.encoding.sizes, attention.encoding.rope.spec)
+        elif after:
+            attention.encoding = NormedRotary(attention.encoding.sizes, attention.encoding.rope.spec, norm)
+        else:
+            attention.q_norm, attention.k_norm = HeadNorm(norm, attention.head_dim), HeadNorm(norm, attention.head_dim)
+    return model
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each norm and seed."""
+    s, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows", "shift")
+    runner.run(
+        Job(f"{name.replace(' ', '-')}-{seed}", measure, {"norm": name, "seed": seed, **shared})
+        for seed in runner.seeds
+        for name in s["norms"]
+    )
+    return training.preset_facts(s["preset"], s["changes"])
+
+
+def measure(
+    workspace: Workspace, *, norm: str, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int, shift: int
+) -> list[Row]:
+    """Train one model; measure its loss at every length, and how its logits change if all positions are shifted."""
+    chosen = training.make_preset(preset, changes, seed, encoding="rope")
+    name = f"rope-{seed}" if norm == NONE else f"{norm.replace(' ', '-')}-{seed}"
+    origin = "" if norm == NONE else norm
+    trainer = training.train_or_load(workspace, name, chosen, change=lambda model: change_attention(model, norm), origin=origin)
+    length = training.trained_length(chosen)
+    lengths = [length * multiple for multiple in multiples]
+    text = training.held_out_windows(chosen, windows, lengths[-1])
+    rows = training.loss_rows(trainer.model, text, lengths, length, norm=norm, seed=seed)
+    tokens = torch.from_numpy(text[:, -length:].astype(np.int64)).to(workspace.device)
+    return [*rows, row("moved", change_by_shift(trainer.model, tokens, shift), norm=norm, seed=seed, shift=shift)]
+
+
+@torch.no_grad()
+def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
+    """Return, for each row of tokens [N, S], the largest change of a logit by the shift, over the logits' deviation."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    changes = []
+    for part in tokens.split(16):
+        unshifted, shifted = (model(part, positions + by).double() for by in (0, shift))
+        changes.append((shifted - unshifted).abs().amax((1, 2)) / unshifted.std())
+    return torch.cat(changes).cpu().numpy()
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss by norm and length, and the change of the logits by a shift."""
+    norms, lengths = distinct(rows, "loss", "norm"), distinct(rows, "loss", "length")
+    (shift,) = distinct(rows, "moved", "shift")
+    cells = []
+    for name in norms:
+        losses = (cell(score(rows, "loss", norm=name, length=n)) for n in lengths)
+        cells.append((name, *losses, f"{moved(rows, name):.1e}"))
+    note = (
+        "Nats per byte, on the same last tokens of held-out windows. The last column is the largest change of a logit, "
+        f"relative to the standard deviation of all, if all positions are shifted by {shift:,}."
+    )
+    table = Table("Loss by norm and context length", ("norm of q and k", *map(str, lengths), "change by a shift"), cells, note)
+    series = {name: by_length(rows, lengths, norm=name) for name in norms}
+    figure = line_figure(series, title="Loss by norm of q and k", x="tokens of context", y="loss, nats per byte")
+    return Findings([table], {"norms": figure}, claims(rows, lengths[0]))
+
+
+def moved(rows: list[Row], name: str) -> float:
+    """Return the largest change of a logit by the shift, over all seeds and windows."""
+    found = score(rows, "moved", norm=name)
+    return float("nan") if found is None else float(found.values.max())
+
+
+def claims(rows: list[Row], length: int) -> list[Claim]:
+    """Claim what the documents say of LayerNorm after the rotation: it breaks relative position, and it costs accuracy."""
+    losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
+    result = []
+    for name in _ALL:
+        broken = name == NOT_KEPT or name.endswith("after")
+        text = f"A shift of all positions {'changes' if broken else 'does not change'} the logits ({name})"
+        result.append(claim_threshold(text, moved(rows, name), UNCHANGED, above=broken))
+    for better, worse in ((NONE, "LayerNorm after"), ("LayerNorm before", "LayerNorm after"), (NONE, NOT_KEPT)):
+        result.append(claim_order(f"At {length}, {better!r} has a lower loss than {worse!r}", losses, [better, worse]))
+    return result
+
+
+STUDY = Study(
+    "norms", "May q and k be normed after the rotation, before it, or not at all?", PRESETS, run, findings, ("norm-ablation",)
+)
