@@ -171,7 +171,7 @@ def test_real_triplets_come_from_a_file(place):
     assert facts["triplets"]["source"] == str(path)
     assert facts["triplets"]["train"] + facts["triplets"]["valid"] == 60
     assert {len(row["values"]) for row in rows} == {facts["triplets"]["valid"]}
-    assert STUDIES["matching"].findings(rows, facts).tables[0].rows[0][2] == "-"
+    assert STUDIES["matching"].findings(rows, facts).tables[0].rows[0][3] == "-"
 
 
 def test_a_broken_file_of_rows_is_named(place):

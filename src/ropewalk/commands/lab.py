@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ropewalk.commands import console, device_of
 from ropewalk.errors import choice, integer
+from ropewalk.lab.published import compared
 from ropewalk.lab.report import read_all, write_report
 from ropewalk.lab.studies import STUDIES, read_study, run_study
 from ropewalk.lab.studies.findings import Findings
@@ -72,9 +73,9 @@ def _write_report(folder: Path, json: bool) -> None:
 
 
 def show(findings: Findings, name: str) -> None:
-    """Print the tables and claims of a study."""
+    """Print the tables and claims of a study, and the results of others that ours can be compared with."""
     out = console()
-    for each in findings.tables:
+    for each in (*findings.tables, *compared(STUDIES[name].published, findings)):
         table = Table(*each.columns, title=f"{name}: {each.title}", title_justify="left", caption=each.note or None)
         for cells in each.rows:
             table.add_row(*cells)

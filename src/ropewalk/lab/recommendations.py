@@ -38,12 +38,17 @@ class Recommendation:
 
 
 def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
-    """Return a recommendation, or the reason why there is none, for every entry of USE_CASES."""
+    """Return a recommendation, or the reason why there is none, for every entry of USE_CASES and every run of its study.
+
+    `results` are runs by the name of their folder; one whose name is not that of its study is named beside the use.
+    """
     recommendations = []
     for use, (study, advise) in USE_CASES.items():
-        if study in results:
-            recommendations.append(Recommendation(use, *advise(results[study])))
-        else:
+        runs = {name: result for name, result in results.items() if result.facts["study"] == study}
+        for name, result in runs.items():
+            label = use if name == study else f"{use} ({name})"
+            recommendations.append(Recommendation(label, *advise(result)))
+        if not runs:
             recommendations.append(Recommendation(use, "Not measured here.", f"run: ropewalk lab run {study}"))
     return recommendations
 

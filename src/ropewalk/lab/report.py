@@ -5,41 +5,47 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, choice
 from ropewalk.lab import report_html as html
 from ropewalk.lab.json_lines import write_atomically
-from ropewalk.lab.published import PUBLISHED
+from ropewalk.lab.published import beside
 from ropewalk.lab.recommendations import StudyResult, recommend
 from ropewalk.lab.studies import STUDIES, read_study
 from ropewalk.lab.studies.findings import SEED_NOISE, Findings, Table
 from ropewalk.lab.studies.rows import Row
-from ropewalk.lab.studies.study import FACTS
+from ropewalk.lab.studies.study import FACTS, draw_figures
 
 NAME = "report.html"
 
 
 def read_all(folder: str | Path) -> dict[str, tuple[Findings, dict[str, Any]]]:
-    """Return the findings and facts of every study in a folder."""
-    return {name: (result.findings, result.facts) for name, result in _results(Path(folder)).items()}
+    """Return the findings and facts of every run of a study in a folder, by the name of its folder."""
+    return {name: (result.findings, result.facts) for name, result in read_results(folder).items()}
 
 
-def _results(folder: Path) -> dict[str, StudyResult]:
-    results = {}
-    for name, study in STUDIES.items():
-        if (folder / name / FACTS).exists():
-            rows, facts = read_study(folder / name)
-            results[name] = StudyResult(rows, facts, study.findings(rows, facts))
+def read_results(folder: str | Path) -> dict[str, StudyResult]:
+    """Return every run of a study in a folder, by the name of its folder, in the order of STUDIES.
+
+    One study may have several runs, in folders of any name; `study.json` says which study it is.
+    """
+    results = []
+    for path in sorted(Path(folder).glob(f"*/{FACTS}")):
+        rows, facts = read_study(path.parent)
+        study = STUDIES[choice(f"{path.parent.name}/{FACTS}, study", facts.get("study"), STUDIES)]
+        results.append((path.parent.name, StudyResult(rows, facts, study.findings(rows, facts))))
     if not results:
         raise RopeError("folder", "must contain a study; run: ropewalk lab run encodings --out FOLDER", str(folder))
-    return results
+    order = list(STUDIES)
+    return dict(sorted(results, key=lambda item: order.index(item[1].facts["study"])))
 
 
 def write_report(folder: str | Path, sections: Sequence[Table] = ()) -> Path:
     """Write report.html into a folder of studies and return its path; `sections` are tables to add after the studies."""
     folder = Path(folder)
-    results = _results(folder)
+    results = read_results(folder)
     claims = [claim for result in results.values() for claim in result.findings.claims]
     body = [html.summary_html(list(results), claims), html.recommendations_html(recommend(results))]
     body += [_section(name, result, folder / name) for name, result in results.items()]
@@ -49,14 +55,18 @@ def write_report(folder: str | Path, sections: Sequence[Table] = ()) -> Path:
 
 
 def _section(name: str, result: StudyResult, folder: Path) -> str:
-    study, findings = STUDIES[name], result.findings
-    pictures = {figure: folder / f"{figure}.svg" for figure in findings.figures}
+    findings, study = result.findings, STUDIES[result.facts["study"]]
+    with TemporaryDirectory() as drawn:
+        paths = {figure: folder / f"{figure}.svg" for figure in findings.figures}
+        if not all(path.exists() for path in paths.values()):  # rows without their figures
+            paths = {path.stem: path for path in draw_figures(findings, Path(drawn), ("svg",))}
+        pictures = [html.picture_html(path, figure) for figure, path in paths.items()]
     parts = [
         f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class="ask">{html.escape(study.about)}</p>',
         html.claims_html(findings.claims),
-        *(html.picture_html(path, figure) for figure, path in pictures.items() if path.exists()),
+        *pictures,
         *map(html.table_html, findings.tables),
-        *(html.published_html(PUBLISHED[each]) for each in study.published),
+        *(html.published_html(beside(each, findings)) for each in study.published),
         f'<p class="note">{html.escape(noise(result.rows, result.facts))} {html.escape(_environment(result.facts))}</p>',
         html.details_html("Settings", result.facts),
     ]

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.lab.published import PublishedTable
 from ropewalk.lab.recommendations import Recommendation
 from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Table
 
@@ -75,10 +74,9 @@ def claims_html(claims: Sequence[Claim]) -> str:
     return f'<div class="wide words"><table><tr><th></th><th>claim</th><th>paired difference</th></tr>{rows}</table></div>'
 
 
-def published_html(table: PublishedTable) -> str:
-    """Return a grey box with a table of published numbers and their source."""
-    content = table_html(Table(f"As published: {table.title}", table.columns, list(table.rows)))
-    return f'<div class="published">{content}<p class="source">{escape(table.source)}. {escape(table.setting)}.</p></div>'
+def published_html(table: Table) -> str:
+    """Return a grey box with the numbers of others, their source, and ours beside them."""
+    return f'<div class="published">{table_html(table)}</div>'
 
 
 def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
@@ -97,7 +95,7 @@ def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
     chinese = (
         f"共 {len(names)} 项实验，{len(claims)} 条结论：{num_hold} 条成立，"
         f"{num_fail} 条不成立，{num_other} 条差异在噪声范围内或未测量。"
-        "灰框内是文献发表的数字，并非本机测得。"
+        "灰框内是文献发表或资料所述的数字；标有 ours 的列是我们测得的。"
     )
     return f'<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p lang="zh">{escape(chinese)}</p>'
 

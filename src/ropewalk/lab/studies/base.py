@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ropewalk.lab.studies import training
-from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, claim_order, line_figure, score_rows
+from ropewalk.lab.studies.findings import (
+    Claim,
+    Findings,
+    Ours,
+    Table,
+    by_length,
+    cell,
+    claim_order,
+    line_figure,
+    percent,
+    score_rows,
+)  # fmt: skip
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, score
 from ropewalk.lab.studies.study import Study
@@ -50,7 +61,15 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     note = "Nats per byte, zero-shot beyond the first length."
     table = Table("Loss by base and context length", ("base", *map(str, lengths)), cells, note)
     figure = line_figure(series, title="Loss by base", x="tokens of context", y="loss, nats per byte")
-    return Findings([table], {"base": figure}, claims(rows, bases, lengths))
+    return Findings([table], {"base": figure}, claims(rows, bases, lengths), {"base-ablation": _ours(rows, bases, lengths[0])})
+
+
+def _ours(rows: list[Row], bases: list[float], length: int) -> Ours:
+    cells = {}
+    for base in bases:
+        loss, accuracy = (score(rows, metric, base=base, length=length) for metric in ("loss", "accuracy"))
+        cells[f"{base:,.0f}"] = (cell(loss), percent(accuracy))
+    return Ours((f"loss at {length}", f"accuracy of the next byte at {length}"), cells)
 
 
 def claims(rows: list[Row], bases: list[float], lengths: list[int]) -> list[Claim]:
@@ -66,5 +85,5 @@ def claims(rows: list[Row], bases: list[float], lengths: list[int]) -> list[Clai
 
 STUDY = Study(
     "base", "What does the base of plain RoPE change, at the trained length and beyond?", PRESETS, run, findings,
-    ("roformer-base", "base-bounds", "base-scaling-laws"),
+    ("base-ablation", "base-bounds", "base-scaling-laws"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import nn
 
 from ropewalk import analysis
 from ropewalk.lab.studies import training
-from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
+from ropewalk.lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk.lab.studies.study import Study
@@ -92,7 +92,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     table = Table("Attention weight by distance", ("model", *map(str, distances)), cells, note)
     series = {m: (distances, y) for m, y in means.items()}
     figure = line_figure(series, title="Attention by distance", x="distance", y="weight", log_y=True)
-    return Findings([table], {"decay": figure}, claims(rows, distances))
+    repeats = {pair: score(rows, "wavelength", pair=pair) for pair in (FASTEST, SLOWEST)}
+    ours = Ours(("tokens",), {pair: (f"{found.mean:,.2f}",) for pair, found in repeats.items() if found is not None})
+    return Findings([table], {"decay": figure}, claims(rows, distances), {"unaliased-length": ours})
 
 
 def claims(rows: list[Row], distances: list[int]) -> list[Claim]:
@@ -103,4 +105,4 @@ def claims(rows: list[Row], distances: list[int]) -> list[Claim]:
     return [claim_order(text, weights, list(weights), same_model=True)]
 
 
-STUDY = Study("decay", "Does attention fall with distance?", PRESETS, run, findings)
+STUDY = Study("decay", "Does attention fall with distance?", PRESETS, run, findings, ("unaliased-length",))

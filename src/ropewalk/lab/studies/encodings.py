@@ -11,12 +11,16 @@ from ropewalk.lab.studies import training
 from ropewalk.lab.studies.findings import (
     Claim,
     Findings,
+    Ours,
     Table,
     by_length,
+    cell,
     claim_not_higher,
     claim_order,
     claim_within,
     line_figure,
+    ours_by_name,
+    percent,
     score_rows,
 )  # fmt: skip
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
@@ -29,6 +33,11 @@ from ropewalk.models.migrate import migrate
 WINDOW = "rope, sliding window"
 #: encodings for one axis that a decoder can use
 TEXT = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5")]
+#: names in published tables -> ours
+PUBLISHED_NAMES = {
+    "RoPE": "rope", "rotary": "rope", "learned": "learned", "absolute": "learned", "sinusoidal": "sinusoidal", "ALiBi": "alibi",
+    "T5 bias": "t5_causal", "none": "none",
+}  # fmt: skip
 CORE = ["rope", "alibi", "sinusoidal", "none"]
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -91,7 +100,23 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     series = {m: by_length(rows, lengths, model=m) for m in models}
     title = f"Loss on the same last {lengths[0]} tokens, trained at {lengths[0]}"
     figure = line_figure(series, title=title, x="tokens of context", y="loss, nats per byte")
-    return Findings([losses, _properties(rows, models)], {"encodings": figure}, claims(rows, lengths))
+    return Findings([losses, _properties(rows, models)], {"encodings": figure}, claims(rows, lengths), _ours(rows, lengths))
+
+
+def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
+    near = lengths[:1]
+    accuracy = {name: percent(score(rows, "accuracy", model=own, length=near[0])) for name, own in PUBLISHED_NAMES.items()}
+    at_near = ours_by_name(rows, PUBLISHED_NAMES, "model", near)
+    with_accuracy = {name: (*cells, accuracy[name]) for name, cells in at_near.cells.items()}
+    # RoPE at multiples of its trained length, beside multiples of 512
+    beyond = {str(512 * n): (str(n * near[0]), cell(score(rows, "loss", model="rope", length=n * near[0]))) for n in (1, 2, 4, 8)}
+    return {
+        "glue": Ours((*at_near.columns, f"accuracy of the next byte at {near[0]}"), with_accuracy),
+        "beyond-512": Ours(("length", "loss of RoPE"), beyond),
+        "alibi-extrapolation": ours_by_name(rows, PUBLISHED_NAMES, "model", lengths),
+        "nope-causal": at_near,
+        "nope-length-generalisation": ours_by_name(rows, PUBLISHED_NAMES, "model", lengths[1:2]),
+    }
 
 
 def _properties(rows: list[Row], models: list[str]) -> Table:
@@ -133,5 +158,5 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
 
 STUDY = Study(
     "encodings", "Which encoding learns best at the trained length, and which still works beyond it?", PRESETS, run, findings,
-    ("roformer-mlm", "alibi-extrapolation", "nope-causal", "nope-length-generalisation"),
+    ("glue", "beyond-512", "roformer-mlm", "alibi-extrapolation", "nope-causal", "nope-length-generalisation"),
 )  # fmt: skip

@@ -9,13 +9,27 @@ from torch import nn
 from ropewalk.lab.settings import Preset
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.extension_methods import LONGROPE, METHODS, NONE, rope_spec, search_longrope, spec_for
-from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_order, claim_within, line_figure, score_rows
+from ropewalk.lab.studies.findings import (
+    Claim,
+    Findings,
+    Ours,
+    Table,
+    cell,
+    claim_order,
+    claim_within,
+    line_figure,
+    ours_by_name,
+    percent,
+    score_rows,
+)  # fmt: skip
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
 
+#: names in published tables -> ours
+PUBLISHED_NAMES = {"none": NONE, "PI": "linear", "NTK": "ntk", "YaRN": "yarn", "dynamic NTK": "dynamic", "searched": LONGROPE}
 ALL = [NONE, *METHODS, LONGROPE]
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -112,7 +126,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     trained = score(rows, "loss", tuned=0, factor=1)
     columns = ("method", *(f"{f}x = {f * start}" for f in factors))
     note = f"Nats per byte on the same last {start} tokens. At {start}, unchanged: {cell(trained)}."
-    at_factor = [r for r in rows if r["metric"] == "loss" and not r["tuned"] and r["length"] == r["factor"] * start]
+    at_factor = _at_factor(rows, start)
     tables = [Table("Zero-shot", columns, score_rows(at_factor, "loss", "method", methods, "factor", factors), note)]
     short = [r for r in rows if r["metric"] == "loss" and not r["tuned"] and r["length"] == start and r["factor"] > 1]
     if short:
@@ -125,7 +139,32 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         series[method] = ([1, *factors], [s.mean if s else float("nan") for s in losses])
     title = "Zero-shot, beyond the trained length"
     figures = {"extend": line_figure(series, title=title, x="times the trained length", y="loss")}
-    return Findings(tables + _tuned_tables(rows), figures, claims(rows, factors, start))
+    return Findings(tables + _tuned_tables(rows), figures, claims(rows, factors, start), _ours(rows, factors, start))
+
+
+def _at_factor(rows: list[Row], start: int) -> list[Row]:
+    """Return the zero-shot losses at the length that each factor is for."""
+    return [r for r in rows if r["metric"] == "loss" and not r["tuned"] and r["length"] == r["factor"] * start]
+
+
+def _ours(rows: list[Row], factors: list[int], start: int) -> dict[str, Ours]:
+    """Return our values beside published tables; theirs have factors of about 8, 4 and 2."""
+    far, middle = (n if n in factors else factors[-1] for n in (8, 4))
+    accuracy = {
+        name: percent(score(rows, "accuracy", method=own, tuned=0, factor=far, length=far * start))
+        for name, own in PUBLISHED_NAMES.items()
+    }
+    zero = [r for r in _at_factor(rows, start) if r["factor"] in (1, middle)]
+    after = [r for r in rows if r["metric"] == "loss" and r["tuned"] and r["factor"] == middle]
+    lengths = [start, middle * start]
+    changed = ours_by_name(zero, {"unchanged": NONE}, "method", lengths)
+    tuned_names = {"fine-tuned directly": NONE, "interpolated and fine-tuned": "linear"}
+    return {
+        "ntk-zero-shot": Ours((f"accuracy at {far * start}",), {name: (text,) for name, text in accuracy.items()}),
+        "interpolation": Ours(changed.columns, changed.cells | ours_by_name(after, tuned_names, "method", lengths).cells),
+        "yarn": ours_by_name(after, PUBLISHED_NAMES, "method", lengths[1:]),
+        "longrope": ours_by_name(zero, PUBLISHED_NAMES, "method", lengths[1:]),
+    }
 
 
 def _tuned_tables(rows: list[Row]) -> list[Table]:

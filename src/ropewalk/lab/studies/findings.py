@@ -36,12 +36,24 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Ours:
+    """Our values beside a table of PUBLISHED: titles of columns, and cells by the first cell of the table's row."""
+
+    columns: tuple[str, ...]
+    cells: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Findings:
-    """The part of a report about one study; figures are functions, so that tables do not need matplotlib."""
+    """The part of a report about one study; figures are functions, so that tables do not need matplotlib.
+
+    ours  names of tables in PUBLISHED -> our values for the same rows
+    """
 
     tables: list[Table] = field(default_factory=list)
     figures: dict[str, Callable[[], Any]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
+    ours: dict[str, Ours] = field(default_factory=dict)
 
 
 def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> float:
@@ -55,6 +67,23 @@ def cell(value: Score | None) -> str:
     if value is None:
         return "-"
     return f"{value.mean:.3f} ± {value.error:.3f}" if value.values.size > 1 else f"{value.mean:.3f}"
+
+
+def percent(value: Score | None) -> str:
+    """Return the mean and standard error of a share as text."""
+    if value is None:
+        return "-"
+    return f"{value.mean:.1%} ± {value.error:.1%}" if value.values.size > 1 else f"{value.mean:.1%}"
+
+
+def ours_by_name(rows: list[Row], names: Mapping[str, str], field: str, lengths: Sequence[int], **fields: Any) -> Ours:
+    """Return the loss of each model or method at each length, by its published name (`names`: published -> ours)."""
+    columns = tuple(f"loss at {length}" for length in lengths)
+    cells = {
+        published: tuple(cell(score(rows, "loss", **{field: name, "length": length}, **fields)) for length in lengths)
+        for published, name in names.items()
+    }
+    return Ours(columns, cells)
 
 
 def difference(step: Comparison) -> str:

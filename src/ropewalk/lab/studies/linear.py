@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ropewalk.lab.studies import training
-from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure, score_rows
+from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure, ours_by_name, score_rows
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, select
 from ropewalk.lab.studies.study import Study
@@ -120,7 +120,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         tables.append(costs_table("Peak MiB", "peak", 2**20, 0))
     times = {m: (timed, [select(rows, "milliseconds", model=m, length=n)[0]["mean"] for n in timed]) for m in models}
     figure = line_figure(times, title="Time of a forward pass", x="tokens", y="ms", log_y=True)
-    return Findings(tables, {"linear": figure}, claims(rows, lengths))
+    ours = ours_by_name(rows, {"Performer": "linear, none", "Performer with RoPE": "linear, rope"}, "model", lengths[:1])
+    return Findings(tables, {"linear": figure}, claims(rows, lengths), {"roformer-linear": ours})
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
@@ -133,4 +134,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     ]
 
 
-STUDY = Study("linear", "What does linear attention cost in loss, and save in time and memory?", PRESETS, run, findings)
+STUDY = Study(
+    "linear", "What does linear attention cost in loss, and save in time and memory?", PRESETS, run, findings,
+    ("roformer-linear",),
+)  # fmt: skip

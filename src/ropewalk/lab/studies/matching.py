@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from ropewalk.lab.batches import Batch
 from ropewalk.lab.matching import Triplet, TripletBatches, read_triplets, split_triplets
 from ropewalk.lab.objectives import predict
-from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure, percent
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk.lab.studies.rows import Row, distinct, row, score
+from ropewalk.lab.studies.rows import Row, row, score
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import make_preset, train_or_load
 
@@ -80,32 +81,41 @@ def reachable(length: int, settings: dict[str, Any]) -> float:
     return 1.0 if length >= settings["long"] else EARLY + (1 - EARLY) / 2
 
 
+def models(settings: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Return the published name of each model -> (the length at which texts are cut, the encoding)."""
+    short, long = settings["short"], settings["long"]
+    return {"BERT-512": (short, "learned"), "RoFormer-512": (short, "rope"), "RoFormer-1024": (long, "rope")}
+
+
 def triplets_of(data: str, count: int, short: int, long: int) -> tuple[list[Triplet], list[Triplet]]:
     """Return (train, valid) triplets from the file `data`, or generated ones."""
     return split_triplets(read_triplets(data) if data else generated(count, short, long))
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train a model on short and one on long texts of the same cases, for each seed."""
+    """Train every model of `models` on the same cases, for each seed."""
     s, shared = runner.settings, runner.pick("preset", "changes", "short", "long", "batch", "steps", "count", "data")
-    cuts = (s["short"], s["long"])
-    runner.run(Job(f"cut-{cut}-{seed}", measure, {"cut": cut, "seed": seed, **shared}) for seed in runner.seeds for cut in cuts)
+    runner.run(
+        Job(f"{encoding}-{cut}-{seed}", measure, {"cut": cut, "encoding": encoding, "seed": seed, **shared})
+        for seed in runner.seeds
+        for cut, encoding in models(s).values()
+    )
     train, valid = triplets_of(s["data"], s["count"], s["short"], s["long"])
     return {"triplets": {"train": len(train), "valid": len(valid), "source": s["data"] or "generated"}}
 
 
 def measure(
-    workspace: Workspace, *, cut: int, seed: int, preset: str, changes: list[str], short: int, long: int, batch: int, steps: int,
-    count: int, data: str,
+    workspace: Workspace, *, cut: int, encoding: str, seed: int, preset: str, changes: list[str], short: int, long: int,
+    batch: int, steps: int, count: int, data: str,
 ) -> list[Row]:  # fmt: skip
     """Train a model on the first `cut` characters of each text, and measure its errors on held-out cases."""
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
-    chosen = make_preset(preset, [*changes, stage, "data.objective=triplets"], seed, head="none")
+    chosen = make_preset(preset, [*changes, stage, "data.objective=triplets"], seed, head="none", encoding=encoding)
     train, valid = triplets_of(data, count, short, long)
     batches = TripletBatches(train, "triplets", seed=seed)
-    model = train_or_load(workspace, f"matching-{cut}-{seed}", chosen, batches=batches, objective=contrast).model
+    model = train_or_load(workspace, f"matching-{encoding}-{cut}-{seed}", chosen, batches=batches, objective=contrast).model
     hits = right(model, TripletBatches(valid, "triplets", swap=False), cut, workspace.device)
-    return [row("wrong", 1 - hits, cut=cut, seed=seed)]
+    return [row("wrong", 1 - hits, cut=cut, encoding=encoding, seed=seed)]
 
 
 def cosines(model: nn.Module, batch: Batch) -> Tensor:
@@ -134,24 +144,41 @@ def right(model: nn.Module, batches: TripletBatches, length: int, device: torch.
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the accuracy by length, beside the best possible one."""
+    """Return the accuracy by length and encoding, beside the best possible one."""
     settings, is_generated = facts["settings"], not facts["settings"]["data"]
+    hits = {name: _accuracy(rows, *model) for name, model in models(settings).items()}
     cells = []
-    for cut in distinct(rows, "wrong", "cut"):
-        wrong = score(rows, "wrong", cut=cut)
+    for name, (cut, encoding) in models(settings).items():
         best = f"{reachable(cut, settings):.1%}" if is_generated else "-"
-        if wrong is not None:
-            cells.append((str(cut), f"{1 - wrong.mean:.1%} ± {wrong.error:.1%}", best, str(wrong.windows)))
+        found = hits[name]
+        cells.append((str(cut), encoding, percent(found), best, str(found.windows if found is not None else 0)))
     note = "The best possible model guesses if the evidence is beyond its length." if is_generated else ""
-    table = Table("Accuracy by length of the texts", ("characters", "accuracy", "best possible", "cases"), cells, note)
-    return Findings([table], {}, claims(rows, settings))
+    columns = ("characters", "encoding", "accuracy", "best possible", "cases")
+    table = Table("Accuracy by length of the texts", columns, cells, note)
+    cuts = [settings["short"], settings["long"]]
+    series = {"rope": (cuts, [100 * each.mean for cut in cuts if (each := _accuracy(rows, cut, "rope")) is not None])}
+    series |= {"best possible": (cuts, [100 * reachable(cut, settings) for cut in cuts])} if is_generated else {}
+    figure = line_figure(series, title="Matching cases by length", x="characters of each text", y="% right", log_x=False)
+    own = {name: (str(cut), percent(hits[name])) for name, (cut, _) in models(settings).items()}
+    ours = {"roformer-cail": Ours(("characters", "accuracy"), own)}
+    return Findings([table], {"matching": figure}, claims(rows, settings), ours)
+
+
+def _accuracy(rows: list[Row], cut: int, encoding: str) -> Score | None:
+    wrong = score(rows, "wrong", cut=cut, encoding=encoding)
+    return None if wrong is None else Score(1 - wrong.values)
 
 
 def claims(rows: list[Row], settings: dict[str, Any]) -> list[Claim]:
-    """Claim that longer texts give fewer errors."""
-    wrong = {str(cut): score(rows, "wrong", cut=cut) for cut in (settings["long"], settings["short"])}
-    text = f"Reading {settings['long']} characters instead of {settings['short']} is right more often"
-    return [claim_order(text, wrong, list(wrong))]
+    """Claim that longer texts give fewer errors, and that RoPE gives fewer than learned positions."""
+    short, long = settings["short"], settings["long"]
+    wrong = {str(cut): score(rows, "wrong", cut=cut, encoding="rope") for cut in (long, short)}
+    by_encoding = {name: score(rows, "wrong", cut=short, encoding=name) for name in ("rope", "learned")}
+    text = f"Reading {long} characters instead of {short} is right more often"
+    return [
+        claim_order(text, wrong, list(wrong)),
+        claim_order(f"On {short} characters, RoPE is right more often than learned positions", by_encoding, ["rope", "learned"]),
+    ]
 
 
 STUDY = Study(

@@ -13,7 +13,18 @@ from torch.nn import functional as F
 from ropewalk.lab.batches import IGNORED, mask_tokens
 from ropewalk.lab.evaluation import MAX_TOKENS, evaluating
 from ropewalk.lab.schedule import roformer_stages
-from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, line_figure, score_rows
+from ropewalk.lab.studies.findings import (
+    Claim,
+    Findings,
+    Ours,
+    Table,
+    by_length,
+    cell,
+    claim_order,
+    line_figure,
+    percent,
+    score_rows,
+)  # fmt: skip
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, read_rows, row, score, write_rows
 from ropewalk.lab.studies.study import Study
@@ -101,8 +112,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     trained = {stage: distinct(rows, "loss", "trained", stage=stage)[0] for stage in stages}
     cells = []
     for stage, (_, batch, steps) in zip(stages, facts["settings"]["stages"], strict=True):
-        results = (cell(score(rows, metric, stage=stage, length=trained[stage])) for metric in ("loss", "accuracy"))
-        cells.append((str(stage), str(trained[stage]), str(batch), str(steps), *results))
+        loss, accuracy = (score(rows, metric, stage=stage, length=trained[stage]) for metric in ("loss", "accuracy"))
+        cells.append((str(stage), str(trained[stage]), str(batch), str(steps), cell(loss), percent(accuracy)))
     columns = ("stage", "length", "batch", "steps", "loss", "accuracy")
     note = "On held-out text after each stage, at the stage's own length; the masked tokens are the same for all."
     by_stage = score_rows(rows, "loss", "stage", stages, "length", lengths)
@@ -112,7 +123,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     ]
     series = {f"stage {s}, at {trained[s]}": by_length(rows, lengths, stage=s) for s in stages}
     figure = line_figure(series, title="Masked loss by length", x="length of the input", y="loss, nats per byte")
-    return Findings(tables, {"mlm_lengths": figure}, claims(rows, stages, trained))
+    ours = Ours(columns[1:], {stage: tuple(rest) for stage, *rest in cells})
+    return Findings(tables, {"mlm_lengths": figure}, claims(rows, stages, trained), {"roformer-stages": ours})
 
 
 def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[Claim]:

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from ropewalk.encodings import Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.lab.studies import training
-from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, claim_threshold, line_figure
+from ropewalk.lab.studies.findings import (
+    Claim,
+    Findings,
+    Ours,
+    Table,
+    by_length,
+    cell,
+    claim_order,
+    claim_threshold,
+    line_figure,
+    percent,
+)  # fmt: skip
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score
 from ropewalk.lab.studies.study import Study
@@ -29,6 +40,8 @@ NORMS: dict[str, tuple[type[nn.Module], bool]] = {
     "RMSNorm before": (nn.RMSNorm, False),
     "RMSNorm after": (nn.RMSNorm, True),
 }
+#: names in the stated ablation -> ours
+STATED = {"no norm": NOT_KEPT, "LayerNorm after the rotation": "LayerNorm after", "plain RoPE": NONE}
 #: scores depend on distance alone if a shift of all positions changes logits by less than this share of their deviation
 UNCHANGED = 1e-3
 _ALL = [NONE, NOT_KEPT, *NORMS]
@@ -153,7 +166,16 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     table = Table("Loss by norm and context length", ("norm of q and k", *map(str, lengths), "change by a shift"), cells, note)
     series = {name: by_length(rows, lengths, norm=name) for name in norms}
     figure = line_figure(series, title="Loss by norm of q and k", x="tokens of context", y="loss, nats per byte")
-    return Findings([table], {"norms": figure}, claims(rows, lengths[0]))
+    return Findings([table], {"norms": figure}, claims(rows, lengths[0]), {"norm-ablation": _ours(rows, lengths[0])})
+
+
+def _ours(rows: list[Row], length: int) -> Ours:
+    columns = (f"loss at {length}", f"accuracy of the next byte at {length}", "change by a shift")
+    cells = {}
+    for stated, name in STATED.items():
+        loss, accuracy = (score(rows, metric, norm=name, length=length) for metric in ("loss", "accuracy"))
+        cells[stated] = (cell(loss), percent(accuracy), f"{moved(rows, name):.1e}")
+    return Ours(columns, cells)
 
 
 def moved(rows: list[Row], name: str) -> float:

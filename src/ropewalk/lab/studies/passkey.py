@@ -15,7 +15,7 @@ from ropewalk.lab.objectives import predict
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.extension_methods import METHODS, NONE, rope_spec, spec_for
-from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Table, claim_order, line_figure
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Ours, Table, claim_order, line_figure
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, select
 from ropewalk.lab.studies.study import Study
@@ -121,7 +121,14 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     columns = ("base, method, length", *(f"{d:.0%}" for d in depths))
     tables.append(Table("By depth", columns, deep, "0 % is the start of the text."))
     figure = line_figure(series, title="Pass keys found", x="tokens", y="%")
-    return Findings(tables, {"passkey": figure}, claims(rows, lengths, bases))
+    return Findings(tables, {"passkey": figure}, claims(rows, lengths, bases), {"drope-needle": _ours(rows, lengths, bases[0])})
+
+
+def _ours(rows: list[Row], lengths: list[int], base: float) -> Ours:
+    """Return the pass keys found at twice the trained length, by the published names of the methods."""
+    names = {"RoPE": NONE, "PI": "linear", "NTK": "ntk", "YaRN": "yarn"}
+    found = {name: _percent(_mean(rows, base=base, method=own, length=lengths[1])) for name, own in names.items()}
+    return Ours((f"pass keys at {lengths[1]}",), {name: (text,) for name, text in found.items()})
 
 
 def _percent(share: float | None) -> str:

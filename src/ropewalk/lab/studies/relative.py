@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ropewalk.encodings import ENCODINGS
-from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
+from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table, line_figure
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import NOT_FINITE, Row, distinct, row, select
 from ropewalk.lab.studies.study import Study
@@ -58,18 +58,21 @@ def measure(workspace: Workspace, *, seed: int, names: list[str], shifts: list[i
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the change of the logits by encoding and shift, beside the declared property `relative`."""
     shifts = distinct(rows, "moved", "shift")
-    cells, wrong = [], []
+    cells, wrong, series = [], [], {}
     for name in distinct(rows, "moved", "model"):
         largest = [max(max(r["values"]) for r in select(rows, "moved", model=name, shift=shift)) for shift in shifts]
         declared = ENCODINGS[name].relative if name in ENCODINGS else True
         cells.append((name, "yes" if declared else "no", *(f"{v:.1e}" if v < NOT_FINITE else "overflows" for v in largest)))
+        # a logarithmic axis has no 0, and an overflow has no place on it
+        series[name] = (shifts, [max(v, 1e-9) if v < NOT_FINITE else float("nan") for v in largest])
         if name in ENCODINGS and declared != (largest[-1] < UNCHANGED):
             wrong.append(name)
     note = "Largest change of a logit, relative to the standard deviation of all, if all positions are shifted."
     table = Table("Change by a shift", ("encoding", "declared relative", *(f"by {s:,}" for s in shifts)), cells, note)
     text = f"A shift of {shifts[-1]:,} changes logits by less than {UNCHANGED:g} for all relative encodings, and only for these"
     claim = Claim(text, FAILS if wrong else HOLDS, f"except {', '.join(wrong)}" if wrong else "no exceptions")
-    return Findings([table], {}, [claim])
+    figure = line_figure(series, title="Change of the logits by a shift", x="shift of all positions", y="change", log_y=True)
+    return Findings([table], {"relative": figure}, [claim])
 
 
 STUDY = Study("relative", "Do attention scores depend only on distance?", PRESETS, run, findings)

@@ -85,7 +85,7 @@ def run_study(
     facts |= study.run(runner)
     write_rows(folder / ROWS, runner.rows)
     write_atomically(folder / FACTS, json.dumps(facts, indent=2) + "\n")
-    write_figures(study, folder)
+    draw_figures(study.findings(*read_study(folder)), folder)
     return folder
 
 
@@ -95,16 +95,16 @@ def _machine(device: torch.device) -> dict[str, Any]:
     return {"device": name, "python": info["python"], "torch": info["versions"]["torch"], "date": info["date"]}
 
 
-def write_figures(study: Study, folder: Path) -> list[Path]:
-    """Write the figures of a study as PNG and SVG; none if matplotlib is not installed."""
+def draw_figures(findings: Findings, folder: Path, suffixes: Iterable[str] = ("png", "svg")) -> list[Path]:
+    """Write the figures of a study as PNG and SVG, and return their paths; none if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
         return []
     from ropewalk import plots
 
-    figures = study.findings(*read_study(folder)).figures
-    return [plots.save(draw(), folder / f"{name}.{suffix}") for name, draw in figures.items() for suffix in ("png", "svg")]
+    figures = findings.figures.items()
+    return [plots.save(draw(), folder / f"{name}.{suffix}") for name, draw in figures for suffix in suffixes]
 
 
 def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
