@@ -8,11 +8,14 @@ from lab_tiny import write_text
 
 from ropewalk.lab.studies import STUDIES, Study, run_study
 
+#: settings that make a study's smoke preset smaller still
+SMALLER = {"mlm_lengths": {"stages": [[16, 4, 6], [48, 4, 3], [8, 4, 4]]}}
+
 
 def tiny(name: str, folder: Path, **settings) -> Study:
     """A study whose smoke preset reads a small folder of text."""
     study = STUDIES[name]
-    smoke = study.presets["smoke"] | settings
+    smoke = study.presets["smoke"] | SMALLER.get(name, {}) | settings
     if "changes" in smoke:
         text = write_text(folder / "text")
         smoke["changes"] = [*smoke["changes"], f"data.source={text}", f"data.cache={folder / 'cache'}"]

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,11 +14,12 @@ from command_line import call
 from ropewalk.errors import RopeError
 from ropewalk.lab.published import PUBLISHED
 from ropewalk.lab.recommendations import USE_CASES, StudyResult, lowest, recommend
-from ropewalk.lab.report import noise, write_report
+from ropewalk.lab.report import noise, read_all, write_report
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import STUDIES, read_study
 from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
 from ropewalk.lab.studies.rows import row
+from ropewalk.lab.studies.study import FACTS
 
 RUN = ("precision", "relative", "matching", "mlm_lengths")
 
@@ -68,9 +70,12 @@ def test_the_report_holds_every_cell_of_every_study_and_published_table(folder):
             assert claim.verdict in text
             assert claim.evidence in text
         for published in STUDIES[name].published:
-            assert PUBLISHED[published].source in text
+            assert PUBLISHED[published].origin in text
             assert all(cell in page.words for cells in PUBLISHED[published].rows for cell in cells)
-    assert text.count("As published") == sum(len(STUDIES[name].published) for name in RUN)
+            ours = found.ours.get(published)
+            assert ours is None or all(cell in page.words for cells in ours.cells.values() for cell in cells)
+    headings = [PUBLISHED[each].heading for name in RUN for each in STUDIES[name].published]
+    assert sorted(word for word in page.words if word.startswith(("As published", "As stated"))) == sorted(headings)
     assert read_study(folder / "mlm_lengths")[1]["corpus"]["fingerprint"] in text
 
 
@@ -121,7 +126,7 @@ def encodings_result(source: str, rope_far: float) -> StudyResult:
                 row("loss", draw + near, model=model, seed=seed, length=128),
                 row("loss", draw + far, model=model, seed=seed, length=512),
             ]
-    return StudyResult(rows, {"seeds": 3, "data": {"source": source}}, Findings())
+    return StudyResult(rows, {"study": "encodings", "seeds": 3, "data": {"source": source}}, Findings())
 
 
 def test_recommendations_follow_the_rows():
@@ -138,13 +143,37 @@ def test_recommendations_follow_the_rows():
     assert prose["Code longer than the trained length"] == "Not measured here."
 
 
+def test_every_run_of_a_study_has_its_own_recommendation():
+    runs = {"encodings": encodings_result("stdlib", 2.5), "second": encodings_result("stdlib", 1.5)}
+    by_use = {each.use: each.advice for each in recommend(runs)}
+    assert by_use["Code longer than the trained length"] == "rope, sliding window."
+    assert by_use["Code longer than the trained length (second)"] == "rope."
+    assert len(by_use) == len(USE_CASES) + 3
+
+
+def test_runs_may_have_folders_of_any_name_and_no_figures(folder, tmp_path):
+    for name in ("here", "there"):
+        shutil.copytree(folder / "relative", tmp_path / name, ignore=shutil.ignore_patterns("*.svg", "*.png"))
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert list(read_all(tmp_path)) == ["here", "there"]
+    for name in ("here", "there"):
+        assert f'<section id="{name}">' in page
+    assert len([t for t in Reader(page).targets if t.startswith("data:image/svg+xml")]) == 2
+    facts = json.loads((tmp_path / "here" / FACTS).read_text())
+    (tmp_path / "here" / FACTS).write_text(json.dumps(facts | {"study": "nonsense"}))
+    with pytest.raises(RopeError, match=r"here/study.json, study: must be one of"):
+        write_report(tmp_path)
+
+
 def test_no_recommendation_on_retrieval_where_nothing_is_retrieved():
-    rows = [row("found", [0.0, 1.0], method="none", seed=0, length=96, depth=0.0)]
-    failed = StudyResult(rows, {"seeds": 1}, Findings(claims=[Claim("found", FAILS, "50 %")]))
+    common = {"base": 10_000.0, "seed": 0, "length": 96, "depth": 0.0}
+    rows = [row("found", [0.0, 1.0], method="none", **common)]
+    failed = StudyResult(rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", FAILS, "50 %")]))
     assert recommend({"passkey": failed})[5].advice.startswith("No recommendation")
     hits = {"none": [0.0] * 20 + [1.0], "yarn": [1.0] * 21}
-    rows = [row("found", values, method=name, seed=0, length=96, depth=0.0) for name, values in hits.items()]
-    held = StudyResult(rows, {"seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")]))
+    rows = [row("found", values, method=name, **common) for name, values in hits.items()]
+    rows += [row("found", [1.0] * 21, method="none", **(common | {"base": 500_000.0}))]  # another model says nothing here
+    held = StudyResult(rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")]))
     assert recommend({"passkey": held})[5].advice == "yarn."
 
 

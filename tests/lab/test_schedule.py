@@ -51,11 +51,28 @@ def test_no_warm_up_and_one_step():
     assert rates("cosine", steps=1, warmup=0) == [2.0]
 
 
-def test_roformer_stages_keep_the_proportions():
-    stages = roformer_stages(500)
-    assert [s.length for s in stages] == [128, 384, 64, 32, 384, 128]
-    assert [s.steps for s in stages] == [400, 25, 240, 160, 20, 60]
-    assert [s.batch for s in stages] == [16, 16, 16, 32, 16, 32]
+#: the paper's stages: maximum length, batch and steps
+ROFORMER = [
+    (512, 256, 200_000),
+    (1536, 256, 12_500),
+    (256, 256, 120_000),
+    (128, 512, 80_000),
+    (1536, 256, 10_000),
+    (512, 512, 30_000),
+]
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4, 8])
+def test_one_factor_makes_roformers_stages_smaller(factor):
+    expected = [(n // factor, batch // factor**2, round(steps / factor**4)) for n, batch, steps in ROFORMER]
+    assert [(s.length, s.batch, s.steps) for s in roformer_stages(factor)] == expected
+    assert expected[3] == {1: (128, 512, 80_000), 2: (64, 128, 5000), 4: (32, 32, 312), 8: (16, 8, 20)}[factor]
+
+
+@pytest.mark.parametrize("factor", [0, 1.5, 32])
+def test_factors_that_leave_nothing_are_refused(factor):
+    with pytest.raises((RopeError, Exception), match="factor"):
+        roformer_stages(factor)
 
 
 @pytest.mark.parametrize("bad", [{"length": 0}, {"batch": 1.5}, {"steps": -1}])

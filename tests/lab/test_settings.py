@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from lab_tiny import tiny_settings, write_text
 
 from ropewalk import cli
@@ -12,26 +13,38 @@ from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.runs import make_data, make_model, make_trainer
 from ropewalk.lab.schedule import Stage, roformer_stages
 from ropewalk.lab.settings import PRECISIONS, Preset, make_settings, preset_names, read_preset
+from ropewalk.lab.studies import STUDIES
 from ropewalk.models import Decoder
 
 #: millions of parameters, as the presets say of themselves
-SIZES = {"cluster": 105, "cpu": 1.09, "gpu": 10.7, "mlm": 0.45, "passkey": 10.7, "smoke": 0.03}
+SIZES = {"cluster": 105, "cpu": 1.09, "gpu": 10.7, "mlm": 0.45, "passkey": 10.7, "roformer-paper": 86, "smoke": 0.03}
 
 
-@pytest.mark.parametrize("name", ["cluster", "cpu", "gpu", "mlm", "passkey", "smoke"])
+@pytest.mark.parametrize("name", SIZES)
 def test_presets_read_and_have_the_size_they_say(name):
     assert preset_names() == sorted(SIZES)
     preset = read_preset(name)
     assert make_data(preset.data).objective in OBJECTIVES
     if name != "cluster":
-        model = make_model(dict(preset.model), make_data(preset.data), preset.train, 264)
+        with torch.device("meta"):
+            model = make_model(dict(preset.model), make_data(preset.data), preset.train, 264)
         assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(SIZES[name], rel=0.1)
 
 
-def test_the_masked_preset_is_roformers_recipe():
-    train = read_preset("mlm").train
-    assert train.stages == roformer_stages(500)
-    assert train.schedule == "constant"
+def test_the_presets_of_roformer_are_its_recipe_and_a_quarter_of_it():
+    paper, small = read_preset("roformer-paper"), read_preset("mlm")
+    lengths, batches = (512, 1536, 256, 128, 1536, 512), (256, 256, 256, 512, 256, 512)
+    steps = (200_000, 12_500, 120_000, 80_000, 10_000, 30_000)
+    assert paper.train.stages == tuple(map(Stage, lengths, batches, steps))
+    assert small.train.stages == roformer_stages(4)
+    assert paper.train.schedule == small.train.schedule == "constant"
+    assert (paper.train.learning_rate, paper.train.warmup, paper.train.weight_decay) == (1e-5, 20_000, 0.01)
+    assert [paper.model[name] for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size")] == [12, 768, 12, 3072]
+    assert paper.data["objective"] == "masked"
+    for name, factor in (("smoke", 8), ("cpu", 4), ("gpu", 2), ("cluster", 1)):
+        stages = STUDIES["mlm_lengths"].presets[name]["stages"]
+        assert [tuple(stage) for stage in stages] == [(s.length, s.batch, s.steps) for s in roformer_stages(factor)]
+    assert STUDIES["mlm_lengths"].presets["cluster"]["preset"] == "roformer-paper"
 
 
 def test_flags_change_one_value():
@@ -75,8 +88,6 @@ def test_an_unknown_preset_lists_the_known(tmp_path):
 
 
 def test_a_model_is_the_same_for_a_seed_and_leaves_the_generator_alone():
-    import torch
-
     before = torch.get_rng_state()
     table = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
     first, again, other = (make_model(dict(table), make_data({}), tiny_settings(seed=s), 264) for s in (0, 0, 1))

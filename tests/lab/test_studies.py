@@ -1,6 +1,8 @@
 """Every study runs, its rows are what the definition gives for the saved models, and work that is done is not done again."""
 
+import cmath
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
@@ -67,9 +70,13 @@ def test_every_study_runs_and_writes_rows_facts_and_figures(name, place):
     assert all(len(cells) == len(table.columns) for table in findings.tables for cells in table.rows)
     assert findings.claims
     assert {claim.verdict for claim in findings.claims} <= {HOLDS, TIED, FAILS, UNKNOWN}
+    assert findings.figures, "a study has at least one figure"
     for figure in findings.figures:
-        assert (folder / f"{figure}.png").stat().st_size > 1000
+        pixels = matplotlib.image.imread(folder / f"{figure}.png")
+        assert min(pixels.shape[:2]) > 200
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, "an empty picture has a single colour"
         assert (folder / f"{figure}.svg").read_text().rstrip().endswith("</svg>")
+    assert set(findings.ours) <= set(STUDIES[name].published)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -112,12 +119,121 @@ def test_interpolation_divides_every_frequency(place):
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
     slower = tuple(float(10_000.0 ** (-2 * pair / 16)) / 4 for pair in range(8))
     model = saved_decoder(place / "sharp" / "models", "rope-0", RopeSpec(head_dim=16, scaling=Given(radians=slower)))
-    (row,) = select(rows, "loss", method="linear", factor=4, tuned=0)
+    (row,) = select(rows, "loss", method="linear", factor=4, tuned=0, length=128)
     np.testing.assert_allclose(row["values"], tail_losses(model, windows, 128, 32), rtol=2e-5)
 
 
+@pytest.mark.parametrize("base", [100.0, 10_000.0])
+def test_every_base_has_frequencies_of_its_own(base, place):
+    rows, _ = read_study(run_tiny("base", place, "sharp", changes=SHARP, seeds=1))
+    windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 65)
+    ladder = tuple(base ** (-pair / 8) for pair in range(8))
+    model = saved_decoder(place / "sharp" / "models", f"base-{base:g}-0", RopeSpec(head_dim=16, scaling=Given(radians=ladder)))
+    for length in (32, 64):
+        (row,) = select(rows, "loss", base=base, length=length)
+        np.testing.assert_allclose(row["values"], tail_losses(model, windows, length, 32), rtol=2e-5)
+
+
+def test_pass_keys_are_asked_of_models_with_the_base_that_the_rows_name(place, monkeypatch):
+    asked = []
+
+    def watched(model, lengths, depths, count, **options):
+        spec = model.layers[0].self_attn.encoding.rope.spec
+        asked.append((spec.theta, lengths, spec.scaling.name))
+        return {(lengths[0], depth): np.ones(count) for depth in depths}
+
+    monkeypatch.setattr("ropewalk.lab.studies.passkey.depth_grid", watched)
+    rows, _ = read_study(run_tiny("passkey", place, "watched"))
+    expected = [
+        (base, [length], scaling)
+        for base in (10_000.0, 500_000.0)
+        for length, scaling in ((96, "default"), (192, "default"), (192, "yarn"))
+    ]
+    assert asked == expected
+    methods = {"default": "none", "yarn": "yarn"}
+    for base, (length,), scaling in expected:
+        assert len(select(rows, "found", base=base, length=length, method=methods[scaling])) == 2
+
+
+def test_the_decay_study_has_the_bound_and_the_turns_of_128_dimensions(place):
+    rows, _ = read_study(run_tiny("decay", place))
+    steps = [10_000.0 ** (-2 * i / 128) for i in range(64)]
+
+    def mean_of_sums(distance):
+        return np.abs(np.cumsum([cmath.exp(1j * distance * step) for step in steps])).mean()
+
+    bounds = select(rows, "bound")
+    assert [row["distance"] for row in bounds] == [1, 2, 4, 8, 16]
+    for row in bounds:
+        assert row["mean"] == pytest.approx(mean_of_sums(row["distance"]) / mean_of_sums(0), rel=1e-5)
+    found = {row["pair"]: row["mean"] for row in select(rows, "wavelength")}
+    assert found == pytest.approx({"fastest": 2 * math.pi, "slowest": 2 * math.pi / steps[-1]}, rel=1e-5)
+
+
+def test_norms_are_where_the_rows_say(place):
+    """The saved weights of every model, put into an attention that is written out here."""
+    rows, _ = read_study(run_tiny("norms", place, "sharp", changes=SHARP))
+    windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 65)
+    for name in ("none", "norm not kept", "LayerNorm before", "LayerNorm after", "RMSNorm before", "RMSNorm after"):
+        saved = "rope-0" if name == "none" else f"{name.replace(' ', '-')}-0"
+        model, norms = saved_with_norms(place / "sharp" / "models", saved)
+        for index, layer in enumerate(model.layers):
+            layer.self_attn.attend = Written(layer.self_attn, name, norms, index)  # type: ignore[union-attr, assignment]
+        (row,) = select(rows, "loss", norm=name, length=64)
+        np.testing.assert_allclose(row["values"], tail_losses(model, windows, 64, 32), rtol=5e-5)
+
+
+def saved_with_norms(models: Path, name: str) -> tuple[Decoder, dict[str, torch.Tensor]]:
+    """A plain RoPE model from a checkpoint, and the weights that only a model with norms has."""
+    (path,) = models.glob(f"{name}-*/step-*/model.safetensors")
+    header = read_header(path)
+    weights = {key: read_rows(path, header, key) for key in header.entries}
+    model = Decoder(DecoderConfig(vocab_size=264, length=32, **SIZES))
+    plain = model.state_dict()
+    model.load_state_dict({key: weights.pop(key) for key in plain})
+    return model.eval(), weights
+
+
+class Written:
+    """Causal attention with RoPE token by token in complex numbers, and a norm before or after the rotation."""
+
+    def __init__(self, attention, name: str, norms: dict[str, torch.Tensor], layer: int) -> None:
+        self.attention, self.name = attention, name
+        own = {key: value for key, value in norms.items() if key.startswith(f"layers.{layer}.")}
+        self.weights = {part: {k.rsplit(".", 1)[1]: v for k, v in own.items() if f".{part}_norm." in k} for part in "qk"}
+        assert bool(own) == ("Norm " in name)
+
+    def __call__(self, x, positions, padding, documents, cache):
+        q, k, v = self.attention.project(x)
+        if self.name.endswith("before"):
+            q, k = self.norm(q, "q"), self.norm(k, "k")
+        q, k = self.turned(q), self.turned(k)
+        if self.name.endswith("after"):
+            q, k = self.norm(q, "q"), self.norm(k, "k")
+        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool(), -math.inf)
+        return self.attention.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+    def norm(self, x, part: str):
+        weights = self.weights[part]
+        if self.name.startswith("LayerNorm"):
+            x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+            return x * weights["weight"] + weights["bias"]
+        assert "bias" not in weights
+        return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt() * weights["weight"]
+
+    def turned(self, x):
+        angles = torch.outer(torch.arange(x.shape[-2]), 10_000.0 ** (-torch.arange(8) / 8))
+        if self.name == "norm not kept":
+            # dimension j has the angle of pair j mod 8, as in the half layout, but its partner is its neighbour
+            cos, sin = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
+            partner = x.view(*x.shape[:-1], 8, 2).flip(-1) * torch.tensor([-1.0, 1.0])
+            return x * cos + partner.flatten(-2) * sin
+        turned = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+
 def test_studies_share_their_models(place):
-    for name in ("encodings", "extend", "decay"):
+    for name in ("encodings", "extend", "decay", "norms"):
         run_tiny(name, place)
     assert len(list((place / "out" / "models").glob("rope-0-*"))) == 1
 

@@ -91,6 +91,26 @@ def test_a_reader_of_letters_is_as_right_as_a_perfect_one_can_be():
     assert abs(cut.mean() - matching.reachable(32, {"long": 80})) < 0.1
 
 
+@pytest.mark.parametrize("nearer", [0, 1])
+def test_the_contrast_of_matching_is_the_softmax_of_both_cosines(nearer):
+    """A model that reads three angles: A at 0, one text at 0.1, the other at 0.5 radians; padding must not count."""
+    near, far = math.cos(0.1), math.cos(0.5)
+
+    class Angles(torch.nn.Module):
+        def forward(self, tokens, padding):
+            angles = torch.where(padding, tokens / 10, 99.0)
+            return torch.stack((angles.cos(), angles.sin()), dim=-1) * 3
+
+    texts = [[0, 0], [1, 1], [5, 5]] if nearer == 0 else [[0, 0], [5, 5], [1, 1]]
+    tokens = torch.tensor([[*text, 7] for text in texts])
+    padding = torch.tensor([[True, True, False]] * 3)
+    batch = Batch(tokens, torch.tensor([nearer]), 1, padding=padding)
+    by_hand = math.log(1 + math.exp((far - near) / 0.05))
+    assert matching.contrast(Angles(), batch).item() == pytest.approx(by_hand, rel=1e-4)
+    wrong = Batch(tokens, torch.tensor([1 - nearer]), 1, padding=padding)
+    assert matching.contrast(Angles(), wrong).item() == pytest.approx(by_hand + (near - far) / 0.05, rel=1e-4)
+
+
 def test_a_grid_asks_for_the_patch_below_the_mark():
     batch = multimodal.GridBatches(seed=5, axes=2).batch(np.arange(7), 25)
     assert batch.positions is not None

@@ -158,8 +158,9 @@ class _KernelAttention(torch.autograd.Function):
             scale = 1.0 if scale is None else scale
             features = make_features(q, k, Rope(call.spec), call.positions, call.real, form, phi, scale)
             out, *state = attend(features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps)
+            out = out.to(v.dtype)
         with_grad = [t for t in inputs if t is not None and t.requires_grad]
-        input_grads = iter(torch.autograd.grad((out.to(v.dtype), *state), with_grad, grads, allow_unused=True))
+        input_grads = iter(torch.autograd.grad((out, *state), with_grad, grads, allow_unused=True))
         return *(next(input_grads) if need else None for need in needed), None
 
 

@@ -1,0 +1,143 @@
+"""Figures of others: exactly as they were stated, beside ours, and none called published that has no publication."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from command_line import call
+from ropewalk.lab.published import PUBLISHED, beside, compared
+from ropewalk.lab.report import read_results
+from ropewalk.lab.studies import STUDIES
+from ropewalk.lab.studies.findings import Findings, Ours
+
+RESULTS = Path(__file__).parents[2] / "results" / "lab"
+
+#: what the documents about RoPE state without a publication, written out here a second time
+STATED = {
+    "base-ablation": {"100": "63.21", "1,000": "63.89", "10,000": "64.13", "100,000": "63.75"},
+    "norm-ablation": {"no norm": "62.45", "LayerNorm after the rotation": "63.58", "plain RoPE": "64.13"},
+    "glue": {"learned": "82.3", "sinusoidal": "81.7", "RoPE": "82.1"},
+    "beyond-512": {"512": "as trained", "1024": "slightly worse", "2048": "clearly worse", "4096": "bad"},
+    "unaliased-length": {"fastest": "6.28", "slowest": "54,410"},
+}
+#: RoFormer's table 4: length, batch, steps, loss, accuracy
+STAGES = [
+    (512, 256, 200_000, 1.73, 65.0), (1536, 256, 12_500, 1.61, 66.8), (256, 256, 120_000, 1.75, 64.6),
+    (128, 512, 80_000, 1.83, 63.4), (1536, 256, 10_000, 1.58, 67.4), (512, 512, 30_000, 1.66, 66.2),
+]  # fmt: skip
+#: table 5: valid and test
+CAIL = {
+    "BERT-512": (64.13, 67.77), "WoBERT-512": (64.07, 68.10), "RoFormer-512": (64.13, 68.29), "RoFormer-1024": (66.07, 69.79),
+}  # fmt: skip
+#: other published tables: all their numbers, row by row
+NUMBERS = {
+    "roformer-mlm": [27.3, 27.5],
+    "alibi-extrapolation": [
+        20.05, 43.5, 76.2, 179, 406, 20.07, 21.4, 26.0, 35.5, 79.3, 19.65, 18.79, 18.91, 22.9, 19.73, 18.73, 18.52, 18.40, 18.31,
+    ],
+    "nope-causal": [20.97, 147.18, 20.42, 4.06, 20.16, 19.71],
+    "nope-length-generalisation": [0.69, 0.55, 0.50, 0.33, 0.22],
+    "interpolation": [7.20, 1000, 7.69, 6.95],
+    "interpolation-passkey": [200, 10_000, 2560],
+    "ntk-zero-shot": [23.16, 13.54, 39.27, 40.12, 45.41, 48.48],
+    "yarn": [8.07, 6.24, 6.04],
+    "yarn-passkey": [99.4],
+    "longrope": [20.5, 23.3, 87.9, 11.3],
+    "drope-needle": [0, 0, 19.4, 0.5, 0, 36.2, 41.6],
+    "base-bounds": [4.3e3, 2.7e4, 8.4e4, 6.4e5, 7.8e6, 5.1e8],
+}  # fmt: skip
+
+
+def number(text: str) -> float:
+    """65.0 % -> 65.0, 12.5k -> 12500, 54,410 -> 54410, > 1000 -> 1000."""
+    plain = text.replace(" %", "").replace(",", "").replace("> ", "")
+    return float(plain[:-1]) * 1000 if plain.endswith("k") else float(plain)
+
+
+def numbers(cells) -> list[float]:
+    return [number(cell) for cell in cells if re.fullmatch(r"[>\d., ke%]+", cell)]
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_stated_figures_are_as_stated_and_called_so(name):
+    table = PUBLISHED[name]
+    assert {label: value.removesuffix(" %") for label, value in table.rows} == STATED[name]
+    assert table.heading.startswith("As stated: ")
+    assert "without a source" in table.origin
+
+
+def test_only_what_has_a_publication_is_called_published():
+    for name, table in PUBLISHED.items():
+        assert table.heading.startswith("As stated" if name in STATED else "As published")
+        assert bool(table.source) == (name not in STATED)
+
+
+def test_roformers_tables_are_the_published_ones():
+    assert [tuple(numbers(row[1:])) for row in PUBLISHED["roformer-stages"].rows] == STAGES
+    assert {row[0]: tuple(numbers(row[1:])) for row in PUBLISHED["roformer-cail"].rows} == CAIL
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_numbers_of_other_tables_are_the_published_ones(name):
+    assert numbers([cell for row in PUBLISHED[name].rows for cell in row[1:]]) == pytest.approx(NUMBERS[name])
+
+
+def test_every_table_belongs_to_a_study_and_has_whole_rows():
+    assert {name for study in STUDIES.values() for name in study.published} == set(PUBLISHED)
+    for table in PUBLISHED.values():
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+        assert len({row[0] for row in table.rows}) == len(table.rows)
+
+
+def test_ours_stands_beside_the_row_of_the_same_name():
+    findings = Findings(ours={"glue": Ours(("loss", "error"), {"RoPE": ("0.8", "0.1")})})
+    table = beside("glue", findings)
+    assert table.columns == ("encoding", "score", "ours: loss", "ours: error")
+    assert table.rows == [("learned", "82.3", "-", "-"), ("sinusoidal", "81.7", "-", "-"), ("RoPE", "82.1", "0.8", "0.1")]
+    assert beside("glue", Findings()).columns == ("encoding", "score")
+    assert compared(["beyond-512", "glue"], findings) == [table]
+
+
+@pytest.fixture(scope="module")
+def results():
+    if not RESULTS.is_dir():
+        pytest.skip("results/ is not part of an installation")
+    return read_results(RESULTS)
+
+
+def test_every_stated_figure_has_a_measured_one_beside_it(results):
+    """In at least one committed run, every row of every stated table, of RoFormer's stages and of its matching."""
+    for name in (*STATED, "roformer-stages", "roformer-cail"):
+        missing = {row[0] for row in PUBLISHED[name].rows} - ({"WoBERT-512"} if name == "roformer-cail" else set())
+        for result in results.values():
+            ours = result.findings.ours.get(name)
+            if ours is not None:
+                missing -= {label for label, cells in ours.cells.items() if "-" not in cells}
+        assert not missing, f"{name}: nothing of ours beside {missing}"
+
+
+def test_every_study_has_committed_rows(results):
+    assert {result.facts["study"] for result in results.values()} == set(STUDIES)
+
+
+def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, monkeypatch):
+    monkeypatch.setattr("ropewalk.lab.report.draw_figures", lambda *_: [])  # pictures take seconds and have no numbers
+    for name in results:
+        (tmp_path / name).symlink_to(RESULTS / name)
+    code, out, _ = call(capsys, "lab", "report", str(tmp_path), "--json")
+    assert code == 0
+    assert set(json.loads(out)["studies"]) == set(results)
+    page = re.sub(r'src="data:[^"]*"', "", (tmp_path / "report.html").read_text(encoding="utf-8"))
+    for figures in STATED.values():
+        for label, figure in figures.items():
+            assert re.search(rf"<tr><td>{re.escape(label)}</td><td>{re.escape(figure)}( %)?</td><td>[^-]", page), (label, figure)
+    for stage, (*_, loss, accuracy) in enumerate(STAGES, start=1):
+        assert re.search(rf"<tr><td>{stage}</td>.{{0,120}}<td>{loss}</td><td>{accuracy} %</td><td>\d+</td>", page)
+
+
+def test_wavelengths_of_a_turn():
+    assert f"{2 * math.pi:.2f}" == STATED["unaliased-length"]["fastest"]
+    assert f"{2 * math.pi * 10_000 ** (126 / 128):,.0f}" == STATED["unaliased-length"]["slowest"]
