@@ -5,11 +5,16 @@ The encodings are measured now; benchmarks are read from `results/`, with their 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+from ropewalk.analysis import GUIDE
 from ropewalk.analysis.comparison import as_markdown, compare
 from ropewalk.bench import chart, rows, tables
+from ropewalk.lab.guide import EVIDENCE, evidence
+from ropewalk.lab.published import compared
+from ropewalk.lab.report import read_results
 from ropewalk.lab.studies import STUDIES, read_study
 
 DOCS = Path(__file__).parent
@@ -17,10 +22,17 @@ RESULTS = DOCS.parent / "results"
 #: tables of the page about peers, and the one shape that each shows: the forward pass of a long prompt
 PEER_TABLES = {"peers-gpu": "h200.jsonl", "peers-cpu": "cpu.jsonl"}
 PEER_CASES = {("forward", "A", "bfloat16"), ("forward", "cpu prefill", "float32")}
-#: folders of studies in results/lab, and the number of their tables on the page
-LAB = {
-    "cpu_demo_encodings": 1, "cpu_demo_extend": 1, "cpu_three_seeds_encodings": 1, "cpu_three_seeds_extend": 1,
-    "h200_encodings": 1, "h200_extend": 5, "h200_base": 1, "h200_passkey": 1, "h200_mlm_lengths": 1, "h200_matching": 1,
+#: folders of studies in results/lab: the number of their tables on the page, and the tables of others shown beside ours
+LAB: dict[str, tuple[int, tuple[str, ...]]] = {
+    "cpu_demo_encodings": (1, ()), "cpu_demo_extend": (1, ()), "cpu_three_seeds_encodings": (1, ()),
+    "cpu_three_seeds_extend": (1, ()), "cpu_base": (1, ("base-ablation",)), "cpu_norms": (1, ("norm-ablation",)),
+    "cpu_mlm_lengths": (1, ("roformer-stages",)), "cpu_decay": (1, ("unaliased-length",)),
+    "cpu_linear": (3, ("roformer-linear",)),
+    "h200_encodings": (1, ("glue", "alibi-extrapolation", "nope-causal")), "h200_encodings_512": (1, ("glue", "beyond-512")),
+    "h200_extend": (3, ("ntk-zero-shot", "interpolation", "yarn", "longrope")), "h200_base": (1, ("base-ablation",)),
+    "h200_norms": (1, ("norm-ablation",)), "h200_passkey": (2, ("drope-needle",)), "h200_mlm_lengths": (1, ("roformer-stages",)),
+    "h200_matching": (1, ("roformer-cail",)), "h200_linear": (4, ("roformer-linear",)), "h200_migrate": (2, ()),
+    "h200_multimodal": (1, ()), "cpu_relative": (1, ()), "cpu_precision": (1, ()),
 }  # fmt: skip
 START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
@@ -66,34 +78,55 @@ def peers_page(text: str) -> str:
     return text
 
 
-def study_block(folder: Path, count: int) -> str:
-    """The first tables of a study, made from its committed rows, and the verdict on each of its claims."""
+def study_block(folder: Path, count: int, published: tuple[str, ...]) -> str:
+    """The first tables of a study, made from its committed rows, others' results beside them, and the verdict on each claim."""
     measured, facts = read_study(folder)
     page = STUDIES[facts["study"]].findings(measured, facts)
     parts = [tables.markdown(list(table.columns), [list(row) for row in table.rows]) for table in page.tables[:count]]
+    for table in compared(published, page):
+        note = f"{table.title}. {table.note}"
+        parts.append(f"{note}\n\n{tables.markdown(list(table.columns), [list(row) for row in table.rows])}")
     claims = [f"- {claim.text}: **{claim.verdict}** ({claim.evidence})." for claim in page.claims]
     made = facts["machine"]
     where = f"{facts['seeds']} seed{'s' * (facts['seeds'] > 1)}, {made['device']}, torch {made['torch']}, {made['date']}."
     return "\n".join([*parts, *claims, "", where]) + "\n"
 
 
+def guide_page(text: str) -> str:
+    """The page with the guide: each recommendation, its reason, and what the committed runs measured."""
+    measured = evidence(read_results(RESULTS / "lab"))
+    rows = [[use.use, _code(use.choose), use.because, f"{measured[use.use]} ({_runs(use.use)})"] for use in GUIDE]
+    return filled(text, "guide", tables.markdown(["use", "start with", "because", "measured"], rows))
+
+
+def _runs(use: str) -> str:
+    return ", ".join(f"`{run}`" for run in EVIDENCE[use][0])
+
+
+def _code(text: str) -> str:
+    """Put code into backticks: calls, names with a dot, and quoted values."""
+    return re.sub(r'(\b[\w.]+\([\w, ]*\)|\baxes\.\w+|"\w+")', r"`\1`", text)
+
+
 def lab_page(text: str) -> str:
     """The page of the lab's results with its tables made from the committed rows."""
-    for name, count in LAB.items():
-        text = filled(text, name, study_block(RESULTS / "lab" / name, count))
+    for name, (count, published) in LAB.items():
+        text = filled(text, name, study_block(RESULTS / "lab" / name, count, published))
     return text
 
 
 def main() -> None:
     """Rewrite the pages and charts, and print their paths."""
-    encodings, benchmarks, peers, lab = (DOCS / f"{name}.md" for name in ("encodings", "benchmarks", "peers", "lab-results"))
+    names = ("encodings", "benchmarks", "peers", "lab-results", "inspect")
+    encodings, benchmarks, peers, lab, inspect = (DOCS / f"{name}.md" for name in names)
+    inspect.write_text(guide_page(inspect.read_text(encoding="utf-8")), encoding="utf-8")
     lab.write_text(lab_page(lab.read_text(encoding="utf-8")), encoding="utf-8")
     encodings.write_text(filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())), encoding="utf-8")
     benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
     peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
     chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")
     chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
-    print(encodings, benchmarks, peers, lab, sep="\n")
+    print(encodings, benchmarks, peers, lab, inspect, sep="\n")
 
 
 if __name__ == "__main__":

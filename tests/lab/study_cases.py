@@ -3,10 +3,16 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from lab_tiny import write_text
+from torch.nn import functional as F
 
+from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
 from ropewalk.lab.studies import STUDIES, Study, run_study
+from ropewalk.models import Decoder, DecoderConfig
 
 #: settings that make a study's smoke preset smaller still
 SMALLER = {"mlm_lengths": {"stages": [[16, 4, 6], [48, 4, 3], [8, 4, 4]]}}
@@ -24,6 +30,33 @@ def tiny(name: str, folder: Path, **settings) -> Study:
 
 def run_tiny(name: str, folder: Path, out: str = "out", workers: int = 1, **settings) -> Path:
     return run_study(tiny(name, folder, **settings), "smoke", folder / out, workers=workers, quiet=True)
+
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}
+#: wide weights, or attention is even and no position matters in models that were hardly trained
+SHARP = ["model.init_std=0.4"]
+
+
+def saved_decoder(models: Path, name: str, encoding) -> Decoder:
+    """A trained model from its checkpoint alone."""
+    (path,) = models.glob(f"{name}-*/step-*/model.safetensors")
+    header = read_header(path)
+    model = Decoder(DecoderConfig(vocab_size=264, encoding=encoding, length=32, **SIZES))
+    missing = model.load_state_dict({key: read_rows(path, header, key) for key in header.entries}, strict=False)
+    assert not missing.unexpected_keys
+    return model.eval()
+
+
+def tail_losses(model: Decoder, windows: np.ndarray, length: int, tail: int) -> list[float]:
+    """The mean loss of the last `tail` tokens of each window, token by token."""
+    found = []
+    for window in torch.from_numpy(windows.astype(np.int64)):
+        seen = window[-(length + 1) :]
+        with torch.no_grad():
+            logits = model(seen[None, :-1])[0]
+        losses = [-F.log_softmax(logits[t].double(), -1)[seen[t + 1]].item() for t in range(length - tail, length)]
+        found.append(sum(losses) / tail)
+    return found
 
 
 if __name__ == "__main__":

@@ -15,7 +15,17 @@ from ropewalk.lab.batches import IGNORED, Batch, mask_tokens
 from ropewalk.lab.matching import TripletBatches
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import decay, extension_methods, linear, matching, mlm_lengths, multimodal, passkey, relative
-from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN, claim_not_higher, claim_order, claim_within
+from ropewalk.lab.studies.findings import (
+    FAILS,
+    HOLDS,
+    TIED,
+    UNKNOWN,
+    claim_not_higher,
+    claim_order,
+    claim_threshold,
+    claim_within,
+    seed_noise,
+)
 from ropewalk.lab.studies.jobs import Workspace
 from ropewalk.lab.studies.rows import NOT_FINITE, row, select
 from ropewalk.lab.studies.training import scale_embeddings
@@ -46,7 +56,23 @@ def test_a_limit_holds_only_beyond_doubt():
     assert claim_within("", noisy(1.04, 0.1), base, 0.05).verdict == TIED
     assert claim_not_higher("", noisy(0.8, 0.001), base, 0.05).verdict == HOLDS
     assert claim_not_higher("", noisy(1.2, 0.001), base, 0.05).verdict == FAILS
+    assert claim_not_higher("", noisy(1.04, 0.1), base, 0.05).verdict == TIED  # 0.04 ± 0.03
     assert claim_not_higher("", None, base, 0.05).verdict == UNKNOWN
+
+
+def test_two_single_trainings_differ_by_the_noise_of_both():
+    one, several = noisy(1.0, 0.1), noisy(1.0, 0.1, seeds=3)
+    assert seed_noise([one, one]) == pytest.approx(math.sqrt(0.015**2 + 0.015**2))
+    assert seed_noise([several, one]) == seed_noise([one])
+    assert seed_noise([several, None]) == seed_noise([one, one], same_model=True) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("value", "above", "verdict"), [(0.1, True, HOLDS), (0.01, True, FAILS), (0.01, False, HOLDS), (0.1, False, FAILS)]
+)
+def test_a_threshold_separates(value, above, verdict):
+    assert claim_threshold("", value, 0.05, above=above).verdict == verdict
+    assert claim_threshold("", math.nan, 0.05, above=above).verdict == UNKNOWN
 
 
 def test_generated_cases_say_their_matter_where_they_should():

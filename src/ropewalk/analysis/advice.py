@@ -159,14 +159,14 @@ class Use:
     figure: str
 
 
-#: a first choice for each use
+#: a first choice for each use; ropewalk.lab.guide has the measured reason for every entry
 GUIDE: tuple[Use, ...] = (
     Use("short text", "Default(), theta 10,000", "all distances occurred in training, so no scaling is needed", "coverage"),
     Use(
         "long documents, new model",
-        "Default() with a larger theta (500,000 or more)",
-        "more pairs stay within one turn over the whole text, so distant positions stay distinct",
-        "base_bound",
+        "Default(), trained at the length to be served",
+        "no base makes a model usable at distances that did not occur in training",
+        "beyond",
     ),
     Use(
         "long documents, trained model, no fine-tuning",
@@ -182,14 +182,14 @@ GUIDE: tuple[Use, ...] = (
     ),
     Use(
         "code and retrieval",
-        'Default() with a larger theta, precision "exact" or the checkpoint\'s "hf_frequencies"',
+        'Default(), theta 10,000, precision "exact" or the checkpoint\'s "hf_frequencies"',
         "fast pairs distinguish neighbouring tokens, and float32 angles lose accuracy in fast pairs first",
         "precision",
     ),
     Use(
-        "images, video and text together",
-        "axes.chunked or axes.interleaved, positions from rw.positions",
-        "each pair uses one of time, height and width; text is rotated as in 1-D",
+        "images and other grids",
+        "axes.axial: rows and columns on axes of their own",
+        "the patch below has the same distance in an image of any width",
         "angles",
     ),
     Use(
@@ -197,5 +197,11 @@ GUIDE: tuple[Use, ...] = (
         "plain RoPE with a sliding window of the trained length",
         "no distance exceeds those of training",
         "similarity",
+    ),
+    Use(
+        "a norm of q and k",
+        "LayerNorm or RMSNorm before the rotation",
+        "after it, scores depend on absolute positions",
+        "inner_products",
     ),
 )

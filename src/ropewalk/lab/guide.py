@@ -1,0 +1,110 @@
+"""The measured reason for each entry of `analysis.GUIDE`, from runs of studies such as those in results/lab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.recommendations import StudyResult
+from ropewalk.lab.statistics import Score, compare
+from ropewalk.lab.studies.findings import difference, seed_noise
+from ropewalk.lab.studies.norms import moved
+from ropewalk.lab.studies.rows import Row, score, select
+
+
+def evidence(results: Mapping[str, StudyResult]) -> dict[str, str]:
+    """Return the use of each entry of GUIDE -> what the runs measured; `results` are runs by the name of their folder."""
+    missing = sorted({run for runs, _ in EVIDENCE.values() for run in runs} - results.keys())
+    if missing:
+        raise RopeError("results", "must have the runs that the guide cites (in results/lab of the repository)", missing)
+    return {use: tell(*(results[run].rows for run in runs)) for use, (runs, tell) in EVIDENCE.items()}
+
+
+def _score(rows: list[Row], metric: str = "loss", **fields: Any) -> Score:
+    found = score(rows, metric, **fields)
+    if found is None:
+        raise RopeError("results", f"must have rows of the metric {metric}", fields)
+    return found
+
+
+def _loss(rows: list[Row], **fields: Any) -> str:
+    return f"{_score(rows, **fields).mean:.3f}"
+
+
+def _minus(a: Score, b: Score, *, same_model: bool = False) -> str:
+    """Return the paired difference a - b as text, with the noise between trainings unless both are one model."""
+    return difference(compare(a, b, floor=seed_noise([a, b], same_model=same_model)))
+
+
+def _short_text(base: list[Row]) -> str:
+    losses = {b: _score(base, base=b, length=256) for b in (100.0, 10_000.0, 100_000.0)}
+    others = (f"base {b:,.0f} is {_minus(losses[b], losses[10_000.0])}" for b in (100.0, 100_000.0))
+    return f"loss at the trained length {losses[10_000.0].mean:.3f}; {', '.join(others)}"
+
+
+def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
+    beyond = (f"base {b:,.0f} {_loss(base, base=b, length=512)}" for b in (10_000.0, 100_000.0))
+    return f"loss at 512, trained at 256: {', '.join(beyond)}; trained at 512: {_loss(trained_at_512, model='rope', length=512)}"
+
+
+def _zero_shot(extend: list[Row]) -> str:
+    four = {m: _loss(extend, method=m, tuned=0, factor=4, length=1024) for m in ("dynamic_yarn", "none", "linear")}
+    short = {m: _loss(extend, method=m, tuned=0, factor=16, length=256) for m in ("dynamic_yarn", "yarn")}
+    return (
+        f"loss at 4x {four['dynamic_yarn']} (no scaling {four['none']}, interpolation {four['linear']}); "
+        f"on short text {short['dynamic_yarn']}, as without scaling (YaRN with factor 16: {short['yarn']})"
+    )
+
+
+def _fine_tuned(extend: list[Row]) -> str:
+    at = {m: _score([r for r in extend if r.get("tuned")], method=m, factor=4, length=1024) for m in ("yarn", "none", "linear")}
+    others = (f"{name} {_minus(at[m], at['yarn'])}" for m, name in (("none", "no scaling"), ("linear", "interpolation")))
+    return f"loss at 4x after 40 steps there {at['yarn'].mean:.3f}; {', '.join(others)}"
+
+
+def _retrieval(passkey: list[Row], precision: list[Row]) -> str:
+    found = []
+    for base in (10_000.0, 500_000.0):
+        shares = (select(passkey, "found", base=base, method="none", length=n) for n in (256, 512))
+        near, far = (sum(r["mean"] for r in rows) / len(rows) for rows in shares)
+        found.append(f"base {base:,.0f} {near:.1%} and {far:.1%}")
+    errors = [_score(precision, "error", way=way, position=131_072).mean for way in ("exact", "hf")]
+    return (
+        f"pass keys found at the trained length and at twice that: {', '.join(found)}; "
+        f"error of cos and sin at token 131,072: exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}"
+    )
+
+
+def _images(multimodal: list[Row]) -> str:
+    right = {m: 1 - _score(multimodal, "wrong", model=m, side=16).mean for m in ("rope_2d", "rope")}
+    return f"trained on 8 x 8 patches, right on 16 x 16: two axes {right['rope_2d']:.1%}, one {right['rope']:.1%}"
+
+
+def _window(encodings: list[Row]) -> str:
+    window, plain = (_loss(encodings, model=m, length=4096) for m in ("rope, sliding window", "rope"))
+    near = _loss(encodings, model="rope", length=256)
+    return f"trained at 256, loss at 4096: {window}; without the window {plain}; at the trained length {near}"
+
+
+def _norms(norms: list[Row]) -> str:
+    changes = {name: moved(norms, name) for name in ("LayerNorm before", "LayerNorm after")}
+    losses = {name: _loss(norms, norm=name, length=512) for name in ("LayerNorm before", "LayerNorm after", "none")}
+    return (
+        f"a shift of all positions changes logits by {changes['LayerNorm before']:.0e} of their deviation, after the rotation by "
+        f"{changes['LayerNorm after']:.1f}; loss at twice the trained length: before {losses['LayerNorm before']}, "
+        f"after {losses['LayerNorm after']}, no norm {losses['none']}"
+    )
+
+
+#: use -> (folders of runs, a function of their rows that says what was measured)
+EVIDENCE: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "short text": (("h200_base",), _short_text),
+    "long documents, new model": (("h200_base", "h200_encodings_512"), _new_model),
+    "long documents, trained model, no fine-tuning": (("h200_extend",), _zero_shot),
+    "long documents, trained model, fine-tuning": (("h200_extend",), _fine_tuned),
+    "code and retrieval": (("h200_passkey", "cpu_precision"), _retrieval),
+    "images and other grids": (("h200_multimodal",), _images),
+    "any length, with attention limited to a window": (("h200_encodings",), _window),
+    "a norm of q and k": (("h200_norms",), _norms),
+}

@@ -1,0 +1,127 @@
+"""The guide: every recommendation has a measured reason, whose numbers are those of the committed rows, read here by hand."""
+
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from ropewalk import analysis
+from ropewalk.errors import RopeError
+from ropewalk.lab.guide import EVIDENCE, evidence
+from ropewalk.lab.report import read_results
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "lab"
+pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of an installation")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return evidence(read_results(RESULTS))
+
+
+def values(run: str, metric: str = "loss", **fields) -> list[float]:
+    """Every value of the rows of a run that have these fields."""
+    lines = (RESULTS / run / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["metric"] == metric]
+    found = [v for row in rows if all(row.get(k) == v for k, v in fields.items()) for v in row["values"]]
+    assert found, (run, metric, fields)
+    return found
+
+
+def loss(run: str, **fields) -> str:
+    return f"{mean(values(run, **fields)):.3f}"
+
+
+def minus(run: str, a: dict, b: dict) -> str:
+    return f"{mean(values(run, **a)) - mean(values(run, **b)):+.3f} ±"
+
+
+def numbers_by_hand() -> dict[str, list[str]]:
+    """Use -> the texts that its measured reason must contain, in this order."""
+    base, four = {"length": 256}, {"factor": 4, "length": 1024}
+    found = [
+        f"{mean(values('h200_passkey', 'found', base=b, method='none', length=n)):.1%}"
+        for b in (10_000.0, 500_000.0)
+        for n in (256, 512)
+    ]
+    return {
+        "short text": [
+            loss("h200_base", base=10_000.0, **base),
+            *(minus("h200_base", {"base": b, **base}, {"base": 10_000.0, **base}) for b in (100.0, 100_000.0)),
+        ],
+        "long documents, new model": [
+            *(loss("h200_base", base=b, length=512) for b in (10_000.0, 100_000.0)),
+            loss("h200_encodings_512", model="rope", length=512),
+        ],
+        "long documents, trained model, no fine-tuning": [
+            *(loss("h200_extend", method=m, tuned=0, **four) for m in ("dynamic_yarn", "none", "linear")),
+            *(loss("h200_extend", method=m, tuned=0, factor=16, length=256) for m in ("dynamic_yarn", "yarn")),
+        ],
+        "long documents, trained model, fine-tuning": [
+            loss("h200_extend", method="yarn", tuned=40, **four),
+            *(
+                minus("h200_extend", {"method": m, "tuned": 40, **four}, {"method": "yarn", "tuned": 40, **four})
+                for m in ("none", "linear")
+            ),
+        ],
+        "code and retrieval": [
+            *found,
+            *(f"{values('cpu_precision', 'error', way=way, position=131_072)[0]:.1e}" for way in ("exact", "hf")),
+        ],
+        "images and other grids": [
+            f"{1 - mean(values('h200_multimodal', 'wrong', model=m, side=16)):.1%}" for m in ("rope_2d", "rope")
+        ],
+        "any length, with attention limited to a window": [
+            *(loss("h200_encodings", model=m, length=4096) for m in ("rope, sliding window", "rope")),
+            loss("h200_encodings", model="rope", length=256),
+        ],
+        "a norm of q and k": [
+            f"{max(values('h200_norms', 'moved', norm='LayerNorm before')):.0e}",
+            f"{max(values('h200_norms', 'moved', norm='LayerNorm after')):.1f}",
+            *(loss("h200_norms", norm=name, length=512) for name in ("LayerNorm before", "LayerNorm after", "none")),
+        ],
+    }
+
+
+@pytest.mark.parametrize("use", EVIDENCE)
+def test_the_numbers_are_those_of_the_rows(use, measured):
+    at = 0
+    for number in numbers_by_hand()[use]:
+        assert number in measured[use][at:], (number, measured[use])
+        at = measured[use].index(number, at) + len(number)
+
+
+def test_every_recommendation_is_measured():
+    assert [use.use for use in analysis.GUIDE] == list(EVIDENCE) == list(numbers_by_hand())
+
+
+def test_what_is_recommended_is_what_measured_better():
+    """The sign of each comparison that the guide rests on, from the rows."""
+
+    def at(run, metric="loss", **fields):
+        return mean(values(run, metric, **fields))
+
+    extend = {"run": "h200_extend", "factor": 4, "length": 1024}
+    assert at("h200_base", base=10_000.0, length=256) < at("h200_base", base=100.0, length=256)
+    assert at("h200_encodings_512", model="rope", length=512) < min(at("h200_base", base=b, length=512) for b in (1e4, 1e5))
+    assert at(**extend, method="dynamic_yarn", tuned=0) < min(at(**extend, method=m, tuned=0) for m in ("none", "linear", "ntk"))
+    assert at(**extend, method="yarn", tuned=40) < min(at(**extend, method=m, tuned=40) for m in ("none", "linear", "ntk"))
+    window = at("h200_encodings", model="rope, sliding window", length=4096)
+    assert window < at("h200_encodings", model="rope", length=4096)
+    grids = [at("h200_multimodal", "wrong", model=m, side=16) for m in ("rope_2d", "rope")]
+    assert grids[0] < grids[1]
+    # withdrawn: a larger base for retrieval
+    larger, usual = (at("h200_passkey", "found", base=b, method="none", length=512) for b in (500_000.0, 10_000.0))
+    assert larger <= usual + 0.05
+
+
+def test_missing_runs_are_named(measured):
+    with pytest.raises(RopeError, match=r"runs that the guide cites.*h200_base"):
+        evidence({})
+
+
+def test_the_page_shows_the_measured_reasons(measured):
+    page = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
+    assert [text for text in measured.values() if f"| {text} (" not in page] == []

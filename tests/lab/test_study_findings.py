@@ -1,0 +1,87 @@
+"""Findings from rows that were made up: which row a cell comes from, and when a claim holds."""
+
+import numpy as np
+
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies import norms, passkey, precision, relative
+from ropewalk.lab.studies.findings import FAILS, HOLDS, cell, percent
+from ropewalk.lab.studies.rows import row, score
+
+
+def test_plain_rope_of_the_norms_is_the_model_without_any():
+    rows = []
+    for place, name in enumerate(("none", "norm not kept", "LayerNorm before", "LayerNorm after")):
+        rows += [row(metric, [place + 1.0, place + 1.0], norm=name, seed=0, length=8) for metric in ("loss", "accuracy")]
+        rows += [row("moved", [10.0**-place, 0.0], norm=name, seed=0, shift=5)]
+    cells = norms.findings(rows, {}).ours["norm-ablation"].cells
+    assert {name: text[0].split()[0] for name, text in cells.items()} == {
+        "plain RoPE": "1.000",
+        "no norm": "2.000",
+        "LayerNorm after the rotation": "4.000",
+    }
+    assert cells["LayerNorm after the rotation"][2] == "1.0e-03"
+
+
+def found_rows(base, seed, length, shares):
+    return [
+        row("found", values, base=base, method="none", seed=seed, length=length, depth=depth)
+        for depth, values in enumerate(shares)
+    ]
+
+
+def test_missed_pass_keys_are_one_minus_the_found_over_all_depths():
+    rows = found_rows(1e4, 0, 96, [[1, 1, 0], [0, 1, 1]]) + found_rows(1e4, 1, 96, [[1, 1, 1], [1, 1, 1]])
+    rows += found_rows(5e5, 0, 96, [[0, 0, 0], [0, 0, 0]])
+    missed = passkey.missed(rows, 1e4, 96)
+    assert missed is not None
+    assert missed.values.tolist() == [[0, 0, 1, 1, 0, 0], [0] * 6]
+    assert passkey.missed(rows, 1e4, 97) is None
+
+
+def test_a_larger_base_is_better_only_if_it_misses_fewer():
+    none, all_ = [[0.0] * 30, [0.0] * 30], [[1.0] * 30, [1.0] * 30]
+    for larger, verdict in ((all_, HOLDS), (none, FAILS)):
+        rows = found_rows(1e4, 0, 96, all_) + found_rows(5e5, 0, 96, all_)
+        usual = none if larger is all_ else all_
+        rows += found_rows(1e4, 0, 192, usual) + found_rows(5e5, 0, 192, larger)
+        claims = {claim.text: claim.verdict for claim in passkey.findings(rows, {}).claims}
+        assert claims["At 192, base 500,000 misses fewer pass keys than base 10,000"] == verdict
+
+
+def test_the_reach_ends_at_the_first_length_that_fails():
+    assert passkey._reach({96: 1.0, 192: 0.96, 384: 0.5, 768: 1.0}) == "192"
+    assert passkey._reach({96: 0.94, 192: 1.0}) == "none"
+    assert passkey._reach({96: 1.0, 192: None}) == "96"
+
+
+def test_a_relative_encoding_that_moves_is_named():
+    rows = [row("moved", [1e-6], model="rope", shift=5, seed=0), row("moved", [1.0], model="sinusoidal", shift=5, seed=0)]
+    assert relative.findings(rows, {}).claims[0].verdict == HOLDS
+    moved = [row("moved", [1.0], model="alibi", shift=5, seed=0)]
+    claim = relative.findings(rows + moved, {}).claims[0]
+    assert (claim.verdict, claim.evidence) == (FAILS, "except alibi")
+
+
+def test_an_inexact_method_fails_the_claim_of_precision():
+    rows = [row("error", 1e-7, way=way, position=5) for way in precision.COS_SIN_METHODS]
+    assert precision.findings(rows, {}).claims[0].verdict == HOLDS
+    rows[0] = row("error", 1e-5, way="exact", position=5)
+    assert precision.findings(rows, {}).claims[0].verdict == FAILS
+
+
+def test_the_mean_of_a_row_is_the_mean_of_its_values():
+    assert row("loss", [1.0, 2.0, 6.0])["mean"] == 3.0
+
+
+def test_seeds_are_paired_with_seeds():
+    rows = [row("loss", [float(seed), 2.0 * seed], model="a", seed=seed) for seed in (2, 0, 1)]
+    found = score(rows, "loss", model="a")
+    assert found is not None
+    assert found.values.tolist() == [[0, 0], [1, 2], [2, 4]]
+
+
+def test_cells_show_mean_and_error():
+    values = Score(np.array([[0.1, 0.3, 0.2]]))
+    assert cell(values) == "0.200 ± 0.058"
+    assert percent(values) == "20.0% ± 5.8%"
+    assert cell(None) == percent(None) == "-"

@@ -1,0 +1,291 @@
+"""What each study trains, on which data, and what it measures on: the trainings are watched, not run."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lab_tiny import write_text
+
+from ropewalk.lab.corpus import open_corpus
+from ropewalk.lab.matching import split_triplets
+from ropewalk.lab.schedule import Stage
+from ropewalk.lab.studies import (
+    STUDIES,
+    decay,
+    encodings,
+    extend,
+    linear,
+    matching,
+    migrate,
+    mlm_lengths,
+    multimodal,
+    norms,
+    passkey,
+    precision,
+    relative,
+    training,
+)
+from ropewalk.lab.studies.jobs import Workspace
+from ropewalk.lab.studies.rows import row, select
+from ropewalk.models import Decoder, DecoderConfig
+
+WORKSPACE = Workspace(Path("unused"), torch.device("cpu"))
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}
+
+
+def decoder(encoding="rope", **changes) -> Decoder:
+    torch.manual_seed(3)
+    return Decoder(DecoderConfig(264, encoding=encoding, length=32, init_std=0.4, **(SIZES | changes))).eval()
+
+
+@pytest.fixture
+def text(tmp_path) -> list[str]:
+    """Changes of a preset that make it read a small folder of text."""
+    return [f"data.source={write_text(tmp_path / 'text')}", f"data.cache={tmp_path / 'cache'}"]
+
+
+@pytest.fixture
+def trainings(monkeypatch) -> list[SimpleNamespace]:
+    """Every training that a study asks for; it gets back the model to start from, or a new one, untrained."""
+    asked: list[SimpleNamespace] = []
+
+    def watched(workspace, name, preset, *, start=None, change=lambda model: model, **options):
+        model = start if start is not None else decoder(preset.model.get("encoding", "rope"))
+        asked.append(SimpleNamespace(name=name, preset=preset, start=start, **options))
+        rows = [{"step": 10, "seconds": 3.0}, {"step": 20, "seconds": 5.0}, {"step": 20, "evaluation": {}}]
+        return SimpleNamespace(model=change(model).eval(), step=20, log=SimpleNamespace(rows=lambda: rows))
+
+    for module in (training, matching, multimodal):
+        monkeypatch.setattr(module, "train_or_load", watched)
+    return asked
+
+
+COMMON: dict[str, Any] = {"preset": "smoke", "seed": 2, "windows": 3}
+
+
+def test_fine_tuning_is_at_the_longer_length_with_as_many_tokens_on_other_text(text, trainings):
+    extend.tuned(WORKSPACE, **COMMON, changes=text, method="linear", factor=2, factors=None, steps=7, rate=1e-4, multiples=[1, 2])
+    first, second = trainings
+    assert first.preset.train.stages == (Stage(32, 4, 20),)
+    assert second.preset.train.stages == (Stage(64, 2, 7),)  # half as many rows of twice the length
+    assert second.preset.train.learning_rate == 1e-4
+    assert second.preset.train.seed != first.preset.train.seed == 2
+    # interpolation: every frequency of the model that is trained further is halved
+    found = second.start.layers[0].self_attn.encoding.rope.spec.frequencies().radians
+    torch.testing.assert_close(found, torch.tensor([10_000.0 ** (-i / 8) / 2 for i in range(8)], dtype=torch.float64))
+    assert "linear" in second.origin
+
+
+def test_longrope_is_searched_on_text_that_is_trained_on(text, trainings, monkeypatch, tmp_path):
+    searched = []
+
+    def watched(model, windows, factor, length, **options):
+        searched.append((windows, factor, length, options))
+        return (1.0,) * 8
+
+    monkeypatch.setattr(extend, "search_longrope", watched)
+    search = {"population": 5, "rounds": 3, "windows": 4}
+    rows = extend.zero_shot(WORKSPACE, **COMMON, changes=text, methods=["longrope"], factors=[2], search=search)
+    ((windows, factor, length, options),) = searched
+    assert (windows.shape, factor, length) == ((4, 65), 2, 32)
+    assert options == {"population": 5, "rounds": 3, "seed": 2}
+    corpus = open_corpus(tmp_path / "text", cache=tmp_path / "cache")
+    train, valid = (bytes(split.tokens) for split in (corpus.train, corpus.valid))
+    assert all(bytes(window) in train and bytes(window) not in valid for window in windows)
+    assert select(rows, "factors")[0]["values"] == [1.0] * 8
+
+
+def test_every_method_is_measured_on_short_and_on_long_text(text, trainings, monkeypatch):
+    seen = []
+
+    def watched(model, windows, lengths, tail, /, **fields):
+        spec = model.layers[0].self_attn.encoding.rope.spec
+        seen.append((spec.scaling.name, getattr(spec.scaling, "factor", None), lengths, tail, fields["method"], fields["factor"]))
+        return []
+
+    monkeypatch.setattr(training, "loss_rows", watched)
+    methods = ["none", "linear", "ntk", "by_parts", "yarn", "dynamic", "dynamic_yarn"]
+    extend.zero_shot(WORKSPACE, **COMMON, changes=text, methods=methods, factors=[4], search={"windows": 1})
+    names = ["default", "linear", "ntk", "yarn", "yarn", "dynamic", "dynamic_yarn"]
+    factors = [None, 4, 4, 4, 4, 4, None]
+    assert seen[0] == ("default", None, [32], 32, "none", 1)
+    assert seen[1:] == [(n, f, [32, 128], 32, m, 4) for n, f, m in zip(names, factors, methods, strict=True)]
+
+
+def test_by_parts_is_yarn_without_its_temperature():
+    by_parts, yarn = (extend.spec_for(name, extend.rope_spec(decoder()), 4, 128) for name in ("by_parts", "yarn"))
+    assert by_parts.frequencies().magnitude == 1.0
+    assert yarn.frequencies().magnitude == pytest.approx(0.1 * np.log(4) + 1)
+    torch.testing.assert_close(by_parts.frequencies().radians, yarn.frequencies().radians)
+
+
+@pytest.mark.parametrize("variant", [migrate.KEPT, migrate.MOVED, migrate.FRESH])
+def test_only_the_migrated_model_has_old_weights_and_rope(variant, text, trainings):
+    migrate.measure(WORKSPACE, **COMMON, changes=text, variant=variant, steps=5, source="sinusoidal", rate=1e-3)
+    *before, last = trainings
+    assert last.preset.model["encoding"] == ("sinusoidal" if variant == migrate.KEPT else "rope")
+    assert last.preset.train.stages == (Stage(32, 4, 5),)
+    if variant == migrate.FRESH:
+        assert not before
+        assert last.start is None
+        return
+    (first,) = before
+    assert first.preset.model["encoding"] == "sinusoidal"
+    assert last.start.config.encoding == ("sinusoidal" if variant == migrate.KEPT else "rope")
+    old = decoder("sinusoidal")
+    torch.testing.assert_close(last.start.layers[1].mlp.down_proj.weight, old.layers[1].mlp.down_proj.weight)  # type: ignore[union-attr]
+    assert last.preset.train.seed != first.preset.train.seed
+
+
+def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_path, text):
+    stops = []
+
+    class Watched:
+        folder, model = tmp_path, None
+
+        def run(self, stop):
+            stops.append(stop)
+            return SimpleNamespace(step=stop)
+
+    def measured(model, windows, length, device, **fields):
+        return [row("loss", [1.0], length=length, **fields)]
+
+    monkeypatch.setattr(mlm_lengths, "make_trainer", lambda *_: Watched())
+    monkeypatch.setattr(mlm_lengths, "masked_rows", measured)
+    stages = [[16, 4, 6], [48, 4, 3], [8, 4, 4]]
+    rows = mlm_lengths.measure(WORKSPACE, seed=0, preset="mlm", changes=text, stages=stages, windows=2)
+    assert stops == [6, 9, 13]
+    assert [(r["stage"], r["trained"], r["length"]) for r in rows] == [
+        (stage, trained, length) for stage, trained in ((1, 16), (2, 48), (3, 8)) for length in (8, 16, 48)
+    ]
+
+
+def test_matching_is_measured_on_cases_that_were_not_trained_on(monkeypatch, trainings):
+    tested = []
+    monkeypatch.setattr(matching, "right", lambda model, batches, cut, device: tested.append((batches, cut)) or np.ones(3))
+    common = {"preset": "mlm", "changes": [], "short": 24, "long": 56, "batch": 4, "steps": 6, "count": 120, "data": ""}
+    rows = matching.measure(WORKSPACE, cut=24, encoding="rope", seed=1, **common)
+    (asked,) = trainings
+    ((batches, cut),) = tested
+    train, valid = split_triplets(matching.generated(120, 24, 56))
+    assert list(asked.batches.triplets) == train
+    assert list(batches.triplets) == valid
+    assert not batches.swap
+    assert cut == 24
+    assert asked.preset.model["encoding"] == "rope"
+    assert asked.preset.train.stages == (Stage(24, 4, 6),)
+    assert asked.objective is matching.contrast
+    assert rows[0]["mean"] == 0.0  # all right, none wrong
+    assert matching.models({"short": 24, "long": 56}) == {
+        "BERT-512": (24, "learned"),
+        "RoFormer-512": (24, "rope"),
+        "RoFormer-1024": (56, "rope"),
+    }
+
+
+def test_images_are_tested_that_were_not_trained_on(monkeypatch, trainings):
+    tested = []
+    monkeypatch.setattr(multimodal, "wrong", lambda model, batches, side, *_: tested.append((batches, side)) or np.zeros(2))
+    common = {"preset": "mlm", "changes": [], "side": 4, "sides": [4, 6], "batch": 8, "steps": 6, "count": 20}
+    multimodal.measure(WORKSPACE, encoding="rope_2d", seed=1, **common)
+    (asked,) = trainings
+    assert (asked.batches.axes, asked.batches.seed) == (2, 1)
+    assert asked.preset.train.stages == (Stage(16, 8, 6),)
+    assert [side for _, side in tested] == [4, 6]
+    trained = {bytes(r.numpy().astype(np.uint8)) for r in asked.batches.batch(np.arange(200), 16).inputs}
+    for batches, _ in tested:
+        assert not trained & {bytes(r.numpy().astype(np.uint8)) for r in batches.batch(np.arange(200), 16).inputs}
+
+
+def test_an_answer_is_wrong_if_another_colour_is_likelier():
+    class Knows(torch.nn.Module):
+        def forward(self, tokens, positions=None):
+            side = int(tokens.shape[1] ** 0.5)
+            below = torch.roll(tokens, -side, dims=1)
+            below[0] = (below[0] + 1) % 16  # the first image is misread
+            return torch.nn.functional.one_hot(below, 24).float()
+
+    found = multimodal.wrong(Knows(), multimodal.GridBatches(5), 4, 6, torch.device("cpu"))
+    assert found.tolist() == [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", linear.MODELS)
+def test_linear_compares_attention_and_encoding(kind, text, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(training, "train_and_measure", lambda workspace, name, preset, *_, **__: chosen.append(preset) or [])
+    linear.quality(WORKSPACE, **COMMON, changes=text, kind=kind, multiples=[1])
+    attention, encoding = kind.split(", ")
+    assert chosen[0].model.get("attention", "softmax") == attention
+    assert chosen[0].model["encoding"] == encoding
+
+
+def test_the_time_of_a_pass_is_that_of_the_fastest():
+    waits = iter((0.08, 0.002, 0.05))
+
+    class Slow(torch.nn.Module):
+        def features(self, tokens):
+            time.sleep(next(waits))
+
+    # 2 ms asleep, and whatever the machine takes to wake up, but less than the 50 of the others
+    assert 2 <= linear._milliseconds(Slow(), torch.zeros(1, 1)) < 50
+
+
+def test_costs_are_in_milliseconds_and_mebibytes():
+    facts = {"settings": {}}
+    rows = []
+    for model in linear.MODELS:
+        rows += [row("loss", [1.0, 1.1], model=model, seed=0, length=8)]
+        rows += [row("milliseconds", 12.34, model=model, length=64), row("remembered", 3 * 2**20, model=model, length=64)]
+    found = linear.findings(rows, facts)
+    assert found.tables[1].rows[0] == ("softmax, rope", "12.3")
+    assert found.tables[2].rows[0] == ("softmax, rope", "3.00")
+
+
+def test_the_rows_of_an_encoding_have_its_time_and_parameters(text, trainings):
+    rows = encodings.measure(WORKSPACE, **COMMON, changes=text, encoding="learned", multiples=[1, 2])
+    assert select(rows, "seconds per step")[0]["mean"] == pytest.approx(8.0 / 20)
+    assert select(rows, "parameters")[0]["mean"] == 32 * 32  # positions times dimensions, once
+    assert {r["length"] for r in select(rows, "loss")} == {32}  # it has no other positions
+
+
+@pytest.mark.parametrize(("encoding", "count"), [("rope", 0), ("t5_causal", 2 * 32 * 2), ("rope_learnable", 2 * 8)])
+def test_positional_parameters_are_those_of_the_encodings(encoding, count):
+    assert encodings.positional_parameters(decoder(encoding)) == count
+
+
+def test_a_shift_of_a_sinusoidal_model_is_seen_and_one_of_rope_is_not():
+    tokens = torch.randint(264, (3, 9), generator=torch.Generator().manual_seed(0))
+    assert norms.change_by_shift(decoder(), tokens, 1000).max() < 1e-4
+    model = decoder("sinusoidal")
+    found = norms.change_by_shift(model, tokens, 1000)
+    with torch.no_grad():
+        before, after = (model(tokens, torch.arange(9) + shift) for shift in (0, 1000))
+    expected = [(after[i] - before[i]).abs().max() / before.double().std() for i in range(3)]
+    assert found == pytest.approx([float(each) for each in expected], rel=1e-4)
+
+
+def test_the_longest_stage_is_the_trained_length():
+    stages = "train.stages=[{length=16, batch=2, steps=1}, {length=48, batch=2, steps=1}, {length=8, batch=2, steps=1}]"
+    assert training.trained_length(training.make_preset("smoke", [stages], 0)) == 48
+
+
+def test_attention_is_measured_where_every_distance_exists(text, trainings, monkeypatch):
+    seen = []
+
+    def watched(model, tokens, first):
+        seen.append((tuple(tokens.shape), first))
+        return torch.zeros(3, first + 1)
+
+    monkeypatch.setattr(decay, "weights_by_distance", watched)
+    rows = decay.measure(WORKSPACE, **COMMON, changes=text, encoding="alibi")
+    assert seen == [((3, 32), 24)]
+    assert [r["distance"] for r in rows] == [1, 2, 4, 8, 16]
+
+
+def test_every_watched_study_is_a_study():
+    modules = (decay, encodings, extend, linear, matching, migrate, mlm_lengths, multimodal, norms, passkey, precision, relative)
+    assert {module.STUDY.name for module in modules} | {"base"} == set(STUDIES)
