@@ -4,18 +4,16 @@ import hashlib
 import json
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tokenizers
 from lab_tiny import tiny_corpus, write_text
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.corpus import held_out, open_corpus
 from ropewalk.lab.sources import SOURCES, find_source
-from ropewalk.lab.tokenizer import Bpe, Bytes
+from ropewalk.lab.tokenizer import Bytes
 
 
 def documents(split) -> list[bytes]:
@@ -164,52 +162,8 @@ def test_the_rows_of_a_saved_dataset_are_documents(tmp_path, monkeypatch):
         open_corpus(tmp_path / "saved", cache=tmp_path / "cache", field="text")
 
 
-def train_bpe(texts: list[bytes], vocab_size: int, path: Path) -> Bpe:
-    """Train a byte-level BPE on documents and write it to `path`."""
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["[END]", "[MASK]"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator((text.decode("utf-8", errors="replace") for text in texts), trainer)
-    inner.save(str(path))
-    return Bpe(path)
-
-
-def test_bpe_gives_back_the_text(tmp_path):
-    folder = write_text(tmp_path / "text")
-    texts = [p.read_bytes() for p in sorted(folder.iterdir())]
-    bpe = train_bpe(texts, 300, tmp_path / "tokenizer.json")
-    assert isinstance(bpe, Bpe)
-    corpus = open_corpus(folder, bpe, cache=tmp_path / "cache")
-    first = corpus.train.tokens[: corpus.train.starts[1] - 1]
-    assert bpe.inner.decode(first.tolist()).encode() in texts
-    assert len(first) < len(texts[0])
-    assert corpus.vocab_size % 8 == 0
-    assert corpus.fingerprint != open_corpus(folder, cache=tmp_path / "cache").fingerprint
-    assert corpus.train.rows(np.array([0, 5]), 4).dtype == np.int32
-
-
-def test_a_bpe_word_starts_at_a_space(tmp_path):
-    bpe = train_bpe([b"walk along the rope walk"] * 9, 300, tmp_path / "tokenizer.json")
-    tokens = bpe.encode(b"walk ropes")[None]
-    texts = [bpe.inner.id_to_token(int(token)) for token in tokens[0]]
-    assert "\u0120rope" in texts
-    assert bpe.starts_word(tokens)[0].tolist() == [place == 0 or text[0] == "\u0120" for place, text in enumerate(texts)]
-
-
 def test_a_word_starts_after_what_is_no_word():
     rows = np.frombuffer(b"if x_1 == (ab)", dtype=np.uint8)[None]
     starts = Bytes().starts_word(rows)[0]
     words = "".join("^" if s else "." for s in starts)
     assert words == "^.^^..^^^^^^.^"
-
-
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
-    (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(RopeError, match=r"tokenizer\.json"):
-        Bpe(tmp_path / "t.json")

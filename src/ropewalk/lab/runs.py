@@ -18,7 +18,7 @@ from ropewalk.lab.matching import TripletBatches, read_triplets, split_triplets
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.settings import Preset, Settings, check_names
 from ropewalk.lab.text_tasks import TASKS
-from ropewalk.lab.tokenizer import Bpe, Bytes, Tokenizer
+from ropewalk.lab.tokenizer import Tokenizer, open_tokenizer
 from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
 
@@ -76,7 +76,7 @@ def make_data(table: dict[str, Any]) -> Data:
 
 def make_batches(data: Data, seed: int) -> Batches:
     """Make the training samples that a `data` table describes."""
-    tokenizer: Tokenizer = Bytes() if data.tokenizer == "bytes" else Bpe(data.tokenizer)
+    tokenizer: Tokenizer = open_tokenizer(data.tokenizer)
     if data.objective in TripletBatches.FORMS:
         train, _ = split_triplets(read_triplets(data.source))
         return TripletBatches(train, data.objective, tokenizer, seed)

@@ -1,14 +1,17 @@
-"""Tokenizers: plain bytes, or a byte-pair encoding of the `tokenizers` package."""
+"""Tokenizers: plain bytes, or the subwords of a file."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ropewalk.errors import RopeError
+from ropewalk.lab.subwords import Subwords
+
+#: the file of a checkpoint that holds its tokenizer; vocab.txt comes first, since a RoFormer's tokenizer.json lacks its segmentation
+TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
 
 
 @runtime_checkable
@@ -19,7 +22,8 @@ class Tokenizer(Protocol):
     vocab_size: int
     num_words: int  # ids below this number may occur in text
     mask_id: int
-    separator: int
+    start: int | None  # [CLS], the first token of a row whose texts each end in a separator; None: texts are joined by it
+    separator: int  # the token between two texts or documents
     dtype: type
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -38,6 +42,7 @@ class Bytes:
     vocab_size = 264
     num_words = 256
     mask_id = 256
+    start = None
     separator = 0
     dtype = np.uint8
 
@@ -55,41 +60,15 @@ class Bytes:
 _WORD = np.array([chr(b).isalnum() or b == ord("_") or b >= 128 for b in range(256)])
 
 
-class Bpe:
-    """A byte-pair encoding from a `tokenizer.json`; a [MASK] token is added if it has none."""
-
-    dtype = np.uint32
-
-    def __init__(self, path: str | Path) -> None:
-        self.name = f"bpe-{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}"
-        package = _tokenizers()
-        try:
-            self.inner = package.Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise RopeError("tokenizer", f"must be a tokenizer.json of the tokenizers package ({error})", str(path)) from None
-        known = self.num_words = int(self.inner.get_vocab_size())
-        mask = self.inner.token_to_id("[MASK]")
-        self.mask_id: int = known if mask is None else mask
-        end = self.inner.token_to_id("[END]")
-        self.separator: int = 0 if end is None else end
-        self.vocab_size = -(-max(known, self.mask_id + 1) // 8) * 8
-        texts = [self.inner.id_to_token(i) or "" for i in range(self.vocab_size)]
-        # byte-level tokens write a leading space as Ġ (a letter to isalnum); other letters, digits and ## continue a word
-        self._starts = np.array([text[:1] == "Ġ" or not (text[:1].isalnum() or text[:2] == "##") for text in texts])
-
-    def encode(self, text: bytes) -> np.ndarray:
-        encoded = self.inner.encode(text.decode("utf-8", errors="replace"), add_special_tokens=False)
-        return np.asarray(encoded.ids, dtype=np.uint32)
-
-    def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        starts = self._starts[tokens]
-        starts[..., 0] = True
-        return starts
-
-
-def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise RopeError("tokenizer", "needs the tokenizers package: pip install 'ropewalk[hf]'", "bpe") from None
-    return tokenizers
+def open_tokenizer(name: str | Path) -> Tokenizer:
+    """Return the tokenizer "bytes", or that of a vocab.txt, of a tokenizer.json, or of a checkpoint's folder with one of them."""
+    if str(name) == "bytes":
+        return Bytes()
+    path = Path(name)
+    if path.is_dir():
+        files = [path / each for each in TOKENIZER_FILES if (path / each).is_file()]
+        if not files:
+            rule = f"must be bytes, or a file or folder with one of {', '.join(TOKENIZER_FILES)}"
+            raise RopeError("tokenizer", rule, str(name))
+        path = files[0]
+    return Subwords(path)

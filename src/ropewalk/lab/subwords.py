@@ -1,0 +1,137 @@
+"""Subwords: a `tokenizer.json` of the tokenizers package, or the `vocab.txt` of a BERT or RoFormer (characters, pieces, words)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+
+#: special tokens under the names that tokenizers give them; the first name that a vocabulary has is used
+STARTS, SEPARATORS, MASKS = ("[CLS]", "<s>"), ("[END]", "[SEP]", "</s>", "<|endoftext|>"), ("[MASK]", "<mask>")
+#: a vocab.txt with words of several Chinese characters is for text that was segmented into words, as in RoFormer
+_CHINESE_WORD = re.compile(r"^[\u3400-\u4dbf\u4e00-\u9fff]{2,}$")
+#: settings of a tokenizer_config.json beside a vocab.txt, with their defaults
+_VOCAB_SETTINGS: dict[str, Any] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+
+
+class Subwords:
+    """Tokens of a vocabulary; a mask token is added if it has none.
+
+    path  tokenizer.json, or a vocab.txt with one token per line; a tokenizer_config.json beside it is read
+    """
+
+    dtype = np.uint32
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        content = self.path.read_bytes()
+        package, self._segment = _tokenizers(self.path), None
+        if self.path.suffix == ".txt":
+            settings = _vocab_settings(self.path.with_name("tokenizer_config.json"))
+            content += json.dumps(settings).encode()
+            self.inner, self._segment = _word_pieces(package, self.path, settings)
+        else:
+            try:
+                self.inner = package.Tokenizer.from_file(str(path))
+            except Exception as error:
+                rule = f"must be bytes, a vocab.txt or a tokenizer.json of the tokenizers package ({error})"
+                raise RopeError("tokenizer", rule, str(path)) from None
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self.name = f"subwords-{hashlib.sha256(content).hexdigest()[:16]}"
+        known = self.num_words = max(self.inner.get_vocab().values()) + 1  # a vocabulary may skip ids
+        mask, self.start, end = (self._first(names) for names in (MASKS, STARTS, SEPARATORS))
+        self.mask_id: int = known if mask is None else mask
+        self.separator: int = 0 if end is None else end
+        self.vocab_size = -(-max(known, self.mask_id + 1) // 8) * 8
+        self._starts = _word_starts([self.inner.id_to_token(i) or "" for i in range(self.vocab_size)])
+
+    def _first(self, names: tuple[str, ...]) -> int | None:
+        return next((found for name in names if (found := self.inner.token_to_id(name)) is not None), None)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """Return the token ids of one document, without special tokens."""
+        decoded = text.decode("utf-8", errors="replace")
+        words = decoded if self._segment is None else self._segment(decoded)
+        encoded = self.inner.encode(words, is_pretokenized=self._segment is not None, add_special_tokens=False)
+        return np.asarray(encoded.ids, dtype=np.uint32)
+
+    def starts_word(self, tokens: np.ndarray) -> np.ndarray:
+        """Return, for each token of [..., S], whether a word begins there."""
+        starts = self._starts[tokens]
+        starts[..., 0] = True
+        return starts
+
+
+def _word_starts(texts: list[str]) -> np.ndarray:
+    """Return, for each token of a vocabulary, whether it begins a word."""
+    if any(text.startswith("##") for text in texts):  # word pieces: ## continues a word
+        return np.array([not text.startswith("##") for text in texts])
+    # Ġ (byte level) and ▁ (sentencepiece) are a space before a word; other letters and digits continue one
+    return np.array([text[:1] in ("Ġ", "▁") or not text[:1].isalnum() for text in texts])
+
+
+def _vocab_settings(path: Path) -> dict[str, Any]:
+    """Return how text is normalised before it is divided into word pieces."""
+    settings: Any = {}
+    if path.exists():
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RopeError("tokenizer", f"{path.name} must be JSON ({error})", str(path)) from None
+    chosen = {name: settings.get(name, default) for name, default in _VOCAB_SETTINGS.items()} if isinstance(settings, dict) else {}
+    if not chosen or not all(value is None or isinstance(value, bool) for value in chosen.values()):
+        raise RopeError("tokenizer", f"{path.name} must have true, false or null for {', '.join(_VOCAB_SETTINGS)}", settings)
+    return chosen
+
+
+def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the tokenizer of a vocab.txt, and a function that divides text into words, or None if it is not needed."""
+    tokens = path.read_text(encoding="utf-8").split("\n")
+    vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens[:-1] if tokens[-1] == "" else tokens)}
+    missing = [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocab]
+    if missing:
+        rule = f"a vocab.txt must have one token per line, with [UNK], [CLS] and [SEP]; it lacks {', '.join(missing)}"
+        raise RopeError("tokenizer", rule, str(path))
+    inner = package.Tokenizer(package.models.WordPiece(vocab, unk_token="[UNK]"))
+    in_words = any(map(_CHINESE_WORD.match, vocab))
+    inner.normalizer = package.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(settings["tokenize_chinese_chars"]) and not in_words,
+        strip_accents=settings["strip_accents"],
+        lowercase=bool(settings["do_lower_case"]),
+    )
+    if in_words:
+        return inner, _segmenter(package, path, inner.normalizer, vocab)
+    inner.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    return inner, None
+
+
+def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int]) -> Any:
+    """Return RoFormer's word segmentation: the words of jieba, and the characters of a Chinese word that is not a token."""
+    try:
+        import rjieba  # type: ignore[import-not-found]
+    except ImportError:
+        rule = "has Chinese words, so text must be segmented as in RoFormer, which needs rjieba: pip install rjieba"
+        raise RopeError("tokenizer", rule, str(path)) from None
+    spaces = package.normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=False, lowercase=False)
+
+    def segment(text: str) -> list[str]:
+        words = rjieba.cut(normalizer.normalize_str(text), False)
+        return [part for word in words for part in ([word] if word in vocab else spaces.normalize_str(word).split())]
+
+    return segment
+
+
+def _tokenizers(path: Path) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise RopeError("tokenizer", "needs the tokenizers package: pip install 'ropewalk[text]'", str(path)) from None
+    return tokenizers
