@@ -12,6 +12,8 @@ from lab_tiny import tiny_batches, tiny_model, tiny_settings, tiny_trainer
 
 from ropewalk.lab.batches import MaskedBatches
 from ropewalk.lab.distributed import launched
+from ropewalk.lab.runs import run_preset
+from ropewalk.lab.settings import read_preset
 from ropewalk.lab.tokenizer import Bytes
 
 WORLD = 2
@@ -27,6 +29,13 @@ def shared_run(folder: Path, kind: str, parallel=None, stop: int | None = None):
     return trainer
 
 
+def evaluated_run(folder: Path, kind: str, parallel):
+    """A masked language model of a preset, trained for a step and evaluated on held-out text."""
+    text = [f"data.source={folder / 'text'}", f"data.cache={folder / 'cache'}", "data.objective=masked", "model.kind=roformer"]
+    sizes = ["train.stages=[{length=12,batch=4,steps=1}]", "model.num_layers=1", "model.dropout=0", "model.attention_dropout=0"]
+    return run_preset(read_preset("smoke", text + sizes), folder / f"evaluated-{kind}", parallel, progress=False)
+
+
 def start(rank: int, folder: str, ports: dict[str, int]) -> None:
     """Every kind of run in two pieces: the second continues what the first saved."""
     torch.set_num_threads(1)
@@ -36,6 +45,7 @@ def start(rank: int, folder: str, ports: dict[str, int]) -> None:
         with launched(kind, "cpu", timedelta(seconds=90)) as parallel:
             shared_run(Path(folder), kind, parallel, stop=4)
             trainer = shared_run(Path(folder), kind, parallel)
+            evaluated_run(Path(folder), kind, parallel)
             answer = trainer.predict(torch.arange(16).view(1, 16)) if kind != "context" else torch.zeros(1)
             if parallel.first:
                 torch.save(answer, Path(folder, f"{kind}.answer"))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from lab_tiny import tiny_corpus, write_text
+from lab_tiny import tiny_corpus
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.corpus import held_out, open_corpus

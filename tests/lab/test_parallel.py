@@ -1,17 +1,19 @@
 """Two processes train as one: the same losses, norms and weights, copied, sharded, or with sequences cut in two."""
 
+import json
 import socket
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from rank_cases import WORLD, shared_run, start
+from rank_cases import WORLD, evaluated_run, shared_run, start
 
 from ropewalk.errors import RopeError
 from ropewalk.lab import checkpoint
-from ropewalk.lab.distributed import launched, pick_device
+from ropewalk.lab.distributed import Parallel, launched, pick_device
 from ropewalk.lab.log import read_log
+from ropewalk.models import load
 
 KINDS = ["ddp", "fsdp", "context"]
 
@@ -59,6 +61,19 @@ def test_a_shared_model_answers_as_one(runs, kind):
     folder, alone = runs
     found = torch.load(folder / f"{kind}.answer", weights_only=True)
     torch.testing.assert_close(found, alone.predict(torch.arange(16).view(1, 16)), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_evaluate_and_write_their_model_as_one(runs, kind):
+    folder, _ = runs
+    alone = evaluated_run(folder, f"beside-{kind}", Parallel())
+    found = json.loads((folder / f"evaluated-{kind}" / "results.json").read_text())["valid"]
+    assert found["count"] == alone.held_out["valid"].count
+    assert found["loss"] == pytest.approx(alone.held_out["valid"].loss, abs=1e-4)
+    assert found["accuracy"] == pytest.approx(alone.held_out["valid"].accuracy, abs=2 / found["count"])
+    written, expected = (load(each).state_dict() for each in (folder / f"evaluated-{kind}" / "model", alone.model))
+    for name, weight in expected.items():
+        torch.testing.assert_close(written[name], weight, atol=2e-3, rtol=1e-3)  # one step of AdamW is as large as its rate
 
 
 def test_torchrun_is_asked_for(monkeypatch):

@@ -9,8 +9,9 @@ from lab_tiny import tiny_settings, write_text
 
 from ropewalk import cli
 from ropewalk.errors import RopeError
+from ropewalk.lab.data import make_data
 from ropewalk.lab.objectives import OBJECTIVES
-from ropewalk.lab.runs import make_data, make_model, make_trainer
+from ropewalk.lab.runs import make_model, make_trainer
 from ropewalk.lab.schedule import Stage, roformer_stages
 from ropewalk.lab.settings import PRECISIONS, Preset, make_settings, preset_names, read_preset
 from ropewalk.lab.studies import STUDIES
@@ -107,6 +108,9 @@ def tables(tmp_path, objective, **data):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_trains(tmp_path, objective):
     source = write_text(tmp_path / "text")
+    if objective == "classes":
+        source = tmp_path / "classes.tsv"
+        source.write_text("sentence\tlabel\n" + "".join(f"text {i}\t{i % 3}\n" for i in range(30)))
     if objective in ("pairs", "triplets"):
         source = tmp_path / "triplets.jsonl"
         rows = ({"A": f"a {i}", "B": f"near {i}", "C": f"far {i}"} for i in range(30))

@@ -1,5 +1,6 @@
 """Tokenizers against transformers and against their definitions; what a file must have to be one."""
 
+import itertools
 import json
 import random
 import sys
@@ -126,7 +127,7 @@ def in_twos(text: str) -> list[str]:
 
 def tokenized(text: str, hmm: bool) -> list[tuple[str, int, int]]:
     ends = np.cumsum([0, *map(len, in_twos(text))]).tolist()
-    return [(text[a:b], a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [(text[a:b], a, b) for a, b in itertools.pairwise(ends)]
 
 
 def test_chinese_words_are_segmented_as_in_roformer(tmp_path, monkeypatch):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ropewalk.commands import console
 from ropewalk.errors import integer
 from ropewalk.lab.distributed import launched
-from ropewalk.lab.runs import make_trainer
-from ropewalk.lab.settings import read_preset
+from ropewalk.lab.held_out import Measured
+from ropewalk.lab.runs import Report, run_preset
+from ropewalk.lab.settings import Preset, read_preset
 
 #: more would be a typing error
 MOST_THREADS = 1024
@@ -28,19 +30,58 @@ def train(
     tensorboard: bool,
     json: bool,
 ) -> None:
-    """Train a model from a preset with changed settings, and print how it ended."""
+    """Train a model from a preset with changed settings, evaluate it on held-out data, and print how it ended."""
     settings = read_preset(preset, change or ())
+    report = run_training(settings, folder, device, parallel, threads, tensorboard, quiet=json)
+    if report is not None and json:
+        print(json_format.dumps(as_json(report, folder)))
+    elif report is not None:
+        show(report, folder)
+        for name, result in report.held_out.items():
+            console().print(
+                f"{name}: loss {result.loss or 0:.4f}, accuracy {percent(result.accuracy)} of {result.count:,} targets"
+            )
+
+
+def run_training(
+    preset: Preset,
+    folder: Path,
+    device: str | None,
+    parallel: str | None,
+    threads: int | None,
+    tensorboard: bool,
+    quiet: bool,
+) -> Report | None:
+    """Run a preset; return the report on the first rank, None on the others."""
     if threads is not None:
         torch.set_num_threads(integer("threads", threads, low=1, high=MOST_THREADS))
     with launched(parallel, device) as group:
-        trainer = make_trainer(settings, folder, parallel=group, tensorboard=tensorboard, progress=not json)
-        outcome = trainer.run()
-        if not group.first:
-            return
-    if json:
-        print(json_format.dumps(asdict(outcome) | {"folder": str(folder)}))
-        return
+        report = run_preset(preset, folder, group, tensorboard=tensorboard, progress=not quiet)
+        return report if group.first else None
+
+
+def as_json(report: Report, folder: Path) -> dict[str, Any]:
+    """Return a report as plain data."""
+    held_out = {name: result.numbers() for name, result in report.held_out.items()}
+    return asdict(report.outcome) | {"folder": str(folder), "held_out": held_out, "model": report.model and str(report.model)}
+
+
+def show(report: Report, folder: Path) -> None:
+    """Print how a run ended and where its files are."""
+    outcome, out = report.outcome, console()
     status = "stopped" if outcome.stopped else "done"
-    console().print(
-        f"{status} at step {outcome.step}, loss {outcome.loss or 0:.4f}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
-    )
+    text = f"{status} at step {outcome.step}, loss {outcome.loss or 0:.4f}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
+    out.print(text, soft_wrap=True)
+    out.print(f"model: {report.model}" if report.model else f"no model was written: {report.reason}", soft_wrap=True)
+
+
+def percent(share: float | None) -> str:
+    """Return a share as a percentage, or "-" if it is not known."""
+    return "-" if share is None else f"{share:.2%}".replace("%", " %")
+
+
+def accuracy(result: Measured | None) -> str:
+    """Return an accuracy with its standard error and the number of cases."""
+    if result is None or result.accuracy is None:
+        return "-"
+    return f"{percent(result.accuracy)} ± {percent(result.error)} of {result.count:,}"

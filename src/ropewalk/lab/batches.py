@@ -26,7 +26,7 @@ _LOW_20_BITS = np.uint64(2**20 - 1)
 class Batch:
     """Inputs and targets of a model; `count` is the number of targets, kept as an int so that no device sync is needed.
 
-    inputs   integer [B, S]                    targets  integer [B, S], or [B] for matching
+    inputs   integer [B, S]                    targets  integer [B, S], or [B] for matching and classes
     The other tensors are passed to the model as keyword arguments if they are not None.
     """
 
@@ -34,13 +34,14 @@ class Batch:
     targets: Tensor
     count: int
     positions: Tensor | None = None
+    types: Tensor | None = None
     padding: Tensor | None = None
     documents: Tensor | None = None
 
     @property
     def keywords(self) -> dict[str, Tensor]:
         """The keyword arguments of the model."""
-        tensors = {"positions": self.positions, "padding": self.padding, "documents": self.documents}
+        tensors = {"positions": self.positions, "types": self.types, "padding": self.padding, "documents": self.documents}
         return {name: value for name, value in tensors.items() if value is not None}
 
     def to(self, device: torch.device) -> Batch:

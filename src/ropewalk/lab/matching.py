@@ -12,34 +12,38 @@ import numpy as np
 import torch
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.lab.batches import Batch
+from ropewalk.lab.batches import IGNORED, Batch
 from ropewalk.lab.corpus import held_out
 from ropewalk.lab.sources import parse_line
-from ropewalk.lab.stateless_random import bits, fold, permuted
+from ropewalk.lab.stateless_random import bits
+from ropewalk.lab.text_rows import make_row, pad_rows, shuffled
 from ropewalk.lab.tokenizer import Bytes, Tokenizer
+
+LABELS = ("B", "C")
 
 
 @dataclass(frozen=True)
 class Triplet:
-    """Three texts; `label` is "B" or "C": the text that is closer to `a`."""
+    """Three texts; `label` is "B" or "C": the text that is closer to `a`, or None if it is not known."""
 
     a: str
     b: str
     c: str
-    label: str
+    label: str | None
 
 
-def read_triplets(path: str | Path, unlabelled: str = "B") -> list[Triplet]:
+def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triplet]:
     """Read the triplets of a file; the label of a line without one is `unlabelled` (B in the published training data)."""
-    choice("unlabelled", unlabelled, ("B", "C"))
+    if unlabelled is not None:
+        choice("unlabelled", unlabelled, LABELS)
     triplets = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if line.strip():
-            row = parse_line("triplets", line, f"line {number}", "A", "B", "C")
-            label = choice(f"line {number}, label", row.get("label", unlabelled), ("B", "C"))
+            row = parse_line(str(path), line, f"line {number}", "A", "B", "C")
+            label = choice(f"line {number}, label", row["label"], LABELS) if "label" in row else unlabelled
             triplets.append(Triplet(row["A"], row["B"], row["C"], label))
     if not triplets:
-        raise RopeError("triplets", "must have at least one line of A, B, C", str(path))
+        raise RopeError(str(path), "must have at least one line of A, B, C", 0)
     return triplets
 
 
@@ -57,7 +61,7 @@ class TripletBatches:
     """Batches of triplets; B and C are swapped at random, so that a constant answer is right half the time.
 
     form="pairs" has rows (A, B) and (A, C) for a model that reads two texts at once; form="triplets" has rows A, B and C.
-    Texts are truncated, to half of the length in pairs and to the whole length in triplets.
+    Without `swap`, the samples are the triplets in their order; the target of a triplet without a label is ignored.
     """
 
     FORMS: ClassVar[tuple[str, ...]] = ("pairs", "triplets")
@@ -79,28 +83,20 @@ class TripletBatches:
 
     @property
     def fingerprint(self) -> str:
-        texts = "\0".join("\0".join((t.a, t.b, t.c, t.label)) for t in self.triplets)
-        return f"triplets {self.form} {self.seed} {hashlib.sha256(texts.encode()).hexdigest()}"
+        texts = "\0".join("\0".join((t.a, t.b, t.c, t.label or "")) for t in self.triplets)
+        return f"triplets {self.form} {self.tokenizer.name} {self.seed} {hashlib.sha256(texts.encode()).hexdigest()}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        size = len(self.triplets)
-        passes, place = np.divmod(np.asarray(index, dtype=np.int64), size)
-        chosen = permuted(place, size, bits(fold(self.seed, size), passes, 0, 1)[:, 0]) if self.swap else place
-        swapped = bits(self.seed, np.asarray(index), 1, 1)[:, 0] % np.uint64(2) == 1
-        inputs, padding, targets = [], [], []
+        index, size = np.asarray(index, dtype=np.int64), len(self.triplets)
+        chosen = shuffled(index, size, self.seed) if self.swap else index % size
+        swapped = bits(self.seed, index, 1, 1)[:, 0] % np.uint64(2) == 1
+        rows, targets = [], []
         for number, swap in zip(chosen, swapped & self.swap, strict=True):
             triplet = self.triplets[int(number)]
             b, c = (triplet.c, triplet.b) if swap else (triplet.b, triplet.c)
-            for row in self._rows(triplet.a, b, c, length):
-                inputs.append(np.pad(row, (0, length - len(row))))
-                padding.append(np.arange(length) < len(row))
-            targets.append(int((triplet.label == "C") != bool(swap)))
-        stacked = torch.from_numpy(np.stack(inputs))
-        return Batch(stacked, torch.tensor(targets), len(targets), padding=torch.from_numpy(np.stack(padding)))
-
-    def _rows(self, a: str, b: str, c: str, length: int) -> list[np.ndarray]:
-        a_tokens, *others = (self.tokenizer.encode(text.encode()).astype(np.int32) for text in (a, b, c))
-        if self.form == "triplets":
-            return [tokens[:length] for tokens in (a_tokens, *others)]
-        separator, half = np.array([self.tokenizer.separator], dtype=np.int32), (length - 1) // 2
-        return [np.concatenate((a_tokens[:half], separator, other[: length - 1 - half])) for other in others]
+            texts = [(triplet.a, b), (triplet.a, c)] if self.form == "pairs" else [(triplet.a, None), (b, None), (c, None)]
+            rows += [make_row(self.tokenizer, *each, length) for each in texts]
+            targets.append(IGNORED if triplet.label is None else int((triplet.label == "C") != bool(swap)))
+        tokens, types, padding = pad_rows(rows, length)
+        count = len(targets) - targets.count(IGNORED)
+        return Batch(tokens, torch.tensor(targets), count, types=types if self.form == "pairs" else None, padding=padding)

@@ -53,17 +53,42 @@ def language(model: nn.Module, batch: Batch) -> Tensor:
 
 def pairs(model: nn.Module, batch: Batch) -> Tensor:
     """Return the loss of choosing between the rows (A, B) and (A, C): one score per row, a softmax over both."""
-    scores = predict(model, batch).float().view(-1, 2)
-    return F.cross_entropy(scores, batch.targets, reduction="sum")
+    return F.cross_entropy(pair_scores(predict(model, batch)), batch.targets, reduction="sum")
 
 
 def triplets(model: nn.Module, batch: Batch, margin: float = 0.2) -> Tensor:
     """Return the margin loss of the cosines of A with B and C; the model embeds the rows A, B, C as [3B, D]."""
-    vectors = F.normalize(predict(model, batch).float(), dim=-1)
-    a, b, c = vectors.unflatten(0, (-1, 3)).unbind(1)
-    margin_of_target = ((a * b).sum(-1) - (a * c).sum(-1)) * torch.where(batch.targets == 0, 1.0, -1.0)
-    return F.relu(margin - margin_of_target).sum()
+    near, far = cosines(predict(model, batch)).unbind(-1)
+    margin_of_target = (near - far) * torch.where(batch.targets == 0, 1.0, -1.0)
+    return (F.relu(margin - margin_of_target) * (batch.targets != IGNORED)).sum()
+
+
+def classes(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the loss of classifying every row: a softmax over the model's logits [B, classes]."""
+    return F.cross_entropy(class_scores(predict(model, batch)), batch.targets, reduction="sum")
+
+
+def pair_scores(output: Tensor) -> Tensor:
+    """Return the scores [B, 2] of B and C from one score for each of the rows (A, B) and (A, C)."""
+    return output.float().view(-1, 2)
+
+
+def cosines(output: Tensor) -> Tensor:
+    """Return the cosines [B, 2] of A with B and with C from the vectors [3B, D] of A, B and C."""
+    a, b, c = F.normalize(output.float(), dim=-1).unflatten(0, (-1, 3)).unbind(1)
+    return torch.stack(((a * b).sum(-1), (a * c).sum(-1)), dim=-1)
+
+
+def class_scores(output: Tensor) -> Tensor:
+    """Return the logits, float32; each target is the index of one of them."""
+    return output.float()
 
 
 #: objectives by name
-OBJECTIVES: dict[str, Objective] = {"causal": language, "masked": language, "pairs": pairs, "triplets": triplets}
+OBJECTIVES: dict[str, Objective] = {
+    "causal": language, "masked": language, "pairs": pairs, "triplets": triplets, "classes": classes,
+}  # fmt: skip
+#: objective -> function from the model's output to scores [..., choices]; the highest score is the prediction of a target
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal": class_scores, "masked": class_scores, "pairs": pair_scores, "triplets": cosines, "classes": class_scores,
+}  # fmt: skip

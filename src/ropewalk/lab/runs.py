@@ -1,7 +1,8 @@
-"""Build the model, the data and the trainer that a preset describes."""
+"""Build the model and the trainer that a preset describes, run it, and evaluate it on the held-out part."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropewalk.errors import RopeError, choice, integer, number
-from ropewalk.lab.batches import Batches, MaskedBatches, MixedBatches, TaskBatches, TextBatches
-from ropewalk.lab.corpus import open_corpus
+from ropewalk.errors import RopeError, choice, integer
+from ropewalk.lab.checkpoint import checkpoints
+from ropewalk.lab.data import Data, RunData, make_data, open_data
 from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.matching import TripletBatches, read_triplets, split_triplets
+from ropewalk.lab.evaluation import evaluating
+from ropewalk.lab.held_out import Measured, measure
+from ropewalk.lab.json_lines import write_atomically
+from ropewalk.lab.model_folders import ModelUse, check_vocabulary, fingerprint, load_start, stored_name, write_model
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.settings import Preset, Settings, check_names
-from ropewalk.lab.text_tasks import TASKS
-from ropewalk.lab.tokenizer import Tokenizer, open_tokenizer
-from ropewalk.lab.trainer import Trainer
+from ropewalk.lab.trainer import Outcome, Trainer
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
 
 #: kind -> (config, model); the fields of the config are the names in the preset's model table
@@ -30,95 +32,120 @@ MODELS: dict[str, tuple[Any, Callable[[Any], nn.Module]]] = {
 #: layers, or experts, that a model may have; more would be a typing error
 MOST_LAYERS = 10_000
 #: the model head that a RoFormer needs for each objective
-_ROFORMER_HEADS = {"masked": "masked_lm", "causal": "causal_lm", "pairs": "classification", "triplets": "similarity"}
+_ROFORMER_HEADS = {
+    "masked": "masked_lm", "causal": "causal_lm", "pairs": "classification", "classes": "classification",
+    "triplets": "similarity",
+}  # fmt: skip
+RUN_FILE, RESULTS_FILE = "run.json", "results.json"
 
 
 @dataclass(frozen=True)
-class Data:
-    """The `data` table of a preset.
+class Report:
+    """How a run ended, its results on the held-out parts, and the folder of its model; `reason` says why there is none."""
 
-    source     a name from SOURCES or a path; for pairs and triplets a file of JSON lines with A, B, C
-    objective  a name from OBJECTIVES
-    tokenizer  "bytes", or the path of a tokenizer.json
-    field      the field of a JSON line that holds its text
-    documents  whether attention is limited to the token's own document
-    task       a name from TASKS, used instead of text, or mixed into it if `share` is given
-    masked     share of the tokens, or of the words with `whole_words`, that masked language modelling predicts
-    cache      folder of the tokenized text; by default ROPEWALK_CACHE or the user's cache folder
-    """
-
-    source: str = "code"
-    objective: str = "causal"
-    tokenizer: str = "bytes"
-    field: str = "text"
-    documents: bool = False
-    task: str | None = None
-    share: float | None = None
-    masked: float = 0.15
-    whole_words: bool = False
-    cache: str | None = None
-
-    def __post_init__(self) -> None:
-        choice("data.objective", self.objective, OBJECTIVES)
-        if self.task is not None:
-            choice("data.task", self.task, TASKS)
-        if self.share is not None:
-            number("data.share", self.share, above=0, high=1)
-            if self.task is None:
-                raise RopeError("data.share", "needs a task: set data.task", self.share)
+    outcome: Outcome
+    held_out: dict[str, Measured]
+    model: Path | None = None
+    reason: str = ""
 
 
-def make_data(table: dict[str, Any]) -> Data:
-    """Make Data from plain data; an unknown name is an error."""
-    check_names("data", table, Data)
-    return Data(**table)
-
-
-def make_batches(data: Data, seed: int) -> Batches:
-    """Make the training samples that a `data` table describes."""
-    tokenizer: Tokenizer = open_tokenizer(data.tokenizer)
-    if data.objective in TripletBatches.FORMS:
-        train, _ = split_triplets(read_triplets(data.source))
-        return TripletBatches(train, data.objective, tokenizer, seed)
-    task = None if data.task is None else TaskBatches(data.task, tokenizer.vocab_size, seed)
-    if task is not None and data.tokenizer != "bytes":
-        raise RopeError("data.task", "needs the tokenizer bytes: tasks are made of bytes", data.task)
-    if task is not None and data.share is None:
-        return task
-    corpus = open_corpus(data.source, tokenizer, cache=data.cache, field=data.field)
-    text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed, data.documents)
-    if data.objective == "masked":
-        return MaskedBatches(text, tokenizer, data.masked, data.whole_words, seed)
-    return text if task is None else MixedBatches((text, task), (1 - data.share, data.share), seed)  # type: ignore[operator]
-
-
-def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size: int) -> nn.Module:
-    """Make a new model; ranks and runs with the same seed get the same weights."""
-    table = {"length": max(stage.length for stage in settings.stages), "vocab_size": vocab_size, **table}
-    kind = choice("model.kind", table.pop("kind", "decoder"), MODELS)
-    if kind == "roformer":
-        table = {"head": _ROFORMER_HEADS[data.objective], "causal": data.objective == "causal", **table}
-        table |= {"num_labels": 1} if data.objective == "pairs" else {}
-    elif data.objective != "causal":
-        raise RopeError("model.kind", f"must be roformer for the objective {data.objective}", kind)
-    config, build = MODELS[kind]
-    check_names("model", table, config)
-    table = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    for name in ("num_layers", "num_experts"):
-        integer(f"model.{name}", table.get(name, 1), low=0, high=MOST_LAYERS)
+def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size: int, num_classes: int = 2) -> nn.Module:
+    """Make a new model, or with `start` load that of a checkpoint; ranks and runs with the same seed get the same weights."""
+    head = _ROFORMER_HEADS[data.objective]
+    labels = {"pairs": {"num_labels": 1}, "classes": {"num_labels": num_classes}}.get(data.objective, {})
     with torch.random.fork_rng(devices=[]):  # leave the caller's CPU generator unchanged
         torch.manual_seed(settings.seed)
+        if "start" in table:
+            return load_start(table.pop("start"), head, **labels, **table)
+        table = {"length": longest(settings), "vocab_size": vocab_size, **table}
+        kind = choice("model.kind", table.pop("kind", "decoder"), MODELS)
+        if kind == "roformer":
+            table = {"head": head, "causal": data.objective == "causal", **table, **labels}
+        elif data.objective != "causal":
+            raise RopeError("model.kind", f"must be roformer for the objective {data.objective}", kind)
+        config, build = MODELS[kind]
+        check_names("model", table, config)
+        table = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+        for name in ("num_layers", "num_experts"):
+            integer(f"model.{name}", table.get(name, 1), low=0, high=MOST_LAYERS)
         try:
             return build(config(**table))
         except (RuntimeError, MemoryError, OverflowError) as error:
             raise RopeError("model", f"must fit in memory ({' '.join(str(error).split())[:80]})", table) from None
 
 
+def longest(settings: Settings) -> int:
+    """Return the longest rows of a training; the held-out part is evaluated at this length."""
+    return max(stage.length for stage in settings.stages)
+
+
+class HeldOut:
+    """The held-out parts of a run; calling it evaluates the part "valid", for the log."""
+
+    def __init__(self, opened: RunData, data: Data, length: int) -> None:
+        self.opened, self.data, self.length = opened, data, length
+        self._latest: tuple[int, Measured] | None = None
+
+    def __call__(self, trainer: Trainer) -> dict[str, Any]:
+        return {"valid": self.measure(trainer, "valid").numbers()} if "valid" in self.opened.parts else {}
+
+    def measure(self, trainer: Trainer, name: str, progress: bool = False) -> Measured:
+        """Return the result of a part at the trainer's step; every rank must call this."""
+        if name == "valid" and self._latest is not None and self._latest[0] == trainer.step:
+            return self._latest[1]
+        title = f"evaluate {name}" if progress else ""
+        result = measure(trainer.predict, self.opened.parts[name], self.data.objective, self.length, trainer.parallel, title)
+        if name == "valid":
+            self._latest = trainer.step, result
+        return result
+
+
 def make_trainer(
     preset: Preset, folder: str | Path | None = None, *, parallel: Parallel | None = None, **options: Any
 ) -> Trainer:
     """Make the trainer of a preset, ready to `run()`; `options` are passed to Trainer."""
-    data = make_data(preset.data)
-    batches = make_batches(data, preset.train.seed)
-    model = make_model(dict(preset.model), data, preset.train, batches.vocab_size)
-    return Trainer(model, batches, OBJECTIVES[data.objective], preset.train, folder, parallel=parallel, **options)
+    data, length = make_data(preset.data), longest(preset.train)
+    opened = open_data(data, preset.train.seed, length)
+    model = make_model(dict(preset.model), data, preset.train, opened.train.vocab_size, len(opened.classes))
+    if "start" in preset.model:
+        check_vocabulary(model, opened.tokenizer, preset.model["start"])
+    if folder is not None and (parallel is None or parallel.first):
+        _check_model(Path(folder), preset.model)
+    options = {"evaluate": HeldOut(opened, data, length), **options}
+    return Trainer(model, opened.train, OBJECTIVES[data.objective], preset.train, folder, parallel=parallel, **options)
+
+
+def _check_model(folder: Path, table: dict[str, Any]) -> None:
+    """Raise an error if the run in a folder has another model; its checkpoints may have weights of the same shapes."""
+    model = json.loads(json.dumps({**table, "start": fingerprint(table["start"])} if "start" in table else table))
+    path = folder / RUN_FILE
+    saved = json.loads(path.read_text())["model"] if path.exists() and checkpoints(folder) else model
+    if changed := {name: (saved.get(name), model.get(name)) for name in saved | model if saved.get(name) != model.get(name)}:
+        raise RopeError("model", f"must be that of the run in {folder}; use a new folder for another model", changed)
+    write_atomically(path, json.dumps({"model": model}, indent=2))
+
+
+def run_preset(preset: Preset, folder: Path, parallel: Parallel, *, tensorboard: bool = False, progress: bool = True) -> Report:
+    """Train the model of a preset, evaluate it on the held-out parts, and write it to the folder `model` of the run.
+
+    Every rank must call this. A run that was stopped is not evaluated.
+    """
+    trainer = make_trainer(preset, folder, parallel=parallel, tensorboard=tensorboard, progress=progress)
+    outcome = trainer.run()
+    if outcome.stopped:
+        return Report(outcome, {}, reason="the training was stopped; run the same command to continue it")
+    held_out: HeldOut = trainer.evaluate  # type: ignore[assignment]  # make_trainer passes one
+    opened, data = held_out.opened, held_out.data
+    with evaluating(trainer.wrapped):
+        results = {name: held_out.measure(trainer, name, progress) for name in opened.parts}
+    use = ModelUse(data.objective, held_out.length, stored_name(opened.tokenizer), opened.classes, data.columns)
+    model, reason = folder / "model", ""
+    try:
+        write_model(trainer, model, opened.tokenizer, use)
+    except RopeError as error:  # transformers has no such model
+        model, reason = None, str(error)
+    if parallel.first:
+        numbers = {"step": outcome.step, **{name: result.numbers() for name, result in results.items()}}
+        write_atomically(folder / RESULTS_FILE, json.dumps(numbers, indent=2))
+    parallel.wait()  # no rank leaves while the first still writes
+    return Report(outcome, results, model, reason)

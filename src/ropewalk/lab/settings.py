@@ -99,9 +99,15 @@ def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RopeError("preset", f"must be TOML ({error})", str(name)) from None
+    return make_preset(tables, changes)
+
+
+def make_preset(tables: dict[str, dict[str, Any]], changes: Iterable[str] = ()) -> Preset:
+    """Make a preset from plain data, with changes such as "train.learning_rate=1e-3"."""
     values = [key for key, table in tables.items() if not isinstance(table, dict)]
     if values:
         raise RopeError("preset", "must hold tables only: model, data and train", values)
+    tables = {name: dict(table) for name, table in tables.items()}
     for change in changes:
         target, equals, text = change.partition("=")
         table, dot, setting = target.strip().partition(".")

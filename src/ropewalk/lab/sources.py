@@ -153,7 +153,8 @@ def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "")
         raise RopeError(source, f"{where} must be JSON ({error})", line[:60]) from None
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
         raise RopeError(source, f"{where} must be an object with strings in the fields {', '.join(names)}{fix}", row)
-    return row
+    # JSON can write half a surrogate pair, which is no text
+    return {name: v.encode("utf-8", errors="replace").decode() if isinstance(v, str) else v for name, v in row.items()}
 
 
 def _rows_of(folder: Path, field: str) -> Iterator[Document]:

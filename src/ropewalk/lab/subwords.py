@@ -1,4 +1,4 @@
-"""Subwords: a `tokenizer.json` of the tokenizers package, or the `vocab.txt` of a BERT or RoFormer (characters, pieces, words)."""
+"""Subwords: a `tokenizer.json` of the tokenizers package, or a `vocab.txt` of BERT or RoFormer (characters, pieces, words)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def _vocab_settings(path: Path) -> dict[str, Any]:
             settings = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise RopeError("tokenizer", f"{path.name} must be JSON ({error})", str(path)) from None
-    chosen = {name: settings.get(name, default) for name, default in _VOCAB_SETTINGS.items()} if isinstance(settings, dict) else {}
+    chosen = (
+        {name: settings.get(name, default) for name, default in _VOCAB_SETTINGS.items()} if isinstance(settings, dict) else {}
+    )
     if not chosen or not all(value is None or isinstance(value, bool) for value in chosen.values()):
         raise RopeError("tokenizer", f"{path.name} must have true, false or null for {', '.join(_VOCAB_SETTINGS)}", settings)
     return chosen

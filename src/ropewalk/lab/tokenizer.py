@@ -10,7 +10,7 @@ import numpy as np
 from ropewalk.errors import RopeError
 from ropewalk.lab.subwords import Subwords
 
-#: the file of a checkpoint that holds its tokenizer; vocab.txt comes first, since a RoFormer's tokenizer.json lacks its segmentation
+#: the file of a checkpoint that holds its tokenizer; vocab.txt comes first, as a RoFormer's tokenizer.json has no segmentation
 TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
 
 
@@ -42,7 +42,7 @@ class Bytes:
     vocab_size = 264
     num_words = 256
     mask_id = 256
-    start = None
+    start: int | None = None
     separator = 0
     dtype = np.uint8
 

@@ -13,10 +13,11 @@ from torch import nn
 
 from ropewalk.lab.batches import Batches
 from ropewalk.lab.corpus import Corpus, open_corpus
+from ropewalk.lab.data import make_batches, make_data
 from ropewalk.lab.distributed import Parallel
 from ropewalk.lab.evaluation import tail_means
 from ropewalk.lab.objectives import OBJECTIVES, Objective
-from ropewalk.lab.runs import make_batches, make_data, make_model
+from ropewalk.lab.runs import make_model
 from ropewalk.lab.schedule import Stage
 from ropewalk.lab.settings import Preset, read_preset
 from ropewalk.lab.studies.jobs import Workspace

@@ -1,0 +1,141 @@
+"""Texts, or pairs of texts, with a class: tab-separated files as in GLUE, and JSON lines as in CLUE."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.batches import IGNORED, Batch
+from ropewalk.lab.corpus import held_out
+from ropewalk.lab.sources import parse_line
+from ropewalk.lab.text_rows import make_row, pad_rows, shuffled
+from ropewalk.lab.tokenizer import Bytes, Tokenizer
+
+#: names of the columns of the first and the second text, in the files of GLUE
+TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
+    ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"), ("premise", "hypothesis"),
+    ("#1 String", "#2 String"), ("sentence",),
+)  # fmt: skip
+LABEL_COLUMNS = ("label", "gold_label", "is_duplicate", "Quality")
+#: values of the label column that are no class, and one that is none unless the training file has it
+ABSENT, UNKNOWN = (None, "", "-"), "-1"
+MAX_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text or two, and their class; None if it is not known."""
+
+    first: str
+    second: str | None
+    label: str | None
+
+
+def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example]:
+    """Read a tab-separated file with a header, or JSON lines.
+
+    columns  the names of the columns: one text or two, then the label; by default those of GLUE. Numbers from 1 are for a
+             file without a header. A file may lack the label.
+    """
+    texts, label, examples = tuple(columns[:-1]), columns[-1] if columns else None, []
+    if columns and len(columns) not in (2, 3):
+        raise RopeError(
+            "columns", "must name one text or two, and then the label, as in sentence1,sentence2,label", list(columns)
+        )
+    for where, row in _rows(Path(path), bool(columns) and all(name.isdigit() for name in columns)):
+        if not texts:
+            texts = next((names for names in TEXT_COLUMNS if row.keys() >= set(names)), ())
+            label = next((name for name in LABEL_COLUMNS if name in row), None)
+        if not texts or not row.keys() >= set(texts):
+            rule = f"{where} must have {' and '.join(texts) or 'one of the text columns of GLUE'}; name others with columns"
+            raise RopeError(str(path), rule, sorted(row))
+        first, *second = (row[name] for name in texts)
+        value = row.get(label or "")
+        examples.append(Example(first, second[0] if second else None, None if value in ABSENT else value))
+    if not examples:
+        raise RopeError(str(path), "must have at least one example", 0)
+    return examples
+
+
+def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield ("line 2", {column: value}) of every line that is not empty."""
+    header: list[str] | None = None
+    # lines end in \n or \r\n only; texts may contain other separators of lines
+    for number, data in enumerate(path.read_bytes().splitlines(), start=1):
+        where, line = f"line {number}", data.decode("utf-8-sig", errors="replace")
+        if not line.strip():
+            continue
+        if line.startswith("{") and header is None:
+            row = parse_line(str(path), data, where)
+            yield where, {name: str(value) for name, value in row.items() if isinstance(value, str | int)}
+            continue
+        values = line.split("\t")
+        if header is None:
+            header = [str(place + 1) for place in range(len(values))] if numbered else values
+            if not numbered:
+                continue
+        if len(values) != len(header):
+            raise RopeError(str(path), f"{where} must have {len(header)} columns separated by tabs", len(values))
+        yield where, dict(zip(header, values, strict=True))
+
+
+def classes_of(examples: Sequence[Example]) -> tuple[str, ...]:
+    """Return the classes of training examples, sorted."""
+    classes = tuple(sorted({example.label for example in examples if example.label is not None}))
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        rule = f"must have a label column with 2 to {MAX_CLASSES} classes; a score, as in STS-B, is not a class"
+        raise RopeError("train", rule, f"{len(classes)} classes")
+    return classes
+
+
+def split_examples(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+    """Split examples into (train, valid) by their first text, so that examples with the same text are in the same split."""
+    train: list[Example] = []
+    valid: list[Example] = []
+    for example in examples:
+        (valid if held_out(hashlib.sha256(example.first.encode()).hexdigest()) else train).append(example)
+    return train, valid
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleBatches:
+    """Batches of examples; the target is the number of the class, or ignored if it is not known.
+
+    With `shuffle`, each pass has a new order; otherwise samples are the examples in their order.
+    """
+
+    examples: Sequence[Example]
+    classes: tuple[str, ...]
+    tokenizer: Tokenizer = field(default_factory=Bytes)
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.examples:
+            raise RopeError("examples", "must not be empty", 0)
+        labels = {example.label for example in self.examples if example.label is not None}
+        if unknown := sorted(labels - {*self.classes, UNKNOWN}):
+            raise RopeError("label", f"must be one of the classes of the training file, {', '.join(self.classes)}", unknown[:5])
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        rows = "\n".join("\t".join((e.first, e.second or "", e.label or "")) for e in self.examples)
+        return f"examples {self.tokenizer.name} {self.seed} {hashlib.sha256(rows.encode()).hexdigest()}"
+
+    def batch(self, index: np.ndarray, length: int) -> Batch:
+        index, size = np.asarray(index, dtype=np.int64), len(self.examples)
+        chosen = [self.examples[int(i)] for i in (shuffled(index, size, self.seed) if self.shuffle else index % size)]
+        tokens, types, padding = pad_rows([make_row(self.tokenizer, e.first, e.second, length) for e in chosen], length)
+        targets = [self.classes.index(e.label) if e.label in self.classes else IGNORED for e in chosen]
+        count = len(targets) - targets.count(IGNORED)
+        return Batch(tokens, torch.tensor(targets), count, types=types, padding=padding)

@@ -1,0 +1,155 @@
+"""Model folders: start from the folder of a model, and write the model of a run as a Hugging Face folder with its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropewalk.errors import RopeError, integer
+from ropewalk.interop.checkpoint.safetensors_file import parse_object
+from ropewalk.interop.checkpoint.shards import open_folder
+from ropewalk.lab import checkpoint
+from ropewalk.lab.json_lines import write_atomically
+from ropewalk.lab.subwords import Subwords
+from ropewalk.lab.tokenizer import TOKENIZER_FILES, Tokenizer
+from ropewalk.lab.trainer import Trainer
+from ropewalk.models import RoFormer, RoFormerConfig, load, migrate, save
+from ropewalk.models.migrate import apply_freeze
+
+#: beside config.json: what the model was trained for
+USE_FILE = "ropewalk.json"
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """What a model was trained for: the objective, the length of its rows, the classes of its targets and its tokenizer."""
+
+    objective: str
+    length: int
+    tokenizer: str  # "bytes", or the name of a file in the folder
+    classes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+def find_model(start: str | Path) -> Path:
+    """Return the folder of a checkpoint: `start` itself, or the folder `model` that a finished training wrote into it."""
+    path = Path(start)
+    if (path / "model" / "config.json").is_file():
+        return path / "model"
+    if not (path / "config.json").exists() and checkpoint.checkpoints(path):
+        rule = "is a training that has not finished; run its command again, which writes the folder `model` at the end"
+        raise RopeError("start", rule, str(path))
+    return path
+
+
+def find_tokenizer(start: str | Path) -> str:
+    """Return the tokenizer of a model folder: the path of a file in it, or "bytes"."""
+    folder = find_model(start)
+    files = [str(folder / name) for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if files:
+        return files[0]
+    if (folder / USE_FILE).is_file() and read_use(folder).tokenizer == "bytes":
+        return "bytes"
+    rule = f"must be given, because {folder} has no {' or '.join(TOKENIZER_FILES)}: a path, or bytes"
+    raise RopeError("tokenizer", rule, None)
+
+
+def read_use(folder: Path) -> ModelUse:
+    """Read what the model in a folder was trained for."""
+    path = folder / USE_FILE
+    if not path.is_file():
+        raise RopeError("model", f"must be a folder that a training wrote, with {USE_FILE} in it", str(folder))
+    table = parse_object(path.read_bytes(), USE_FILE)
+    lists = [table.get(name, []) for name in ("classes", "columns")]
+    kinds = isinstance(table.get("objective"), str) and isinstance(table.get("tokenizer"), str)
+    if table.keys() - {f.name for f in fields(ModelUse)} or not kinds or not all(map(_is_texts, lists)):
+        rule = "must have the objective, the tokenizer and the length of a training, and the lists classes and columns"
+        raise RopeError(USE_FILE, rule, table)
+    length = integer("length", table.get("length"), low=1)
+    return ModelUse(table["objective"], length, table["tokenizer"], *map(tuple, lists))
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def fingerprint(start: str | Path) -> str:
+    """Return the sha256 of a checkpoint's config and weights."""
+    source = open_folder(find_model(start))
+    digest = hashlib.sha256((source.path / "config.json").read_bytes())
+    for name in source.shards:
+        with (source.path / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def load_start(start: str | Path, head: str, *, num_labels: int | None = None, freeze: str = "none", **changes: Any) -> nn.Module:
+    """Return the model of a checkpoint in float32, with another head if it has a different one.
+
+    freeze   a policy from FREEZES: which weights are not trained
+    changes  further fields of its config; another `encoding` replaces the positional weights
+    """
+    source = load(find_model(start), dtype=torch.float32)
+    if isinstance(source, RoFormer):
+        changes = {"head": head, "causal": head == "causal_lm", **changes}
+        changes |= {} if num_labels is None else {"num_labels": num_labels}
+    elif head != "causal_lm":
+        rule = f"must be the folder of a RoFormer or BERT, since a decoder has no head {head!r}"
+        raise RopeError("start", rule, str(start))
+    if "encoding" in changes:
+        return migrate(source, changes.pop("encoding"), freeze=freeze, **changes).model
+    unknown = sorted(set(changes) - set(vars(source.config)))
+    if unknown:
+        raise RopeError("model", f"has no setting {', '.join(unknown)} beside start and freeze", unknown)
+    model = type(source)(replace(source.config, **changes))  # type: ignore[arg-type]  # a dataclass
+    weights, own = source.state_dict(), model.state_dict()
+    same_head = getattr(source.config, "head", None) == getattr(model.config, "head", None)
+    kept = {n: v for n, v in weights.items() if n in own and v.shape == own[n].shape and (same_head or not n.startswith("head."))}
+    new = [name for name in own if name not in kept]
+    if wrong := [name for name in new if not name.startswith("head.")]:
+        raise RopeError("model", "must keep the sizes of the checkpoint it starts from", wrong[:5])
+    model.load_state_dict(kept, strict=False)
+    apply_freeze(model, freeze, tuple(new))
+    return model
+
+
+def check_vocabulary(model: nn.Module, tokenizer: Tokenizer, start: str) -> None:
+    """Raise an error if a tokenizer has ids that the model does not have, or the model cannot mark the second of two texts."""
+    config: Any = model.config
+    if tokenizer.num_words > config.vocab_size:
+        rule = f"must have at most {config.vocab_size} tokens, as the model in {start}; use the tokenizer it was trained with"
+        raise RopeError("tokenizer", rule, tokenizer.num_words)
+    if isinstance(config, RoFormerConfig) and config.type_vocab_size < 2:
+        raise RopeError("start", "must have at least two token types, to mark the second of two texts", start)
+
+
+def write_model(trainer: Trainer, folder: Path, tokenizer: Tokenizer, use: ModelUse) -> None:
+    """Write the trained model to a folder, which is replaced, with its tokenizer; every rank must call this."""
+    tensors = checkpoint.model_tensors(trainer.model)
+    if not trainer.parallel.first:
+        return
+    whole = type(trainer.model)(trainer.model.config)  # type: ignore[call-arg]  # not sharded, on the CPU
+    checkpoint.load_model(whole, tensors)
+    if folder.exists():
+        shutil.rmtree(folder)
+    save(whole, folder)
+    if isinstance(tokenizer, Subwords):
+        shutil.copyfile(tokenizer.path, folder / use.tokenizer)
+        settings = tokenizer.path.with_name("tokenizer_config.json")
+        if tokenizer.path.suffix == ".txt" and settings.is_file():
+            shutil.copyfile(settings, folder / settings.name)
+    write_atomically(folder / USE_FILE, json.dumps(vars(use), indent=2, ensure_ascii=False))
+
+
+def stored_name(tokenizer: Tokenizer) -> str:
+    """Return the name of a tokenizer's file in a model folder, or "bytes"."""
+    if not isinstance(tokenizer, Subwords):
+        return tokenizer.name
+    return TOKENIZER_FILES[0 if tokenizer.path.suffix == ".txt" else 1]

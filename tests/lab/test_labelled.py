@@ -1,0 +1,142 @@
+"""Examples with classes: GLUE's files as they are, what is refused, and the batches of a pass."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ropewalk.errors import RopeError
+from ropewalk.lab.labelled import Example, ExampleBatches, classes_of, read_examples, split_examples
+from ropewalk.lab.objectives import classes
+from ropewalk.lab.sources import parse_line
+
+#: the first lines of GLUE's files, with texts of our own
+GLUE = {
+    "SST-2": ("sentence\tlabel\na tight rope \t1\n", Example("a tight rope ", None, "1")),
+    "RTE": ("index\tsentence1\tsentence2\tlabel\n0\tIt rained.\tIt was wet.\tno\n", ("It rained.", "It was wet.", "no")),
+    "QNLI": ("index\tquestion\tsentence\tlabel\n0\tWho?\tIda did.\tentailment\n", ("Who?", "Ida did.", "entailment")),
+    "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tA?\tB?\t0\n", ("A?", "B?", "0")),
+    "MRPC": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t5\t6\tSay \"no\tSay no\r\n", ('Say "no', "Say no", "1")),
+    "MNLI": ("index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tp\th\tneutral\tneutral\n", ("p", "h", "neutral")),
+    "RTE test": ("index\tsentence1\tsentence2\n0\tp\th\n", ("p", "h", None)),
+    "SNLI, no agreement": ("sentence1\tsentence2\tgold_label\np\th\t-\n", ("p", "h", None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_the_files_of_glue_are_read_as_they_are(tmp_path, name):
+    text, expected = GLUE[name]
+    (tmp_path / "x.tsv").write_bytes(text.encode())
+    assert read_examples(tmp_path / "x.tsv") == [Example(*expected) if isinstance(expected, tuple) else expected]
+
+
+def test_numbers_are_the_columns_of_a_file_without_a_header(tmp_path):
+    (tmp_path / "cola.tsv").write_text("gj04\t1\t\tThe rope held.\ngj04\t0\t*\tRope the held.\n")
+    found = read_examples(tmp_path / "cola.tsv", ("4", "2"))
+    assert found == [Example("The rope held.", None, "1"), Example("Rope the held.", None, "0")]
+
+
+def test_json_lines_and_other_columns(tmp_path):
+    rows = [{"text": "甲\u2028乙", "kind": 3}, {"text": "\ud800", "kind": "x"}]
+    (tmp_path / "x.json").write_text("\n".join(json.dumps(row) for row in rows))
+    assert read_examples(tmp_path / "x.json", ("text", "kind")) == [Example("甲\u2028乙", None, "3"), Example("?", None, "x")]
+
+
+def test_half_a_surrogate_pair_is_no_text():
+    row = parse_line("f", b'{"text": "a\\ud800b"}', "line 1", "text")
+    assert row["text"].encode() == b"a?b"
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "said"),
+    [
+        ("a\tb\n1\t2\n", (), r"line 2 must have one of the text columns of GLUE; .* got \['a', 'b'\]"),
+        ("a\tlabel\nx\t2\n", ("b", "label"), "line 2 must have b; name others with columns"),
+        ("sentence\tlabel\nx\n", (), "line 2 must have 2 columns separated by tabs; got 1"),
+        ("sentence\tlabel\n", (), "at least one example"),
+        ("sentence\tlabel\nx\t2\n", ("sentence",), "one text or two, and then the label"),
+        ("{\n", (), "line 1 must be JSON"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, text, columns, said):
+    (tmp_path / "bad.tsv").write_text(text)
+    with pytest.raises(RopeError, match=said):
+        read_examples(tmp_path / "bad.tsv", columns)
+
+
+MANY = [Example(f"text {i % 30}", f"other {i}", ["yes", "no", "maybe"][i % 3]) for i in range(90)]
+
+
+def test_classes_are_few_and_sorted():
+    assert classes_of(MANY) == ("maybe", "no", "yes")
+    with pytest.raises(RopeError, match="2 to 1000 classes; a score, as in STS-B"):
+        classes_of([Example("a", None, f"{i / 997:.4f}") for i in range(1001)])
+    with pytest.raises(RopeError, match="got '0 classes'"):
+        classes_of([Example("a", None, None)])
+
+
+def test_no_first_text_is_on_both_sides():
+    train, valid = split_examples(MANY)
+    assert train
+    assert valid
+    assert sorted(e.second for e in train + valid) == sorted(e.second for e in MANY)
+    assert not {e.first for e in train} & {e.first for e in valid}
+
+
+def texts_of(batch):
+    return [bytes(row[real].tolist()) for row, real in zip(batch.inputs, batch.padding, strict=True)]
+
+
+def test_a_row_and_its_target_belong_together():
+    batch = ExampleBatches(MANY, ("maybe", "no", "yes")).batch(np.arange(90), 40)
+    by_text = {f"{e.first}\0{e.second}".encode(): e.label for e in MANY}
+    assert sorted(texts_of(batch)) == sorted(by_text)
+    assert [("maybe", "no", "yes")[t] for t in batch.targets.tolist()] == [by_text[text] for text in texts_of(batch)]
+    assert batch.count == 90
+    for row, types in zip(texts_of(batch), batch.types.tolist(), strict=True):
+        assert types[: len(row)] == [int(place > row.index(b"\0")) for place in range(len(row))]
+
+
+def test_without_shuffling_the_order_is_that_of_the_file():
+    batch = ExampleBatches(MANY, ("maybe", "no", "yes"), shuffle=False).batch(np.arange(5), 40)
+    assert texts_of(batch) == [f"{e.first}\0{e.second}".encode() for e in MANY[:5]]
+
+
+def test_what_is_not_known_is_no_target_and_what_is_wrong_is_refused():
+    unknown = [Example("a", None, None), Example("b", None, "-1"), Example("c", None, "yes")]
+    batch = ExampleBatches(unknown, ("no", "yes"), shuffle=False).batch(np.arange(3), 4)
+    assert (batch.targets.tolist(), batch.count) == ([-100, -100, 1], 1)
+    assert ExampleBatches(unknown, ("-1", "yes"), shuffle=False).batch(np.arange(3), 4).targets.tolist() == [-100, 0, 1]
+    with pytest.raises(RopeError, match=r"classes of the training file, no, yes; got \['perhaps'\]"):
+        ExampleBatches([Example("a", None, "perhaps")], ("no", "yes"))
+
+
+def test_data_of_other_texts_labels_or_tokenizers_have_other_fingerprints(tmp_path):
+    from ropewalk.lab.subwords import Subwords
+
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    other = [*MANY[:-1], Example(MANY[-1].first, MANY[-1].second, "no")]
+    made = [ExampleBatches(MANY, ("maybe", "no", "yes")), ExampleBatches(other, ("maybe", "no", "yes"))]
+    made += [ExampleBatches(MANY, ("maybe", "no", "yes"), tokenizer=Subwords(tmp_path / "vocab.txt"))]
+    made += [ExampleBatches(MANY, ("maybe", "no", "yes"), seed=1), ExampleBatches(MANY[1:], ("maybe", "no", "yes"))]
+    assert len({each.fingerprint for each in made}) == 5
+
+
+class Given(nn.Module):
+    """A model whose output is known."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self, tokens, **others):
+        return self.output
+
+
+def test_the_loss_is_the_cross_entropy_of_known_targets():
+    logits = torch.randn(4, 3)
+    batch = ExampleBatches([*MANY[:3], Example("z", None, None)], ("maybe", "no", "yes"), shuffle=False).batch(np.arange(4), 40)
+    expected = -torch.log_softmax(logits.double(), -1)[torch.arange(3), [2, 1, 0]].sum()
+    assert classes(Given(logits), batch).item() == pytest.approx(expected.item(), rel=1e-6)
