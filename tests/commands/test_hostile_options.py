@@ -108,7 +108,7 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr(demo, "_study", lambda out, *_: ({}, out / "report.html"))
     monkeypatch.setattr(figures, "write_all", write_all)
     monkeypatch.setattr(launch, "launch", lambda *_: None)
-    outcome = Outcome(1, False, 1.0, 0.1)
+    outcome = Outcome(1, True, 1.0, 0.1)  # a stopped run is not evaluated
     monkeypatch.setattr(runs, "Trainer", lambda *_, **__: types.SimpleNamespace(run=lambda: outcome))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     empty = {"run": lambda runner: {}, "findings": lambda rows, facts: Findings()}
