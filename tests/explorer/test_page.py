@@ -146,7 +146,7 @@ def test_a_link_restores_the_page(page):
 
 def test_a_bad_link_says_so_and_opens_the_first_page(page):
     app = page(a__theta="many")
-    assert app.error[0].value == "a.theta: must be a number; got 'many'"
+    assert app.error[0].value == "` a.theta: must be a number; got 'many' `"
     assert app.select_slider(key="a.theta").value == 10_000.0
 
 
