@@ -80,24 +80,24 @@ def _finish(
         first, second = rotated(first, second, cos * magnitude, sin * magnitude)
         first_dim, second_dim = _pair_dims(pair, START, PAIRS, INTERLEAVED_OUT)
     if is_query:
-        out = q_out + row.to(tl.int64) * q_row + head * q_head
-        tl.store(out + first_dim, first.to(q_out.dtype.element_ty), mask=row_live & live)
-        tl.store(out + second_dim, second.to(q_out.dtype.element_ty), mask=row_live & live)
+        queries = q_out + row.to(tl.int64) * q_row + head * q_head
+        tl.store(queries + first_dim, first.to(q_out.dtype.element_ty), mask=row_live & live)
+        tl.store(queries + second_dim, second.to(q_out.dtype.element_ty), mask=row_live & live)
     else:
         slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
         written = live & (slot >= 0) & (slot < num_slots)
         inverse_scale = 1.0
         if is_key:
-            out = k_cache + slot // PAGE_SIZE * k_page + slot % PAGE_SIZE * k_slot + (head - Q_HEADS) * k_head
+            stored = k_cache + slot // PAGE_SIZE * k_page + slot % PAGE_SIZE * k_slot + (head - Q_HEADS) * k_head
             if QUANTISED:
                 inverse_scale = 1.0 / tl.load(k_scale)
         else:
-            out = v_cache + slot // PAGE_SIZE * v_page + slot % PAGE_SIZE * v_slot + (head - Q_HEADS - K_HEADS) * v_head
+            stored = v_cache + slot // PAGE_SIZE * v_page + slot % PAGE_SIZE * v_slot + (head - Q_HEADS - K_HEADS) * v_head
             if QUANTISED:
                 inverse_scale = 1.0 / tl.load(v_scale)
         dtype: tl.constexpr = k_cache.dtype.element_ty
-        tl.store(out + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
-        tl.store(out + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
+        tl.store(stored + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
+        tl.store(stored + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
 
 
 @triton.jit(do_not_specialize=["rows", "num_slots"])
