@@ -362,3 +362,26 @@ def test_piped_output_has_no_colour_and_asking_imports_nothing_heavy():
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[0] == "set()"
+
+
+BARE = {"model_type": "llama", "head_dim": 12, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "says"),
+    [
+        # the option of the same name has another value
+        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+         ("extend", "{config}", "yarn", "--factor", "4", "--overwrite"), r"(?!--)\S*factor: must .* got 0.5"),
+        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+         ("extend", "{config}", "yarn", "--factor", "4"), r"rope: .*; pass --overwrite to replace it; got"),
+        ({}, ("audit", "{config}"), r"--max-model-len: must be given, .* \(--max-model-len\); got None"),
+        ({}, ("inspect", "{config}"), r"max_position_embeddings: must be in the config; or give .* \(--trained\); got None"),
+        ({}, ("extend", "{config}", "yarn", "--factor", "4"), r"--original-length: must be given: .*; got None"),
+    ],
+)  # fmt: skip
+def test_errors_speak_of_options_where_they_are_about_options(capsys, tmp_path, config, args, says):
+    (tmp_path / "config.json").write_text(json.dumps(BARE | config))
+    code, out, err = call(capsys, *(each.format(config=tmp_path) for each in args))
+    assert (code, out) == (2, "")
+    assert re.match(f"ropewalk: {says}", one_line(err)), err
