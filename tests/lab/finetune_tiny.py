@@ -26,7 +26,7 @@ def triplet_lines(count: int, seed: int) -> list[dict]:
     draw = random.Random(seed)
     lines = []
     for _ in range(count):
-        a, near, far = ("".join(draw.choices("abcdefgh", k=draw.randint(2, 5))) for _ in range(3))
+        a, near, far = (" ".join(draw.choices("abcdefgh", k=draw.randint(2, 5))) for _ in range(3))
         near, far, label = near + "甲", far + "乙", draw.choice("BC")
         lines.append({"A": a, "B": near if label == "B" else far, "C": far if label == "B" else near, "label": label})
     return lines
@@ -43,7 +43,7 @@ def write_classes(path: Path, count: int, seed: int = 0, classes: str = "甲乙�
     rows = ["sentence\tlabel"]
     for _ in range(count):
         kind = draw.choice(classes)
-        letters = "".join(draw.choices("abcdefgh", k=draw.randint(2, 5)))
+        letters = " ".join(draw.choices("abcdefgh", k=draw.randint(2, 5)))
         rows.append(f"{letters}{kind}\tkind {classes.index(kind)}")
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return path

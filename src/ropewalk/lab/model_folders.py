@@ -41,6 +41,8 @@ class ModelUse:
 def find_model(start: str | Path) -> Path:
     """Return the folder of a checkpoint: `start` itself, or the folder `model` that a finished training wrote into it."""
     path = Path(start)
+    if not path.is_dir():
+        raise RopeError("start", "must be the folder of a checkpoint, which holds config.json and safetensors files", str(path))
     if (path / "model" / "config.json").is_file():
         return path / "model"
     if not (path / "config.json").exists() and checkpoint.checkpoints(path):
@@ -120,12 +122,15 @@ def load_start(start: str | Path, head: str, *, num_labels: int | None = None, f
     return model
 
 
-def check_vocabulary(model: nn.Module, tokenizer: Tokenizer, start: str) -> None:
-    """Raise an error if a tokenizer has ids that the model does not have, or the model cannot mark the second of two texts."""
+def check_start(model: nn.Module, tokenizer: Tokenizer, length: int, start: str) -> None:
+    """Raise an error if a model has too few tokens for a tokenizer, too few positions for rows, or no types for two texts."""
     config: Any = model.config
     if tokenizer.num_words > config.vocab_size:
         rule = f"must have at most {config.vocab_size} tokens, as the model in {start}; use the tokenizer it was trained with"
         raise RopeError("tokenizer", rule, tokenizer.num_words)
+    if isinstance(config, RoFormerConfig) and config.encoding_class.bounded and length > config.length:
+        rule = f"must be at most {config.length}, the positions of the model in {start}; set model.encoding=rope to replace them"
+        raise RopeError("length", rule, length)
     if isinstance(config, RoFormerConfig) and config.type_vocab_size < 2:
         raise RopeError("start", "must have at least two token types, to mark the second of two texts", start)
 

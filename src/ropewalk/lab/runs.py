@@ -18,7 +18,7 @@ from ropewalk.lab.distributed import Parallel
 from ropewalk.lab.evaluation import evaluating
 from ropewalk.lab.held_out import Measured, measure
 from ropewalk.lab.json_lines import write_atomically
-from ropewalk.lab.model_folders import ModelUse, check_vocabulary, fingerprint, load_start, stored_name, write_model
+from ropewalk.lab.model_folders import ModelUse, check_start, fingerprint, load_start, stored_name, write_model
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.settings import Preset, Settings, check_names
 from ropewalk.lab.trainer import Outcome, Trainer
@@ -108,7 +108,7 @@ def make_trainer(
     opened = open_data(data, preset.train.seed, length)
     model = make_model(dict(preset.model), data, preset.train, opened.train.vocab_size, len(opened.classes))
     if "start" in preset.model:
-        check_vocabulary(model, opened.tokenizer, preset.model["start"])
+        check_start(model, opened.tokenizer, length, preset.model["start"])
     if folder is not None and (parallel is None or parallel.first):
         _check_model(Path(folder), preset.model)
     options = {"evaluate": HeldOut(opened, data, length), **options}
