@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import types
 import typing
 from dataclasses import fields
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from finetune_tiny import write_checkpoint
 from safetensors.torch import save_file
 
 import command_line
@@ -26,6 +28,9 @@ from ropewalk.bench import cpu
 from ropewalk.commands import demo, figures
 from ropewalk.explorer import launch
 from ropewalk.lab import runs
+from ropewalk.lab.distributed import Parallel
+from ropewalk.lab.finetuning import Files, finetuning_preset
+from ropewalk.lab.samples import write_sample
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.studies import STUDIES
 from ropewalk.lab.studies.findings import Findings
@@ -74,6 +79,12 @@ def files(tmp_path_factory) -> Path:
     facts = {"study": "decay", "preset": "smoke", "seeds": 1, "settings": {}, "machine": machine}
     (folder / "lab" / "decay" / "study.json").write_text(json.dumps(facts))
     (folder / "lab" / "decay" / "rows.jsonl").write_text("")
+    write_sample(folder / "sample", "cail", count=20, characters=8)
+    vocabulary = folder / "sample" / "vocab.txt"
+    size = len(vocabulary.read_text(encoding="utf-8").splitlines())
+    shutil.copy(vocabulary, write_checkpoint(folder / "roformer", vocab_size=size))
+    preset = finetuning_preset(folder / "roformer", Files(folder / "sample" / "train.json"), length=16, epochs=0.1)
+    runs.run_preset(preset, folder / "tuned", Parallel(device=torch.device("cpu")), progress=False)
     return folder
 
 
@@ -90,6 +101,8 @@ def valid(files) -> dict[str, list[str]]:
         "inspect": [config], "audit": [config], "figures": ["pictures"], "explore": ["--port", "8599", "--no-browser"],
         "convert": [str(files / "model"), "--from", "half", "--to", "interleaved", "--dry-run"],
         "extend": [config, "yarn", "--factor", "2"], "demo": [], "bench": [], "info": [], "train": ["smoke"],
+        "lab sample": ["new"], "lab evaluate": [str(files / "tuned"), str(files / "sample" / "test.json")],
+        "lab finetune": [str(files / "roformer"), "--train", str(files / "sample" / "train.json"), "--length", "16"],
         "lab train": ["smoke"], "lab list": [], "lab run": ["decay", "--preset", "smoke"], "lab report": [str(files / "lab")],
     }  # fmt: skip
 

@@ -28,6 +28,10 @@ TRAIN: dict[str, Any] = {"schedule": "linear", "final": 0.0, "weight_decay": 0.0
 PUBLISHED_FOR = {"pairs": "roformer-cail", "triplets": "roformer-cail"}
 
 
+#: tokens in a row; more would be a typing error
+MOST_TOKENS = 1 << 20
+
+
 @dataclass(frozen=True)
 class Files:
     """Labelled files: triplets as in CAIL2019-SCM, or texts with classes as in GLUE.
@@ -67,7 +71,7 @@ def finetuning_preset(
     """
     changes = list(changes)
     data = {**files.table(), "tokenizer": tokenizer or find_tokenizer(start)}
-    stage = {"length": integer("length", length, low=1), "batch": integer("batch", batch, low=1), "steps": 1}
+    stage = {"length": integer("length", length, low=1, high=MOST_TOKENS), "batch": integer("batch", batch, low=1), "steps": 1}
     tables = {
         "model": {"start": str(start)},
         "data": data,
@@ -101,7 +105,7 @@ def evaluate_file(
     labels = getattr(loaded.config, "num_labels", None)
     if objective == "classes" and labels != len(classes):
         raise RopeError("model", f"must have an output for each of its {len(classes)} classes", labels)
-    length = integer("length", use.length if length is None else length, low=1)
+    length = integer("length", use.length if length is None else length, low=1, high=MOST_TOKENS)
     with evaluating(loaded):
         predict = lambda tokens, **keywords: logits_of(loaded(tokens, **keywords))  # noqa: E731
         title = f"evaluate {Path(path).name}" if progress else ""
