@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import far_positions as far
 import ropewalk as rw
 from helpers import AXES, HEAD_DIM, sample_positions, sample_spec
+from ropewalk.table import STRATEGIES, TABLES
 
 B, H = 2, 3
 #: how a call says where its S tokens are
@@ -70,6 +71,24 @@ def test_far_positions_follow_the_published_formulas(rule):
     found = torch.compile(rope.rotate, fullgraph=True, backend="aot_eager")(x, torch.tensor(positions))[0, 0].double().numpy()
     error = far.largest_error(found[:, : spec.pairs] + 1j * found[:, spec.pairs :], far.expected(spec, positions))
     assert error <= far.LIMITS[40]
+
+
+@pytest.mark.parametrize("tables", [tables for tables in STRATEGIES if tables != "auto"])
+def test_every_table_strategy(tables):
+    """The same bits and gradients as the eager call, and the same bytes kept."""
+    rope = rw.Rope(sample_spec("yarn"), tables=tables)
+    compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
+    q, k = (x.requires_grad_() for x in q_and_k(600))
+    kept, results = [], []
+    for f in (compiled, rope):
+        rw.clear_caches()
+        for where in ({}, {"positions": torch.arange(600) + 2**30}):
+            rotated = f(q, k, **where)
+            results.append((*rotated, *torch.autograd.grad(rotated, (q, k), (q, k))))
+        kept.append(TABLES.bytes)
+    for found, expected in zip(results[0] + results[1], results[2] + results[3], strict=True):
+        assert torch.equal(found, expected)
+    assert kept[0] == kept[1] == rope.table_bytes(600)
 
 
 @pytest.mark.parametrize("axis", AXES)

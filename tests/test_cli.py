@@ -205,8 +205,8 @@ def test_info_json_names_every_backend_with_its_reason(capsys):
     assert found["backends"]["cpu"] == available("cpu")
     assert found["versions"]["ropewalk"] == ropewalk.__version__
     assert found["machine"]["threads"] >= 1
-    # 131,072 positions x 64 pairs x (cos, sin) x 4 bytes
-    assert found["table_bytes"]["full"] == 131_072 * 64 * 2 * 4
+    # 131,072 positions x 64 pairs x (cos, sin) x 4 bytes, and 64 phase steps of 8 bytes
+    assert found["table_bytes"]["full"] == 131_072 * 64 * 2 * 4 + 64 * 8
 
 
 def test_info_shows_every_cache_with_its_bounds(capsys):

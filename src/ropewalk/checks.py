@@ -6,17 +6,24 @@ import torch
 from torch import Tensor
 
 from ropewalk.axes import MixedAxes
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels.request import Request, token_axes
 from ropewalk.spec import RopeSpec
+from ropewalk.table import STRATEGIES, strategies
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def make_request(
-    xs: tuple[Tensor, ...], spec: RopeSpec, positions: Tensor | None, offset: int | Tensor, seq_dim: int, length: Length
+    xs: tuple[Tensor, ...],
+    spec: RopeSpec,
+    positions: Tensor | None,
+    offset: int | Tensor,
+    seq_dim: int,
+    length: Length,
+    tables: str = "auto",
 ) -> Request:
     """Check every argument of a call and return it as a Request."""
     x = xs[0]
@@ -29,7 +36,7 @@ def make_request(
     for other in xs[1:]:
         if (other.shape[seq_dim], _batch_size(other, seq_dim), other.ndim) != (seq, batch, x.ndim) or other.device != x.device:
             raise RopeError("k", "must have q's batch, tokens and device (heads may differ)", [list(x.shape), list(other.shape)])
-    return request_for_tokens(spec, positions, offset, length, seq_dim, seq, batch, x.device)
+    return request_for_tokens(spec, positions, offset, length, seq_dim, seq, batch, x.device, tables)
 
 
 def request_for_tokens(
@@ -41,6 +48,7 @@ def request_for_tokens(
     seq: int,
     batch: int,
     device: torch.device,
+    tables: str = "auto",
 ) -> Request:
     """Check positions and length of `seq` tokens in `batch` rows and return the Request."""
     if isinstance(offset, Tensor):
@@ -59,7 +67,19 @@ def request_for_tokens(
         raise RopeError("positions", "must be given: these axes have real coordinates, which have no default", None)
     elif spec.num_axes > 1:
         positions, offset = _same_on_all_axes(torch.arange(offset, offset + seq, device=device), spec), 0
-    return Request(spec, seq_dim, positions, offset, _length_per_row(spec, positions, offset, seq, batch, device, length))
+    length = _length_per_row(spec, positions, offset, seq, batch, device, length)
+    return Request(spec, seq_dim, positions, offset, length, tables=check_strategy(tables, spec))
+
+
+def check_strategy(tables: str, spec: RopeSpec) -> str:
+    """Return `tables`; raise a RopeError if there is no such strategy or the spec has no such table."""
+    if tables == "auto":
+        return tables
+    choice("tables", tables, STRATEGIES)
+    if tables not in (possible := strategies(spec)):
+        rule = f"must be one of {', '.join(possible)} for this spec: only fixed frequencies on one axis of integers have tables"
+        raise RopeError("tables", rule + ", and those of precision 'hf' no two levels", tables)
+    return tables
 
 
 def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> int:

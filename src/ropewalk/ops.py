@@ -14,8 +14,8 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies import Length
 from ropewalk.kernels import pick
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest
-from ropewalk.spec import spec_of
-from ropewalk.table import cos_sin
+from ropewalk.spec import RopeSpec, spec_of
+from ropewalk.table import STRATEGIES, cos_sin
 
 
 def execute(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
@@ -52,8 +52,20 @@ torch.library.define(
 )
 
 
+def _as_text(request: Request) -> str:
+    """Return the fingerprint of a request's spec, after its table strategy unless that is "auto"."""
+    return request.spec.fingerprint if request.tables == "auto" else f"{request.tables} {request.spec.fingerprint}"
+
+
+def _from_text(text: str) -> tuple[RopeSpec, str]:
+    """Invert `_as_text`: return the spec and the table strategy."""
+    strategy, _, fingerprint = text.partition(" ")
+    return (spec_of(fingerprint), strategy) if strategy in STRATEGIES else (spec_of(text), "auto")
+
+
 def _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False) -> Request:
-    return Request(spec_of(spec), seq_dim, positions, offset, length, sign, magnitude_power, key)
+    spec, tables = _from_text(spec)
+    return Request(spec, seq_dim, positions, offset, length, sign, magnitude_power, key, tables)
 
 
 @torch.library.impl("ropewalk::rotate", "default")
@@ -78,7 +90,9 @@ def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
 
 @torch.library.impl("ropewalk::cos_sin", "default")
 def _cos_sin_op(positions, length, spec, dtype, magnitude_power, key):
-    cos, sin = cos_sin(spec_of(spec), positions, length=length, dtype=dtype, magnitude_power=magnitude_power, key=key)
+    spec, strategy = _from_text(spec)
+    how = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
+    cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **how)
     return cos.contiguous(), sin.contiguous()
 
 
@@ -106,7 +120,7 @@ def _(x, *rest):
 def _(positions, length, spec, dtype, magnitude_power, key):
     rows = positions.shape[-2:]
     shape = rows if length is None else torch.broadcast_shapes(rows, (*length.shape, 1))
-    table = positions.new_empty([*shape, spec_of(spec).pairs], dtype=dtype)
+    table = positions.new_empty([*shape, _from_text(spec)[0].pairs], dtype=dtype)
     return table, torch.empty_like(table)
 
 
@@ -197,7 +211,7 @@ def request_tables(request: Request, seq: int, device: torch.device, dtype: torc
     """Return cos and sin of a request through the registered op; sin is not negated for an inverse rotation."""
     positions = request.explicit_positions(seq, device)
     return torch.ops.ropewalk.cos_sin(
-        positions, _as_tensor(request.length, device), request.spec.fingerprint, dtype, request.magnitude_power, key
+        positions, _as_tensor(request.length, device), _as_text(request), dtype, request.magnitude_power, key
     )
 
 
@@ -216,7 +230,7 @@ def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mappe
             request.positions,
             request.offset,
             length,
-            request.spec.fingerprint,
+            _as_text(request),
             request.seq_dim,
             request.sign,
             request.magnitude_power,

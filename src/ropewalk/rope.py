@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from ropewalk import fast_path, rotation
 from ropewalk.axes import MixedAxes
-from ropewalk.checks import make_request, request_for_tokens
-from ropewalk.errors import RopeError, choice
+from ropewalk.checks import check_strategy, make_request, request_for_tokens
+from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.reference import join_pairs
 from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.ops import request_tables
 from ropewalk.spec import RopeSpec
-from ropewalk.table import with_magnitude
+from ropewalk.table import memory, with_magnitude
 
 #: names under which other implementations save frequencies or tables in checkpoints; here they follow from the spec
 LEGACY_STATE = (
@@ -33,15 +33,21 @@ class Rope(nn.Module):
 
     It has no parameters and no buffers, so half(), meta init, deepcopy, pickle and sharding cannot change a result. Only learned
     frequencies are parameters: `log_scale` [pairs], or `mixed` [heads, pairs, axes].
+
+    backend  a name in BACKENDS; None = the fastest that supports the tensors
+    tables   which cos and sin are kept between calls: "auto" a two-level table and the first rows, "two-level" that table
+             alone, "full" a float32 row for every position used, "none" nothing. `table_bytes` says how much each takes
     """
 
-    def __init__(self, spec: RopeSpec, *, backend: str | None = None) -> None:
+    def __init__(self, spec: RopeSpec, *, backend: str | None = None, tables: str = "auto") -> None:
         super().__init__()
         if not isinstance(spec, RopeSpec):
             raise RopeError("spec", "must be a RopeSpec; rw.from_hf(config) makes one from a config", spec)
         if backend is not None:
             choice("backend", backend, BACKENDS)
-        self.spec, self.backend = spec, backend
+        self.spec, self.backend, self.tables = spec, backend, check_strategy(tables, spec)
+        # the prepared kernels of the fast path read the tables of "auto"
+        self._has_fast_path = type(self) is Rope and tables == "auto"
         # what rerotate rotates by; kept alive because a compiled graph finds it by its fingerprint
         self._without_magnitude = spec.with_(magnitude_on="scale")
         if isinstance(spec.axes, MixedAxes):
@@ -60,7 +66,7 @@ class Rope(nn.Module):
 
     def __call__(self, q, k=None, positions=None, offset: int | Tensor = 0, seq_dim=-2, length=None, *, inplace=False) -> Any:
         """Call `forward`, or the prepared kernel of an earlier call with the same shapes, dtypes and options."""
-        if k is not None and length is None and type(self) is Rope:
+        if k is not None and length is None and self._has_fast_path:
             rotated = fast_path.rotate_prepared(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
             if rotated is not None:
                 return rotated
@@ -84,11 +90,11 @@ class Rope(nn.Module):
         length     int or [B], read only by length-dependent scalings; None = each row's own last position + 1
         """
         xs = (q,) if k is None else (q, k)
-        request = make_request(xs, self.spec, positions, offset, seq_dim, length)
+        request = make_request(xs, self.spec, positions, offset, seq_dim, length, self.tables)
         rotated = (
             rotation.run(xs, request, inplace, self.backend) if not self.spec.learned else self._trained(xs, request, inplace)
         )
-        if length is None:
+        if length is None and self.tables == "auto":
             fast_path.prepare(request, self.backend, xs, rotated, positions, seq_dim)
         return rotated[0] if k is None else rotated
 
@@ -98,7 +104,7 @@ class Rope(nn.Module):
         """Rotate one tensor; `offset`, `seq_dim`, `length`, `key`, `inplace` as in `rotation.rotate`."""
         if self.spec.learned:
             return self._one(x, positions, 1, **where)
-        return rotation.rotate(x, self.spec, positions, backend=self.backend, **where)
+        return rotation.rotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **where)
 
     def unrotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
@@ -106,7 +112,7 @@ class Rope(nn.Module):
         """Invert `rotate`."""
         if self.spec.learned:
             return self._one(x, positions, -1, **where)
-        return rotation.unrotate(x, self.spec, positions, backend=self.backend, **where)
+        return rotation.unrotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **where)
 
     def rerotate(
         self,
@@ -121,8 +127,8 @@ class Rope(nn.Module):
             raise RopeError(
                 "rerotate", "needs fixed frequencies, but these are learned; compute the keys again", self.spec.scaling
             )
-        target = None if to is None else to.spec
-        return rotation.rerotate(k, self.spec, from_positions, to_positions, to=target, backend=self.backend, **where)
+        where |= {"to": None if to is None else to.spec, "backend": self.backend, "tables": self.tables}
+        return rotation.rerotate(k, self.spec, from_positions, to_positions, **where)
 
     def cos_sin(
         self,
@@ -136,11 +142,19 @@ class Rope(nn.Module):
         if not positions.ndim:
             raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
-        request = request_for_tokens(self.spec, positions, 0, length, -2, positions.shape[-1], batch, positions.device)
+        tokens = (positions.shape[-1], batch, positions.device)
+        request = request_for_tokens(self.spec, positions, 0, length, -2, *tokens, self.tables)
         if self.spec.learned:
             cos, sin = self._trained_tables(request.positions, key, 1)  # type: ignore[arg-type]  # they were given
             return cos.to(dtype), sin.to(dtype)
         return request_tables(request, positions.shape[-1], positions.device, dtype, key)
+
+    def table_bytes(self, length: int) -> int:
+        """Return the bytes of cos and sin that are kept on each device once positions 0 ... length - 1 were rotated.
+
+        Ropes with equal specs share them. Keys have rows of their own where their magnitude differs from that of queries.
+        """
+        return memory(self.spec, integer("length", length, low=1))[self.tables]
 
     def cos_sin_hf(
         self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None
@@ -150,7 +164,8 @@ class Rope(nn.Module):
         return join_pairs(cos, cos, self.spec.layout), join_pairs(sin, sin, self.spec.layout)
 
     def extra_repr(self) -> str:
-        return f"{self.spec}" if self.backend is None else f"{self.spec}, backend={self.backend!r}"
+        backend = "" if self.backend is None else f", backend={self.backend!r}"
+        return f"{self.spec}{backend}" + ("" if self.tables == "auto" else f", tables={self.tables!r}")
 
     def _one(self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False):
         request = make_request((x,), self.spec, positions, offset, seq_dim, length)

@@ -16,6 +16,7 @@ from ropewalk.kernels.reference import split_pairs
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype
 from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
+from ropewalk.table import strategies
 from ropewalk.tracing import are_batched_gradients, in_forward_mode, is_traced, is_vmap, transforms
 
 
@@ -31,6 +32,7 @@ def rotate(
     inverse: bool = False,
     inplace: bool = False,
     backend: str | None = None,
+    tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
     """Rotate every pair of `x` by its token's angle.
 
@@ -38,8 +40,9 @@ def rotate(
     positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for each row
     key        x is an attention key: it matters where queries and keys have different magnitudes
     inverse    undo the rotation instead
+    tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in `Rope`
     """
-    request, sign = make_request((x,), spec, positions, offset, seq_dim, length), -1 if inverse else 1
+    request, sign = make_request((x,), spec, positions, offset, seq_dim, length, tables), -1 if inverse else 1
     return run((x,), replace(request, key=key, sign=sign, magnitude_power=sign), inplace, backend)[0]
 
 
@@ -63,6 +66,7 @@ def rerotate(
     match_magnitude: bool = False,
     inplace: bool = False,
     backend: str | None = None,
+    tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
     """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the same spec).
 
@@ -70,8 +74,9 @@ def rerotate(
     that of `to`, as if the keys were rotated anew.
     """
     to = spec if to is None else to
-    back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length), sign=-1, magnitude_power=-1)
-    forth = make_request((k,), to, to_positions, 0, seq_dim, to_length)
+    back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables), sign=-1, magnitude_power=-1)
+    # the other spec may have no such table
+    forth = make_request((k,), to, to_positions, 0, seq_dim, to_length, tables if tables in strategies(to) else "auto")
     if not match_magnitude:
         # the magnitude of a scaling stays on the keys, but xPos's growth depends on the position and must change
         back, forth = (replace(request, spec=request.spec.with_(magnitude_on="scale")) for request in (back, forth))

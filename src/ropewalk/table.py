@@ -1,8 +1,8 @@
 """Tables: cos and sin of a spec's positions, exact at any integer position.
 
-Positions below 2^20 use a two-level table: cos and sin of the low and the high 10 bits, 1024 float64 rows each, combined by angle
-addition. Larger positions are computed from their phase. The first rows are also kept in float32. A row depends on its position
-alone, never on earlier calls.
+Positions below 2^20 may use a two-level table: cos and sin of the low and the high 10 bits, 1024 float64 rows each, combined by
+angle addition. Other positions are computed from their phase. The first rows may also be kept in float32. STRATEGIES says which
+of these are kept. A row depends on its position and on the strategy alone, never on earlier calls.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ from ropewalk.spec import RopeSpec
 LEVEL_BITS = 10
 LEVEL = 1 << LEVEL_BITS
 TWO_LEVEL_REACH = LEVEL * LEVEL
-#: bytes of the float32 rows kept for one spec on one device
-FULL_TABLE_BYTES = 2 << 20
+#: bytes of the float32 rows that "auto" keeps for one spec on one device
+FIRST_ROWS_BYTES = 2 << 20
+#: rows that are computed at a time, so that their float64 values take little memory
+ROWS_AT_ONCE = 1 << 14
 #: all tables and rows, by spec and device
 TABLES = Cache("tables", entries=4096, bytes=256 << 20)
+
+#: what is kept for one spec on one device: the two-level table and the first float32 rows, a float32 row for every position up to
+#: the largest one used, the two-level table alone, or nothing but the phase steps. Positions of 2^20 and more have no table
+STRATEGIES = ("auto", "full", "two-level", "none")
 
 #: cos and sin of the low 10 bits, cos and sin of the high 10 bits of a position; float64 [1024, pairs] each
 Levels = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -59,19 +65,30 @@ def _cached_or_built(
     return TABLES.keep(key, value, size(value))
 
 
-def tables(spec: RopeSpec, device: torch.device) -> Tables:
+def strategies(spec: RopeSpec) -> tuple[str, ...]:
+    """Return the strategies that can be used with a spec.
+
+    Only fixed frequencies on one axis of integers have tables, and rounded float32 angles cannot be added.
+    """
+    possible = {"full": _keeps_rows(spec) and not spec.learned, "two-level": _keeps_levels(spec) and not spec.learned}
+    return tuple(strategy for strategy in STRATEGIES if possible.get(strategy, True))
+
+
+def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tables:
     """Return the cached tables of a spec; for a length-dependent scaling, those of the trained length."""
-    return _cached_or_built((spec.fingerprint, device), lambda: _build(spec, device), lambda cached: cached.bytes)
+    levels = strategy in ("auto", "two-level") and _keeps_levels(spec)
+    key = (spec.fingerprint, device, "levels" if levels else "phase")
+    return _cached_or_built(key, lambda: _build(spec, device, levels), lambda cached: cached.bytes)
 
 
-def _build(spec: RopeSpec, device: torch.device) -> Tables:
+def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
     frequencies = spec.exact_ladder_frequencies()
     steps = phase_steps(frequencies.radians, frequencies.low).to(device)
     growth = None if frequencies.growth is None else frequencies.growth.to(device)
     frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
-    if _keeps_levels(spec):
+    if keep_levels:
         digits = torch.arange(LEVEL, device=device).unsqueeze(-1)
         levels = (*cos_sin_of_phase(steps, digits), *cos_sin_of_phase(steps, digits << LEVEL_BITS))
     return Tables(frequencies, steps, axis, levels)
@@ -85,9 +102,9 @@ def _keeps_rows(spec: RopeSpec) -> bool:
     return spec.num_axes == 1 and not spec.needs_length and not spec.fractional
 
 
-def tables_at(spec: RopeSpec, device: torch.device, length: Length) -> Tables:
+def tables_at(spec: RopeSpec, device: torch.device, length: Length, strategy: str = "auto") -> Tables:
     """Return the tables of one call: the cached ones, or new ones where the scaling depends on the length."""
-    cached = tables(spec, device)
+    cached = tables(spec, device, strategy)
     if not spec.needs_length or length is None:
         return cached
     # a fill on the device, not a copy from the host
@@ -104,13 +121,14 @@ def cos_sin(
     dtype: torch.dtype = torch.float32,
     magnitude_power: int = 1,
     key: bool = False,
+    strategy: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map.
+    """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map, as new tensors.
 
     magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it (the inverse)
     key              True for the table of keys, where queries and keys have different magnitudes
     """
-    cached = tables_at(spec, positions.device, length)
+    cached = tables_at(spec, positions.device, length, strategy)
     coordinates = _per_pair(cached, positions)
     radians, steps = _per_row(cached.frequencies.radians), _per_row(cached.steps)
     if spec.precision == "hf":
@@ -197,42 +215,63 @@ def magnitude_on(spec: RopeSpec, magnitude: float | Tensor, key: bool) -> float 
     return magnitude**2 if spec.magnitude_on == "q" and not key else 1.0
 
 
-def sides_differ(spec: RopeSpec, device: torch.device) -> bool:
+def sides_differ(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> bool:
     """Return whether queries and keys need different tables."""
-    return spec.magnitude_on == "q" or tables(spec, device).frequencies.growth is not None
+    return spec.magnitude_on == "q" or tables(spec, device, strategy).frequencies.growth is not None
 
 
-def first_rows(spec: RopeSpec, device: torch.device, count: int, key: bool = False) -> tuple[Tensor, Tensor] | None:
-    """Return cached float32 cos and sin of positions 0 ... count - 1, or None where they would exceed FULL_TABLE_BYTES.
+def first_rows(
+    spec: RopeSpec, device: torch.device, count: int, key: bool = False, strategy: str = "auto"
+) -> tuple[Tensor, Tensor] | None:
+    """Return cached float32 cos and sin of positions 0 ... count - 1, or None where the strategy keeps no or fewer rows.
 
     The number of cached rows grows by doubling. Each row of cos is stored beside its row of sin, so that a kernel reads one
     stream of memory. The caller must not write to them or return them to a user.
     """
-    most = _most_rows(spec)
-    if not _keeps_rows(spec) or count > most:
+    if strategy not in ("auto", "full") or not _keeps_rows(spec) or count > _most_rows(spec, strategy):
         return None
-    key = key and sides_differ(spec, device)
-    reach = _rows_for(spec, count)
+    key = key and sides_differ(spec, device, strategy)
     rows = _cached_or_built(
-        (spec.fingerprint, device, key),
-        lambda: torch.stack(cos_sin(spec, torch.arange(reach, device=device), key=key), dim=1),
+        (spec.fingerprint, device, key, strategy),
+        lambda: _computed_rows(spec, device, _rows_for(spec, count, strategy), key, strategy),
         lambda rows: 4 * rows.numel(),
         lambda rows: len(rows) >= count,
     )
     return rows[:count, 0], rows[:count, 1]
 
 
-def _most_rows(spec: RopeSpec) -> int:
-    return FULL_TABLE_BYTES // (8 * spec.pairs)
+def rows_at(spec: RopeSpec, positions: Tensor, key: bool, strategy: str) -> tuple[Tensor, Tensor] | None:
+    """Return float32 cos and sin of explicit positions, copied from the rows that "full" keeps; None where it keeps none.
+
+    Positions on a GPU have none: finding the largest would wait for the device.
+    """
+    if strategy != "full" or positions.device.type != "cpu" or not positions.numel():
+        return None
+    lowest, highest = (int(bound) for bound in positions.aminmax())
+    rows = None if lowest < 0 else first_rows(spec, positions.device, highest + 1, key, strategy)
+    return None if rows is None else tuple(row[positions.to(torch.int64)] for row in rows)  # type: ignore[return-value]  # two
 
 
-def _rows_for(spec: RopeSpec, count: int) -> int:
-    return min(_most_rows(spec), max(256, 1 << (count - 1).bit_length()))
+def _computed_rows(spec: RopeSpec, device: torch.device, count: int, key: bool, strategy: str) -> Tensor:
+    """Return float32 cos and sin of positions 0 ... count - 1, [count, 2, pairs]."""
+    rows = torch.empty(count, 2, spec.pairs, dtype=torch.float32, device=device)
+    for positions, part in zip(torch.arange(count, device=device).split(ROWS_AT_ONCE), rows.split(ROWS_AT_ONCE), strict=True):
+        part[:, 0], part[:, 1] = cos_sin(spec, positions, key=key, strategy=strategy)
+    return rows
+
+
+def _most_rows(spec: RopeSpec, strategy: str) -> int:
+    return TWO_LEVEL_REACH if strategy == "full" else FIRST_ROWS_BYTES // (8 * spec.pairs)
+
+
+def _rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
+    return min(_most_rows(spec, strategy), max(256, 1 << (count - 1).bit_length()))
 
 
 def memory(spec: RopeSpec, length: int) -> dict[str, int]:
-    """Return the bytes that cos and sin of `length` positions take in each form; "automatic" is what is cached for queries."""
-    row = 8 * spec.pairs  # one float32 cos and sin, or one float64 of either
-    levels, phase = 2 * 2 * row * LEVEL, row
-    automatic = phase + levels * _keeps_levels(spec) + row * _rows_for(spec, length) * _keeps_rows(spec)
-    return {"full": row * length, "two_level": levels, "phase": phase, "automatic": automatic}
+    """Return the bytes that each strategy keeps on one device once queries at positions 0 ... length - 1 were rotated."""
+    row = 8 * spec.pairs  # one float32 cos and sin, or one float64 of either; also the phase steps
+    levels = 2 * 2 * row * LEVEL * _keeps_levels(spec)
+    rows = {strategy: row * _rows_for(spec, length, strategy) * _keeps_rows(spec) for strategy in ("auto", "full")}
+    kept = {"auto": levels + rows["auto"], "full": rows["full"], "two-level": levels, "none": 0}
+    return {strategy: 0 if spec.learned else row + kept[strategy] for strategy in strategies(spec)}

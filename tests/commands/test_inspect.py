@@ -74,7 +74,8 @@ def test_precision_memory_and_advice(capsys, write):
     assert list(layer["precision"]) == list(analysis.COS_SIN_METHODS)
     assert layer["precision"]["hf_frequencies"]["error"] < 4e-8
     assert layer["precision"]["hf"]["error"] > 2**-9
-    assert layer["memory_bytes"]["full"] == 131_072 * 64 * 2 * 4
+    assert layer["memory_bytes"]["full"] == 131_072 * 64 * 2 * 4 + 64 * 8
+    assert list(layer["memory_bytes"]) == ["auto", "full", "two-level", "none"]
     assert {"stretched_too_little", "float32_angles"} <= {each["name"] for each in layer["advice"]}
 
 
@@ -122,7 +123,7 @@ def test_tables_show_what_json_has(capsys, write):
     code, out, err = call(capsys, path, "--guide", "--details")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
-    for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,108,864", "Which scaling for which use"):
+    for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,109,376", "Which scaling for which use"):
         assert word in out
     for way in analysis.COS_SIN_METHODS:
         assert way in out

@@ -22,6 +22,7 @@ from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.kernels.triton import launch as triton_launch
 from ropewalk.kernels.triton import plan as triton_plan
 from ropewalk.kernels.triton.config import Config
+from ropewalk.table import STRATEGIES, TABLES
 
 B, S, Q, K = 2, 3, 3, 2
 LAYOUTS = [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"), ("half", "interleaved")]
@@ -226,6 +227,32 @@ def test_far_positions_follow_the_published_formulas(rule):
         spec, positions = draw(rule, seed), far_positions(bits, 8, seed)
         found = rotated_units(spec, positions, "triton", F32)
         assert largest_error(found, expected(spec, positions)) <= LIMITS[bits], (spec, bits)
+
+
+@pytest.mark.parametrize(("name", "tables"), [("yarn", "full"), ("yarn", "two-level"), ("xpos", "full"), ("xpos", "none")])
+def test_every_table_strategy(name, tables):
+    """The kernel reads rows of the tables that were chosen, and computes phases without them."""
+    spec = sample_spec(name, magnitude_on="q")
+    rope = rw.Rope(spec, backend="triton", tables=tables)
+    q, k = heads(spec, Q), heads(spec, K)
+    given = sample_positions(spec, B, S, high=60)
+    for where, positions in (({}, torch.arange(S)), ({"offset": 40}, torch.arange(S) + 40), ({"positions": given}, given)):
+        for x, found, key in zip((q, k), rope(q, k, **where), (False, True), strict=True):
+            near(found, definition(x, spec, positions, key=key))
+    far = torch.tensor([2**40, 5, -3])
+    if name == "yarn":
+        for found, computed in zip(rope(q, k, far), rw.Rope(spec, backend="eager")(q, k, far), strict=True):
+            near(found, computed.double())
+
+
+def test_a_strategy_keeps_what_it_says_for_the_kernel():
+    spec = rw.RopeSpec(16)
+    for tables in STRATEGIES:
+        rw.clear_caches()
+        rope = rw.Rope(spec, backend="triton", tables=tables)
+        rope.rotate(heads(spec, Q))
+        assert TABLES.bytes <= rope.table_bytes(S)
+        assert tables not in ("full", "none") or TABLES.bytes == rope.table_bytes(S)
 
 
 @pytest.mark.parametrize("seq", [1, 6])

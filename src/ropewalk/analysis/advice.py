@@ -107,10 +107,10 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "large_table", "precision",
-        lambda f: f.memory["full"] > LARGE_TABLE,
+        lambda f: f.all_rows_bytes > LARGE_TABLE,
         "Do not store a table of all positions; ropewalk stores {stored:.1f} MiB and computes the rest.",
         "cos and sin of {f.served:,} positions take {full:.0f} MiB",
-        lambda f: {"full": f.memory["full"] / 2**20, "stored": f.memory["automatic"] / 2**20},
+        lambda f: {"full": f.all_rows_bytes / 2**20, "stored": f.memory["auto"] / 2**20},
     ),
     Check(
         "all_repeat", "spectrum",

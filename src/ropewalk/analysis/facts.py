@@ -88,8 +88,13 @@ class Facts:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """The bytes of cos and sin in each storage form."""
+        """The bytes of cos and sin that `Rope(spec, tables=...)` keeps for the served length, by the value of `tables`."""
         return memory(self.spec, self.served)
+
+    @property
+    def all_rows_bytes(self) -> int:
+        """The bytes of float32 cos and sin of all served positions, as most libraries store them."""
+        return 8 * self.spec.pairs * self.served
 
     @cached_property
     def first_negative(self) -> int | None:

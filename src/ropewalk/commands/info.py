@@ -34,7 +34,7 @@ def info(json: bool) -> None:
     out = console()
     versions = {name: number or "not installed" for name, number in report["versions"].items()}
     caches = {each.name: _size(each) for each in cache_infos()}
-    table_bytes = f"Bytes of cos and sin for {MEMORY_LENGTH:,} tokens of 128 dimensions"
+    table_bytes = f"Bytes of cos and sin that Rope(tables=...) keeps for {MEMORY_LENGTH:,} tokens of 128 dimensions"
     extras = {name: f"needs {', '.join(gap)}; pip install 'ropewalk[{name}]'" for name, gap in report["extras"].items() if gap}
     for title, rows in (
         ("Versions", versions),

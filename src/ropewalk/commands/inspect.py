@@ -26,7 +26,7 @@ PAIRS_LEGEND = (
     "wavelength: tokens per turn, without and with the scaling. trained, served: turns of the pair over that length. band: what "
     "the scaling does to the pair. new angles: whether it reaches angles that did not occur in training."
 )
-MEMORY_LEGEND = "full: one row per position. two level: two short tables. phase: no table. automatic: what Rope keeps by default."
+MEMORY_LEGEND = "full: one row per position. two-level: two short tables. none: no table. auto: what Rope keeps by default."
 FIGURE_LEGEND = "figure: `ropewalk figures FOLDER --config CONFIG --only FIGURE` draws it"
 #: labels with their unit, where the name alone does not say it
 LABELS = {
@@ -196,14 +196,14 @@ def _tables(layer: dict[str, Any]) -> list[RenderableType]:
     ladder = [tuple(map(_cell, rows[i].values())) for i in pairs]
     headers = ("pair", "wavelength", "scaled", "trained", "served, unscaled", "served", "band", "new angles")
     errors = [(name, f"{entry['error']:.1e}", entry["used_by"]) for name, entry in layer["precision"].items()]
-    memory = [(form.replace("_", " "), f"{size:,}") for form, size in layer["memory_bytes"].items()]
+    memory = [(strategy, f"{size:,}") for strategy, size in layer["memory_bytes"].items()]
     advice = [(each["advice"], each["because"], each["figure"]) for each in layer["advice"]]
     tables = [
         table("Values", ("field of the spec", "value", "from"), values),
         table("Length", ("", ""), summary),
         table(f"Pairs ({len(pairs)} of {len(rows)})", headers, ladder, PAIRS_LEGEND),
         table(f"Error of cos and sin near token {served:,}", ("angle", "error", "used by"), errors, ERROR_NOTE),
-        table("Memory of cos and sin", ("form", "bytes"), memory, MEMORY_LEGEND),
+        table(f"Memory of cos and sin for {served:,} tokens", ("Rope(tables=...)", "bytes kept"), memory, MEMORY_LEGEND),
     ]
     return [*tables, table("Advice", ("do", "because", "figure"), advice, FIGURE_LEGEND)] if advice else tables
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ropewalk.frequencies import Length
 from ropewalk.spec import RopeSpec
-from ropewalk.table import cos_sin, first_rows, sides_differ
+from ropewalk.table import cos_sin, first_rows, rows_at, sides_differ
 
 #: dtypes that every kernel computes in float32; float64 tensors are computed in float64, only by the torch backends
 COMPUTED_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,6 +40,7 @@ class Request(_OfTensors):
     sign             -1 rotates backwards and swaps the layouts
     magnitude_power  the power of the spec's magnitude: 1 applies it, -1 divides by it
     key              True if every tensor is an attention key; if False, only the second of two is
+    tables           which tables are kept, of `table.STRATEGIES`
     """
 
     spec: RopeSpec
@@ -50,6 +51,7 @@ class Request(_OfTensors):
     sign: int = 1
     magnitude_power: int = 1
     key: bool = False
+    tables: str = "auto"
 
     @property
     def start(self) -> int:
@@ -84,20 +86,23 @@ class Request(_OfTensors):
 
     def sides_differ(self, device: torch.device) -> bool:
         """Return whether queries and keys have different `rows`."""
-        return sides_differ(self.spec, device)
+        return sides_differ(self.spec, device, self.tables)
 
     def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin [S, P] or [B, S, P], which may be cached: do not write to them. sin is negated if sign is -1."""
-        consecutive = self.positions is None and self.offset >= 0 and self.magnitude_power == 1 and dtype == torch.float32
-        table = first_rows(self.spec, device, self.offset + seq, key) if consecutive else None
-        if table is not None:
-            cos, sin = table[0][self.offset :], table[1][self.offset :]
-        else:
-            positions = self.explicit_positions(seq, device)
-            cos, sin = cos_sin(
-                self.spec, positions, length=self.length, dtype=dtype, magnitude_power=self.magnitude_power, key=key
-            )
+        rows = self._kept_rows(seq, device, key) if self.magnitude_power == 1 and dtype == torch.float32 else None
+        if rows is None:
+            how = {"length": self.length, "magnitude_power": self.magnitude_power, "key": key, "strategy": self.tables}
+            rows = cos_sin(self.spec, self.explicit_positions(seq, device), dtype=dtype, **how)
+        cos, sin = rows
         return cos, (sin if self.sign > 0 else -sin)
+
+    def _kept_rows(self, seq: int, device: torch.device, key: bool) -> tuple[Tensor, Tensor] | None:
+        """Return the rows of a float32 table, magnitude included; None if the strategy keeps none for these positions."""
+        if self.positions is not None:
+            return rows_at(self.spec, self.positions, key, self.tables)
+        table = first_rows(self.spec, device, self.offset + seq, key, self.tables) if self.offset >= 0 else None
+        return None if table is None else (table[0][self.offset :], table[1][self.offset :])
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,8 +65,11 @@ def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     """Write each rotated x into its out, which may be x itself."""
-    levels = levels_of(request.spec, request.magnitude_power, request.key) if type(request) is Request else None
-    if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or (levels is not None and not levels.for_both)):
+    levels = None
+    if type(request) is Request and request.tables in ("auto", "two-level"):
+        levels = levels_of(request.spec, request.magnitude_power, request.key)
+    sides_differ = request.sides_differ(xs[0].device) if levels is None else not levels.for_both
+    if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or sides_differ):
         for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
             run((x,), (out,), request.of_tensor(index))
     elif outs[0] is xs[0] and request.layout_in != request.layout_out:
@@ -115,7 +118,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
 def _run_from_levels(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request, levels: Levels, shapes: bytes) -> bool:
     """Rotate with cos and sin that the library computes from the two-level table; return False if a position is beyond it."""
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
-    if positions is None and seq >= CACHED_ROWS_FROM:
+    if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
         rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
         if rows is not None:
             return _call(xs, outs, None, 0, rows.words + shapes) != _OUT_OF_RANGE

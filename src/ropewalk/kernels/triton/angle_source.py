@@ -78,7 +78,7 @@ def _from_rows(request: TableRequest) -> AngleSource:
 def _from_phases(request: Request, x: Tensor) -> AngleSource:
     """Return the arguments for phases that the kernel computes from positions."""
     spec, power = request.spec, request.magnitude_power
-    spec_tables = tables_at(spec, x.device, request.length)
+    spec_tables = tables_at(spec, x.device, request.length, request.tables)
     q_magnitude, k_magnitude = (_magnitude(spec, spec_tables, key, power) for key in (request.key, True))
     if isinstance(q_magnitude, Tensor) or isinstance(k_magnitude, Tensor):
         q_magnitude, k_magnitude = _as_tensors(q_magnitude, k_magnitude, x.device)
@@ -131,6 +131,6 @@ def as_table_requests(request: Request, x: Tensor) -> tuple[TableRequest, TableR
         return TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start)
 
     for_keys = table_request(key=True)
-    grows = tables(spec, x.device).frequencies.growth is not None
+    grows = tables(spec, x.device, request.tables).frequencies.growth is not None
     differ = request.magnitude_power and not request.key and (grows or spec.magnitude_on == "q")
     return (table_request(key=False) if differ else for_keys), for_keys

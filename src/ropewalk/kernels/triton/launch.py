@@ -79,7 +79,8 @@ def _signature(
         strided = None if positions is None else (positions.dtype, positions.shape, positions.stride())
         lengths = length.shape if isinstance(length, Tensor) else length is None
         fits_int32 = INT32[0] <= request.offset <= INT32[1]
-        angles: tuple = (request.spec.fingerprint, strided, lengths, request.sign, request.magnitude_power, fits_int32)
+        signs = (request.sign, request.magnitude_power)
+        angles: tuple = (request.spec.fingerprint, request.tables, strided, lengths, *signs, fits_int32)
     else:
         cos, sin = request.cos, request.sin
         layouts = (request.start, request.layout_in, request.layout_out)
@@ -104,7 +105,7 @@ def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReques
             launch((x,), (out,), request.of_tensor(index), config)
 
     def through_tables(xs, outs, request, pointers) -> None:
-        """Compute cos and sin first: the kernel computes exact phases, and these angles must be rounded or fractional."""
+        """Compute cos and sin first: the kernel computes exact phases, and these angles are rounded, fractional or in a table."""
         for_queries, for_keys = as_table_requests(request, xs[0])
         if for_queries is for_keys:
             launch(xs, outs, for_keys, config)
@@ -125,6 +126,11 @@ def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReques
         return through_copies
     if len(xs) == 2 and (xs[0].dtype != xs[1].dtype or request.key):
         return one_by_one
-    if isinstance(request, Request) and (request.spec.precision == "hf" or request.spec.fractional):
+    if isinstance(request, Request) and (request.spec.precision == "hf" or request.spec.fractional or _has_table(request)):
         return through_tables
     return RotationPlan(xs, outs, request, config)
+
+
+def _has_table(request: Request) -> bool:
+    """Return whether the caller chose a table that holds these positions; explicit ones on a GPU are not looked up."""
+    return request.tables == "two-level" or (request.tables == "full" and request.positions is None)
