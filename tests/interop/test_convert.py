@@ -80,8 +80,10 @@ def test_there_and_back_is_the_same_bytes(name, saved, tmp_path):
     convert_checkpoint(folder, tmp_path / "there", "half", "interleaved")
     convert_checkpoint(tmp_path / "there", tmp_path / "back", "interleaved", "half")
     assert files_of(tmp_path / "back") == files_of(folder)
-    assert files_of(tmp_path / "there").keys() == files_of(folder).keys()
-    changed = {each for each, data in files_of(tmp_path / "there").items() if data != files_of(folder)[each]}
+    there = files_of(tmp_path / "there")
+    assert json.loads(there.pop("pair_layout.json")) == {"layout": "interleaved", "original_layout": "half"}
+    assert there.keys() == files_of(folder).keys()
+    changed = {each for each, data in there.items() if data != files_of(folder)[each]}
     assert changed
     assert all(each.endswith(".safetensors") for each in changed)
 
@@ -139,7 +141,8 @@ def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch):
 def test_metas_own_names_and_params(tmp_path):
     q = torch.arange(2 * 6 * 3.0).view(12, 3)
     (tmp_path / "meta").mkdir()
-    save_file({"layers.0.attention.wq.weight": q, "layers.0.attention.wv.weight": q.clone()}, tmp_path / "meta" / "x.safetensors")
+    names = ("wq", "wk", "wv", "wo")
+    save_file({f"layers.0.attention.{name}.weight": q.clone() for name in names}, tmp_path / "meta" / "x.safetensors")
     (tmp_path / "meta" / "params.json").write_text(json.dumps({"dim": 12, "n_heads": 2, "n_layers": 1, "norm_eps": 1e-5}))
     convert_checkpoint(tmp_path / "meta", tmp_path / "half", "interleaved", "half")
     found = load_file(tmp_path / "half" / "x.safetensors")
@@ -184,9 +187,9 @@ Q = "model.layers.0.self_attn.q_proj"
     ("change", "says"),
     [
         (lambda t: {**t, f"{Q}.weight": t[f"{Q}.weight"][:-1].clone()}, r"q_proj.weight: must have num_heads \* head_dim = 48"),
-        (lambda t: {**t, f"{Q}.qweight": torch.zeros(6, 48)}, "must not be quantised: converting 'qweight' of a packed q_proj"),
+        (lambda t: {**t, f"{Q}.qweight": torch.zeros(6, 48)}, "converting 'qweight' of q_proj is not supported"),
         (lambda t: {**t, "model.layers.0.self_attn.qkv_proj.weight": torch.zeros(96, 48)}, "call ropewalk.layout.convert_qkv"),
-        (lambda t: {**t, "model.layers.0.self_attn.q_norm.weight": torch.ones(5)}, "multiple of head_dim = 12"),
+        (lambda t: {**t, "model.layers.0.self_attn.q_norm.weight": torch.ones(5)}, "must have head_dim = 12 entries"),
         (lambda t: {"model.embed.weight": torch.ones(3)}, "must hold q and k projections"),
     ],
 )

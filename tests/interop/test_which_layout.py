@@ -28,6 +28,7 @@ def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_a
                     members = (pair, pair + PAIRS) if pairing == "half" else (2 * pair, 2 * pair + 1)
                     rows[head, members, :] *= size
             tensors[f"model.layers.{layer}.{inner}.{name}.weight"] = rows.reshape(-1, 24)
+        tensors[f"model.layers.{layer}.{inner}.{'wv' if 'wq' in names else 'v_proj'}.weight"] = torch.randn(8, 24)
     save_file(tensors, path / "model.safetensors")
     sizes = {"hidden_size": 96, "num_attention_heads": HEADS, "head_dim": 2 * PAIRS, "rope_theta": 1e4}
     (path / "config.json").write_text(json.dumps({**sizes, **config}))

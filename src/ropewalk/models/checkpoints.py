@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ropewalk.errors import RopeError
+from ropewalk.interop.checkpoint.layout_record import stated_layout
 from ropewalk.interop.checkpoint.shards import Folder, NewTensor, check_names, open_folder, write_folder
+from ropewalk.interop.config.families import family_of
 from ropewalk.models.checkpoint_formats import CheckpointFormat
 from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
 from ropewalk.models.decoder_config import DecoderConfig
@@ -33,14 +35,19 @@ def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, devic
     dtype   dtype of the weights; None: as stored
     device  where each tensor is moved as it is read; None: torch's default device
 
-    Raises a RopeError for a `model_type` that is not supported (the message lists those that are), a missing or
-    unexpected weight, a wrong shape or a wrong dtype. Rotary frequencies and tables in old files are ignored.
+    Raises a RopeError for a `model_type` that is not supported (the message lists those that are), weights in the other
+    pair layout, a missing or unexpected weight, a wrong shape or a wrong dtype. Rotary frequencies and tables in old
+    files are ignored.
     """
     source = open_folder(folder)
     model_type = source.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FORMATS:
         rule = f"must be one of {', '.join(FORMATS)}; load other models with transformers and call rw.patch(model)"
         raise RopeError("model_type", rule, model_type)
+    stated, layout = stated_layout(source), family_of(model_type).layout
+    if stated is not None and stated.layout != layout:
+        rule = f"must state the {layout} layout of a {model_type}; convert the folder back (`ropewalk convert`)"
+        raise RopeError(stated.source, rule, stated.layout)
     checkpoint_format = FORMATS[model_type]
     config = checkpoint_format.config_from_hf(source.config)
     # every layer has at least one tensor, so the files bound how many layers a config can make us build

@@ -11,9 +11,16 @@ from typing import Any
 
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
+from ropewalk.interop.checkpoint.layout_record import (
+    RECORD_FILE,
+    has_interleave_flag,
+    stated_layout,
+    with_interleave_flag,
+    write_record,
+)
 from ropewalk.interop.checkpoint.safetensors_file import write_file
 from ropewalk.interop.checkpoint.shards import Folder, open_folder, stays_inside, write_json
-from ropewalk.interop.checkpoint.tensor_rules import TensorRule, find_rules, read_config
+from ropewalk.interop.checkpoint.tensor_rules import TensorRule, check_complete, find_rules, read_config
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.spec import LAYOUTS
@@ -60,7 +67,8 @@ def convert_checkpoint(
     progress       called after each tensor with the number of bytes written
 
     All other tensors, the shard names, the index and the headers stay the same byte for byte, so converting back
-    restores the original files. Only one piece of a tensor is in memory at a time.
+    restores the original files. Only one piece of a tensor is in memory at a time. The file pair_layout.json states the
+    new layout, unless a key of the config does. Raises an error that names the tensors if a layer is not understood.
     """
     choice("source_layout", source_layout, LAYOUTS)
     choice("target_layout", target_layout, LAYOUTS)
@@ -68,7 +76,11 @@ def convert_checkpoint(
         raise RopeError("target_layout", "must differ from source_layout", target_layout)
     folder = open_folder(source_folder)
     model_config = read_config(folder, config)
+    stated = stated_layout(folder)
+    if stated is not None and stated.layout != source_layout:
+        raise RopeError("source_layout", f"must be {stated.layout!r}, because {stated.source} says so", source_layout)
     rules = find_rules(folder, model_config)
+    check_complete(folder, model_config)
     small_files, left_out = _other_files(folder)
     report = Conversion(
         source_layout, target_layout, {name: rule.role for name, rule in rules.items()},
@@ -101,11 +113,11 @@ def _write(
         for file_name, header in folder.shards.items():
             write_file(partial / file_name, header, pieces_of)
         for file_name in small_files:
-            if file_name == "config.json" and _has_interleave_flag(folder.config):
-                flag = {"rope_interleave": report.target_layout == "interleaved"}
-                write_json(partial / file_name, folder.config | flag)
+            if file_name == "config.json" and has_interleave_flag(folder.config):
+                write_json(partial / file_name, with_interleave_flag(folder.config, report.target_layout == "interleaved"))
             else:
                 _copy(folder.path / file_name, partial / file_name)
+        write_record(partial, folder, report.source_layout, report.target_layout)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -119,22 +131,16 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
     """Return the names of the files to copy beside the shards, and of the files and folders that are left out."""
     small_files, left_out = [], []
     for entry in sorted(folder.path.iterdir()):
-        if entry.name not in folder.shards:
+        if entry.name not in (*folder.shards, RECORD_FILE):
             is_copied = entry.is_file() and stays_inside(entry) and entry.suffix not in WEIGHT_SUFFIXES
             (small_files if is_copied else left_out).append(entry.name)
     return small_files, left_out
 
 
-def _has_interleave_flag(config: Mapping[str, Any]) -> bool:
-    """Return whether the model's code reads the pair layout from `rope_interleave`."""
-    family = FAMILIES.get(str(config.get("model_type")))
-    return family is not None and family.has_interleave_flag
-
-
 def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
     model_type = str(config_file.text_part(config).get("model_type"))
     family = FAMILIES.get(model_type)
-    if family is None or _has_interleave_flag(config) or family.layout == target_layout:
+    if family is None or has_interleave_flag(config) or family.layout == target_layout:
         return ()
     return (f"the transformers code of {model_type} uses the {family.layout} layout and cannot run the converted weights",)
 

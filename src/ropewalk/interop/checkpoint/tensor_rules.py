@@ -12,36 +12,34 @@ from typing import Any
 from torch import Tensor
 
 from ropewalk.errors import RopeError, integer
+from ropewalk.interop.checkpoint.attention_names import (
+    FUSED,
+    KEYS,
+    LATENT_KEY,
+    NORMS,
+    PROJECTIONS,
+    QUERIES,
+    UNROTATED_TYPES,
+    VALUES,
+    AttentionModule,
+    attention_modules,
+    layer_type,
+    layers_without_attention,
+    split,
+)
 from ropewalk.interop.checkpoint.shards import Folder
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.config.values import find
 from ropewalk.layout import convert_layout, convert_qkv
 
-QUERIES = ("q_proj", "q_b_proj", "wq", "query")
-KEYS = ("k_proj", "wk", "key")
-#: latent attention (MLA): only the last rows of this projection are rotated, and all heads share them
-LATENT_KEY = "kv_a_proj_with_mqa"
-NORMS = (
-    "q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm", "q_layer_norm", "k_layer_norm",
-)  # fmt: skip
-#: fused projection -> model_type -> the order of its rows
-FUSED: dict[str, dict[str, str]] = {
-    "query_key_value": {
-        **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"), "grouped"), "chatglm": "concatenated",
-    },
-    "qkv_proj": dict.fromkeys(("phi3", "phi4_multimodal"), "concatenated"),
-    "Wqkv": dict.fromkeys(("modernbert", "modernbert-decoder", "dbrx"), "concatenated"),
-    "wqkv": {"internlm2": "grouped"},
-}  # fmt: skip
-PROJECTIONS = (*QUERIES, *KEYS, *FUSED, LATENT_KEY)
 #: tensors of a projection whose first axis is its output rows, so they are permuted
 PERMUTED = re.compile(r"(base_layer\.)?(weight|bias)|lora_B(\.\w+)?\.weight|lora_magnitude_vector(\.\w+)?(\.weight)?")
 #: the input side of an adapter, which is not converted
 NOT_PERMUTED = re.compile(r"lora_A(\.\w+)?\.weight")
-#: parts of a model with a rotary embedding of their own, or without one
-OTHER_TOWERS = re.compile(r"(vision|visual|audio|image|vit|cross_?att|encoder_attn|indexer|talker|code2wav|token2wav)")
-LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
+#: families whose q_proj holds, head by head, the rows of q and then as many rows of an output gate
+GATED_QUERIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+KNOWN_NAMES = ", ".join((*QUERIES, *KEYS, *FUSED))
 
 
 @dataclass(frozen=True)
@@ -99,71 +97,116 @@ def read_config(folder: Folder, config: Any = None) -> Mapping[str, Any]:
 
 
 def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRule]:
-    """Return {tensor name: rule} of the tensors that depend on the layout; all others are copied unchanged."""
+    """Return {tensor name: rule} of the tensors that depend on the layout; all others are copied unchanged.
+
+    Raises an error about a tensor that is not understood. `check_complete` tells whether all tensors of q and k were found.
+    """
     config = config_file.text_part(config)
-    if config.get("rotary_value"):
-        raise RopeError("rotary_value", "must be false: converting the projections of rotated values is not supported", True)
+    for key in ("rotary_value", "attention_k_eq_v"):
+        if config.get(key):
+            raise RopeError(key, "must be false: converting projections that also make the values is not supported", True)
     sizes = _sizes(config)
     rules = {}
-    for name in folder.names:
-        layer = LAYER.search(name)
-        rule = None if layer is None else _rule(folder, name, _sizes_of_layer(sizes, config, int(layer[1])), config)
-        if rule is not None:
-            rules[name] = rule
+    for module in attention_modules(folder.names).values():
+        if module.layer is None:
+            raise RopeError(module.path, "must be in a numbered layer, such as layers.0", module.projections)
+        if _is_rotated(module, config):
+            layer_sizes = _sizes_of_layer(sizes, config, module.layer)
+            found = {name: _rule(folder, name, layer_sizes, config) for name in module.projections}
+            rules |= {name: rule for name, rule in found.items() if rule is not None}
     if not rules:
-        names = ", ".join((*QUERIES, *KEYS, *FUSED))
-        raise RopeError("path", f"must hold q and k projections under a known name ({names})", list(folder.names[:3]))
+        raise RopeError("path", f"must hold q and k projections under a known name ({KNOWN_NAMES})", list(folder.names[:3]))
     return rules
 
 
+def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
+    """Raise an error that names the tensors if a layer may hold q or k under a name that `find_rules` does not know.
+
+    An adapter may hold any part of the projections, so it is not checked.
+    """
+    if any(".lora_" in name for name in folder.names):
+        return
+    config, modules = config_file.text_part(config), attention_modules(folder.names)
+    for module in modules.values():
+        if _is_rotated(module, config):
+            _check_parts(module, config)
+    for path, names in layers_without_attention(folder.names, modules).items():
+        raise RopeError(path, f"must hold q and k projections under a known name ({KNOWN_NAMES})", names)
+
+
+def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
+    """Return whether a module is a rotated attention; raise an error if it is neither that nor a declared other layer."""
+    declared = layer_type(config, module.layer)
+    if declared in UNROTATED_TYPES:
+        if not module.unknown and "linear_attn" not in module.path:
+            rule = f"must not hold a softmax attention, because layer_types declares layer {module.layer} as {declared}"
+            raise RopeError(module.path, rule, module.projections)
+        return False
+    if module.unknown:
+        rule = f"must be a known part of attention to convert {module.path}: it may depend on the order of the rows of q and k"
+        raise RopeError(module.unknown[0], rule, module.unknown)
+    return True
+
+
+def _check_parts(module: AttentionModule, config: Mapping[str, Any]) -> None:
+    """Raise an error unless a module holds q, k and v, or q alone in a layer that reads the keys of an earlier one."""
+    if module.has(*FUSED):
+        return
+    shared = _count(config, 1, "num_hidden_layers") - _count(config, 0, "num_kv_shared_layers", low=0)
+    shares_keys = bool(config.get("num_kv_shared_layers")) and (module.layer or 0) >= shared
+    for title, parts in (("q", QUERIES), ("k", (*KEYS, LATENT_KEY)), ("v", VALUES)):
+        if not module.has(*parts) and (title == "q" or not shares_keys):
+            rule = f"must hold a {title} projection under a known name ({', '.join(parts)})"
+            raise RopeError(module.path, rule, [name for names in module.parts.values() for name in names])
+
+
 def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]) -> TensorRule | None:
-    """Return the rule of a tensor, or None if it is copied unchanged."""
-    module, part = _split(name)
-    if module is None or OTHER_TOWERS.search(name) or NOT_PERMUTED.fullmatch(part):
+    """Return the rule of a projection or norm, or None if the tensor is copied unchanged."""
+    _, part, rest = split(name)  # type: ignore[misc]  # the caller found it by its parts
+    shape, model_type = folder.shape(name), str(config.get("model_type"))
+    if NOT_PERMUTED.fullmatch(rest):
         return None
-    shape = folder.shape(name)
-    if module in PROJECTIONS and not PERMUTED.fullmatch(part):
+    if part in PROJECTIONS and not PERMUTED.fullmatch(rest):
         if prod(shape) == 1:  # a scale of the whole tensor
             return None
-        raise RopeError(name, f"must not be quantised: converting {part!r} of a packed {module} is not supported", list(shape))
+        rule = f"must be a plain weight or bias: converting {rest!r} of {part} is not supported (is the checkpoint quantised?)"
+        raise RopeError(name, rule, list(shape))
     if not shape:
         return None
     rule = TensorRule("", sizes.head_dim, sizes.rotary_dim, sizes.rotary_start, rotated_rows=shape[0])
-    if module in NORMS:
-        if shape[-1] % sizes.head_dim:
-            raise RopeError(name, f"must have a multiple of head_dim = {sizes.head_dim} entries", list(shape))
+    heads, kv_heads = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    if part in NORMS:
+        if sizes.latent is not None or shape[-1] not in (sizes.head_dim, heads, kv_heads):
+            raise RopeError(name, f"must have head_dim = {sizes.head_dim} entries, or as many for each head", list(shape))
         return replace(rule, role="norm", axis=len(shape) - 1)
-    if module == LATENT_KEY and sizes.latent is not None:
+    if part == LATENT_KEY:
+        if sizes.latent is None:
+            raise RopeError(name, "must come with kv_lora_rank and qk_nope_head_dim in the config", list(shape))
         width = sizes.latent + sizes.rotary_dim
         _check_rows(name, shape, width, "kv_lora_rank + qk_rope_head_dim")
         return replace(rule, role="k", head_dim=width, rotary_start=sizes.latent)
-    if module in QUERIES:
-        _check_rows(name, shape, sizes.num_heads * sizes.head_dim, "num_heads * head_dim")
+    if part in QUERIES:
+        if model_type in GATED_QUERIES:
+            _check_rows(name, shape, 2 * heads, "2 * num_heads * head_dim")
+            return replace(rule, role="q", head_dim=2 * sizes.head_dim)
+        _check_rows(name, shape, heads, "num_heads * head_dim")
         return replace(rule, role="q")
-    if module in KEYS:
-        _check_rows(name, shape, sizes.num_kv_heads * sizes.head_dim, "num_kv_heads * head_dim")
+    if part in KEYS:
+        _check_rows(name, shape, kv_heads, "num_kv_heads * head_dim")
         return replace(rule, role="k")
-    packings = FUSED.get(module, {})
-    packing = packings.get(str(config.get("model_type")))
-    if packing is None:
-        rule = f"must belong to a model_type whose row order of {module} is known ({', '.join(packings)})"
-        raise RopeError(name, f"{rule}; for others call ropewalk.layout.convert_qkv", config.get("model_type"))
+    return _fused_rule(name, part, shape, rule, sizes, model_type)
+
+
+def _fused_rule(name: str, part: str, shape: tuple[int, ...], rule: TensorRule, sizes: HeadSizes, model_type: str) -> TensorRule:
+    packings = FUSED[part]
+    if model_type not in packings:
+        text = f"must belong to a model_type whose row order of {part} is known ({', '.join(packings)})"
+        raise RopeError(name, f"{text}; for others call ropewalk.layout.convert_qkv", model_type)
     rows = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
     _check_rows(name, shape, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
-    if packing == "grouped":
+    if packings[model_type] == "grouped":
         return replace(rule, role="qkv", group=sizes.num_heads // sizes.num_kv_heads)
     return replace(rule, role="qkv", rotated_rows=(sizes.num_heads + sizes.num_kv_heads) * sizes.head_dim)
-
-
-def _split(name: str) -> tuple[str | None, str]:
-    """Split a tensor's name into the attention projection or norm it belongs to (or None) and the rest after it."""
-    parts = name.split(".")
-    for i in reversed(range(len(parts))):
-        if parts[i] in (*PROJECTIONS, *NORMS):
-            # "query" and "key" are common words, so they count only inside a module whose name contains "att"
-            in_attention = parts[i] not in ("query", "key") or any("att" in part for part in parts[:i])
-            return (parts[i] if in_attention else None), ".".join(parts[i + 1 :])
-    return None, ""
 
 
 def _check_rows(name: str, shape: tuple[int, ...], rows: int, formula: str) -> None:
@@ -207,10 +250,10 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     return count
 
 
-def _count(config: Mapping[str, Any], default: int | None, *keys: str) -> int:
+def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
     entry = find(config, *keys)
     if entry is not None:
-        return integer(entry.key, entry.value, low=1, high=1 << 20)
+        return integer(entry.key, entry.value, low=low, high=1 << 20)
     if default is None:
         raise RopeError(keys[0], "must be in the config", None)
     return default
@@ -220,9 +263,8 @@ def _sizes_of_layer(sizes: dict[str, HeadSizes], config: Mapping[str, Any], laye
     distinct = list(dict.fromkeys(sizes.values()))
     if len(distinct) == 1:
         return distinct[0]
-    declared = config.get("layer_types")
-    layer_type = declared[layer] if isinstance(declared, list) and layer < len(declared) else None
-    if layer_type not in sizes:
+    declared = layer_type(config, layer)
+    if declared not in sizes:
         rule = f"must name the type of layer {layer} ({', '.join(sizes)}), because their head sizes differ"
-        raise RopeError("layer_types", rule, layer_type)
-    return sizes[layer_type]
+        raise RopeError("layer_types", rule, declared)
+    return sizes[declared]

@@ -1,7 +1,8 @@
 """Detect which pair layout a checkpoint's weights are in, with every piece of evidence and its strength.
 
-No config key states the layout. The code of the model family does, for folders that transformers loads; tensor names
-do, for Meta's and Mistral's own folders; the weights are weak evidence. `layout.probe_layout` tests the model itself.
+A folder that `convert_checkpoint` wrote states its layout. For others the code of the model family does, if transformers
+loads them; tensor names do, for Meta's and Mistral's own folders; the weights are weak evidence. `layout.probe_layout`
+tests the model itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ropewalk.errors import RopeError
+from ropewalk.interop.checkpoint.layout_record import RECORD_FILE, stated_layout
 from ropewalk.interop.checkpoint.shards import Folder, open_folder
 from ropewalk.interop.checkpoint.tensor_rules import TensorRule, find_rules, read_config
 from ropewalk.interop.config import file as config_file
@@ -63,7 +65,12 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
     """
     folder = open_folder(path)
     config = read_config(folder, config)
-    evidence = (*_from_names(folder), _from_code(config_file.text_part(config), folder), _from_weights(folder, config))
+    evidence = (*_from_names(folder), _from_code(config_file.text_part(config), folder))
+    stated = stated_layout(folder)
+    if stated is not None and stated.source == RECORD_FILE:
+        before = (Evidence(f"before the conversion: {each.observation}", None, "weak") for each in evidence)
+        evidence = (Evidence(f"{RECORD_FILE}, written by the conversion, states it", stated.layout, "strong"), *before)
+    evidence = (*evidence, _from_weights(folder, config))
     strong = {each.layout for each in evidence if each.layout and each.strength == "strong"}
     weak = {each.layout for each in evidence if each.layout and each.strength == "weak"}
     if len(strong) == 1:

@@ -1,0 +1,116 @@
+"""Names of tensors in checkpoints: which belong to an attention module, what each part of one is, and which layer it is in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+QUERIES = ("q_proj", "q_b_proj", "wq", "query")
+KEYS = ("k_proj", "wk", "key")
+VALUES = ("v_proj", "wv", "value", "kv_b_proj")
+#: latent attention (MLA): only the last rows of this projection are rotated, and all heads share them
+LATENT_KEY = "kv_a_proj_with_mqa"
+NORMS = (
+    "q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm", "q_layer_norm", "k_layer_norm",
+)  # fmt: skip
+#: fused projection -> model_type -> the order of its rows
+FUSED: dict[str, dict[str, str]] = {
+    "query_key_value": {
+        **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"), "grouped"), "chatglm": "concatenated",
+    },
+    "qkv_proj": dict.fromkeys(("phi3", "phi4_multimodal", "gte"), "concatenated"),
+    "Wqkv": dict.fromkeys(("modernbert", "modernbert-decoder", "dbrx", "nomic_bert"), "concatenated"),
+    "wqkv": {"internlm2": "grouped"},
+}  # fmt: skip
+PROJECTIONS = (*QUERIES, *KEYS, *FUSED, LATENT_KEY)
+#: further parts of a softmax attention; none of them depends on the order of the rows of q and k
+OTHER_PARTS = frozenset((
+    *VALUES, "o_proj", "out_proj", "dense", "wo", "Wo", "q_a_proj", "q_a_layernorm", "kv_a_layernorm", "v_norm", "attn_sub_norm",
+    "gate_proj", "g_proj", "gate_bias", "dense_bias", "sinks", "softmax_offset", "q_scale", "k_scale", "v_scale",
+    "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "groupnorm",  # DiffLlama
+    "A", "dt_proj",  # Doge
+    "rotary_emb", "rope", "inner_attention", "embed_positions", "bias", "masked_bias",  # tables and masks in old files
+))  # fmt: skip
+#: parts of a model with a rotary embedding of their own, or without one
+OTHER_TOWERS = re.compile(
+    r"(vision|visual|audio|image|vit|cross_?att|encoder_attn|talker|code2wav|token2wav|projector|connector|resampler|qformer)"
+)
+LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
+#: types of layers in `layer_types` that do not rotate
+UNROTATED_TYPES = ("linear_attention", "mamba", "mamba2", "conv", "short_conv", "recurrent")
+#: tensors of layers without attention
+MIXERS = re.compile(r"(^|\.)(mamba|conv|linear_attn|rg_lru|A_log|\w*conv_?1d)(\.|$)")
+_ATTENTION = re.compile(r"(^|\.)\w*att\w*\.")
+
+
+@dataclass
+class AttentionModule:
+    """The tensors of one attention module: {part such as "q_proj": names}, and the names of unknown parts."""
+
+    path: str
+    #: the number of its layer; None if its name has none
+    layer: int | None
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+    def has(self, *parts: str) -> bool:
+        """Return whether the module has any of these parts."""
+        return any(part in self.parts for part in parts)
+
+    @property
+    def projections(self) -> list[str]:
+        """The names of the tensors that this file recognised it by."""
+        return [name for part, names in self.parts.items() if part in (*PROJECTIONS, *NORMS) for name in names]
+
+
+def split(name: str) -> tuple[str, str, str] | None:
+    """Split a tensor's name into the path of its attention module, the projection or norm, and the rest; None if it has none."""
+    parts = name.split(".")
+    for i in reversed(range(len(parts))):
+        if parts[i] in (*PROJECTIONS, *NORMS):
+            # "query" and "key" are common words, so they count only inside a module whose name contains "att"
+            in_attention = parts[i] not in ("query", "key") or any("att" in part for part in parts[:i])
+            return (".".join(parts[:i]), parts[i], ".".join(parts[i + 1 :])) if in_attention else None
+    return None
+
+
+def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
+    """Return the attention modules of the language model by path; towers for images, audio and cross attention are left out."""
+    names = [name for name in names if not OTHER_TOWERS.search(name)]
+    modules: dict[str, AttentionModule] = {}
+    for path in dict.fromkeys(found[0] for found in map(split, names) if found is not None):
+        layer = LAYER.search(path + ".")
+        modules[path] = AttentionModule(path, None if layer is None else int(layer[1]))
+    for name in names:
+        ends = [i for i, char in enumerate(name) if char == "."]
+        path = next((name[:end] for end in ends if name[:end] in modules), None)  # the outermost: an indexer is a part
+        if path is not None:
+            part = name[len(path) + 1 :].split(".")[0]
+            known = part in (*PROJECTIONS, *NORMS, *OTHER_PARTS)
+            modules[path].parts.setdefault(part, []).append(name)
+            modules[path].unknown += [] if known else [name]
+    return {path: module for path, module in modules.items() if module.parts}
+
+
+def layers_without_attention(names: Iterable[str], modules: Mapping[str, AttentionModule]) -> dict[str, list[str]]:
+    """Return {path of a layer: names} of the layers that hold no attention module, nor the tensors of another known mixer."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layer = LAYER.search(name)
+        if layer is not None and not OTHER_TOWERS.search(name):
+            layers.setdefault(name[: layer.end() - 1], []).append(name)
+    with_attention = {path[: layer.end() - 1] for path in modules if (layer := LAYER.search(path + "."))}
+    return {
+        path: [name for name in found if _ATTENTION.search(name[len(path) :])] or found
+        for path, found in layers.items()
+        if path not in with_attention and not any(MIXERS.search(name[len(path) :]) for name in found)
+    }
+
+
+def layer_type(config: Mapping[str, Any], layer: int | None) -> str | None:
+    """Return the type that the config declares for a layer; None if it declares none."""
+    declared = config.get("layer_types") or config.get("layers_block_type")
+    in_range = isinstance(declared, list | tuple) and layer is not None and layer < len(declared)
+    return declared[layer] if in_range and isinstance(declared[layer], str) else None  # type: ignore[index]

@@ -1,0 +1,69 @@
+"""What a folder itself states about its pair layout: a flag in the config of some families, or the file pair_layout.json.
+
+`convert_checkpoint` writes that file, because the config and the tensor names of a converted folder look as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropewalk.errors import RopeError, choice
+from ropewalk.interop.checkpoint.shards import Folder, stays_inside, write_json
+from ropewalk.interop.config import file as config_file
+from ropewalk.interop.config.families import FAMILIES
+from ropewalk.spec import LAYOUTS
+
+RECORD_FILE = "pair_layout.json"
+FLAG = "rope_interleave"
+
+
+@dataclass(frozen=True)
+class StatedLayout:
+    """The layout of the weights, the layout before the first conversion (None if unknown), and what states it."""
+
+    layout: str
+    original: str | None
+    source: str
+
+
+def stated_layout(folder: Folder) -> StatedLayout | None:
+    """Return the layout that a folder states; None if it states none."""
+    path = folder.path / RECORD_FILE
+    if path.is_file():
+        if not stays_inside(path):
+            raise RopeError(RECORD_FILE, "must not be a link to a file outside its folder", str(path.resolve()))
+        values = config_file.read(path)
+        layouts = [choice(f"{RECORD_FILE}.{key}", values.get(key), LAYOUTS) for key in ("layout", "original_layout")]
+        return StatedLayout(layouts[0], layouts[1], RECORD_FILE)
+    if (folder.path / "config.json").is_file() and has_interleave_flag(folder.config):
+        flag = config_file.text_part(folder.config).get(FLAG)
+        if isinstance(flag, bool):
+            return StatedLayout("interleaved" if flag else "half", None, f"{FLAG} in config.json")
+    return None
+
+
+def write_record(target: Path, source: Folder, source_layout: str, target_layout: str) -> None:
+    """Write pair_layout.json into `target`, unless its config states the layout or the layout is the original one again."""
+    if (source.path / "config.json").is_file() and has_interleave_flag(source.config):
+        return
+    stated = stated_layout(source)
+    original = source_layout if stated is None else stated.original
+    if target_layout != original:
+        write_json(target / RECORD_FILE, {"layout": target_layout, "original_layout": original})
+
+
+def has_interleave_flag(config: Mapping[str, Any]) -> bool:
+    """Return whether the model's code reads the pair layout from `rope_interleave`."""
+    family = FAMILIES.get(str(config_file.text_part(config).get("model_type")))
+    return family is not None and family.has_interleave_flag
+
+
+def with_interleave_flag(config: Mapping[str, Any], interleaved: bool) -> dict[str, Any]:
+    """Return a config whose text model reads this layout."""
+    for name in config_file.TEXT_PARTS:
+        if config.get(name) is not None:
+            return {**config, name: with_interleave_flag(config[name], interleaved)}
+    return {**config, FLAG: interleaved}
