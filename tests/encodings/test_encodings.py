@@ -159,15 +159,32 @@ def test_fire_by_formula():
         torch.testing.assert_close(found[:, 0, 0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_nezha_vectors_are_sinusoids_of_the_clipped_distance():
+def nezha_by_formula(query: int, key: int, farthest: int, offset: int) -> torch.Tensor:
+    """a_ij[2k] = sin((j - i + offset) / 10000^(2k/d)), a_ij[2k + 1] the cosine; i the query, j the key, j - i clipped.
+
+    NEZHA's paper (arXiv 1909.00204) has no offset; its authors' code numbers the clipped distances from 0.
+    """
+    distance = min(max(key - query, -farthest), farthest) + offset
+    angles = [distance / 10_000 ** (2 * i / HEAD_DIM) for i in range(HEAD_DIM // 2)]
+    return torch.tensor([f(angle) for angle in angles for f in (math.sin, math.cos)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("query", "key"), [(10, 7), (10, 10), (7, 10), (10, 40), (10, 0), (0, 10)])
+def test_nezha_vectors_are_sinusoids_of_key_minus_query(query, key):
     nezha = make("nezha")
     nezha.farthest = 4
+    positions = torch.tensor([query]), torch.tensor([key])
+    vector = nezha_by_formula(query, key, 4, offset=4)
     q = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
-    for key, clipped in ((7, 3), (40, -4), (0, 4)):
-        place = clipped + 4
-        vector = [f(place * 10_000 ** (-2 * i / HEAD_DIM)) for i in range(HEAD_DIM // 2) for f in (math.sin, math.cos)]
-        expected = (q[0, 0, 0] * torch.tensor(vector, dtype=torch.float64)).sum() / math.sqrt(HEAD_DIM)
-        torch.testing.assert_close(nezha.bias(q, torch.tensor([10]), torch.tensor([key]))[0, 0, 0, 0], expected)
+    expected = (q[0, 0, 0] * vector).sum() / math.sqrt(HEAD_DIM)
+    torch.testing.assert_close(nezha.bias(q, *positions)[0, 0, 0, 0], expected)
+    weight = torch.full((1, 1, 1, 1), 0.3, dtype=torch.float64)
+    torch.testing.assert_close(nezha.value_bias(weight, *positions)[0, 0, 0], 0.3 * vector)
+    # the offset of the code rotates every pair of the paper's vector by the same angle
+    angles = 4 * 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
+    sin, cos = nezha_by_formula(query, key, 4, offset=0).unflatten(0, (-1, 2)).unbind(-1)
+    turned = (sin * angles.cos() + cos * angles.sin(), cos * angles.cos() - sin * angles.sin())
+    torch.testing.assert_close(torch.stack(turned, -1).flatten(), vector)
 
 
 def test_sinusoidal_by_hand_and_learned_is_a_lookup():

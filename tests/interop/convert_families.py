@@ -61,7 +61,7 @@ CONVERTED: dict[str, tuple[str, dict[str, Any]]] = {
 #: further families with the default keys, compared with --full and by sample without it
 PLAIN = (
     "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "diffllama", "doge", "dots1", "ernie4_5", "ernie4_5_moe",
-    "eurobert", "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+    "eurobert", "exaone4", "exaone_moe", "falcon", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
     "glm4_moe", "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoeshared", "helium",
     "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "laguna", "lfm2", "llama", "llama4_text", "mellum", "minimax_m2",
     "ministral", "ministral3", "mistral", "mixtral", "modernbert", "modernbert-decoder", "nemotron", "nomic_bert", "olmo",
@@ -72,6 +72,7 @@ MORE: dict[str, dict[str, Any]] = {
     **{name: {} for name in PLAIN},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "bamba": {"attn_layer_indices": [1]},
+    "falcon_h1": {"mamba_d_ssm": 128},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "smollm3": {"no_rope_layers": [1, 0]},
     "minicpm3": LATENT,

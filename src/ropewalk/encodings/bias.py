@@ -145,7 +145,7 @@ class RelativeBias(ScoreBias):
 
 
 class RelativeVectors(ScoreBias):
-    """NEZHA: fixed sinusoidal vectors of the clipped distance, multiplied with the query and added to the values."""
+    """NEZHA: fixed sinusoidal vectors of the clipped distance key - query, multiplied with the query and added to the values."""
 
     def __init__(self, sizes: Sizes, farthest: int = 64) -> None:
         super().__init__(sizes)
@@ -153,8 +153,10 @@ class RelativeVectors(ScoreBias):
 
     def _vectors(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the vector of every distance, [Sq, Sk, head_dim] or [B, Sq, Sk, head_dim]."""
-        index = distances(q_positions, k_positions)
-        index = (index.squeeze(1) if index.ndim == 4 else index).clamp(-self.farthest, self.farthest) + self.farthest
+        distance = -distances(q_positions, k_positions)  # key - query, the sign of the paper and of its authors' code
+        distance = distance.squeeze(1) if distance.ndim == 4 else distance
+        # the angle is that of the index, as in the authors' code; the paper's has no + farthest, which rotates every pair alike
+        index = distance.clamp(-self.farthest, self.farthest) + self.farthest
         head_dim = self.sizes.head_dim
         frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2, device=index.device, dtype=torch.float64) / head_dim)
         angles = torch.arange(2 * self.farthest + 1, device=index.device).unsqueeze(-1) * frequencies
