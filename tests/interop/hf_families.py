@@ -231,14 +231,6 @@ CASES = {
             "max_position_embeddings": 8192,  # past it, older releases turn at another base
         },
     ),
-    "hunyuan-vl": Case(
-        "hunyuan_vl_text",
-        {
-            "head_dim": 16,
-            "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, "xdrope_section": [2.0, 2.0, 2.0, 2.0]},
-        },
-        module="hunyuan_vl",
-    ),
     "ernie-4.5": Case("ernie4_5", {"head_dim": 16}),
     "ernie-4.5-vl": Case(
         "ernie4_5_vl_moe_text", {"rope_parameters": {**SECTIONS, "mrope_section": [3, 3, 2]}}, module="ernie4_5_vl_moe", axes=3

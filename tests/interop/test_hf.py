@@ -189,7 +189,7 @@ def test_gemma4_heads_differ_by_layer_type():
         ({"mrope_section": [4, 2, 2], "mrope_interleaved": True}, "unknown", axes.interleaved([4, 2, 2])),
         ({"mrope_section": [4, 2, 2]}, "qwen3_vl_text", axes.interleaved([4, 2, 2])),
         ({"mrope_section": [3, 3, 2]}, "ernie4_5_vl_moe_text", axes.ernie([3, 3, 2])),
-        ({"type": "xdrope", "factor": 1.0, "xdrope_section": [2.0, 2.0, 4.0]}, "hunyuan_vl_text", axes.chunked([2, 2, 4])),
+        ({"type": "xdrope", "factor": 1.0, "xdrope_section": [2.0, 2.0, 4.0]}, "unknown", axes.chunked([2, 2, 4])),
     ],
 )
 def test_sections_become_an_axis_map(rope, model_type, wanted):

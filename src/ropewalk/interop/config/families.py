@@ -35,13 +35,16 @@ class Family:
     partial: float = 1.0
     #: whether the unscaled rope reads `partial_rotary_factor`; the scaled types always do
     reads_partial: bool = False
-    #: how many dimensions rotate if the config has no `rotary_dim`
+    #: whether the code reads `rotary_dim`, and how many dimensions rotate if the config has none
+    reads_rotary_dim: bool = False
     rotary_dim: int | None = None
     #: the rotated slice is at the end of the head
     at_end: bool = False
     #: order of `mrope_section` along the pairs, and its default
     axis_order: str | None = None
     sections: tuple[int, ...] | None = None
+    #: the sections give the two members of a pair different axes, which is no rotation
+    splits_pairs: bool = False
     layer_thetas: tuple[LayerTheta, ...] = ()
     #: layer types that are not rotated if the model has a sliding window
     unrotated: tuple[str, ...] = ()
@@ -104,7 +107,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_PLAIN, "nomic_bert", theta=1e3),
     **_like(_PLAIN, "phimoe", theta=1e6, reads_mscales=True),
     **_like(_PLAIN, "hunyuan_v1_dense hunyuan_v1_moe", reads_alpha=True),
-    **_like(_PLAIN, "hunyuan_vl_text", reads_alpha=True, axis_order="chunked"),
+    **_like(_PLAIN, "hunyuan_vl_text", reads_alpha=True, splits_pairs=True),
     **_like(_PLAIN, "minimind", theta=1e6, yarn_attention_factor=1.0),
     # some layers are not rotated
     **_like(_PLAIN, "afmoe", head_dim=128, unrotated=("full_attention",)),
@@ -115,9 +118,9 @@ FAMILIES: dict[str, Family] = {
     **_like(_PARTIAL, "gpt_neox stablelm", partial=0.25),
     **_like(_PARTIAL, "qwen3_next", partial=0.25, head_dim=256),
     **_like(_PARTIAL, "gpt_neox_japanese"),
-    **_like(_PARTIAL, "minimax_m2", theta=5e6, head_dim=128),
-    **_like(_PARTIAL, "minimax_m3_vl_text", theta=5e6, head_dim=128, rotary_dim=64),
-    **_like(_PARTIAL, "minimax_m1 minimax_text_01", theta=1e7),
+    **_like(_PARTIAL, "minimax_m2", theta=5e6, head_dim=128, reads_rotary_dim=True),
+    **_like(_PARTIAL, "minimax_m3_vl_text", theta=5e6, head_dim=128),
+    **_like(_PARTIAL, "minimax_m1 minimax_text_01", theta=1e7, reads_rotary_dim=True),
     **_like(_PARTIAL, "solar_open", theta=1e6, head_dim=128),
     **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True),
     # pairs (2i, 2i + 1)
@@ -130,7 +133,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_INTERLEAVED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True),
     **_like(_INTERLEAVED, "openai_privacy_filter", theta=1.5e5, head_dim=64, must_be_given=True),
     **_like(_INTERLEAVED, "roformer deepseek_v2"),
-    **_like(_INTERLEAVED, "gptj codegen", reads_partial=True, rotary_dim=64),
+    **_like(_INTERLEAVED, "gptj codegen", reads_partial=True, reads_rotary_dim=True, rotary_dim=64),
     **_like(_INTERLEAVED, "glm glm4", reads_partial=True, partial=0.5, head_dim=128),
     # pairs (2i, 2i + 1) in, halves out
     **_like(_MLA, "deepseek_v32 glm_moe_dsa axk2"),
@@ -171,10 +174,14 @@ FAMILIES: dict[str, Family] = {
     **_like(_INTERLEAVED, "ernie4_5_vl_moe_text", theta=5e5, axis_order="ernie", sections=(22, 22, 20), only_default=True),
     # rotations that no spec describes
     "nanochat": Family(refused="rotates by the opposite angle; swap the halves of q and k before and after a plain spec"),
+    **_like(
+        Family(refused="rotates image patches by real coordinates, not tokens by a position; describe it with axes.normalised"),
+        "dinov3_vit eomt_dinov3 sapiens2",
+    ),
 }  # fmt: skip
 
 #: a model_type that is not in FAMILIES
-UNKNOWN = Family(reads_partial=True)
+UNKNOWN = Family(reads_partial=True, reads_rotary_dim=True)
 
 
 def family_of(model_type: object) -> Family:

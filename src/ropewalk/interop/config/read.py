@@ -110,14 +110,15 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
     if not family.at_end and config.get(keys.LATENT_KEY) is not None:
         return {}
     given = layer.fraction()
-    width = find(config, "rotary_dim", keys.LATENT_KEY)
+    width = find(config, *(("rotary_dim",) if family.reads_rotary_dim else ()), keys.LATENT_KEY)
+    unread = None if family.reads_rotary_dim else find(config, "rotary_dim")
     if width is None and given is None and family.rotary_dim is not None and "rotary_dim" not in config:
         width = layer.default(family.rotary_dim, "rotary_dim")
     fraction = None if given is None else number(given.key, given.value, above=0, high=1)
     if keys.FRACTION_KEYS[0] in keys_of(SCALINGS[layer.rope_type]):
         return {}  # the scaling itself uses the fraction
     if layer.rope_type == "default" and layer.is_known and not family.reads_partial:
-        for value in (given, width):
+        for value in (given, unread):
             if value is not None and value.value not in (1, head):
                 layer.warnings.append(f"{value} = {value.value!r} is ignored: an unscaled {layer.model} rotates the whole head")
         return {}
@@ -128,6 +129,8 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
     else:
         width = given or (layer.default(family.partial, keys.FRACTION_KEYS[0]) if family.partial != 1 else None)
         rotated = head if width is None else int(head * (family.partial if fraction is None else fraction))
+    if unread is not None and unread.value != rotated:
+        layer.warnings.append(f"{unread} = {unread.value!r} is ignored: {layer.model} rotates {rotated} of {head} dimensions")
     if width is None or rotated == head:
         return {}
     layer.use("rotary_dim", replace(width, value=rotated), partial(integer, low=1))
@@ -160,6 +163,11 @@ def _axes(layer: Layer, pairs: int) -> axes.AxisMap | None:
         layer.warnings.append(f"{interleaved} = {interleaved.value!r} is ignored: {layer.model} is always {family.axis_order}")
     order = family.axis_order or order
     layer.use("mrope_section", sections)
+    if family.splits_pairs:
+        rule = (
+            f"must be absent: with it {layer.model} rotates the two members of a pair by different axes, which no spec describes"
+        )
+        raise RopeError("sections", f"{rule}; for text alone, whose axes are all equal, remove it", sections.value)
     layer.note(
         "axis_order", order, f"code of {layer.model}" if family.axis_order else interleaved or "assumed: no mrope_interleaved"
     )
