@@ -6,9 +6,10 @@ import copy
 
 import pytest
 import torch
-from installed import skip_old_cache
-from patch_models import model_of, outputs, tokens
+from installed import config_of, skip_old_cache
+from patch_models import SIZES, model_of, outputs, tokens
 from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
 
 from ropewalk.interop.patch.model import patch, unpatch
 
@@ -39,6 +40,15 @@ def test_one_graph_of_the_whole_model(family, lengths):
             ids = tokens(2, length)
             assert_close(outputs(compiled, ids), outputs(model, ids), rtol=0, atol=2e-5)
     assert counted.graphs <= len(lengths)
+
+
+def test_one_graph_by_the_model_s_own_tables():
+    """NanoChat has no spec, so its tables are used, and checked in the graph."""
+    torch.manual_seed(1)
+    model = patch(AutoModelForCausalLM.from_config(config_of("nanochat", **SIZES)).eval())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_close(outputs(compiled), outputs(model), rtol=0, atol=2e-5)
 
 
 def test_gradients_through_the_graph():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from installed import V5, config_of, skip_old_cache
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 VOCAB = 61
 SIZES = {
@@ -103,6 +105,24 @@ def model_of(family: str) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embed_positions" not in name:
                 parameter.normal_(0, 0.3)  # far from the tiny default: a wrong rotation must change the outputs
+    return model
+
+
+class Squaring(LlamaAttention):
+    """An attention with a function that is called like a rotation and is none."""
+
+    def forward(self, hidden_states, position_embeddings, **kwargs):
+        return apply_rotary_squares(hidden_states, *position_embeddings), None
+
+
+def apply_rotary_squares(x, cos, sin):
+    return x * cos[..., :1] + x.square() * sin[..., :1]
+
+
+def squaring() -> PreTrainedModel:
+    """A Llama that patch does not support."""
+    model = copy.deepcopy(model_of("llama"))
+    model.model.layers[1].self_attn.__class__ = Squaring
     return model
 
 

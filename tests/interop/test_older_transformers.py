@@ -20,8 +20,9 @@ from ropewalk.frequencies import LongRope
 from ropewalk.interop.config.hf import from_hf, to_hf
 from ropewalk.interop.extend.model import extend
 from ropewalk.interop.patch.angles import BY_AXIS, LazyAngles, LazyTable
-from ropewalk.interop.patch.functions import RotationFunction, convention_of
+from ropewalk.interop.patch.functions import RotationFunction
 from ropewalk.interop.patch.model import patch, unpatch
+from ropewalk.interop.patch.trials import convention_of
 
 COUNTS = [2, 1, 1]
 WHERE = torch.tensor([[[0, 1, 5, 900]], [[0, 2, 5, 41]], [[0, 3, 7, 8]]])
@@ -68,6 +69,20 @@ def test_a_rotation_by_sections_rotates_each_pair_by_its_axis(counts, computed):
     rotated = rotation_function(q, k, *((cos + 0, sin + 0) if computed else (cos, sin)), counts)
     for mine, other in zip(rotated, by_sections(q.double(), k.double(), *tables_by_axis(), counts), strict=True):
         assert_close(mine, other.float(), rtol=0, atol=2e-6)
+
+
+def by_selected_rows(q, k, cos, sin, position_ids, unsqueeze_dim=1):
+    """A rotation that is given a row for each position and selects those of the tokens, as Idefics and PhiMoE had it."""
+    return apply_rotary_pos_emb(q, k, cos[position_ids], sin[position_ids], unsqueeze_dim=unsqueeze_dim)
+
+
+@pytest.mark.parametrize("unsqueeze_dim", [1, 2])
+def test_a_rotation_that_selects_rows_is_recognised(unsqueeze_dim):
+    rotation_function = RotationFunction(by_selected_rows, convention_of(by_selected_rows))
+    cos, sin = Rope(RopeSpec(8)).cos_sin_hf(torch.arange(50))
+    shape = (2, 3, 7) if unsqueeze_dim == 1 else (2, 7, 3)
+    given = torch.randn(*shape, 8), torch.randn(*shape, 8), cos, sin, torch.randint(0, 50, (2, 7)), unsqueeze_dim
+    assert_close(rotation_function(*given), by_selected_rows(*given), rtol=0, atol=2e-6)
 
 
 def test_positions_reach_a_rotation_by_sections(monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from installed import V5, config_of, skip_old_cache
-from patch_models import SIZES, model_of, outputs, tokens
+from patch_models import SIZES, model_of, outputs, squaring, tokens
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
@@ -63,7 +63,7 @@ def test_only_this_instance_changes(model):
     ("model", "field", "match"),
     [
         (lambda: built("gpt2", n_embd=48, n_head=3, n_layer=2), "model", "no module of this model"),
-        (lambda: built("nanochat"), "NanoChatAttention", "no rotation this library supports"),
+        (squaring, "Squaring", "no rotation this library supports"),
     ],
 )
 def test_what_cannot_be_patched_is_refused_with_the_reason(model, field, match):
@@ -142,7 +142,7 @@ def test_a_refused_second_patch_keeps_the_first(model):
     patch(model)
     with pytest.raises(RopeError):
         patch(model, backend="quantum")
-    model.model.layers.append(built("nanochat").model.layers[0])
+    model.model.layers.append(squaring().model.layers[1])
     with pytest.raises(RopeError, match="no rotation"):
         patch(model)
     assert replacements(model) == 3

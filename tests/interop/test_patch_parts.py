@@ -18,9 +18,10 @@ from transformers.models.llama import modeling_llama
 
 from ropewalk import Rope, RopeSpec
 from ropewalk.interop.patch.angles import LazyAngles, LazyTable
-from ropewalk.interop.patch.functions import RotationFunction, convention_of
+from ropewalk.interop.patch.functions import RotationFunction
 from ropewalk.interop.patch.model import patch, patched, unpatch
 from ropewalk.interop.patch.rotary import is_rotary, matches_of
+from ropewalk.interop.patch.trials import convention_of
 
 NEAR = {"rtol": 0, "atol": 5e-5}
 TRAINED = 24
@@ -163,8 +164,9 @@ def test_functions_are_recognised_by_what_they_do(name):
     assert (found.form, found.layout, found.layout_out, found.at_end) == FUNCTIONS[name][2]
 
 
-def backwards(q, k, cos, sin, unsqueeze_dim=1):
-    return modeling_llama.apply_rotary_pos_emb(q, k, cos, -sin, unsqueeze_dim)
+def key_backwards(q, k, cos, sin, unsqueeze_dim=1):
+    rotate = modeling_llama.apply_rotary_pos_emb
+    return rotate(q, q, cos, sin, unsqueeze_dim)[0], rotate(k, k, cos, -sin, unsqueeze_dim)[0]
 
 
 def widening(q, k, cos, sin, unsqueeze_dim=1):
@@ -174,7 +176,7 @@ def widening(q, k, cos, sin, unsqueeze_dim=1):
     return tuple(torch.cat([new, 2 * x[..., width:]], dim=-1) for new, x in zip(rotated, (q, k), strict=True))
 
 
-@pytest.mark.parametrize("function", [backwards, widening, lambda q, k: (q, k), lambda q, k, cos, sin: (q, q)])
+@pytest.mark.parametrize("function", [key_backwards, widening, lambda q, k: (q, k), lambda q, k, cos, sin: (q, q)])
 def test_functions_that_do_something_else_are_not(function):
     assert convention_of(function) is None
 

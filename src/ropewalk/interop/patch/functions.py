@@ -1,11 +1,9 @@
-"""Rotation functions of a model, recognised by behaviour: each is run on small tensors and compared with the reference."""
+"""Replacements for the rotation functions of a model: the same arguments and results, computed by this library's kernels."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -14,73 +12,34 @@ from torch import Tensor
 from ropewalk import rotation
 from ropewalk.axes import AxisMap, chunked
 from ropewalk.checks import check_tables
-from ropewalk.interop.patch.angles import FORMS, LazyTable
-from ropewalk.kernels.reference import split_pairs
+from ropewalk.errors import RopeError
+from ropewalk.interop.patch.angles import LazyTable
+from ropewalk.interop.patch.conventions import (
+    OTHER,
+    POSITIONS,
+    REPEATED,
+    SECTIONS,
+    UNROTATED,
+    Convention,
+    parameters_of,
+    table_names_of,
+)
 from ropewalk.kernels.request import TableRequest
 from ropewalk.rope import Rope
-from ropewalk.spec import LAYOUTS, RopeSpec
+from ropewalk.spec import RopeSpec
+from ropewalk.tracing import is_traced
 
-#: parameters that hold cos and sin separately
-SEPARATE = ("cos", "sin")
-#: parameters that hold both in one tensor
-JOINT = ("freqs_cis", "freqs_ci", "sinusoidal_pos")
-#: the parameter with the number of pairs of each axis; the tables then have a leading axis dimension
-SECTIONS = "mrope_section"
-#: parameters that are neither tables nor rotated
-OTHER = ("unsqueeze_dim", "position_ids", SECTIONS)
-ROWS, HEADS, TOKENS, PAIRS = 2, 5, 3, 4
-#: token axis -> shape of a trial tensor without its last axis: heads before tokens, after them, and packed tokens without rows
-TRIAL_SHAPES = {-2: (ROWS, HEADS, TOKENS), -3: (ROWS, TOKENS, HEADS), 0: (TOKENS, HEADS)}
-TRIAL_SECTIONS = [2, 1, 1]
-
-
-@dataclass(frozen=True)
-class Convention:
-    """How a rotation function reads its tables and pairs dimensions.
-
-    form     of the tables, a name of FORMS, or "sin then cos" for one table with the sines before the cosines
-    tokens   the token axis if the call does not give it; 0 for [tokens, heads, dimensions]
-    at_end   whether a table narrower than the head rotates its last dimensions instead of its first
-    """
-
-    form: str
-    layout: str
-    layout_out: str
-    tokens: int
-    at_end: bool = False
-
-    def cos_sin(self, tables: list[Tensor], sections: list[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return cos and sin with one entry per pair."""
-        if sections is not None:
-            cos, sin = self.cos_sin(tables)
-            return _merge_sections(cos, sections), _merge_sections(sin, sections)
-        if self.form == "complex":
-            return tables[0].real, tables[0].imag
-        if self.form == "sin then cos":
-            sin, cos = tables[0].flatten(0, -3).chunk(2, dim=-1)
-            return cos, sin
-        if self.form == "pairs":
-            return tables[0], tables[1]
-        return split_pairs(tables[0], self.form)[0], split_pairs(tables[1], self.form)[0]
-
-    def tables(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """Return the tables in this form, from one entry per pair."""
-        if self.form == "sin then cos":
-            return (torch.cat((sin, cos), dim=-1).unsqueeze(1),)
-        return FORMS[self.form](cos, sin)
-
-    def start(self, width: int, rotated: int) -> int:
-        """Return the first rotated dimension of a head."""
-        return width - rotated if self.at_end else 0
+#: the attribute of a table whose doubled entries were found equal
+CHECKED = "_ropewalk_checked"
 
 
 class RotationFunction:
-    """Replaces one rotation function of the model: same arguments and results, computed by this library's kernels."""
+    """Replaces one rotation function of the model."""
 
     def __init__(self, function: Callable, convention: Convention, backend: str | None = None) -> None:
         parameters = inspect.signature(function).parameters
-        self.names = tuple(parameters)
-        self.table_names = _table_names(self.names)
+        self.names = parameters_of(function)
+        self.table_names = table_names_of(self.names)
         self.rotated_names = tuple(name for name in self.names if name not in (*self.table_names, *OTHER))
         self.unsqueeze = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
         self.convention, self.backend = convention, backend
@@ -115,9 +74,12 @@ class RotationFunction:
         rotated = self._by_positions(xs, tables, arguments)
         if rotated is None:
             rotated = self._by_tables(xs, tables, arguments)
-        if len(self.rotated_names) == 1:
+        return self._result(inputs, rotated)
+
+    def _result(self, inputs: list[Tensor | None], rotated: tuple[Tensor, ...]) -> Any:
+        if len(inputs) == 1 or (len(rotated) == 1 and self.convention.absent == "tensor"):
             return rotated[0]
-        if len(rotated) == len(inputs) or self.table_names == ("sinusoidal_pos",):  # RoFormer returns no None for an absent input
+        if len(rotated) == len(inputs) or self.convention.absent == "nothing":
             return rotated
         rest = iter(rotated)
         return tuple(None if x is None else next(rest) for x in inputs)
@@ -129,27 +91,75 @@ class RotationFunction:
                 return None
         angles, x = tables[0].angles, xs[0]
         rope = self.ropes.get((angles.fingerprint, x.shape[-1]))
-        if rope is None or arguments.get(SECTIONS) != self.sections.get(angles.fingerprint):
+        if rope is None or arguments.get(SECTIONS) != self.sections.get(angles.fingerprint) or self.convention.needs_tables:
             return None
         positions = angles.positions
         if positions.device != x.device:
             positions = positions.to(x.device)
         seq_dim = self._seq_dim(arguments, 3)
+        if self.convention.from_end:
+            rotate = lambda part, first: rope.rotate(part, positions[..., first:], seq_dim=seq_dim)  # noqa: E731
+            return tuple(_from_end(each, positions.shape[-1], seq_dim, rotate) for each in xs)
         if len(xs) == 2:
             return rope(x, xs[1], positions, 0, seq_dim)
         return tuple(rope.rotate(each, positions, seq_dim=seq_dim) for each in xs)
 
     def _by_tables(self, xs: tuple[Tensor, ...], tables: list, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
         """Rotate by the cos and sin that the call gives."""
+        convention = self.convention
+        blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
-        cos, sin = (table.to(xs[0].device) for table in self.convention.cos_sin(tensors, arguments.get(SECTIONS)))
-        seq_dim, convention = self._seq_dim(arguments, cos.ndim), self.convention
-        start = convention.start(xs[0].shape[-1], 2 * cos.shape[-1])
-        for x in xs:
-            check_tables(x, cos, sin, start, seq_dim)
-        request = TableRequest(cos, sin, seq_dim, convention.layout, convention.layout_out, start)
-        # a kernel takes at most two tensors; RoFormer may rotate its values too
-        return tuple(y for i in range(0, len(xs), 2) for y in rotation.run(xs[i : i + 2], request, False, self.backend))
+        if convention.reads_both and tensors[0] is tables[0]:
+            check_doubled(tensors, convention.doubled(tensors, blocks))
+        cos, sin = (table.to(xs[0].device) for table in convention.cos_sin(tensors, blocks))
+        if SECTIONS in arguments:
+            cos, sin = (_merge_sections(table, arguments[SECTIONS]) for table in (cos, sin))
+        if convention.gathers:
+            cos, sin = cos[arguments[POSITIONS]], sin[arguments[POSITIONS]]
+        elif not convention.by_row and cos.shape[:-1].numel() == max(cos.shape[:-1]):
+            cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])  # axes of size 1 are left out
+        if convention.reverse:
+            sin = -sin
+        if not convention.joined_heads:
+            return self._by_rows(xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments)
+        heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
+        count = xs[0].shape[1]
+        return tuple(x.flatten(-2) for x in self._by_rows(heads, cos[:count], sin[:count], -3, blocks, arguments))
+
+    def _by_rows(
+        self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int, arguments: dict[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """Rotate each token by its row of the tables."""
+        if UNROTATED in self.names:
+            (q,) = self._run(xs[:1], cos, sin, seq_dim, blocks)
+            return q, self._rotate_memory(xs[1], cos, sin, seq_dim, arguments)
+        if not self.convention.from_end:
+            return self._run(xs, cos, sin, seq_dim, blocks)
+        rotate = lambda part, first: self._run((part,), cos[..., first:, :], sin[..., first:, :], seq_dim, blocks)[0]  # noqa: E731
+        return tuple(_from_end(x, cos.shape[-2], seq_dim, rotate) for x in xs)
+
+    def _rotate_memory(self, k: Tensor, cos: Tensor, sin: Tensor, seq_dim: int, arguments: dict[str, Any]) -> Tensor:
+        """Rotate the keys of SAM 2 by repeated tables, without the last ones."""
+        count = k.shape[seq_dim] - arguments.get(UNROTATED, 0)
+        rotated, kept = k.split((count, k.shape[seq_dim] - count), dim=seq_dim)
+        if not count:
+            return kept
+        repeats = count // cos.shape[-2] if arguments.get(REPEATED) else 1
+        (rotated,) = self._run((rotated,), cos.repeat(repeats, 1), sin.repeat(repeats, 1), seq_dim, blocks=1)
+        return torch.cat((rotated, kept), dim=seq_dim)
+
+    def _run(self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int) -> tuple[Tensor, ...]:
+        """Rotate by tables with a row for each token, block after block."""
+        convention, pairs = self.convention, cos.shape[-1] // blocks
+        for block in range(blocks):
+            start = convention.start(xs[0].shape[-1], 2 * pairs) if blocks == 1 else 2 * pairs * block
+            part = slice(pairs * block, pairs * (block + 1))
+            for x in xs:
+                check_tables(x, cos[..., part], sin[..., part], start, seq_dim)
+            request = TableRequest(cos[..., part], sin[..., part], seq_dim, convention.layout, convention.layout_out, start)
+            # a kernel takes at most two tensors; RoFormer may rotate its values too
+            xs = tuple(y for i in range(0, len(xs), 2) for y in rotation.run(xs[i : i + 2], request, False, self.backend))
+        return xs
 
     def _seq_dim(self, arguments: dict[str, Any], table_ndim: int) -> int:
         """Return the token axis: the one that the unsqueezed table of transformers broadcasts along."""
@@ -159,54 +169,31 @@ class RotationFunction:
         return -2 if unsqueeze_dim % (table_ndim + 1) <= table_ndim - 2 else -3
 
 
-def convention_of(function: Callable) -> Convention | None:
-    """Return the convention of a rotation function, found by trials; None if it computes something else."""
-    table_names = _table_names(tuple(inspect.signature(function).parameters))
-    if not table_names:
-        return None
-    forms = ("complex", "sin then cos") if table_names[0] in JOINT else ("half", "interleaved", "pairs")
-    for tokens, form, layout, layout_out in product(TRIAL_SHAPES, forms, LAYOUTS, LAYOUTS):
-        trial = Convention(form, layout, layout_out, tokens)
-        if _follows(function, trial, extra=0):
-            # which end of a wider head rotates; a function that accepts no wider head matches both
-            ends = (trial, replace(trial, at_end=True))
-            return next((end for end in ends if _follows(function, end, extra=4) is not False), None)
-    return None
+def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) -> None:
+    """Refuse tables with different entries for the two members of a pair; a table is checked once.
+
+    Two entries of one angle may differ by rounding: torch's vectorised cos differs from its scalar one in the last bit.
+    """
+    rule = "must have the same entry for both members of a pair; with two it is no rotation, so unpatch this model"
+    for table, (first, second) in zip(tables, members, strict=False):
+        if getattr(table, CHECKED, False) or not table.numel():
+            continue
+        is_near = ((first - second).abs() <= max(torch.finfo(table.dtype).eps, 2.0**-20)).all()
+        if table.device.type != "cpu" or is_traced((table,)):
+            torch.ops.aten._assert_async.msg(is_near, f"cos, sin: {rule}")  # no read-back from the device or from a graph
+        elif not is_near:
+            raise RopeError("cos, sin", rule, f"largest difference {(first - second).abs().max().item():.2g}")
+        if not is_traced((table,)):
+            setattr(table, CHECKED, True)
 
 
-def _table_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    if set(SEPARATE) <= set(names):
-        return SEPARATE
-    return tuple(name for name in names if name in JOINT)[:1]
-
-
-def _follows(function: Callable, trial: Convention, extra: int) -> bool | None:
-    """Return whether a function follows `trial` on heads with `extra` unrotated dimensions; None if it takes no such heads."""
-    shape = TRIAL_SHAPES[trial.tokens]
-    generator = torch.Generator().manual_seed(0)
-    rows = shape[:-2]  # empty for packed tokens
-    names = inspect.signature(function).parameters
-    by_axis = (len(TRIAL_SECTIONS),) if SECTIONS in names else ()
-    cos, sin = (torch.rand(*by_axis, *rows, TOKENS, PAIRS, generator=generator, device="cpu") for _ in SEPARATE)
-    tables = trial.tables(cos, sin)
-    x = torch.randn(*shape, 2 * PAIRS + extra, generator=generator, device="cpu")
-    table_names = _table_names(tuple(names))
-    arguments: dict[str, Any] = dict(zip(table_names, tables, strict=True))
-    arguments |= {name: x for name in names if name not in (*table_names, *OTHER)}
-    if by_axis:
-        arguments[SECTIONS] = TRIAL_SECTIONS
-        cos, sin = (_merge_sections(table, TRIAL_SECTIONS) for table in (cos, sin))
-    try:
-        with torch.no_grad():
-            theirs = function(**arguments)
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-        return None  # the function does not take tensors of this shape
-    ours = rotation.rotate_by(
-        x, cos, sin, layout=trial.layout, layout_out=trial.layout_out, start=trial.start(x.shape[-1], 2 * PAIRS),
-        seq_dim=trial.tokens or -3, backend="reference",
-    )  # fmt: skip
-    results = theirs if isinstance(theirs, tuple | list) else (theirs,)
-    return all(y.shape == x.shape and torch.allclose(y, ours, rtol=0, atol=1e-5) for y in results)
+def _from_end(x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Rotate the last tokens of x by the last of `rows` rows: rotate(tokens, first row)."""
+    more = x.shape[seq_dim] - rows
+    if more <= 0:
+        return rotate(x, -more)
+    kept, last = x.split((more, rows), dim=seq_dim)
+    return torch.cat((kept, rotate(last, 0)), dim=seq_dim)
 
 
 def _merge_sections(table: Tensor, sections: list[int]) -> Tensor:

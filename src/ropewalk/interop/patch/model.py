@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TypeVar
 
 from torch import nn
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.interop.patch.functions import RotationFunction, convention_of
+from ropewalk.interop.patch.conventions import Convention
+from ropewalk.interop.patch.functions import RotationFunction
 from ropewalk.interop.patch.methods import (
     ROTATION_NAME,
     FunctionReplacement,
@@ -20,7 +22,8 @@ from ropewalk.interop.patch.methods import (
     methods,
     rotations_called_by,
 )
-from ropewalk.interop.patch.rotary import RotaryReplacement, is_rotary, matches_of
+from ropewalk.interop.patch.rotary import RotaryReplacement, is_rotary, matches_of, unequal_members
+from ropewalk.interop.patch.trials import convention_of
 from ropewalk.kernels import BACKENDS
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -94,26 +97,40 @@ class _Search:
 
     def replacements(self) -> list[Replacement]:
         """Return all replacements, none installed; refuses a model without rotations or with an unsupported one."""
-        layers, rotary = [], []
-        for module in self.model.modules():
+        layers: dict[str, list[Replacement]] = {}
+        refused: dict[str, RopeError] = {}
+        rotary = []
+        for path, module in self.model.named_modules():
             if isinstance(type(module).forward, FunctionType) and is_rotary(module):
-                rotary.append(module)  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
-            else:
-                layers += self._layer_replacements(module)
+                rotary.append((path, module))  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
+                continue
+            try:
+                if found := list(self._layer_replacements(module)):
+                    layers[path] = found
+            except RopeError as error:
+                refused[path] = error
+        for path, module in rotary:
+            if (error := unequal_members(module, [function.convention for function in self.functions.values()])) is not None:
+                refused[path.rpartition(".")[0]] = error  # the layers beside it use its tables
+        if refused:
+            raise _with_hint(next(iter(refused.values())), list(layers), list(refused))
         if not layers:
             rule = "must rotate q and k with a function such as apply_rotary_pos_emb; no module of this model calls one"
             raise RopeError("model", rule, type(self.model).__name__)
-        tables = [RotaryReplacement(module, matches) for module in rotary if (matches := matches_of(module, self.backend))]
+        tables = [RotaryReplacement(module, matches) for _, module in rotary if (matches := matches_of(module, self.backend))]
         for replacement in tables:
             for match in replacement.matches.values():
                 for function in self.functions.values():
                     function.add_spec(match.rope.spec)
-        for replacement in (*layers, *tables):
+        found = [*(each for of_layer in layers.values() for each in of_layer), *tables]
+        for replacement in found:
             replacement.check()
-        return [*layers, *tables]
+        return found
 
     def _layer_replacements(self, module: nn.Module) -> Iterator[Replacement]:
         cls = type(module)
+        if getattr(module, "position_embeddings_type", "rotary") != "rotary":
+            return  # a layer of Wav2Vec2-Conformer that can rotate but was built not to
         for name, function in methods(cls):
             if isinstance(function, staticmethod):
                 if ROTATION_NAME.match(name):
@@ -126,13 +143,45 @@ class _Search:
                     self.redirected[cls, name] = RedirectedMethod(cls, name, substitutes)
                 yield MethodReplacement(module, self.redirected[cls, name])
             elif ROTATION_NAME.match(name):
-                raise RopeError(cls.__name__, "rotates q and k in a method that this library does not support", name)
+                yield FunctionReplacement(module, name, self._rotation_method(module, name, function))
 
     def _rotation_function(self, function: Callable, cls: type) -> RotationFunction:
         if function not in self.functions:
-            convention = convention_of(function)
-            if convention is None:
-                rule = "calls a function that is no rotation this library supports, so the model is left unchanged"
-                raise RopeError(cls.__name__, rule, getattr(function, "__name__", repr(function)))
-            self.functions[function] = RotationFunction(function, convention, self.backend)
+            self.functions[function] = self._recognised(cls, function, convention_of(function))
         return self.functions[function]
+
+    def _rotation_method(self, module: nn.Module, name: str, function: Callable) -> RotationFunction:
+        """Return the replacement for a method that rotates tensors itself; it may depend on the number of heads."""
+        if function not in self.functions:
+            method, heads, width = (
+                MethodType(function, module),
+                getattr(module, "num_heads", None),
+                getattr(module, "head_size", 0),
+            )
+            self.functions[function] = self._recognised(type(module), method, convention_of(method, heads, width // 2))
+        return self.functions[function]
+
+    def _recognised(self, cls: type, function: Callable, convention: Convention | None) -> RotationFunction:
+        if convention is None:
+            rule = "calls a function that is no rotation this library supports, so the model is left unchanged"
+            raise RopeError(cls.__name__, rule, getattr(function, "__name__", repr(function)))
+        return RotationFunction(function, convention, self.backend)
+
+
+def _with_hint(error: RopeError, layers: list[str], refused: list[str]) -> RopeError:
+    """Return the error with the calls that patch the other parts of the model."""
+    parts = dict.fromkeys(part for path in layers if (part := _largest_part(path, refused)) is not None)
+    if not parts:
+        return error
+    calls = ", ".join(f"patch(model.{part})" for part in list(parts)[:3])
+    return RopeError(error.field, f"{error.rule}; to patch the other parts alone, call {calls}", error.value)
+
+
+def _largest_part(path: str, refused: list[str]) -> str | None:
+    """Return the path of the largest module around `path` that neither holds a refused module nor is part of one."""
+    names = path.split(".")
+    for count in range(1, len(names) + 1):
+        part = ".".join(names[:count])
+        if not any(not other or f"{other}.".startswith(f"{part}.") or f"{part}.".startswith(f"{other}.") for other in refused):
+            return re.sub(r"\.(\d+)", r"[\1]", part)
+    return None

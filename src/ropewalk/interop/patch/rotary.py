@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from ropewalk.errors import RopeError
 from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.patch.angles import BY_AXIS, FORMS, LazyAngles, tables_of
+from ropewalk.interop.patch.conventions import Convention
 from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook, length_hook
 from ropewalk.interop.patch.methods import HOOKED, Replacement
 from ropewalk.rope import Rope
@@ -21,6 +24,8 @@ from ropewalk.spec import RopeSpec
 
 #: positions below any trained length, and positions above it, since some ropes change with the length
 PROBES = ((0, 1, 2, 5, 17, 63), (0, 1, 2, 5, 17, 63, 4095, 131071))
+#: how many axes positions may have
+AXES = (2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class RotaryReplacement(Replacement):
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         match = self.matches.get(layer_type)
-        # our ropes take integers; a layer type without a match keeps its own tables
-        if match is None or position_ids.is_floating_point():
+        # our ropes take integers, on the axes of their spec; a layer type without a match keeps its own tables
+        if match is None or position_ids.is_floating_point() or not _fits(match.rope.spec, position_ids):
             return _own_forward(self.module, x, position_ids, layer_type, length_hook(self.module))
         return LazyAngles(match.rope, position_ids, match.form, x.dtype if match.casts else torch.float32).output()
 
@@ -79,6 +84,46 @@ def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, Rotar
                 matches[layer_type] = RotaryMatch(Rope(spec, backend=backend), form, probe.casts(layer_type, spec))
                 break
     return matches
+
+
+def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> RopeError | None:
+    """Return an error if the tables of a rotary module fit a rotation only while all axes of a position are equal.
+
+    HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
+    """
+    doubled = [each for each in conventions if each.reads_both and not each.joined_heads]
+    probe = _Probe(module, length_hook(module))
+    if probe.device.type == "meta" or len(doubled) < len(conventions):
+        return None
+    generator = torch.Generator().manual_seed(0)
+    for axes, layer_type in product(AXES, _layer_types(module)):
+        positions = torch.randint(0, 99, (axes, 1, 7), generator=generator).to(probe.device)
+        same, distinct = (probe.tables(each, layer_type) for each in (positions[:1].expand_as(positions), positions))
+        if any(_doubles(each, same, axes) for each in doubled) and not any(_doubles(each, distinct, axes) for each in doubled):
+            rule = "gives the two members of a pair different angles where the axes of a position differ, which is no rotation"
+            return RopeError(type(module).__name__, rule, f"{axes} axes")
+    return None
+
+
+def _doubles(convention: Convention, tables: tuple[Tensor, ...], axes: int) -> bool:
+    """Return whether cos and sin have equal entries for both members of each pair, as the convention pairs them."""
+    blocks = axes if convention.blocks else 1
+    if len(tables) != 2 or any(table.shape[-1] % (2 * blocks) for table in tables):
+        return False
+    return all(bool(((a - b).abs() <= 1e-5).all()) for a, b in convention.doubled(list(tables), blocks))
+
+
+def _layer_types(module: nn.Module) -> list[str | None]:
+    """Return the layer types that a rotary module has frequencies for; [None] if it does not distinguish them."""
+    if "layer_type" not in inspect.signature(type(module).forward).parameters:
+        return [None]
+    names = (name.removesuffix("inv_freq").removesuffix("original_").removesuffix("_") for name, _ in module.named_buffers())
+    return list(dict.fromkeys(names))
+
+
+def _fits(spec: RopeSpec, positions: Tensor) -> bool:
+    """Return whether positions are [rows, tokens] or have the axes of a spec in front."""
+    return positions.ndim == 2 or (positions.ndim == 3 and positions.shape[0] == spec.num_axes > 1)
 
 
 def _specs(config: Any) -> dict[str, RopeSpec]:

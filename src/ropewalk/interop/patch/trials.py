@@ -1,0 +1,152 @@
+"""Rotation functions recognised by behaviour: the replacement must return what the function returns, for random tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.interop.patch.conventions import (
+    JOINT,
+    OTHER,
+    POSITIONS,
+    REPEATED,
+    SECTIONS,
+    UNROTATED,
+    Convention,
+    parameters_of,
+    table_names_of,
+)
+from ropewalk.interop.patch.functions import RotationFunction
+from ropewalk.spec import LAYOUTS
+
+#: sizes of trial tensors, all different, so that no axis passes for another
+ROWS, HEADS, KEY_HEADS, TOKENS, PAIRS, BLOCKS = 2, 5, 7, 3, 4, 2
+TRIAL_SECTIONS = [2, 1, 1]
+#: the axes of a trial tensor before its last one, the token axis, and whether each row has a table of its own
+SHAPES = (
+    ("row head token", -2, True), ("row token head", -3, True), ("token head", 0, False),
+    ("row head token", -2, False), ("row token head", -3, False), ("row token", -2, True),
+)  # fmt: skip
+#: what a function may raise for arguments that it does not support
+DECLINES = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+BOTH = (False, True)
+
+
+def convention_of(function: Callable, heads: int | None = None, pairs: int = PAIRS) -> Convention | None:
+    """Return the convention of a rotation function; None if it computes something else.
+
+    heads, pairs  the sizes that the function supports, if it does not support all
+    """
+    trials = _Trials(function, heads, pairs)
+    return trials.convention() if trials.table_names else None
+
+
+class _Trials:
+    """Calls of one function with random tensors and tables."""
+
+    def __init__(self, function: Callable, heads: int | None, pairs: int) -> None:
+        self.function, self.heads, self.pairs = function, heads, pairs
+        self.names = parameters_of(function)
+        self.table_names = table_names_of(self.names)
+        self.inputs = tuple(name for name in self.names if name not in (*self.table_names, *OTHER))
+
+    @torch.no_grad()
+    def convention(self) -> Convention | None:
+        """Return the first convention whose replacement agrees with the function in every call that the function supports."""
+        for axes, found in self._candidates():
+            if not self._agree(found, self._call(axes, found)):
+                continue
+            calls = [self._call(axes, found, **other) for other in self._other_calls()]
+            for at_end, from_end, absent in product(BOTH, BOTH, ("none", "nothing", "tensor")):
+                whole = replace(found, at_end=at_end, from_end=from_end, absent=absent)
+                if all(self._agree(whole, call) is not False for call in calls):
+                    return replace(whole, reads_both=self._reads_both(axes, whole))
+        return None
+
+    def _candidates(self) -> Iterator[tuple[str, Convention]]:
+        forms = JOINT.get(self.table_names[0], (*LAYOUTS, "pairs"))
+        parameter = inspect.signature(self.function).parameters.get(POSITIONS)
+        needs_positions = parameter is not None and parameter.default is inspect.Parameter.empty
+        for (axes, tokens, by_row), form, layout, layout_out, reverse in product(SHAPES, forms, LAYOUTS, LAYOUTS, BOTH):
+            plain = Convention(form, layout, layout_out, tokens, by_row, reverse=reverse)
+            if not needs_positions:
+                yield axes, plain
+            elif by_row:
+                yield axes, replace(plain, gathers=True)
+                yield axes, replace(plain, blocks=True)
+
+    def _other_calls(self) -> Iterator[dict[str, Any]]:
+        """Yield calls that a function need not support: wider heads, other lengths, an input that is None."""
+        yield {"extra": 4}
+        yield {"more": (2, 2)}
+        yield {"more": (-1, 0)}
+        if len(self.inputs) > 1:
+            yield {"without": self.inputs[-1]}
+        if UNROTATED in self.names:
+            yield {"more": (0, 1), "options": {UNROTATED: 1}}
+            yield {"more": (0, TOKENS + 1), "options": {UNROTATED: 1, REPEATED: True}}
+
+    def _call(
+        self, axes: str, convention: Convention, *, extra: int = 0, more: tuple[int, int] = (0, 0), without: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return random arguments: heads `extra` dimensions wider, and q and the others `more` tokens longer than the tables."""
+        generator = torch.Generator().manual_seed(0)
+        draw = lambda *shape: torch.rand(*shape, generator=generator, device="cpu") - 0.5  # noqa: E731
+        by_axis = (len(TRIAL_SECTIONS),) if SECTIONS in self.names else ()
+        by_row = (ROWS,) if convention.by_row and not convention.gathers and not convention.joined_heads else ()
+        cos, sin = (draw(*by_axis, *by_row, TOKENS, self.pairs) for _ in range(2))
+        arguments = {
+            **dict(zip(self.table_names, convention.tables(cos, sin, _blocks(convention)), strict=True)),
+            **(options or {}),
+        }
+        for index, name in enumerate(self.inputs):
+            sizes = {"row": ROWS, "head": self.heads or (KEY_HEADS if index else HEADS), "token": TOKENS + more[min(index, 1)]}
+            x = draw(*(sizes[axis] for axis in axes.split()), 2 * self.pairs + extra)
+            arguments[name] = None if name == without else x.flatten(-2) if convention.joined_heads else x
+        if by_axis:
+            arguments[SECTIONS] = TRIAL_SECTIONS
+        if convention.gathers:
+            arguments[POSITIONS] = torch.randint(0, TOKENS, (ROWS, TOKENS), generator=generator, device="cpu")
+        elif convention.blocks:
+            arguments[POSITIONS] = torch.zeros(ROWS, TOKENS, BLOCKS, dtype=torch.int64, device="cpu")
+        return arguments
+
+    def _agree(self, convention: Convention, arguments: dict[str, Any]) -> bool | None:
+        """Return whether function and replacement return the same; None if the function does not support the arguments."""
+        try:
+            theirs = self.function(**arguments)
+        except DECLINES:
+            return None
+        try:
+            ours = RotationFunction(self.function, convention, backend="reference")(**arguments)
+        except DECLINES:
+            return False
+        return _are_near(ours, theirs)
+
+    def _reads_both(self, axes: str, convention: Convention) -> bool:
+        """Return whether the result depends on the entries of doubled tables for the second members of the pairs."""
+        plain, changed = self._call(axes, convention), self._call(axes, convention)
+        members = convention.doubled([changed[name] for name in self.table_names], _blocks(convention))
+        for _, second in members:
+            second += 1
+        return bool(members) and not _are_near(self.function(**plain), self.function(**changed))
+
+
+def _blocks(convention: Convention) -> int:
+    return BLOCKS if convention.blocks else 1
+
+
+def _are_near(ours: Any, theirs: Any) -> bool:
+    """Return whether two results have the same structure and nearly the same tensors."""
+    if isinstance(ours, tuple) and isinstance(theirs, tuple | list):
+        return len(ours) == len(theirs) and all(map(_are_near, ours, theirs))
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=0, atol=1e-5)
+    return ours is None and theirs is None
