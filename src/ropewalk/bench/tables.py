@@ -84,6 +84,25 @@ def attention_table(rows: list[Row]) -> str:
     return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
 
 
+def qkv_table(rows: list[Row]) -> str:
+    """Return a table of the time of the QKV product of a decode step, and what the rotation adds to it, by way and rows."""
+    timed = {(r["way"], r["rows"]): r for r in rows if r["what"] == "qkv"}
+    ways, counts = (list(dict.fromkeys(key[i] for key in timed)) for i in range(2))
+    lines = [["the product alone", *(f"{timed[ways[0], count]['product_us']:.1f} us" for count in counts)]]
+    lines += [[way, *(f"{timed[way, count]['over_percent']:+.1f} %" for count in counts)] for way in ways]
+    return markdown(["way", *(f"{count} row{'s' * (count > 1)}" for count in counts)], lines)
+
+
+def generation_table(rows: list[Row]) -> str:
+    """Return a table of generation: steps per second, the share of the memory limit, and the time to the first token."""
+    lines = [
+        [r["shape"].removesuffix(" shape"), r["batch"], r["contender"], f"{r['steps_per_s']:.0f}",
+         f"{r['percent_of_limit']:.0f} %", f"{r['first_token_ms']:.0f} ms"]
+        for r in rows if r["what"] == "generate"
+    ]  # fmt: skip
+    return markdown(["model", "batch", "contender", "steps/s", "of the limit", "first token"], lines)
+
+
 #: suffix of a column header for each memory order other than [B, H, S, D]
 SUFFIXES = {"bshd": " [B,S,H,D]", "bhsd view": " view"}
 
@@ -164,6 +183,8 @@ TABLES = {
     "decode": ("h200.jsonl", decode_table),
     "variants": ("h200.jsonl", variant_table),
     "fused": ("h200.jsonl", fused_table),
+    "qkv": ("h200_decode.jsonl", qkv_table),
+    "generation": ("h200_decode.jsonl", generation_table),
     "attention": ("h200.jsonl", attention_table),
     "models": ("h200_models.jsonl", models_table),
     "cpu": ("cpu.jsonl", cpu_table),
