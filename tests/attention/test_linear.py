@@ -104,6 +104,31 @@ def test_cosine_weights_lie_between_zero_and_two(rope):
     assert shares.max() < 2 * SEQ / (SEQ - 1 - SEQ * 0.9)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 0.25, 0.0])
+def test_a_layer_with_a_fixed_scale_equals_its_definition(scale, causal):
+    """M30: with scale 1 the weights are 1 + cos, in [0, 2]; nothing about them is learned."""
+    layer = LinearAttention(12, 2, form="cosine", scale=scale, causal=causal, out_norm=False).double()
+    assert not [name for name, _ in layer.named_parameters() if "scale" in name]
+    x = torch.randn(BATCH, SEQ, 12, dtype=torch.float64)
+    q, k, v = (p(x).unflatten(-1, (2, 6)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    expected = layer.o_proj(by_definition(q, k, v, form="cosine", scale=scale, causal=causal).transpose(1, 2).flatten(-2))
+    torch.testing.assert_close(layer(x)[0], expected, atol=1e-12, rtol=1e-9)
+    steps, state = [], None
+    for i in range(SEQ if causal else 0):
+        step, state = layer(x[:, i : i + 1], state=state)
+        steps.append(step)
+    if causal:
+        torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("options", "rule"), [({"scale": 1.5, "form": "cosine"}, "<= 1"), ({"scale": -0.1, "form": "cosine"}, ">= 0"),
+                                               ({"scale": 1.0}, "must be None for the form 'numerator'")])  # fmt: skip
+def test_a_scale_that_has_no_meaning_is_refused(options, rule):
+    with pytest.raises(RopeError, match=f"scale: .*{rule}"):
+        LinearAttention(12, 2, **options)
+
+
 def test_float32_stays_accurate_over_a_long_sequence(rope, full):
     seq = 262_144 if full else 16_384
     q, k, v = (t[:1, :1] for t in draw(torch.float32, seq))

@@ -27,7 +27,7 @@ from ropewalk.attention.linear_sums import (
     state_shapes,
 )
 from ropewalk.attention.masks import check_token_masks
-from ropewalk.errors import RopeError, choice, integer
+from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Linear
 from ropewalk.kernels import linear as kernels
 from ropewalk.kernels.linear import LinearCall
@@ -173,7 +173,8 @@ def identity_rope(head_dim: int) -> Rope:
 class LinearAttention(nn.Module):
     """Multi-head linear attention with RoPE and the projections of `Attention`; time and memory are linear in the length.
 
-    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0 with a learned 0 < a <= 1.
+    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1.
+    scale is a in the "cosine" form: a number, such as 1; None: learned, one for each head.
     By default each head's output is normed, since the weights of the "numerator" form do not sum to one.
     """
 
@@ -186,6 +187,7 @@ class LinearAttention(nn.Module):
         spec: RopeSpec | None = None,
         form: str = "numerator",
         phi: str | Callable[[Tensor], Tensor] = "elu",
+        scale: float | None = None,
         causal: bool = True,
         bias: bool = False,
         out_norm: bool = True,
@@ -204,7 +206,10 @@ class LinearAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(model_dim, num_heads * self.head_dim, bias=bias) for _ in range(3))
         self.o_proj = nn.Linear(num_heads * self.head_dim, model_dim, bias=bias)
         self.norm = nn.RMSNorm(self.head_dim, eps=1e-6) if out_norm else nn.Identity()
-        if form == "cosine":
+        if scale is not None and form != "cosine":
+            raise RopeError("scale", f"must be None for the form {form!r}, which has no scale; use form='cosine'", scale)
+        self.scale = None if scale is None else number("scale", scale, low=0, high=1)
+        if form == "cosine" and scale is None:
             self.raw_scale = nn.Parameter(torch.full((num_heads, 1, 1), 3.0))
 
     def forward(
@@ -221,7 +226,9 @@ class LinearAttention(nn.Module):
             proj(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        scale = torch.sigmoid(self.raw_scale) if self.form == "cosine" else 1.0
+        scale = 1.0 if self.scale is None else self.scale
+        if self.form == "cosine" and self.scale is None:
+            scale = torch.sigmoid(self.raw_scale)
         out, state = linear_attention(
             q, k, v, self.rope, positions, form=self.form, phi=self.phi, scale=scale, causal=self.causal,
             padding=padding, documents=documents, state=state, chunk=self.chunk,
