@@ -181,6 +181,28 @@ def test_tokens_that_do_not_fit_are_refused_and_the_cache_stays_as_it_was(change
     assert not cache.padded
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda cache, encoding: cache.shift(0.5, encoding), "by"),
+        (lambda cache, encoding: cache.shift(torch.tensor([1.5, 2.5]), encoding), "by"),
+        (lambda cache, encoding: cache.shift(torch.tensor([1, 2, 3]), encoding), "by"),
+        (lambda cache, encoding: cache.shift(torch.tensor([[1], [2]]), encoding), "by"),
+        (lambda cache, encoding: cache.move(counted(seq=3), encoding), "positions"),
+        (lambda cache, encoding: cache.move(counted() + 0.5, encoding), "positions"),
+        (lambda cache, encoding: cache.move(torch.zeros(3, SEQ, dtype=torch.int64), encoding), "positions"),
+        (lambda cache, encoding: cache.extend(cache.seen, counted(seq=3), encoding), "positions"),
+        (lambda cache, encoding: cache.extend(cache.seen, counted() + 0.5, encoding), "positions"),
+    ],
+)
+def test_moves_that_do_not_fit_are_refused(change, field):
+    encoding, (k, v) = rotary(), draw()
+    cache = filled(encoding, counted(), k, v)
+    before = [t.clone() for t in cache.seen]
+    assert_refused(field, lambda: change(cache, encoding))
+    assert all(torch.equal(a, b) for a, b in zip(cache.seen, before, strict=True))
+
+
 def test_one_row_after_two_is_refused_by_the_layer_too():
     layer, cache = Attention(SIZES.model_dim, HEADS).double(), KVCache()
     x = torch.randn(2, 3, SIZES.model_dim, dtype=torch.float64)

@@ -90,6 +90,31 @@ def test_linear_attention_equals_the_definition(draws):
             close(a, b, seed, 1e-8)
 
 
+def test_linear_attention_in_pieces_equals_the_whole(draws):
+    """Each piece goes on from the state of the one before; rows are padded differently in every piece."""
+    for seed in draws:
+        draw = start(seed)
+        batch, sizes = draw.randint(1, 3), [draw.randint(0, 4) for _ in range(4)]
+        q, k, v = (
+            torch.randn(batch, HEADS, sum(sizes), d, dtype=torch.float64, requires_grad=True) for d in (HEAD_DIM, HEAD_DIM, 3)
+        )
+        padding = random_padding(draw, batch, sum(sizes))
+        real = torch.ones(batch, sum(sizes), dtype=torch.bool) if padding is None else padding
+        options, chunk = draw.choice([{"phi": "elu"}, {"phi": "relu"}, {"form": "cosine", "scale": 0.7}]), draw.randint(1, 5)
+        pieces, state, begin = [], None, 0
+        for size in sizes:
+            part = slice(begin, begin := begin + size)
+            tokens = {"padding": None if padding is None else padding[:, part], "state": state}
+            out, state = linear_attention(*(t[:, :, part] for t in (q, k, v)), ROPE, chunk=chunk, **tokens, **options)
+            pieces.append(out)
+        expected = linear(q, k, v, counted(real), visible(torch.arange(sum(sizes)), padding=padding), **options)
+        got, expected = (out * real[:, None, :, None] for out in (torch.cat(pieces, dim=2), expected))
+        close(got, expected, seed)
+        assert torch.equal(state.count, real.sum(dim=-1)), seed
+        for a, b in zip(*(gradients(out, [q, k, v]) for out in (got, expected)), strict=True):
+            close(a, b, seed, 1e-8)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 64])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_document_number_used_again_is_the_same_document(chunk, causal):

@@ -142,8 +142,7 @@ def linear_case(group, form, causal, dtype=torch.float64, padding=None):
 
     wide = scale.detach().double().requires_grad_()
     whole = [t.double().requires_grad_() for t in (q, k, v)]
-    positions = torch.arange(SEQ)
-    expected, last = linear_attention(*whole, rope, positions, padding=padding, **(options | {"scale": wide}))
+    expected, last = linear_attention(*whole, rope, padding=padding, **(options | {"scale": wide}))
     expected.backward(towards.double())
     want = [expected.detach(), *(t.grad for t in whole)] + ([wide.grad] if form == "cosine" else [])
     if not causal or dist.get_rank(group) == dist.get_world_size(group) - 1:
@@ -218,8 +217,10 @@ def everything() -> dict:
     }
 
 
-def and_mesh_cases() -> dict:
-    """One start of the ranks serves both files."""
+def of_all_files(draws: int) -> dict:
+    """One start of the ranks serves all files."""
     import mesh_cases
+    import random_cases
 
-    return {"ring": everything(), "mesh": mesh_cases.everything()}
+    random = {"random": random_cases.everything(draws), "refusals": random_cases.refusals()}
+    return {"ring": everything(), "mesh": mesh_cases.everything(), **random}

@@ -9,12 +9,14 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import cuda_cases
 import lost_rank
 import mesh_cases
 import pytest
+import random_cases
 import ranks
 import ring_cases
 import torch
@@ -36,9 +38,10 @@ BOUNDS = {"bfloat16": 0.02, "float32": 1e-5, "kerple": 1e-6, "fire": 1e-6}  # KE
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory, request):
     """What four ranks measured, {case: result} of each."""
-    return ranks.measured(4, tmp_path_factory.mktemp("ranks"), ring_cases.and_mesh_cases)
+    draws = 1000 if request.config.getoption("--full") else 20
+    return ranks.measured(4, tmp_path_factory.mktemp("ranks"), partial(ring_cases.of_all_files, draws))
 
 
 @pytest.fixture
@@ -62,6 +65,25 @@ def test_many_ranks_equal_one_process_forth_and_back(found, kind, comparing):
     bound = lambda name: next((bound for word, bound in BOUNDS.items() if word in name), 1e-10)
     assert len(results) >= 14
     assert failures(results, lambda name, wrong: wrong <= bound(name)) == {}
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("kind", random_cases.DRAWS)
+def test_random_shards_equal_the_definition_on_the_whole_sequence(found, kind, rank):
+    """Uneven and empty shards, any order, documents, padding anywhere; outputs, gradients and states."""
+    assert found[rank]["random"][kind] == {}
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_ranks_that_do_not_agree_are_told_so_on_every_rank(found, rank):
+    """Each of these once aborted the process, hung, or went unnoticed."""
+    fields = {"head_tail of other sizes": "order", "head_tail of an odd size": "seq", "an index twice": "order"}
+    fields |= {"another batch": "batch", "another order": "order", "another causality": "causal"}
+    expected = {f"{name}, {kind}": field for name, field in fields.items() for kind in ("softmax", "linear")}
+    expected |= {"another dtype, softmax": "k dtype", "another dtype, linear": "dtype", "striped, linear": "order"}
+    expected |= {f"{name} on one rank": name for name in ("padding", "documents")} | {"other positions": "positions axes"}
+    expected |= {"unshard of another width": "axis 1 of x", "unshard of another dtype": "dtype"}
+    assert found[rank]["refusals"] == expected | {"unshard of head_tail shards": "order"}
 
 
 def test_every_encoding_goes_round(found):
@@ -238,13 +260,19 @@ def test_the_engine_is_chosen_with_a_reason(alone):
     ("rule", "change"),
     [
         ("must divide", {"k": torch.randn(1, 2, 4, 6)}),
-        ("q's number of tokens", {"k": torch.randn(1, 3, 5, 6)}),
+        ("q's tokens", {"k": torch.randn(1, 3, 5, 6)}),
         ("the bias depends on them", {"encoding": lambda q, a, b: None}),
-        ("for this rank's tokens", {"documents": torch.zeros(1, 8, dtype=torch.int64)}),
-        ("for this rank's tokens", {"padding": torch.ones(4, dtype=torch.bool)}),
+        (r"must be integer \[1, 4\]", {"documents": torch.zeros(1, 8, dtype=torch.int64)}),
+        (r"must be boolean \[1, 4\]", {"padding": torch.ones(4, dtype=torch.bool)}),
+        (r"must be boolean \[1, 4\]", {"padding": torch.ones(1, 4, dtype=torch.int64)}),
+        ("v must have k's heads and tokens", {"v": torch.randn(1, 3, 5, 6)}),
+        ("this rank's 4 tokens", {"q_positions": torch.arange(5)}),
+        ("this rank's 4 tokens", {"q_positions": torch.arange(4), "k_positions": torch.arange(5)}),
+        ("index of its own", {"order": torch.tensor([0, 1, 1, 2])}),
         ("integer index", {"order": torch.arange(3)}),
+        ("integer index", {"order": torch.ones(4, dtype=torch.bool)}),
         ("contiguous, head_tail", {"order": "zigzag"}),
-        ("pad it to", {"order": "head_tail", "q": torch.randn(1, 3, 5, 6), "k": torch.randn(1, 3, 5, 6)}),
+        ("pad it to", {"order": "head_tail"} | dict.fromkeys("qkv", torch.randn(1, 3, 5, 6))),
         ("ring, torch", {"engine": "nccl"}),
         ("scale", {"scale": 0.0}),
     ],

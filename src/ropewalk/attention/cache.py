@@ -111,14 +111,10 @@ class KVCache:
         batch, _, new, _ = k.shape
         if v.shape[:-1] != k.shape[:-1]:
             raise RopeError("v", f"must have the batch, heads and tokens of k, {list(k.shape[:-1])}", list(v.shape))
-        if positions.shape[-1] != new or (positions.ndim > 1 and positions.shape[-2] not in (1, batch)):
-            raise RopeError("positions", f"must be [{new}], [{batch}, {new}] or [axes, {batch}, {new}]", list(positions.shape))
         if valid is not None and (valid.dtype != torch.bool or valid.shape != (batch, new)):
             rule = f"must be boolean [{batch}, {new}], True for real tokens"
             raise RopeError("valid", rule, [valid.dtype, list(valid.shape)])
-        positions = positions.expand(*positions.shape[:-2], batch, new)
-        # a first append of int32 would limit all later positions
-        positions = positions if positions.is_floating_point() else positions.to(torch.int64)
+        positions = self._checked_positions(positions, batch, new)
         valid = torch.ones(batch, new, dtype=torch.bool, device=k.device) if valid is None else valid
         added = CachedTokens(k, v, positions, valid)
         if self.size:
@@ -132,8 +128,17 @@ class KVCache:
             if (sizes := _sizes(old)) != _sizes(new):
                 rule = f"must have the batch and sizes of the cached ones, {sizes} besides the tokens; repeat its rows first"
                 raise RopeError(name, rule, list(new.shape))
-        if added.positions.is_floating_point() and not held.positions.is_floating_point():
-            raise RopeError("positions", "must be integers, as the cached ones are", added.positions.dtype)
+
+    def _checked_positions(self, positions: Tensor, batch: int, tokens: int) -> Tensor:
+        """Return positions [B, S] or [axes, B, S], int64 or floating; raise an error if they do not fit."""
+        if positions.shape[-1] != tokens or (positions.ndim > 1 and positions.shape[-2] not in (1, batch)):
+            rule = f"must be [{tokens}], [{batch}, {tokens}] or [axes, {batch}, {tokens}]"
+            raise RopeError("positions", rule, list(positions.shape))
+        if positions.is_floating_point() and self.size and not self._buffers.positions.is_floating_point():  # type: ignore[union-attr]
+            raise RopeError("positions", "must be integers, as the cached ones are", positions.dtype)
+        positions = positions.expand(*positions.shape[:-2], batch, tokens)
+        # int32 would limit all later positions
+        return positions if positions.is_floating_point() else positions.to(torch.int64)
 
     def _store(self, added: CachedTokens, new: int) -> None:
         """Write tokens after the cached ones."""
@@ -198,7 +203,7 @@ class KVCache:
     def move(self, positions: Tensor, encoding: Encoding, to: Encoding | None = None, **lengths: int | Tensor | None) -> None:
         """Give every token a new position, and rotate by the encoding `to` if given; keys are re-rotated, not recomputed."""
         seen = self.seen
-        positions = positions.to(seen.positions.dtype).expand_as(seen.positions).contiguous()
+        positions = self._checked_positions(positions, len(seen.valid), self.size).expand_as(seen.positions).contiguous()
         if self.keeps_rotated(encoding) and isinstance(encoding, Rotary):
             target = to.rope if isinstance(to, Rotary) else None
             k = encoding.rope.rerotate(seen.k, seen.positions, positions, target, match_magnitude=True, **lengths)
@@ -207,9 +212,16 @@ class KVCache:
         self._buffers = CachedTokens(k, seen.v, positions, seen.valid)
 
     def shift(self, by: int | Tensor, encoding: Encoding) -> None:
-        """Add `by` (an int, or [B]) to every position: the context shift after an eviction."""
-        by = by.unsqueeze(-1) if isinstance(by, Tensor) and by.ndim else by
-        self.move(self.seen.positions + by, encoding)
+        """Add `by` (an integer, or one for each row [B]) to every position: the context shift after an eviction."""
+        seen = self.seen
+        if isinstance(by, Tensor):
+            if by.is_floating_point() or by.shape not in ((), (len(seen.valid),)):
+                rule = f"must be one integer, or one for each of the {len(seen.valid)} rows"
+                raise RopeError("by", rule, [by.dtype, list(by.shape)])
+            by = by.unsqueeze(-1) if by.ndim else by
+        else:
+            integer("by", by, low=-(2**62))
+        self.move(seen.positions + by, encoding)
 
     def compact(self, encoding: Encoding) -> None:
         """Close the gaps after an eviction: the tokens of each row get positions 0, 1, 2 ... again."""
@@ -221,7 +233,7 @@ class KVCache:
 
     def extend(self, other: CachedTokens, positions: Tensor, encoding: Encoding) -> None:
         """Append the contents of another cache at new positions, without running the model again."""
-        k = other.k
+        k, positions = other.k, self._checked_positions(positions, len(other.valid), other.valid.shape[-1])
         if self.keeps_rotated(encoding) and isinstance(encoding, Rotary):
             k = encoding.rope.rerotate(k, other.positions, positions.expand_as(other.positions).contiguous())
         self.append(k, other.v, positions, other.valid)

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ropewalk.attention.masks import check_token_masks
 from ropewalk.attention.softmax import Attention
 from ropewalk.distributed.context_parallel import run_torch, torch_why_not
-from ropewalk.distributed.sharding import Ring, gather, shard_positions
+from ropewalk.distributed.sharding import Ring, check_order, exchange_lengths, order_number, token_indices
 from ropewalk.distributed.tiles import TILE, Bias, Masking, Tile, attend_tile, bias_of, merge, spans
 from ropewalk.encodings.base import Encoding
 from ropewalk.encodings.rotary import Rotary
@@ -76,24 +77,50 @@ def ring_attention(
                                which causality and window use instead of positions
     engine                     "ring", "torch" (its context parallel), or None to choose as `pick_engine` does
     """
-    if q.ndim != 4 or k.ndim != 4 or q.shape[-2] != k.shape[-2] or q.shape[1] % k.shape[1]:
-        rule = "must be [B, heads, S, D] with q's number of tokens, and its heads must divide q's"
-        raise RopeError("k", rule, [list(q.shape), list(k.shape)])
+    _check_shapes(q, k, v, q_positions, k_positions)
+    check_token_masks(q.shape[0], q.shape[-2], padding, documents)
+    check_order(order, q.shape[-2])
+    integer("tile", tile, low=1)
     masks = {name: mask for name, mask in (("documents", documents), ("padding", padding)) if mask is not None}
-    for name, mask in masks.items():
-        if mask.shape != (q.shape[0], q.shape[-2]):
-            raise RopeError(name, f"must be [{q.shape[0]}, {q.shape[-2]}], for this rank's tokens", list(mask.shape))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else number("scale", scale, above=0)
     masking = Masking(bias_of(encoding), scale, causal, None if window is None else integer("window", window, low=1))
     if masking.bias is not None and q_positions is None:
         raise RopeError("q_positions", "must be given: the bias depends on them", None)
+    picked = pick_engine(q, k, masking, order, masks, engine)[0]
+    positions = (q_positions, q_positions if k_positions is None else k_positions) if masking.bias is not None else (None, None)
     ring = Ring(group)
-    indices = _indices(order, q.shape[-2], ring)
-    if pick_engine(q, k, masking, order, masks, engine)[0] == "torch":
+    facts = _facts(q, k, v, positions[1], masking) | {name: name in masks for name in ("documents", "padding")}
+    facts |= {"order": order_number(order), "engine": ENGINES.index(picked)}
+    lengths = exchange_lengths(q.shape[-2], q.device, group, facts)
+    indices = token_indices(order, lengths, ring)
+    if picked == "torch":
         return run_torch(q, k, v, scale, ring)
-    positions = q_positions, q_positions if k_positions is None else k_positions
-    call = RingCall(ring, masking, indices, positions, documents, padding, integer("tile", tile, low=1))
+    documents = None if documents is None else documents.to(torch.int64)
+    call = RingCall(ring, masking, indices, positions, documents, padding, tile)
     return _RingAttention.apply(call, q, k, v, *call.bias_parameters)  # type: ignore[return-value]
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) -> None:
+    """Raise an error unless q, k, v and (q_positions, k_positions) fit together."""
+    same = q.ndim == k.ndim == v.ndim == 4 and k.shape == (q.shape[0], k.shape[1], *q.shape[2:]) and v.shape[:-1] == k.shape[:-1]
+    if not same or q.shape[1] % k.shape[1]:
+        rule = "must be [B, heads, S, D] with q's tokens, and its heads must divide q's; v must have k's heads and tokens"
+        raise RopeError("k", rule, [list(t.shape) for t in (q, k, v)])
+    for name, each in zip(("q_positions", "k_positions"), positions, strict=True):
+        if each is not None and each.shape[-1] != q.shape[-2]:
+            raise RopeError(name, f"must have one position for each of this rank's {q.shape[-2]} tokens", list(each.shape))
+
+
+def _facts(q: Tensor, k: Tensor, v: Tensor, k_positions: Tensor | None, masking: Masking) -> dict[str, int | torch.dtype]:
+    """Return what all ranks must have in common, because they send each other k, v and k_positions."""
+    names, shapes = (
+        ("batch", "q heads", "k heads", "head_dim", "v head_dim"),
+        (*q.shape[:2], k.shape[1], k.shape[-1], v.shape[-1]),
+    )
+    dtypes = {"k dtype": k.dtype, "v dtype": v.dtype, "positions dtype": torch.bool if k_positions is None else k_positions.dtype}
+    rows = () if k_positions is None else k_positions.shape[:-1]
+    axes = {"positions axes": len(rows), "positions rows": math.prod(rows), "bias": masking.bias is not None}
+    return dict(zip(names, shapes, strict=True)) | dtypes | axes | {"causal": masking.causal, "window": masking.window or 0}
 
 
 def pick_engine(
@@ -140,19 +167,12 @@ def _whole_length(encoding: Encoding, positions: Tensor, group: dist.ProcessGrou
     """Return the last position on any rank + 1, per row; None if the frequencies do not depend on the length."""
     if not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length):
         return None
-    length = positions.amax(dim=-1).to(torch.int64) + 1
+    length = torch.zeros(positions.shape[:-1], dtype=torch.int64, device=positions.device)
+    if positions.shape[-1]:
+        length = positions.amax(dim=-1).to(torch.int64) + 1
     length = length.amax(dim=0) if positions.ndim == 3 else length
     dist.all_reduce(length, op=dist.ReduceOp.MAX, group=group)
     return length
-
-
-def _indices(order: str | Tensor, seq: int, ring: Ring) -> tuple[Tensor, ...]:
-    """Return the index in the whole sequence of every rank's tokens."""
-    if isinstance(order, str):
-        return tuple(shard_positions(seq * ring.size, rank, ring.size, order) for rank in range(ring.size))
-    if order.shape != (seq,) or order.is_floating_point():
-        raise RopeError("order", f"must be the integer index [{seq}] of each of this rank's tokens", list(order.shape))
-    return tuple(gather(order.to(torch.int64), ring.group).cpu())
 
 
 def _tiles(call: RingCall, q: Tensor, keys: dict[str, Tensor], source: int) -> Iterator[tuple[slice, slice, Tile]]:
@@ -196,7 +216,8 @@ def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[st
     optional = {"positions": call.positions[1], "documents": call.documents, "padding": call.padding}
     keys = {"k": k, "v": v} | {name: t for name, t in optional.items() if t is not None}
     for step in range(call.ring.size):
-        receive = call.ring.send_next(list(keys.values())) if step + 1 < call.ring.size else None
+        coming = len(call.indices[call.ring.source(step + 1)])
+        receive = call.ring.send_next(list(keys.values()), coming) if step + 1 < call.ring.size else None
         yield call.ring.source(step), keys
         keys = keys if receive is None else dict(zip(keys, receive(), strict=True))
 
@@ -231,8 +252,8 @@ class _RingAttention(torch.autograd.Function):
         parameter_grads = [torch.zeros_like(p) for p in parameters]
         receive = None
         with torch.autocast(q.device.type, enabled=False):
-            for source, keys in _rounds(call, k, v):
-                step_grads = [torch.zeros_like(k_grad), torch.zeros_like(v_grad)]
+            for step, (source, keys) in enumerate(_rounds(call, k, v)):
+                step_grads = [torch.zeros_like(keys[name], dtype=out.dtype) for name in "kv"]
                 for q_slice, k_slice, tile in _tiles(call, q, keys, source):
                     per_query = (grad[:, :, q_slice], grad_dot_out[:, :, q_slice], log_sum[:, :, q_slice])
                     dq, dk, dv, *rest = _tile_grads(call.masking, tile, *per_query, parameters)
@@ -243,7 +264,8 @@ class _RingAttention(torch.autograd.Function):
                         total += part
                 # the gradients of these keys follow them one step later
                 so_far = [k_grad, v_grad] if receive is None else receive()
-                receive = call.ring.send_next([a + b for a, b in zip(so_far, step_grads, strict=True)])
+                coming = len(call.indices[call.ring.source(step + 1)])
+                receive = call.ring.send_next([a + b for a, b in zip(so_far, step_grads, strict=True)], coming)
             k_grad, v_grad = receive()  # type: ignore[misc]  # a ring has at least one rank
         return None, q_grad.to(q.dtype), k_grad.to(k.dtype), v_grad.to(v.dtype), *parameter_grads
 

@@ -1,17 +1,37 @@
-"""Linear attention over a sequence that is sharded across ranks: only the small state of each rank is exchanged."""
+"""Linear attention over a sequence that is sharded across ranks: only sums of constant size are exchanged.
+
+A rank's tokens form runs of consecutive tokens of the sequence. Each run needs the sums over all tokens before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ropewalk.attention.linear import check_linear
-from ropewalk.attention.linear_sums import CHUNK, State, attend, key_sums, make_features
-from ropewalk.distributed.sharding import Ring, gather
+from ropewalk.attention.linear_sums import CHUNK, FORMS, Features, State, attend, key_sums, make_features
+from ropewalk.attention.masks import check_token_masks
+from ropewalk.distributed.sharding import Ring, check_order, exchange_lengths, gather, order_number, token_indices
+from ropewalk.distributed.tiles import MAX_RUNS, runs_of
+from ropewalk.errors import RopeError
+from ropewalk.positions import left_padded
 from ropewalk.rope import Rope
+
+
+class Run(NamedTuple):
+    """A slice of a rank's tokens that are consecutive in the whole sequence.
+
+    The runs of all ranks are numbered; `number` is that of this run, `earlier` and `others` are those before it and all others.
+    """
+
+    local: slice
+    number: int
+    earlier: list[int]
+    others: list[int]
 
 
 def ring_linear_attention(
@@ -26,46 +46,75 @@ def ring_linear_attention(
     scale: Tensor | float = 1.0,
     causal: bool = True,
     padding: Tensor | None = None,
+    order: str | Tensor = "contiguous",
     group: dist.ProcessGroup | None = None,
     chunk: int = CHUNK,
     eps: float = 1e-6,
 ) -> tuple[Tensor, State]:
-    """Apply `linear_attention` to this rank's contiguous shard q, k, v [B, H, S, D], attending to all ranks.
+    """Apply `linear_attention` to this rank's tokens q, k, v [B, H, S, D], attending to all ranks. Every rank must call it.
 
-    Every rank must call it. If positions is None, they are the tokens' indices in the whole sequence. The returned state is the
-    state after this rank's tokens (after all tokens if not causal); use the last rank's state to continue the sequence.
+    positions  by default 0, 1, 2, ... over the real tokens of each row of the whole sequence
+    padding    [B, S], True for this rank's real tokens
+    order      as in `ring_attention`; a rank may hold at most 8 runs of consecutive tokens
+
+    Ranks may hold different numbers of tokens. The returned state is the state after the last of this rank's tokens, or after
+    all tokens if not causal or if the rank has none; to continue the sequence, use the state of the rank with its last token.
     """
-    ring = Ring(group)
     check_linear(q, k, v, rope, form, phi, None, chunk)
+    check_token_masks(q.shape[0], q.shape[-2], padding, None)
+    check_order(order, q.shape[-2])
+    ring, sizes = Ring(group), {"batch": q.shape[0], "heads": q.shape[1], "head_dim": q.shape[-1], "v head_dim": v.shape[-1]}
+    facts = {"dtype": q.dtype, "form": FORMS.index(form), "causal": causal, "order": order_number(order)}
+    lengths = exchange_lengths(q.shape[-2], q.device, group, sizes | facts)
+    runs, most = _runs(token_indices(order, lengths, ring), ring.rank)
+
+    real = torch.ones(q.shape[0], q.shape[-2], dtype=torch.bool, device=q.device) if padding is None else padding
+    counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most, group)  # [runs, B]
+    before = [counts[run.earlier].sum(dim=0) for run in runs]
     if positions is None:
-        positions = torch.arange(q.shape[-2], device=q.device) + ring.rank * q.shape[-2]
+        parts = [left_padded(real[:, run.local]) + base[:, None] for run, base in zip(runs, before, strict=True)]
+        positions = torch.cat(parts, dim=-1)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
-    kv_sum, k_sum = key_sums(features, v)
-    local_sums = torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1)
-    sizes = kv_sum[0].numel(), k_sum[0].numel()
-    other_kv_sums, other_k_sums = _SumOfOthers.apply(local_sums, ring, causal).split(sizes, dim=1)  # type: ignore[union-attr]
-    count = torch.full((q.shape[0],), q.shape[-2], device=q.device) if padding is None else padding.sum(dim=-1)
-    before = gather(count, group)[_visible_ranks(ring, causal)].sum(dim=0)
-    state = State(other_kv_sums.view_as(kv_sum), other_k_sums.view_as(k_sum), before)
-    out, kv_sum, k_sum = attend(features, v, state, causal, chunk=chunk, eps=eps)
-    return out.to(v.dtype), State(kv_sum, k_sum, before + count)
+    of_runs = [(Features(*(t[:, :, run.local] for t in features)), v[:, :, run.local]) for run in runs]
+    own_sums = [key_sums(*each) for each in of_runs]
+    kv_shape, k_shape = (each.shape for each in own_sums[0])
+    joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in own_sums]
+    kv_sums, k_sums = _of_all_runs(joined, most, group).split((kv_shape[1:].numel(), k_shape[1:].numel()), dim=-1)
+    outs, states = [], []
+    for run, each, base in zip(runs, of_runs, before, strict=True):
+        visible = run.earlier if causal else run.others
+        state = State(kv_sums[visible].sum(dim=0).view(kv_shape), k_sums[visible].sum(dim=0).view(k_shape), base)
+        out, kv_sum, k_sum = attend(*each, state, causal, chunk, eps)
+        outs.append(out)
+        states.append(State(kv_sum, k_sum, counts[[*visible, run.number]].sum(dim=0)))
+    last = max(range(len(runs)), key=lambda i: len(runs[i].earlier))
+    return torch.cat(outs, dim=-2).to(v.dtype), states[last]
 
 
-def _visible_ranks(ring: Ring, causal: bool) -> list[int]:
-    """The other ranks whose keys this rank attends to."""
-    return [rank for rank in range(ring.size) if rank < ring.rank or (not causal and rank > ring.rank)]
+def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
+    """Return the runs of `rank`, and the largest number of runs on any rank; `indices` are those of every rank's tokens.
+
+    A rank without tokens has one empty run, after all tokens.
+    """
+    bounds = [runs_of(each) for each in indices]
+    most = max(map(len, bounds))
+    if most > MAX_RUNS:
+        rule = f"must give a rank at most {MAX_RUNS} runs of consecutive tokens; use 'contiguous' or 'head_tail', or softmax"
+        raise RopeError("order", rule, [len(each) for each in bounds])
+    first = {
+        owner * most + i: int(indices[owner][start]) if end > start else 2**62
+        for owner, each in enumerate(bounds)
+        for i, (start, end) in enumerate(each)
+    }
+
+    def run(number: int, start: int, end: int) -> Run:
+        earlier = [other for other in first if first[other] < first[number]]
+        return Run(slice(start, end), number, earlier, [other for other in first if other != number])
+
+    return [run(rank * most + i, *each) for i, each in enumerate(bounds[rank])], most
 
 
-class _SumOfOthers(torch.autograd.Function):
-    """The sum of x over the visible ranks; backward sums the gradients of the ranks that attend to this one."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, ring: Ring, causal: bool) -> Tensor:
-        ctx.ring, ctx.causal = ring, causal
-        return gather(x, ring.group)[_visible_ranks(ring, causal)].sum(dim=0)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        ring: Ring = ctx.ring
-        attending = [rank for rank in range(ring.size) if rank > ring.rank or (not ctx.causal and rank < ring.rank)]
-        return gather(grad, ring.group)[attending].sum(dim=0), None, None
+def _of_all_runs(own: list[Tensor], most: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the tensors of the runs of all ranks, [world * most, ...]; missing runs are zeros."""
+    filled = [*own, *[torch.zeros_like(own[0])] * (most - len(own))]
+    return gather(torch.stack(filled), group).flatten(0, 1)

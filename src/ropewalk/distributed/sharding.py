@@ -6,15 +6,21 @@ head_tail    rank r holds chunks r and 2W - 1 - r of 2W      under causality all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from ropewalk.errors import RopeError, choice, integer
 
 SHARD_KINDS = ("contiguous", "head_tail")
+#: ranks compare dtypes by their place in this list
+DTYPES = [
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    torch.bool, torch.complex64, torch.complex128,
+]  # fmt: skip
 
 
 def shard_positions(seq: int, rank: int, world: int, kind: str = "contiguous") -> Tensor:
@@ -37,28 +43,78 @@ def shard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: str
 
 
 def unshard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: str = "contiguous") -> Tensor:
-    """Gather every rank's shard into the whole tensor, in token order; in backward the gradients of all ranks are summed."""
-    world = dist.get_world_size(group)
-    seq = x.shape[dim] * world
-    order = torch.cat([shard_positions(seq, rank, world, kind) for rank in range(world)]).argsort()
-    return torch.cat(tuple(_Gather.apply(x, group)), dim=dim).index_select(dim, order.to(x.device))
+    """Gather every rank's shard into the whole tensor, in token order; in backward the gradients of all ranks are summed.
+
+    Contiguous shards may differ in length.
+    """
+    dim = dim % x.ndim
+    sizes = {f"axis {axis} of x": size for axis, size in enumerate(x.shape) if axis != dim}
+    lengths = exchange_lengths(x.shape[dim], x.device, group, sizes | {"dtype": x.dtype})
+    order = torch.cat(token_indices(kind, lengths, Ring(group))).argsort()
+    filled = torch.cat((x, x.new_zeros(*x.shape[:dim], max(lengths) - x.shape[dim], *x.shape[dim + 1 :])), dim=dim)
+    parts = [part.narrow(dim, 0, length) for part, length in zip(gather(filled, group), lengths, strict=True)]
+    return torch.cat(parts, dim=dim).index_select(dim, order.to(x.device))
+
+
+def exchange_lengths(
+    tokens: int, device: torch.device, group: dist.ProcessGroup | None, facts: Mapping[str, int | torch.dtype]
+) -> list[int]:
+    """Return the number of tokens on every rank; raise an error on all ranks if one of `facts` differs between ranks.
+
+    Tensors of different sizes would otherwise abort the process or be mixed up. `facts` must have the same keys on every rank.
+    """
+    numbers = [DTYPES.index(fact) if isinstance(fact, torch.dtype) else int(fact) for fact in facts.values()]
+    lengths, *columns = gather(torch.tensor([tokens, *numbers], device=device), group).T.tolist()
+    for (name, fact), column in zip(facts.items(), columns, strict=True):
+        if len(set(column)) > 1:
+            found = [DTYPES[number] for number in column] if isinstance(fact, torch.dtype) else column
+            raise RopeError(name, "must be the same on every rank", found)
+    return lengths
+
+
+def token_indices(order: str | Tensor, lengths: Sequence[int], ring: Ring) -> tuple[Tensor, ...]:
+    """Return the index in the whole sequence of every rank's tokens, on the CPU; `lengths` is their number on each rank."""
+    if isinstance(order, str):
+        if choice("order", order, SHARD_KINDS) == "contiguous":
+            return torch.arange(sum(lengths)).split(list(lengths))
+        if len(set(lengths)) > 1:
+            rule = f"{order!r} needs the same number of tokens on every rank; use 'contiguous' or pass the index of every token"
+            raise RopeError("order", rule, list(lengths))
+        return tuple(shard_positions(sum(lengths), rank, ring.size, order) for rank in range(ring.size))
+    filled = F.pad(order.to(torch.int64), (0, max(lengths) - len(order)))
+    indices = [row[:length] for row, length in zip(gather(filled, ring.group).cpu(), lengths, strict=True)]
+    if len(torch.cat(indices).unique()) < sum(lengths):
+        rule = "must give every token of the whole sequence an index of its own; an index occurs twice"
+        raise RopeError("order", rule, [row.tolist() for row in indices])
+    return tuple(indices)
+
+
+def check_order(order: str | Tensor, seq: int) -> None:
+    """Raise an error unless `order` is the name of a kind of shards, or the integer index of each of this rank's tokens."""
+    if isinstance(order, Tensor) and (order.shape != (seq,) or order.is_floating_point() or order.dtype == torch.bool):
+        raise RopeError("order", f"must be the integer index [{seq}] of each of this rank's tokens", list(order.shape))
+    if not isinstance(order, Tensor):
+        choice("order", order, SHARD_KINDS)
+
+
+def order_number(order: str | Tensor) -> int:
+    """Return a number for the kind of order, by which ranks compare it."""
+    return SHARD_KINDS.index(order) if isinstance(order, str) else len(SHARD_KINDS)
 
 
 def gather(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return every rank's x, [world, ...], without a gradient."""
-    x = x.contiguous()
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, x, group=group)
-    return torch.stack(parts)
+    """Return every rank's x, [world, ...], of one shape and dtype; backward sums all ranks' gradients of this rank's x."""
+    return _Gather.apply(x, group)  # type: ignore[return-value]
 
 
 class _Gather(torch.autograd.Function):
-    """`gather` with a gradient: backward sums all ranks' gradients of this rank's x."""
-
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group = group
-        return gather(x, group)
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x, group=group)
+        return torch.stack(parts)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
@@ -79,18 +135,21 @@ class Ring:
         """Return the rank whose shard is here after `step` transfers."""
         return (self.rank - step) % self.size
 
-    def send_next(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    def send_next(self, tensors: Sequence[Tensor], tokens: int) -> Callable[[], list[Tensor]]:
         """Start sending `tensors` to the next rank; the returned function waits for and returns those of the previous rank.
 
-        Do not write to `tensors` before that.
+        Those have `tokens` tokens: on the axis before the last if [B, H, S, D], else on the last. Do not write to `tensors`
+        before that.
         """
         if self.size == 1:
             return lambda: list(tensors)
         sent = [t.contiguous() for t in tensors]
-        received = [torch.empty_like(t) for t in sent]
-        operations = [dist.P2POp(dist.isend, t, self.next, self.group) for t in sent]
-        operations += [dist.P2POp(dist.irecv, t, self.previous, self.group) for t in received]
-        works = dist.batch_isend_irecv(operations)
+        shapes = [(*t.shape[:-2], tokens, t.shape[-1]) if t.ndim == 4 else (*t.shape[:-1], tokens) for t in tensors]
+        received = [t.new_empty(shape) for t, shape in zip(tensors, shapes, strict=True)]
+        # a shard may be empty, and not every backend sends nothing
+        operations = [dist.P2POp(dist.isend, t, self.next, self.group) for t in sent if t.numel()]
+        operations += [dist.P2POp(dist.irecv, t, self.previous, self.group) for t in received if t.numel()]
+        works = dist.batch_isend_irecv(operations) if operations else []
 
         def wait() -> list[Tensor]:
             for work in works:

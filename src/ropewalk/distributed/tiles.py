@@ -29,10 +29,15 @@ class Span(NamedTuple):
     last: int
 
 
+def runs_of(indices: Tensor) -> list[tuple[int, int]]:
+    """Return (start, end) of every run of consecutive indices."""
+    return list(pairwise([0, *((indices.diff() != 1).nonzero().flatten() + 1).tolist(), len(indices)]))
+
+
 def spans(indices: Tensor, tile: int) -> list[Span]:
     """Split a rank's tokens into tiles; a tile ends early where the indices jump, as between head and tail."""
-    starts = [0, *((indices.diff() != 1).nonzero().flatten() + 1).tolist(), len(indices)]
-    runs = pairwise(starts) if len(starts) <= MAX_RUNS + 1 else [(0, len(indices))]
+    runs = runs_of(indices)
+    runs = runs if len(runs) <= MAX_RUNS else [(0, len(indices))]
     slices = [slice(a, min(a + tile, end)) for start, end in runs for a in range(start, end, tile)]
     return [Span(part, int(indices[part].min()), int(indices[part].max())) for part in slices]
 
