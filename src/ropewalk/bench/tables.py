@@ -168,7 +168,10 @@ def doc_shapes_table(rows: list[Row]) -> str:
 
 
 def _time_and_memory(row: Row | None) -> str:
-    return "-" if row is None else f"{row['us'] / 1000:.3g} ms, {row['peak_bytes'] / 1e6:,.0f} MB"
+    if row is None:
+        return "-"
+    ms = row["us"] / 1000
+    return f"{ms:{',.0f' if ms >= 100 else '.3g'}} ms, {row['peak_bytes'] / 1e6:,.0f} MB"
 
 
 def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
