@@ -1,13 +1,15 @@
 """Advice as data: every check has a spec it applies to and one it does not, and names a figure that exists."""
 
+import math
 import string
 from pathlib import Path
 
 import pytest
+import torch
 
 import ropewalk as rw
 from ropewalk import analysis, axes, plots
-from ropewalk.frequencies import Default, DynamicYarn, Linear, Llama3, XPos, Yarn
+from ropewalk.frequencies import Default, Dynamic, DynamicYarn, Linear, Llama3, XPos, Yarn
 
 #: check -> facts it applies to, facts it does not apply to
 CASES = {
@@ -69,6 +71,30 @@ def test_the_numbers_of_advice_are_those_of_the_spec():
     assert "Yarn(factor=4, original_length=4096)" in advice.advice
     assert advice.because.startswith("18 of 64 pairs")
     assert "512 MiB" in named(({}, 1 << 20, 1 << 20))["large_table"].because  # 2^20 x 64 pairs x 2 x 4 bytes
+
+
+@pytest.mark.parametrize(("served", "factor"), [(4096, 1), (4097, 2), (8192, 2), (10_000, 3)])
+def test_the_factor_is_rounded_up(served, factor):
+    assert analysis.Facts(rw.RopeSpec(8), 4096, served).factor == factor
+
+
+def test_scalings_follow_the_whole_text_where_a_window_bounds_the_distances():
+    """A dynamic scaling reads the served length, 4096, although no distance exceeds 64."""
+    dynamic = rw.RopeSpec(8, scaling=Dynamic(2.0, original_length=64))
+    found = analysis.Facts(dynamic, 64, 4096, window=64).coverage.scaled
+    base = 10_000 * (2 * 4096 / 64 - 1) ** (8 / 6)
+    assert found == pytest.approx([base ** (-i / 4) * 64 / (2 * math.pi) for i in range(4)])
+
+
+def test_tables_of_more_than_64_mebibytes_are_large():
+    """cos and sin of 64 pairs in float32 take 512 bytes a token: 131,072 tokens are 64 MiB."""
+    assert "large_table" not in named(({}, 131_072, 131_072))
+    assert "large_table" in named(({}, 131_073, 131_073))
+
+
+def test_the_rounding_of_bfloat16_below_one():
+    values = torch.linspace(0.5, 1.0, 100_001, dtype=torch.float64)
+    assert (values.bfloat16().double() - values).abs().max().item() == pytest.approx(analysis.BFLOAT16_ROUNDING, rel=1e-3)
 
 
 def test_a_window_bounds_the_distances_and_not_the_positions():

@@ -46,6 +46,9 @@ def test_turns_and_wavelengths_by_hand():
     assert analysis.turns(steps, 20) == pytest.approx([5, 2, 0])
     assert analysis.critical_dimension(steps, 9) == 2
     assert analysis.critical_dimension(steps, 11) == 4
+    # a turn that ends exactly at the length counts
+    assert analysis.critical_dimension([math.pi / 2], 4) == 2
+    assert analysis.aliasing([math.pi / 2], 4).repeating == 1
     found = analysis.aliasing(steps, 9)
     assert (found.shortest, found.longest, found.repeating, found.pairs) == (pytest.approx(4), pytest.approx(10), 1, 3)
 

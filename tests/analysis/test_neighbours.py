@@ -5,6 +5,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk import analysis
+from ropewalk.analysis import neighbours
 
 
 def clouds(count=15, dims=6):
@@ -41,6 +42,16 @@ def test_the_divergence_is_zero_only_for_the_same_neighbours():
     np.fill_diagonal(close, 0)
     assert analysis.divergence(close / close.sum(), placed)[0] == pytest.approx(0, abs=1e-9)
     assert analysis.divergence(close / close.sum(), 3 * placed)[0] > 0.01
+
+
+def test_a_quarter_of_the_steps_exaggerates_joint_affinities_that_add_up_to_one(monkeypatch):
+    seen, divergence = [], neighbours.divergence
+    monkeypatch.setattr(neighbours, "divergence", lambda joint, placed: seen.append(joint) or divergence(joint, placed))
+    neighbours.tsne(clouds(), 5.0, steps=8)
+    conditional = analysis.affinities(clouds(), 5.0)
+    for step, joint in enumerate(seen):
+        assert joint.sum() == pytest.approx(4 if step < 2 else 1)
+        assert joint == pytest.approx((conditional + conditional.T) / (2 * 30) * (4 if step < 2 else 1))
 
 
 def test_two_clouds_stay_apart_and_a_seed_repeats():

@@ -213,3 +213,23 @@ def test_every_encoding_says_what_it_is():
         assert encoding.entry in ("none", "input", "qk", "scores")
         assert encoding.__doc__
         assert issubclass(encoding, Encoding)
+
+
+@pytest.mark.parametrize(("name", "bidirectional"), [("t5", True), ("t5_causal", False)])
+def test_t5_adds_the_entry_of_transformers_bucket(name, bidirectional):
+    """32 buckets up to distance 128, as in T5's own configs."""
+    encoding = make(name)
+    keys = torch.arange(0, 400)
+    theirs = T5Attention._relative_position_bucket(keys - 200, bidirectional, num_buckets=32, max_distance=128)
+    found = encoding.bias(torch.zeros(1), torch.tensor([200]), keys)
+    assert torch.equal(found[:, 0], encoding.table[theirs].T)
+
+
+@pytest.mark.parametrize("name", ["learned", "t5", "t5_causal", "relative_bias", "rope_bias"])
+def test_learned_tables_start_small(name):
+    """A deviation of 0.02, as BERT and T5 start: larger ones would drown the tokens."""
+    torch.manual_seed(0)
+    encoding = make_encoding(name, num_heads=32, head_dim=4, length=64)
+    (table,) = encoding.parameters()
+    assert table.std().item() == pytest.approx(0.02, rel=0.1)
+    assert abs(table.mean().item()) < 0.002

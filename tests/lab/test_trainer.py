@@ -118,6 +118,17 @@ def test_learned_frequencies_have_a_group_of_their_own():
     assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
 
 
+@pytest.mark.parametrize("encoding", ["learned", "t5_causal", "relative_bias", "kerple_log"])
+def test_only_matrices_of_the_model_decay_and_no_table_of_positions(encoding):
+    model = tiny_model(encoding)
+    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, frequency_rate=1.0)
+    decaying = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
+    for name, parameter in model.named_parameters():
+        positional = any(part in name for part in ("encoding.", "encoding_"))
+        assert (id(parameter) in decaying) == (parameter.ndim == 2 and not positional), name
+
+
 @pytest.mark.parametrize("encoding", ["rope_learnable", "alibi", "t5", "learned"])
 def test_norms_of_groups_are_those_of_their_gradients(encoding):
     model = tiny_model(encoding)
