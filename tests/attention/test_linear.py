@@ -122,8 +122,14 @@ def test_a_layer_with_a_fixed_scale_equals_its_definition(scale, causal):
         torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("options", "rule"), [({"scale": 1.5, "form": "cosine"}, "<= 1"), ({"scale": -0.1, "form": "cosine"}, ">= 0"),
-                                               ({"scale": 1.0}, "must be None for the form 'numerator'")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"scale": 1.5, "form": "cosine"}, "<= 1"),
+        ({"scale": -0.1, "form": "cosine"}, ">= 0"),
+        ({"scale": 1.0}, "must be None for the form 'numerator'"),
+    ],
+)
 def test_a_scale_that_has_no_meaning_is_refused(options, rule):
     with pytest.raises(RopeError, match=f"scale: .*{rule}"):
         LinearAttention(12, 2, **options)
