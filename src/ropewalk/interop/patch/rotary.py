@@ -92,7 +92,7 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
     HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
     """
     doubled = [each for each in conventions if each.reads_both and not each.joined_heads]
-    probe = _Probe(module, length_hook(module))
+    probe = Probe(module, length_hook(module))
     if probe.device.type == "meta" or len(doubled) < len(conventions):
         return None
     generator = torch.Generator().manual_seed(0)

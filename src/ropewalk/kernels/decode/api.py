@@ -47,12 +47,14 @@ def qkv_norm_rope(
         backend = "definition" if reason or norm is not None or x.shape[:-1].numel() > MOST_TOKENS else "triton"
     if choice("backend", backend, BACKENDS) == "definition":
         packed = F.linear(x, weight, bias)
-        return qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=norm, cache=cache, slots=slots)
+        q: Tensor = qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=norm, cache=cache, slots=slots)  # type: ignore[assignment]
+        return q
     if reason:
         raise RopeError("backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(x.shape))
     from ropewalk.kernels.decode import launch
 
     call, shape = _call(x, weight, spec, positions, heads, norm, cache, slots)
+    assert call.slots is not None
     rows = x.reshape(-1, x.shape[-1])
     q = x.new_empty(len(rows), heads[0], spec.head_dim)
     workspace = None if norm is None else launch.Workspace(len(rows), *heads, spec.head_dim, 1, x.device)
