@@ -115,7 +115,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "all_repeat", "spectrum",
         lambda f: f.window is None and f.aliasing.repeating == f.spec.pairs,
-        "For long documents use a larger theta: the slowest pair should not repeat within the text.",
+        "For long documents try a larger theta, and measure: the slowest pair should not repeat within the text.",
         "all {f.spec.pairs} pairs repeat within {f.served:,} tokens, the slowest after {f.aliasing.longest:,.0f}",
     ),
     Check(
@@ -200,7 +200,7 @@ GUIDE: tuple[Use, ...] = (
     ),
     Use(
         "a norm of q and k",
-        "LayerNorm or RMSNorm before the rotation",
+        "LayerNorm before the rotation",
         "after it, scores depend on absolute positions",
         "inner_products",
     ),

@@ -10,7 +10,7 @@ from ropewalk.lab.recommendations import StudyResult
 from ropewalk.lab.statistics import Score, compare
 from ropewalk.lab.studies.findings import difference, seed_noise
 from ropewalk.lab.studies.norms import moved
-from ropewalk.lab.studies.rows import Row, score, select
+from ropewalk.lab.studies.rows import Row, distinct, score, select
 
 
 def evidence(results: Mapping[str, StudyResult]) -> dict[str, str]:
@@ -65,7 +65,7 @@ def _fine_tuned(extend: list[Row]) -> str:
 
 def _retrieval(passkey: list[Row], precision: list[Row]) -> str:
     found = []
-    for base in (10_000.0, 500_000.0):
+    for base in distinct(passkey, "found", "base"):
         shares = (select(passkey, "found", base=base, method="none", length=n) for n in (256, 512))
         near, far = (sum(r["mean"] for r in rows) / len(rows) for rows in shares)
         found.append(f"base {base:,.0f} {near:.1%} and {far:.1%}")

@@ -156,9 +156,12 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     columns = ("characters", "encoding", "accuracy", "best possible", "cases")
     table = Table("Accuracy by length of the texts", columns, cells, note)
     cuts = [settings["short"], settings["long"]]
-    series = {"rope": (cuts, [100 * each.mean for cut in cuts if (each := _accuracy(rows, cut, "rope")) is not None])}
+    series = {}
+    for name in ("rope", "learned"):
+        measured = {cut: found for cut in cuts if (found := _accuracy(rows, cut, name)) is not None}
+        series[name] = (list(measured), [100 * found.mean for found in measured.values()])
     series |= {"best possible": (cuts, [100 * reachable(cut, settings) for cut in cuts])} if is_generated else {}
-    figure = line_figure(series, title="Matching cases by length", x="characters of each text", y="% right", log_x=False)
+    figure = line_figure(series, title="Matching cases by length", x="characters of each text", y="% right")
     own = {name: (str(cut), percent(hits[name])) for name, (cut, _) in models(settings).items()}
     ours = {"roformer-cail": Ours(("characters", "accuracy"), own)}
     return Findings([table], {"matching": figure}, claims(rows, settings), ours)

@@ -71,7 +71,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     table = Table("Change by a shift", ("encoding", "declared relative", *(f"by {s:,}" for s in shifts)), cells, note)
     text = f"A shift of {shifts[-1]:,} changes logits by less than {UNCHANGED:g} for all relative encodings, and only for these"
     claim = Claim(text, FAILS if wrong else HOLDS, f"except {', '.join(wrong)}" if wrong else "no exceptions")
-    figure = line_figure(series, title="Change of the logits by a shift", x="shift of all positions", y="change", log_y=True)
+    figure = line_figure(
+        series, title="Change of the logits by a shift", x="shift of all positions", y="change (0 as 1e-9)", log_y=True
+    )
     return Findings([table], {"relative": figure}, [claim])
 
 
