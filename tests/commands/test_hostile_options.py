@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from finetune_tiny import write_checkpoint
 from safetensors.torch import save_file
 
 import command_line
 import ropewalk_cli
 from door import as_users_call
+from finetune_tiny import write_checkpoint
 from ropewalk import cli, selfcheck
 from ropewalk.bench import cpu
 from ropewalk.commands import demo, figures
@@ -64,7 +64,7 @@ def files(tmp_path_factory) -> Path:
     (folder / "config.json").write_text(json.dumps(LLAMA))
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
-    weights = {f"model.layers.0.self_attn.{name}_proj.weight": torch.randn(16, 16) for name in "qk"}
+    weights = {f"model.layers.0.self_attn.{name}_proj.weight": torch.randn(16, 16) for name in "qkv"}
     save_file(weights, folder / "model" / "model.safetensors")
     for name, data in FILES.items():
         (folder / name).write_bytes(data)

@@ -107,8 +107,8 @@ def test_a_verdict_comes_first_then_one_table(capsys, write):
     assert cells["scaling"] == "llama3, factor 8"
     assert cells["trained length (tokens)"] == "8,192"
     assert cells["served length (tokens)"] == "131,072"
-    # 131,072 positions x 64 pairs x (cos, sin) x 4 bytes
-    assert cells["memory of cos and sin, one full table (bytes)"] == f"{131_072 * 64 * 2 * 4:,}"
+    # 131,072 positions x 64 pairs x (cos, sin) x 4 bytes, and the 8-byte steps of the phases
+    assert cells["memory of cos and sin, one full table (bytes)"] == f"{131_072 * 64 * 2 * 4 + 64 * 8:,}"
     assert "attention window (tokens)" not in cells
 
 

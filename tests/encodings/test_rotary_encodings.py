@@ -103,7 +103,7 @@ def test_nezha_adds_the_vectors_of_the_distances_to_the_values():
     encoding = make_encoding("nezha", num_heads=2, head_dim=head_dim)
     found = encoding.value_bias(weights, torch.tensor([5]), torch.tensor([5, 3, 9]))
     vectors = []
-    for distance in (0, 2, -4):
+    for distance in (0, -2, 4):  # key minus query
         angles = [(distance + 64) * frequency for frequency in ladder(10_000.0, head_dim // 2)]
         vectors.append([f(angle) for angle in angles for f in (math.sin, math.cos)])
     expected = weights @ torch.tensor(vectors, dtype=torch.float64)

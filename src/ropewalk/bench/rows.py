@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.errors import RopeError
 from ropewalk.machine import machine
 
 Row = dict[str, Any]
@@ -17,6 +18,8 @@ Row = dict[str, Any]
 
 def write(path: Path, rows: list[Row]) -> None:
     """Write rows as JSON lines; the file is replaced only when all are written."""
+    if path.exists() and not path.is_file():
+        raise RopeError("out", "must be a file or new; a device or folder is not replaced", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".part")
     draft.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -96,7 +96,7 @@ def qkv_table(rows: list[Row]) -> str:
 def generation_table(rows: list[Row]) -> str:
     """Return a table of generation: steps per second, the share of the memory limit, and the time to the first token."""
     lines = [
-        [r["shape"].removesuffix(" shape"), r["batch"], r["contender"], f"{r['steps_per_s']:.0f}",
+        [r["shape"].removesuffix(" shape"), str(r["batch"]), r["contender"], f"{r['steps_per_s']:.0f}",
          f"{r['percent_of_limit']:.0f} %", f"{r['first_token_ms']:.0f} ms"]
         for r in rows if r["what"] == "generate"
     ]  # fmt: skip

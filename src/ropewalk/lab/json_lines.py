@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ropewalk.errors import RopeError
+
 
 def encode_rows(rows: Iterable[dict[str, Any]]) -> str:
     """Return rows as JSON lines."""
@@ -16,6 +18,8 @@ def encode_rows(rows: Iterable[dict[str, Any]]) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file by `text`, synced to disk; a reader sees the old file or the whole new one."""
+    if path.exists() and not path.is_file():
+        raise RopeError("path", "must be a file or new; a device or folder is not replaced", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("w", encoding="utf-8") as file:
