@@ -119,8 +119,8 @@ def test_every_view_in_every_language(page, view, language):
 
 def test_precision_tells_the_memory_of_a_full_table(page):
     app = page(view="precision", served="1000", a__head_dim="48")
-    # cos and sin, 1000 positions x 24 pairs, 4 bytes each, and the 8-byte steps of the phases
-    assert any(re.search(rf"^\| full \| {2 * 1000 * 24 * 4 + 24 * 8:,} \|$", text.value, re.MULTILINE) for text in app.markdown)
+    # cos and sin, 1024 positions (1000 rounded up to a power of two) x 24 pairs, 4 bytes each, and the 8-byte steps of the phases
+    assert any(re.search(rf"^\| full \| {2 * 1024 * 24 * 4 + 24 * 8:,} \|$", text.value, re.MULTILINE) for text in app.markdown)
 
 
 def test_a_scaling_added_later_has_its_controls(page, monkeypatch):
