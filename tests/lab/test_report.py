@@ -204,7 +204,7 @@ def test_the_command_lists_runs_and_reports(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("lab", "run", "nonsense"), "study: must be one of encodings"),
+        (("lab", "run", "nonsense"), "NAME: must be one of encodings"),
         (("lab", "run", "precision", "--preset", "huge"), "preset: must be one of smoke, cpu"),
         (("lab", "run", "precision", "--set", "colour=red"), "a setting of precision"),
         (("lab", "report", "."), "ropewalk lab run"),
