@@ -27,7 +27,7 @@ def _empty_cache():
 def test_the_cache_of_tables_evicts(monkeypatch):
     one = RopeSpec(10)
     expected = cos_sin(one, torch.arange(9))
-    size = tables(one, CPU).bytes
+    size = tables(one, CPU).num_bytes
     assert TABLES.bytes == size == 2 * 2 * 1024 * 5 * 8 + 5 * 8
     monkeypatch.setattr(TABLES, "most_bytes", 3 * size)
     for theta in range(2, 12):
@@ -65,12 +65,12 @@ def test_what_each_spec_keeps():
     spread = tables(RopeSpec(8, axes=axes.axial(2, 2)), CPU)
     assert spread.levels is None
     assert spread.axis_of_pair.tolist() == [0, 0, 1, 1]
-    assert spread.bytes == 4 * 8
+    assert spread.num_bytes == 4 * 8
 
 
 def test_rows_grow_by_doubling_from_256():
     spec = RopeSpec(10)
-    base = tables(spec, CPU).bytes
+    base = tables(spec, CPU).num_bytes
     for count, rows in ((1, 256), (256, 256), (257, 512), (100, 512), (2000, 2048), (3, 2048)):
         first_rows(spec, CPU, count)
         assert TABLES.bytes - base == rows * 5 * 2 * 4
@@ -83,7 +83,7 @@ def test_rows_grow_by_doubling_from_256():
 def test_rows_come_in_powers_of_two(count, rows):
     spec = RopeSpec(10)
     first_rows(spec, CPU, count)
-    assert TABLES.bytes - tables(spec, CPU).bytes == rows * 5 * 2 * 4
+    assert TABLES.bytes - tables(spec, CPU).num_bytes == rows * 5 * 2 * 4
 
 
 @pytest.mark.parametrize("count", [1, 255, 256])

@@ -47,7 +47,7 @@ class Tables:
     levels: Levels | None
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """The size of its tensors."""
         return sum(t.numel() * t.element_size() for t in (self.steps, *(self.levels or ())))
 
@@ -78,7 +78,7 @@ def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tabl
     """Return the cached tables of a spec; for a length-dependent scaling, those of the trained length."""
     levels = strategy in ("auto", "two-level") and _keeps_levels(spec)
     key = (spec.fingerprint, device, "levels" if levels else "phase")
-    return _cached_or_built(key, lambda: _build(spec, device, levels), lambda cached: cached.bytes)
+    return _cached_or_built(key, lambda: _build(spec, device, levels), lambda cached: cached.num_bytes)
 
 
 def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
