@@ -112,7 +112,7 @@ def test_the_commands_of_the_readme_run_there(fresh, tmp_path):
     rows = interleaved_checkpoint(tmp_path / "META_FOLDER")
     shutil.copytree(tmp_path / "META_FOLDER", tmp_path / "path" / "to")
     said = {" ".join(words[:2]): run([fresh / "ropewalk", *words], tmp_path) for words in commands()}
-    assert re.search(r"head_dim\W+6\b", said["inspect path/to/config.json"])
+    assert said["inspect path/to/config.json"].startswith("llama, ")  # the verdict
     converted = load_file(tmp_path / "HF_FOLDER" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
     # 4 heads of 3 pairs: neighbours become halves
     assert torch.equal(converted, rows.view(4, 3, 2, 24).transpose(1, 2).reshape(24, 24))
