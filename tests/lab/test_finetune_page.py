@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from finetune_tiny import write_checkpoint
 
 from command_line import call
+from finetune_tiny import write_checkpoint
 from ropewalk.lab.samples import FORMATS, write_sample
 
 PAGE = Path(__file__).parents[2] / "docs" / "finetune.md"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from finetune_tiny import TOKENS, triplet_lines, write_checkpoint, write_classes, write_triplets
 from lab_tiny import write_text
 from torch.nn import functional as F
 
 import ropewalk as rw
 from command_line import call
+from finetune_tiny import TOKENS, triplet_lines, write_checkpoint, write_classes, write_triplets
 from ropewalk.errors import RopeError
 from ropewalk.lab.data import make_data, open_data
 from ropewalk.lab.distributed import Parallel
