@@ -35,10 +35,10 @@ def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iter
         per_thread = tokens * heads * pairs / (32 * warps)
         if heads > q_heads or not 2 <= per_thread <= 16 or (order == "bshd") != (tokens == 1) or (order == "bhsd" and heads > 4):
             continue
-        for together, hints in itertools.product((False, True), (False, True)):
-            if (decode and hints) or (order == "bhsd" and together):
+        for q_and_k, hints in itertools.product((False, True), (False, True)):
+            if (decode and hints) or (order == "bhsd" and q_and_k):
                 continue
-            yield Config(tokens, heads, warps, together=together, hints=hints)
+            yield Config(tokens, heads, warps, q_and_k=q_and_k, hints=hints)
 
 
 def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = "plain") -> list[dict[str, Any]]:

@@ -77,8 +77,9 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
         return tables
     choice("tables", tables, STRATEGIES)
     if tables not in (possible := strategies(spec)):
-        rule = f"must be one of {', '.join(possible)} for this spec: only fixed frequencies on one axis of integers have tables"
-        raise RopeError("tables", rule + ", and those of precision 'hf' no two levels", tables)
+        rounded = "precision 'hf' rounds angles, which then cannot be added from two levels"
+        reason = rounded if "full" in possible else "only fixed frequencies on one axis of integer positions have tables"
+        raise RopeError("tables", f"must be one of {', '.join(possible)} for this spec: {reason}", tables)
     return tables
 
 

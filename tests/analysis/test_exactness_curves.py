@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import ropewalk as rw
-from frequency_oracle import cos_sin
+from frequency_oracle import cos_sin, oracle, rotations
 from helpers import sample_spec
 from ropewalk import analysis
 
@@ -21,6 +21,13 @@ def test_true_angles_are_reduced_exactly(position):
         cos, sin = cos_sin(step, position)
         assert np.cos(angle) == pytest.approx(float(cos), abs=2e-15)
         assert np.sin(angle) == pytest.approx(float(sin), abs=2e-15)
+
+
+def test_both_parts_of_a_frequency_give_the_angles_of_the_formula():
+    exact, positions = SPEC.exact_ladder_frequencies(), [1, 2**31 + 1, 2**40 + 3]
+    angles = analysis.true_angles(exact.radians.numpy(), positions, exact.low.numpy())
+    wanted = rotations(oracle(SPEC.scaling, 10, 100.0)[0], positions)
+    np.testing.assert_allclose(np.exp(1j * angles), wanted, rtol=0, atol=2e-15)
 
 
 @pytest.mark.parametrize("position", [1_000, 131_071, 2**40])

@@ -337,8 +337,8 @@ def test_real_positions():
 
 CONFIGS = [
     Config(1, 2, 1),
-    Config(1, 8, 1, together=True),
-    Config(2, 4, 1, together=True, hints=True),
+    Config(1, 8, 1, q_and_k=True),
+    Config(2, 4, 1, q_and_k=True, hints=True),
     Config(4, 2, 1, hints=True),
 ]
 

@@ -93,8 +93,8 @@ def test_several_axes_and_dims_that_pass_have_lines_of_their_own(order):
 
 def test_a_thin_key_does_not_ride_with_the_query():
     """Its threads would load 2 bytes at a time."""
-    assert pick_config("token", "phase", 64, 0, (1, 4096), (32, 8), 2).together
-    assert not pick_config("token", "phase", 64, 0, (1, 4096), (32, 1), 2).together
+    assert pick_config("token", "phase", 64, 0, (1, 4096), (32, 8), 2).q_and_k
+    assert not pick_config("token", "phase", 64, 0, (1, 4096), (32, 1), 2).q_and_k
 
 
 def test_the_table_of_configurations_is_in_order():

@@ -45,7 +45,7 @@ class NtkByParts(Scaling):
         unscaled = Default()._radians(dim, theta, length, dtype)
         interpolated = Linear(self.factor)._radians(dim, theta, length, dtype)
         ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
-        # a ramp is 0 for fast pairs and 1 for slow pairs
+        # a ramp is 0 for fast pairs and 1 for slow pairs, so that both shares are largest for fast pairs
         ntk_share = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, True, dtype)) * self.ntk_weight
         unscaled_share = (1 - ramp(*self.keep_turns, dim, theta, self.original_length, True, dtype)) * self.keep_weight
         slowed = interpolated * (1 - ntk_share) + ntk * ntk_share
@@ -84,7 +84,7 @@ class _YarnBands(Scaling):
         unscaled_periods = periods(dim, theta, dtype, device)
         unscaled, slowed = 1.0 / unscaled_periods, 1.0 / (stretch * unscaled_periods)
         turns = self.beta_fast, self.beta_slow
-        # 1 for fast pairs, 0 for slow pairs; 1 - unscaled_share is rounded twice, as in transformers
+        # 1 for fast pairs, 0 for slow pairs. `1 - unscaled_share` below is not the ramp itself: transformers rounds it twice
         unscaled_share = 1 - ramp(*turns, dim, theta, self.original_length, self.truncate, dtype, device)
         return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 

@@ -39,11 +39,11 @@ class LongRope(Scaling):
 
     def _radians(self, dim, theta, length, dtype):
         device = device_of(length)
-        steps = periods(dim, theta, dtype, device)
-        short = 1.0 / (constant(self.short_factor, dtype, device) * steps)
+        unscaled_periods = periods(dim, theta, dtype, device)
+        short = 1.0 / (constant(self.short_factor, dtype, device) * unscaled_periods)
         if length is None:
             return short
-        long = 1.0 / (constant(self.long_factor, dtype, device) * steps)
+        long = 1.0 / (constant(self.long_factor, dtype, device) * unscaled_periods)
         return torch.where(per_row(length > self.original_length), long, short)
 
     def _magnitude(self, length, dtype):

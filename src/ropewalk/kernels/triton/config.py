@@ -17,31 +17,31 @@ DECODE_TOKENS = 512
 class Config:
     """One program rotates `tokens` tokens of `heads` heads with `warps` warps.
 
-    together  each program rotates heads of q and of k, which share angles; otherwise heads of either q or k
-    hints     use cache hints for data that is read or written only once
-    pdl       start before the previous kernel ends (programmatic dependent launch), if the GPU supports it
+    q_and_k  every program rotates heads of both q and k and computes their angles once; otherwise heads of either q or k
+    hints    use cache hints for data that is read or written only once
+    pdl      start before the previous kernel ends (programmatic dependent launch), if the GPU supports it
     """
 
     tokens: int
     heads: int
     warps: int
-    together: bool = False
+    q_and_k: bool = False
     hints: bool = False
     pdl: bool = True
 
 
-#: (memory order, angle mode, most pairs, configuration); the first row that fits is used. The order is "token" if the
-#: heads of a token are adjacent in memory, "head" if the tokens of a head are, and "decode" for "token" with few tokens.
-#: Exact phases need more threads than pairs: with fewer, Triton moves x through shared memory.
+#: (memory order, angle mode, most pairs, configuration): the first row with enough pairs is used, or the last one. The order is
+#: "token" if the heads of a token are adjacent in memory, "head" if the tokens of a head are, and "decode" for "token" with
+#: few tokens. Exact phases need more threads than pairs: with fewer, Triton moves x through shared memory.
 CONFIGS: tuple[tuple[str, str, int, Config], ...] = (
     ("decode", "phase", 32, Config(1, 16, 2)),
     ("decode", "phase", 64, Config(1, 8, 2)),
     ("decode", "phase", 128, Config(1, 4, 2)),
     ("decode", "phase", 256, Config(1, 2, 2)),
-    ("token", "phase", 32, Config(1, 32, 4, together=True, hints=True)),
-    ("token", "phase", 64, Config(1, 16, 4, together=True)),
-    ("token", "phase", 128, Config(1, 8, 8, together=True, hints=True)),
-    ("token", "phase", 256, Config(1, 8, 16, together=True, hints=True)),
+    ("token", "phase", 32, Config(1, 32, 4, q_and_k=True, hints=True)),
+    ("token", "phase", 64, Config(1, 16, 4, q_and_k=True)),
+    ("token", "phase", 128, Config(1, 8, 8, q_and_k=True, hints=True)),
+    ("token", "phase", 256, Config(1, 8, 16, q_and_k=True, hints=True)),
     ("token", "rows", 32, Config(1, 16, 2)),
     ("token", "rows", 64, Config(1, 8, 1)),
     ("token", "rows", 128, Config(1, 8, 4)),
@@ -56,8 +56,9 @@ CONFIGS: tuple[tuple[str, str, int, Config], ...] = (
     ("head", "rows", 256, Config(8, 1, 8, hints=True)),
 )
 
-#: (memory order, special case, head_dim / 2): configurations for calls where CONFIGS are too slow. Angles of several axes
-#: take longer to compute, so fewer threads compute them, each for more heads. Partial rotary also copies dims, with wide loads.
+#: (memory order, kind of call, head_dim / 2): configurations for two kinds of calls where CONFIGS are too slow. "axes": angles of
+#: several axes take longer to compute, so fewer threads compute them, each for more heads. "part": the kernel also copies the
+#: dims that do not rotate, with wide loads.
 SPECIAL_CONFIGS: dict[tuple[str, str, int], Config] = {
     ("token", "axes", 64): Config(1, 16, 2),
     ("head", "axes", 64): Config(8, 2, 2),
@@ -75,24 +76,25 @@ def pick_config(
     """
     batch, tokens = sizes
     order = "decode" if (order, angles) == ("token", "phase") and batch * tokens <= DECODE_TOKENS else order
-    candidates = [row for row in CONFIGS if row[:2] == (order, angles)]
-    width = power_of_two(pairs + copied // 2)
-    _, _, widest, config = next((row for row in candidates if width <= row[2]), candidates[-1])
-    case = "axes" if axes > 1 else "part" if copied else ""
+    rows = [row for row in CONFIGS if row[:2] == (order, angles)]
+    head_pairs = power_of_two(pairs + copied // 2)
+    _, _, most_pairs, config = next((row for row in rows if head_pairs <= row[2]), rows[-1])
     if angles == "phase":
-        config = SPECIAL_CONFIGS.get((order, case, width), config)
-    # how many tokens times heads fit: float32 needs twice the registers of 16-bit types, and narrow heads need fewer
-    room = max(1, config.tokens * config.heads * widest // (width * itemsize // 2))
-    config = _fit(config, room, power_of_two(tokens), power_of_two(max(heads)))
-    # a thread should load at least 4 bytes of k at a time
-    q_groups = -(-heads[0] // config.heads)
-    keys_per_program = power_of_two(-(-heads[1] // q_groups)) * config.tokens
-    too_narrow = keys_per_program * power_of_two(pairs) * itemsize < 4 * 32 * config.warps
-    return replace(config, together=False) if too_narrow else config
+        kind = "axes" if axes > 1 else "part" if copied else "plain"
+        config = SPECIAL_CONFIGS.get((order, kind, head_pairs), config)
+    # a configuration is measured with 16-bit heads of `most_pairs` pairs: narrower heads leave registers for more of them, and
+    # float32 takes twice as many
+    most_token_heads = max(1, config.tokens * config.heads * most_pairs // (head_pairs * itemsize // 2))
+    config = _fit(config, most_token_heads, power_of_two(tokens), power_of_two(max(heads)))
+    q_programs = -(-heads[0] // config.heads)
+    keys_per_program = power_of_two(-(-heads[1] // q_programs)) * config.tokens
+    # with k in the same program, a thread should load at least 4 bytes of k at a time
+    k_is_too_small = keys_per_program * power_of_two(pairs) * itemsize < 4 * 32 * config.warps
+    return replace(config, q_and_k=False) if k_is_too_small else config
 
 
-def _fit(config: Config, room: int, most_tokens: int, most_heads: int) -> Config:
-    """Resize tokens and heads so that their product is at most `room` and neither exceeds what the call has."""
-    tokens = min(config.tokens, most_tokens, room)
-    heads = min(room // tokens, most_heads)
-    return replace(config, tokens=min(room // heads, most_tokens), heads=heads)
+def _fit(config: Config, most_token_heads: int, most_tokens: int, most_heads: int) -> Config:
+    """Resize tokens and heads: their product is at most `most_token_heads`, and neither exceeds what the call has."""
+    tokens = min(config.tokens, most_tokens, most_token_heads)
+    heads = min(most_token_heads // tokens, most_heads)
+    return replace(config, tokens=min(most_token_heads // heads, most_tokens), heads=heads)

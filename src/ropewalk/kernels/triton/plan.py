@@ -62,7 +62,7 @@ class RotationPlan(LaunchPlan):
         q_block = min(config.heads, power_of_two(q_heads))
         k_block = 0
         q_groups = groups = -(-q_heads // q_block)
-        if k_heads and config.together:
+        if k_heads and config.q_and_k:
             k_block = power_of_two(-(-k_heads // groups))
         elif k_heads:
             groups += -(-k_heads // q_block)
