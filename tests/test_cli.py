@@ -256,6 +256,8 @@ def test_demo_writes_a_report_and_pictures(capsys, tmp_path, quick):
     for word in (*BACKENDS, "hf_frequencies", "1,099,511,627,776", "keeps the norm", "Every error is within its bound."):
         assert word in out
         assert word in report
+    assert '"mouse chases cat" is "cat chases mouse" reordered' in report
+    assert re.search(r"With RoPE the outputs of the two sentences differ by up to 0\.\d\d", report)
     for picture in re.findall(r"!\[\w+\]\((.+?)\)", report):
         assert (tmp_path / "demo" / picture).stat().st_size > 1000
     assert "report.md" in out

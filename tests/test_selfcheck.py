@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk import RopeSpec, selfcheck
+from ropewalk import Rope, RopeSpec, selfcheck
 from ropewalk.kernels import BACKENDS, Backend, eager
 from ropewalk.kernels.request import Request
 from ropewalk.spec import PRECISIONS
@@ -47,6 +47,22 @@ def test_precision_bounds_tell_the_policies_apart():
 
 def test_laws_hold_here():
     assert {law.name: law.error for law in selfcheck.laws() if not law.ok} == {}
+
+
+def test_words_in_another_order_differ_only_with_positions():
+    """M1, against attention written out in NumPy: without positions every word's output stays, with RoPE it does not."""
+    assert selfcheck.order_difference(None) < 1e-14
+    words = torch.randn(3, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).numpy()
+    angles = np.outer(np.arange(3), 10_000.0 ** (-np.arange(64) / 64))
+
+    def attended(x):
+        pairs = (x[:, :64] + 1j * x[:, 64:]) * np.exp(1j * angles)
+        weights = np.exp(np.real(pairs @ pairs.conj().T) / np.sqrt(128))
+        return weights / weights.sum(-1, keepdims=True) @ x
+
+    expected = np.abs(attended(words) - attended(words[::-1])[::-1]).max()
+    assert expected > 0.01
+    assert selfcheck.order_difference(Rope(RopeSpec(128))) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_law_beyond_its_bound_fails_the_report():

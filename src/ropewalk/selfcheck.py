@@ -116,11 +116,22 @@ def laws() -> list[Law]:
     rotated, scores = rope(q), _scores(rope, q, k, 0)
     shifted_scores = _scores(rope, q, k, far)
     return [
+        Law('without positions, "mouse chases cat" is "cat chases mouse" reordered', order_difference(None), 1e-12),
         Law("a rotation keeps the norm", _largest(rotated.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
         Law("scores depend on the distance only: 10,000,000 tokens later", _largest(shifted_scores - scores), 1e-11),
         Law("unrotate restores the vector", _largest(rope.unrotate(rotated) - q) / _largest(q), KERNEL_ERROR),
         Law("precision 'hf' equals float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0),
     ]
+
+
+def order_difference(rope: Rope | None) -> float:
+    """Return the largest difference of a word's attention outputs between "cat chases mouse" and "mouse chases cat"."""
+    words = torch.randn(3, HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    outputs = []
+    for sentence in (words, words.flip(0)):
+        rotated = sentence if rope is None else rope.rotate(sentence)
+        outputs.append(torch.softmax(rotated @ rotated.mT / HEAD_DIM**0.5, dim=-1) @ sentence)
+    return _largest(outputs[0] - outputs[1].flip(0))
 
 
 def _scores(rope: Rope, q: Tensor, k: Tensor, offset: int) -> Tensor:
