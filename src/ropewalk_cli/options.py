@@ -32,6 +32,8 @@ def target_of(command: Callable[..., None]) -> Callable[..., None]:
 
 
 Config = Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")]
+OptionalConfig = Annotated[Path | None, typer.Argument(help="A config.json, or a model folder that contains one.")]
+Example = Annotated[str | None, typer.Option(help="Instead of CONFIG: the config of a well-known model, such as Llama-3.1-8B.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Details = Annotated[bool, typer.Option("--details", help="Also print the tables behind the first one.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")]
@@ -39,7 +41,8 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is 
 
 @runs("ropewalk.commands.inspect:inspect")
 def inspect(
-    config: Config,
+    config: OptionalConfig = None,
+    example: Example = None,
     trained: Annotated[
         int | None, typer.Option(help="Context length in training, in tokens; by default from the config.")
     ] = None,
@@ -57,7 +60,8 @@ def inspect(
 
 @runs("ropewalk.commands.audit:audit")
 def audit(
-    config: Config,
+    config: OptionalConfig = None,
+    example: Example = None,
     length: Annotated[int | None, typer.Option(help="Length of the longest sequence of a batch, in tokens.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="The maximum sequence length that engines are started with.")] = None,
     details: Details = False,

@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl
 import pytest
 from browser import CHROMIUM, Browser
 
+from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls
-from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.state import layers_of
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
@@ -150,7 +150,7 @@ def test_a_link_is_restored(browser, server):
 def test_a_dropped_config_fills_the_page_and_a_bad_one_does_not_end_it(browser, server, tmp_path, pictures):
     bad, good = tmp_path / "bad.json", tmp_path / "config.json"
     bad.write_text('{"model_type": "llama", "rope_theta": NaN}', encoding="utf-8")
-    good.write_text(json.dumps(PRESETS["DeepSeek-V3"]), encoding="utf-8")
+    good.write_text(json.dumps(EXAMPLES["DeepSeek-V3"]), encoding="utf-8")
     browser.open(f"{server}/?a.theta=500")
     browser.drop(bad)
     browser.wait("document.body.innerText.includes('must be finite')", "the message")
@@ -163,7 +163,7 @@ def test_a_dropped_config_fills_the_page_and_a_bad_one_does_not_end_it(browser, 
     browser.wait("location.search.includes('a.scaling=yarn')", "the good config")
     browser.settle()
     healthy(browser)
-    assert link(browser) == controls.to_link(controls.defaults() | layers_of(PRESETS["DeepSeek-V3"])["full_attention"])
+    assert link(browser) == controls.to_link(controls.defaults() | layers_of(EXAMPLES["DeepSeek-V3"])["full_attention"])
 
 
 def test_a_preset_is_chosen_by_its_name(browser, server, pictures):

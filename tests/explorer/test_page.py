@@ -10,8 +10,8 @@ import pytest
 
 import explorer as benchmark
 from ropewalk import SCALINGS
+from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls, panels
-from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.program import program
 from ropewalk.explorer.state import layers_of
 
@@ -181,17 +181,17 @@ def test_a_good_config_after_a_bad_one_clears_the_message(page):
     app = page()
     alive(app.file_uploader(key="upload").set_value(("config.json", b"[]", "application/json")).run())
     assert app.error
-    good = json.dumps(PRESETS["gpt-oss-20b"]).encode()
+    good = json.dumps(EXAMPLES["gpt-oss-20b"]).encode()
     alive(app.file_uploader(key="upload").set_value(("config.json", good, "application/json")).run())
     assert not app.error
     assert link(app) == controls.to_link(controls.defaults() | layers_of(good)["full_attention"])
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("name", list(EXAMPLES))
 def test_every_preset_fills_the_page(page, name):
     app = page(view="ladder")
     alive(app.selectbox(key="preset").set_value(name).run())
-    loaded = next(iter(layers_of(PRESETS[name]).values()))
+    loaded = next(iter(layers_of(EXAMPLES[name]).values()))
     assert link(app) == controls.to_link(controls.defaults() | {"view": "ladder"} | loaded)
     said = "Changed from the preset."
     assert said not in [caption.value for caption in app.caption]

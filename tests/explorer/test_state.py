@@ -11,14 +11,14 @@ import pytest
 
 from ropewalk import SCALINGS, RopeError, RopeSpec, plots
 from ropewalk.axes import chunked
+from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls
-from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.program import program
 from ropewalk.explorer.state import layers_of, settle, spec_of, stretched, values_of
 from ropewalk.frequencies import LongRope, Scaling, Yarn
 from ropewalk.interop.config.hf import from_hf
 
-LAYERS = [(name, layer) for name, config in PRESETS.items() for layer in from_hf(config, per_layer=True)]
+LAYERS = [(name, layer) for name, config in EXAMPLES.items() for layer in from_hf(config, per_layer=True)]
 EVERY_SCALING = list(SCALINGS)
 
 
@@ -41,8 +41,8 @@ def changed(name: str, control: controls.Control):
 
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_a_preset_is_the_spec_of_its_config_and_so_is_its_link(name, layer):
-    values = settle(controls.defaults() | layers_of(PRESETS[name])[layer])
-    wanted = from_hf(PRESETS[name], per_layer=True)[layer]
+    values = settle(controls.defaults() | layers_of(EXAMPLES[name])[layer])
+    wanted = from_hf(EXAMPLES[name], per_layer=True)[layer]
     assert spec_of(values) == wanted
     assert spec_of(through_a_link(values)) == wanted
 
@@ -162,7 +162,7 @@ def test_a_list_stretches_over_the_pairs():
 
 @pytest.mark.parametrize("head_dim", [64, 20, 2])
 def test_every_preset_survives_another_head(head_dim):
-    for config in PRESETS.values():
+    for config in EXAMPLES.values():
         for loaded in layers_of(config).values():
             assert spec_of(settle(controls.defaults() | loaded | {"a.head_dim": head_dim})).pairs == head_dim // 2
 
@@ -188,7 +188,7 @@ def test_a_config_that_is_none_is_refused(data):
 
 
 def test_a_config_file_is_the_same_as_its_dict():
-    for config in PRESETS.values():
+    for config in EXAMPLES.values():
         assert layers_of(json.dumps(config).encode()) == layers_of(config)
 
 
@@ -202,7 +202,7 @@ def ran(code, monkeypatch, drawn):
 
 
 CASES = [{"a.scaling": name, "a.head_dim": 10} for name in SCALINGS]
-CASES += [layers_of(PRESETS[name])[layer] | {"compare": True} for name, layer in LAYERS]
+CASES += [layers_of(EXAMPLES[name])[layer] | {"compare": True} for name, layer in LAYERS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(filter(None, (case["a.scaling"], str(case["a.head_dim"])))))

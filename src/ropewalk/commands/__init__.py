@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -30,6 +30,16 @@ def device_of(name: str) -> str:
 
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return devices[-1] if name == "auto" else choice("device", name, devices)
+
+
+def config_or_example(config: Path | None, name: str | None) -> Any:
+    """Return the path of a config, or the config of a well-known model: exactly one of the two must be given."""
+    from ropewalk.errors import RopeError
+    from ropewalk.examples import example
+
+    if (config is None) == (name is None):
+        raise RopeError("CONFIG", "must be given, or else --example with the name of a well-known model", str(config))
+    return config if name is None else example(name)
 
 
 def picture_path(path: Path, option: str = "--plot") -> Path:

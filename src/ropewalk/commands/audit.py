@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from ropewalk.commands import console, table
+from ropewalk.commands import config_or_example, console, table
 from ropewalk.interop.engines import ENGINES, REFERENCE, Audit, Finding
 from ropewalk.interop.engines import audit as run_audit
 
@@ -22,9 +22,11 @@ DETAILS_LEGEND = (
 )
 
 
-def audit(config: Path, length: int | None, max_model_len: int | None, details: bool, json: bool) -> None:
+def audit(
+    config: Path | None, example: str | None, length: int | None, max_model_len: int | None, details: bool, json: bool
+) -> None:
     """Print a verdict, and what each engine computes from the config."""
-    result = run_audit(config, length=length, max_model_len=max_model_len)
+    result = run_audit(config_or_example(config, example), length=length, max_model_len=max_model_len)
     if json:
         print(json_format.dumps(result.as_dict(), indent=2))
         return

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 
 from ropewalk import analysis
 from ropewalk.analysis import Checkpoint, Facts
-from ropewalk.commands import console, picture_path, table
+from ropewalk.commands import config_or_example, console, picture_path, table
 from ropewalk.plots import View, contact_sheet, draw, save
 
 #: the figures that `--plot` draws for every layer type
@@ -37,12 +37,19 @@ LABELS = {
 
 
 def inspect(
-    config: Path, trained: int | None, served: int | None, plot: Path | None, guide: bool, details: bool, json: bool
+    config: Path | None,
+    example: str | None,
+    trained: int | None,
+    served: int | None,
+    plot: Path | None,
+    guide: bool,
+    details: bool,
+    json: bool,
 ) -> None:
     """Print a verdict on each rope of a checkpoint and its main numbers; with `details` every table."""
     if plot is not None:
         picture_path(plot)  # raise an error for a wrong suffix before the analysis
-    checkpoint = analysis.read_checkpoint(config, trained, served)
+    checkpoint = analysis.read_checkpoint(config_or_example(config, example), trained, served)
     report = gather(checkpoint)
     if guide:
         report["guide"] = [asdict(use) for use in analysis.GUIDE]

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from ropewalk.errors import RopeError
+from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls, panels
 from ropewalk.explorer.controls import SIDES, VIEWS
-from ropewalk.explorer.presets import PRESETS
 from ropewalk.explorer.state import layers_of, settle, spec_of
 from ropewalk.explorer.widgets import draw_control, mirror, seeded, show_error
 from ropewalk.explorer.words import Translate, about, translator
@@ -86,7 +86,7 @@ def put(new: dict[str, Any]) -> None:
 
 def _sidebar(values: dict[str, Any], translate: Translate) -> None:
     draw_control(values, "language", "Language / 语言", horizontal=True, named={"en": "English", "zh": "中文"}.get)
-    st.selectbox(translate("Preset"), ["", *PRESETS], key="preset", on_change=_load_preset)
+    st.selectbox(translate("Preset"), ["", *EXAMPLES], key="preset", on_change=_load_preset)
     st.file_uploader(translate("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload)
     layers = st.session_state.get("layers", {})
     if len(layers) > 1:
@@ -154,7 +154,7 @@ def _load(config: dict[str, Any] | bytes) -> None:
 
 def _load_preset() -> None:
     if st.session_state["preset"]:
-        _load(PRESETS[st.session_state["preset"]])
+        _load(EXAMPLES[st.session_state["preset"]])
 
 
 def _load_upload() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ropewalk.errors import choice
+
 # the factors of Phi-3, rounded to two decimals
 _PHI3_SHORT = [
     1.05, 1.05, 1.05, 1.1, 1.1, 1.1, 1.25, 1.25, 1.4, 1.45, 1.55, 1.85, 1.9, *[2.0] * 19, 2.1, 2.1, 2.2,
@@ -15,8 +17,8 @@ _PHI3_LONG = [
     62.5, 63.37, 63.48, 63.48, 63.66, 63.85, 64.08, 64.76, 64.8, 64.81, 64.81,
 ]  # fmt: skip
 
-#: name -> the config keys that define its rope; the page and the tests use all entries
-PRESETS: dict[str, dict[str, Any]] = {
+#: model name -> the config keys that define its rope
+EXAMPLES: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": {
         "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131_072,
         "rope_theta": 500_000.0,
@@ -24,6 +26,10 @@ PRESETS: dict[str, dict[str, Any]] = {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         },
+    },
+    "SmolLM2-135M": {
+        "model_type": "llama", "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "max_position_embeddings": 8192, "rope_theta": 100_000.0,
     },
     "Qwen3-8B": {
         "model_type": "qwen3", "head_dim": 128, "hidden_size": 4096, "num_attention_heads": 32,
@@ -65,3 +71,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model_type": "roformer", "hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": 1536,
     },
 }  # fmt: skip
+
+
+def example(name: str) -> dict[str, Any]:
+    """Return the config of a well-known model by its name, in capital or small letters."""
+    names = {each.lower(): each for each in EXAMPLES}
+    return EXAMPLES[names[choice("example", name.lower(), names)]]
