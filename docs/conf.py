@@ -37,9 +37,8 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 110
 
-ROW_LINK = re.compile(r"^\| \[[^\]]+\]\((?P<page>[\w-]+)\.md\)", re.MULTILINE)
+ROW_LINK = re.compile(r"^\| \[[^\]]+\]\((?P<page>[\w/-]+)\.md\)", re.MULTILINE)
 ROW_MODULE = re.compile(r"^\| `(?P<module>ropewalk[\w.]*)` \| (?P<says>.+) \|$", re.MULTILINE)
-OUTSIDE = re.compile(r"\[(?P<text>[^\]]*)\]\(\.\./(?P<path>[^)#\s]+)\)")
 
 
 def setup(app: Any) -> None:
@@ -51,7 +50,8 @@ def setup(app: Any) -> None:
 
 def complete(app: Any, page: str, source: list[str]) -> None:
     """Add what Sphinx needs to a page: the menu, and the reference from docstrings."""
-    text = OUTSIDE.sub(named_only, source[0])
+    up = r"\.\./" * (page.count("/") + 1)  # leads out of docs/
+    text = re.sub(rf"\[(?P<text>[^\]]*)\]\({up}(?P<path>[^)#\s]+)\)", named_only, source[0])
     if page == "index":
         text = with_menu(text)
     if page == "api":

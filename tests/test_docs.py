@@ -10,7 +10,7 @@ from ropewalk import SCALINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
-PAGES = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -106,9 +106,15 @@ def test_every_scaling_has_a_section():
 
 
 def test_every_page_is_in_the_index():
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    others = [file.name for file in (ROOT / "docs").glob("*.md") if file.name != "index.md"]
-    assert [name for name in others if f"({name})" not in index] == []
+    """The pages of a folder that has an index of its own are in that one."""
+    docs = ROOT / "docs"
+    missing = []
+    for file in docs.rglob("*.md"):
+        own = file.parent / "index.md"
+        home = own if own.exists() and own != file else docs / "index.md"
+        if file != home and f"({file.relative_to(home.parent).as_posix()})" not in home.read_text(encoding="utf-8"):
+            missing.append(file.relative_to(docs).as_posix())
+    assert missing == []
 
 
 def test_pictures_are_light():
