@@ -21,6 +21,8 @@ NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = (NAN, INF, -INF, "4", "", None, True, False, [4.0], {}, 4j, 10**400)
 NOT_INTEGERS = (*NOT_NUMBERS, 4.0, 2**63)
 POSITIVE = (*NOT_NUMBERS, 0, -0.0, -1)
+#: products with any length or period must fit in a float32
+BOUNDED = (*POSITIVE, 0.999e-18, 1.001e18, 5e-324, 1e-308, 1.7e308)
 AT_LEAST_ONE = (*POSITIVE, 0.999, 1.001e30, 1e300)
 #: its square must fit in a float32, upside down too
 MAGNITUDE = (*POSITIVE, 0.999e-18, 1.001e18, 1e-300, 1e300)
@@ -29,15 +31,15 @@ SHARE = (*NOT_NUMBERS, -0.001, 1.001)
 #: None means "not given" here
 OPTIONAL_MAGNITUDE = tuple(x for x in MAGNITUDE if x is not None)
 OPTIONAL_WEIGHT = (*(x for x in NOT_NUMBERS if x is not None), -0.001, 1.001e17)
-PAIR = (None, 4.0, "ab", (), (1.0,), (2.0, 1.0, 0.5), (1.0, 2.0), (NAN, 1.0), (2.0, 0), (2.0, "1"), (-1.0, -2.0), {})
+PAIR = (None, 4.0, "ab", (), (1.0,), (2.0, 1.0, 0.5), (1.0, 2.0), (NAN, 1.0), (2.0, 0), (2.0, "1"), (-1.0, -2.0), {}, (1, 1e-308))
 NUMBERS = (None, 4.0, "ab", (), [], (NAN,), (1.0, INF), (1.0, "x"), (True,), (None,), {1.0}, {})
-POSITIVES = (*NUMBERS, (0.0,), (1.0, -1.0))
+POSITIVES = (*NUMBERS, (0.0,), (1.0, -1.0), (1e-308,), (1.0, 1e300))
 
 FACTOR = {"factor": AT_LEAST_ONE}
 BANDED = {
     "original_length": LENGTH,
-    "beta_fast": POSITIVE,
-    "beta_slow": POSITIVE,
+    "beta_fast": BOUNDED,
+    "beta_slow": BOUNDED,
     "truncate": (None, 0, 1, "true", 1.0),
     "attention_factor": OPTIONAL_MAGNITUDE,
     "mscale": OPTIONAL_WEIGHT,
@@ -59,10 +61,10 @@ BAD_FIELDS = {
         "factor": POSITIVE,
         "attention_factor": OPTIONAL_MAGNITUDE,
     },
-    "llama3": FACTOR | {"low_freq_factor": POSITIVE, "high_freq_factor": POSITIVE, "original_length": LENGTH},
+    "llama3": FACTOR | {"low_freq_factor": BOUNDED, "high_freq_factor": BOUNDED, "original_length": LENGTH},
     "proportional": FACTOR | {"fraction": SHARE},
     "linear_frequencies": {},
-    "xpos": {"scale_base": POSITIVE, "center": NOT_INTEGERS},
+    "xpos": {"scale_base": BOUNDED, "center": NOT_INTEGERS},
     "given": {"radians": NUMBERS, "magnitude": MAGNITUDE},
     "learnable": {"start": (None, "default", 1.0, fq.Default, fq.Dynamic(), fq.LongRope(), fq.DynamicYarn(), fq.Learnable())},
 }
@@ -83,10 +85,10 @@ def test_a_bad_field_is_refused_by_name(name, field):
 @pytest.mark.parametrize("name", SCALINGS)
 def test_the_smallest_allowed_values_are_allowed(name):
     smallest = {
-        "factor": 1, "original_length": 1, "beta_fast": 1, "beta_slow": 1e-300, "truncate": False, "attention_factor": 1e-18,
+        "factor": 1, "original_length": 1, "beta_fast": 1, "beta_slow": 1e-18, "truncate": False, "attention_factor": 1e-18,
         "mscale": 0, "mscale_all_dim": 0, "ntk_turns": (2, 2), "keep_turns": [3, 3], "ntk_weight": 0, "keep_weight": 1,
-        "low_freq_factor": 1e-300, "high_freq_factor": 1e-300, "fraction": 0, "scale_base": 1e-300, "center": -(2**62),
-        "magnitude": 1e-18, "short_factor": (1e-300,), "long_factor": [1e-300], "radians": (-1,), "start": fq.XPos(),
+        "low_freq_factor": 1e-18, "high_freq_factor": 1e-18, "fraction": 0, "scale_base": 1e-18, "center": -(2**62),
+        "magnitude": 1e-18, "short_factor": (1e-18,), "long_factor": [1e-18], "radians": (-1,), "start": fq.XPos(),
     }  # fmt: skip
     if name == "longrope":
         smallest |= {"original_length": 2, "factor": 1e-300}
@@ -97,6 +99,32 @@ def test_the_smallest_allowed_values_are_allowed(name):
         assert getattr(made, field) == (tuple(value) if isinstance(value, list) else value)
         assert type(getattr(made, field)) is not list
     hash(made)
+
+
+BOUNDS = {
+    "yarn": [{"beta_fast": fast, "beta_slow": slow} for fast, slow in ((1e18, 1e18), (1e18, 1e-18), (1e-18, 1e-18))],
+    "ntk_by_parts": [{"ntk_turns": turns, "keep_turns": turns} for turns in ((1e18, 1e18), (1e18, 1e-18), (1e-18, 1e-18))],
+    "llama3": [{"low_freq_factor": low, "high_freq_factor": high} for low, high in ((1e18, 1e18), (1e-18, 1e18), (1e-18, 1e-18))],
+    "longrope": [{"short_factor": (x,) * 5, "long_factor": (y,) * 5} for x, y in ((1e-18, 1e18), (1e18, 1e-18))],
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("precision", ["exact", "hf_frequencies", "hf"])
+def test_the_bounds_of_a_field_give_finite_tables(name, precision):
+    for fields, theta, trained in itertools.product(BOUNDS[name], (1.001, 1e4, 1e12), (2, 2**40)):
+        scaling = SCALINGS[name](**fields, original_length=trained, factor=4.0)
+        for length in (3, 2 * trained):
+            cos, sin = cos_sin(RopeSpec(10, theta, scaling, precision=precision), torch.arange(3), length=length)
+            assert bool(torch.isfinite(cos).all() and torch.isfinite(sin).all())
+
+
+@pytest.mark.parametrize("precision", ["exact", "hf_frequencies", "hf"])
+def test_the_smallest_theta_gives_finite_tables(precision):
+    for theta in (1e-308, 5e-324, 0.999e-30):
+        assert_refused("theta", lambda: RopeSpec(64, theta))  # noqa: B023 - called at once
+    cos, sin = cos_sin(RopeSpec(64, 1e-30, precision=precision), torch.arange(3))
+    assert bool(torch.isfinite(cos).all() and torch.isfinite(sin).all())
 
 
 def test_ends_given_in_the_wrong_order_are_refused():

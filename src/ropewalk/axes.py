@@ -69,7 +69,7 @@ class MixedAxes:
         put("num_heads", integer("num_heads", self.num_heads, low=1, high=65536))
         put("pairs", integer("pairs", self.pairs, low=2, high=32768))
         put("seed", integer("seed", self.seed, low=0))
-        put("theta", number("theta", self.theta, above=0))
+        put("theta", number("theta", self.theta, low=1e-30))
         if self.pairs % 2:
             raise RopeError(
                 "pairs", "must be even: half of the pairs start along a direction, half perpendicular to it", self.pairs

@@ -20,6 +20,8 @@ LAYOUTS = ("half", "interleaved")
 PRECISIONS = ("exact", "hf_frequencies", "hf")
 MAGNITUDES = ("qk", "q", "scale")
 MAX_HEAD_DIM = 65536
+#: bounds of theta: a smaller one gives frequencies that no float32 holds
+THETA_RANGE = {"low": 1e-30}
 
 
 class _SameLayout(str):
@@ -61,7 +63,7 @@ class RopeSpec:
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
         put("head_dim", integer("head_dim", self.head_dim, low=2, high=MAX_HEAD_DIM))
-        put("theta", number("theta", self.theta, above=0))
+        put("theta", number("theta", self.theta, **THETA_RANGE))
         put("layout", choice("layout", self.layout, LAYOUTS))
         put("precision", choice("precision", self.precision, PRECISIONS))
         put("magnitude_on", choice("magnitude_on", self.magnitude_on, MAGNITUDES))

@@ -372,12 +372,12 @@ def test_the_result_is_plain_data_and_the_config_is_left_alone(name):
 
 
 def test_it_reads_a_file_and_tells_what_is_not_read(tmp_path):
-    rope = {**MINIMIND["rope_scaling"], "colour": 3}
+    rope = {**MINIMIND["rope_scaling"], "finetuned": True}
     (tmp_path / "config.json").write_text(json.dumps({**MINIMIND, "rope_scaling": rope}))
     result = audit(tmp_path)
     assert one(tmp_path / "config.json", "vllm").magnitude == pytest.approx(m(16))
-    assert any("colour" in text for text in result.warnings)
-    assert "warning: colour" in str(result)
+    assert any("finetuned" in text for text in result.warnings)
+    assert "warning: finetuned" in str(result)
 
 
 def test_a_config_without_a_length_is_served_to_what_its_scaling_says():

@@ -197,9 +197,10 @@ def test_a_layer_type_that_no_rotary_module_serves_is_refused():
         quietly(model, "linear", 8)
 
 
-def test_a_model_without_weights_is_extended_too():
+@pytest.mark.parametrize("kind", ["yarn", "dynamic_yarn"])
+def test_a_model_without_weights_is_extended_too(kind):
     model = fresh("llama").to("meta")
-    lengthen(model, "yarn")
+    lengthen(model, kind)
     assert rotary(model).inv_freq.is_meta
     other = fresh("llama").to("meta")
     other.model.rotary_emb = type("Drifts", (Drifts,), {"magnitude": 1.1})(other.config).to("meta")

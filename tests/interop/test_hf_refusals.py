@@ -95,7 +95,7 @@ def test_llama4_scouts_equal_band_ends_are_accepted():
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "faktor": 3.0, "beta_fast": 1}}, "beta_fast, faktor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "truncate": True, "beta_fast": 1}}, "beta_fast, truncate"),
         ({"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "factor"),
         ({"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}, "rope_theta is 1000000.0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

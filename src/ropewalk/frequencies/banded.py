@@ -11,7 +11,7 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import MAX_FACTOR, Default, Linear, Ntk
 from ropewalk.frequencies.double_double import in_double_double
 from ropewalk.frequencies.formulas import check_log_theta, device_of, mscale, number, per_row, periods, pi, ramp, where
-from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
+from ropewalk.frequencies.scaling import FACTOR_RANGE, MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class NtkByParts(Scaling):
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)
     original_length: int = setting(2048, low=1)
-    ntk_turns: tuple[float, float] = setting((1.25, 0.75), above=0)
-    keep_turns: tuple[float, float] = setting((16.0, 2.0), above=0)
+    ntk_turns: tuple[float, float] = setting((1.25, 0.75), **FACTOR_RANGE)
+    keep_turns: tuple[float, float] = setting((16.0, 2.0), **FACTOR_RANGE)
     ntk_weight: float = setting(1.0, low=0, high=1)
     keep_weight: float = setting(1.0, low=0, high=1)
     name: ClassVar[str] = "ntk_by_parts"
@@ -57,8 +57,8 @@ class _YarnBands(Scaling):
     """YaRN's by-parts rule: fast pairs are unchanged, slow pairs slow by `_stretch`, the pairs between are blended linearly."""
 
     original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)
-    beta_fast: float = setting(32.0, above=0)
-    beta_slow: float = setting(1.0, above=0)
+    beta_fast: float = setting(32.0, **FACTOR_RANGE)
+    beta_slow: float = setting(1.0, **FACTOR_RANGE)
     truncate: bool = setting(True)
     attention_factor: float | None = setting(None, **MAGNITUDE_RANGE)
     # a larger weight would give a magnitude outside MAGNITUDE_RANGE
@@ -131,8 +131,8 @@ class Llama3(Scaling):
     """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR, required=True)
-    low_freq_factor: float = setting(1.0, above=0, required=True)
-    high_freq_factor: float = setting(4.0, above=0, required=True)
+    low_freq_factor: float = setting(1.0, **FACTOR_RANGE, required=True)
+    high_freq_factor: float = setting(4.0, **FACTOR_RANGE, required=True)
     original_length: int = setting(8192, low=1, key=TRAINED_LENGTH_KEY, required=True)
     name: ClassVar[str] = "llama3"
     in_configs: ClassVar[bool] = True

@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import Default
 from ropewalk.frequencies.double_double import in_double_double
 from ropewalk.frequencies.formulas import CPU, constant, device_of, per_row, periods
-from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
+from ropewalk.frequencies.scaling import FACTOR_RANGE, MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class LongRope(Scaling):
     `factor` is the served length over the trained length; it determines the magnitude unless `attention_factor` is given.
     """
 
-    short_factor: tuple[float, ...] = setting((1.0,), above=0, required=True)
-    long_factor: tuple[float, ...] = setting((1.0,), above=0, required=True)
+    short_factor: tuple[float, ...] = setting((1.0,), **FACTOR_RANGE, required=True)
+    long_factor: tuple[float, ...] = setting((1.0,), **FACTOR_RANGE, required=True)
     original_length: int = setting(4096, low=2, key=TRAINED_LENGTH_KEY, required=True)
     # below 1 if the served length is shorter than the trained length; the magnitude is then 1
     factor: float = setting(1.0, above=0, required=True, from_lengths=True)
@@ -60,7 +60,7 @@ class XPos(Scaling):
     `center`, the position where both factors are 1, is constant, so cached keys stay valid while the sequence grows.
     """
 
-    scale_base: float = setting(512.0, above=0)
+    scale_base: float = setting(512.0, **FACTOR_RANGE)
     center: int = setting(0, low=-(2**62))
     name: ClassVar[str] = "xpos"
 

@@ -22,6 +22,8 @@ Length = int | Tensor | None
 
 #: bounds of a magnitude: its square and the inverse of its square still fit in a float32
 MAGNITUDE_RANGE = {"low": 1e-18, "high": 1e18}
+#: bounds of turns and of factors on a frequency: products with any length or period still fit in a float32
+FACTOR_RANGE = {"low": 1e-18, "high": 1e18}
 #: the config key of the trained length
 TRAINED_LENGTH_KEY = "original_max_position_embeddings"
 #: the config key of the longest sequence that a model is used with
@@ -49,8 +51,8 @@ class Setting:
     """What one field of a scaling accepts, and its Hugging Face config key.
 
     default           its type is the type of the field; None means an optional number
-    low, above, high  bounds of a number: low <= value <= high and value > above; of a list, `above` for each entry;
-                      of an integer, `low`
+    low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and value > above; of an
+                      integer, `low`
     key               the config key, if it is not the name of the field
     required          a config that names this scaling must have the key
     from_lengths      if the key is absent, it is the served length over the trained length, if the config has both
@@ -73,7 +75,7 @@ class Setting:
         if isinstance(self.default, int):
             return integer(name, value, low=int(self.low))
         if isinstance(self.default, tuple):
-            return number_tuple(name, value, above=self.above)
+            return number_tuple(name, value, low=self.low, above=self.above, high=self.high)
         return number(name, value, low=self.low, above=self.above, high=self.high)
 
 
@@ -157,10 +159,10 @@ class Scaling:
             raise RopeError(name, f"must hold one {what} for each of the {dim // 2} pairs", count)
 
 
-def number_tuple(name: str, value: object, above: float = -math.inf) -> tuple[float, ...]:
-    """Return the numbers of a list, tuple or tensor as a tuple; each must be above `above`."""
+def number_tuple(name: str, value: object, **bounds: float) -> tuple[float, ...]:
+    """Return the numbers of a list, tuple or tensor as a tuple; each must be within the bounds."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if not isinstance(value, list | tuple) or not value:
         raise RopeError(name, "must be a list of numbers", value)
-    return tuple(number(f"{name}[{i}]", x, above=above) for i, x in enumerate(value))
+    return tuple(number(f"{name}[{i}]", x, **bounds) for i, x in enumerate(value))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
+from ropewalk.interop.config.checks import check_values
 from ropewalk.interop.config.families import FAMILIES, family_of
 from ropewalk.interop.config.layers import gives_rope, layer_ropes, refuse_other_encodings, stray_keys
 from ropewalk.interop.config.read import read_layer
@@ -100,6 +101,7 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
         raise RopeError("rope_parameters", "or rope_theta must be given for a model_type that is not known", model_type)
     if family.must_be_given and not (text.get("rope_parameters") or text.get("rope_scaling")):
         raise RopeError("rope_parameters", f"must be given: without it {model_type} falls back to a scaled rope", None)
+    check_values(text)
     specs: dict[str, RopeSpec | None] = {}
     entries: list[Entry] = []
     messages: list[str] = [f"rope_parameters.{key}: not read beside layer types" for key in stray_keys(text)]

@@ -26,7 +26,7 @@ def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
     if is_nested(config):
         if v4:
             raise RopeError("rope_scaling", "must be absent where rope_parameters differ per layer type", dict(v4))
-        ropes = {name: _rope(value, f"rope_parameters.{name}") for name, value in v5.items() if _is_layer(name, value)}
+        ropes = {name: _rope(value, f"rope_parameters.{name}") for name, value in v5.items() if is_layer(name, value)}
     elif family.layer_thetas:
         if v5:
             names = ", ".join(layer.layer_type for layer in family.layer_thetas)
@@ -49,7 +49,7 @@ def stray_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the keys of nested `rope_parameters` that are not layer types; no model reads them."""
     if not is_nested(config):
         return []
-    return [key for key, value in config["rope_parameters"].items() if not _is_layer(key, value)]
+    return [key for key, value in config["rope_parameters"].items() if not is_layer(key, value)]
 
 
 def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -85,7 +85,8 @@ def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _is_layer(name: str, value: Any) -> bool:
+def is_layer(name: str, value: Any) -> bool:
+    """Return whether an entry of nested `rope_parameters` is the rope of a layer type; null: it is not rotated."""
     return name not in inner_keys() and (value is None or isinstance(value, Mapping))
 
 

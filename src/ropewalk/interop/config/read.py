@@ -14,7 +14,7 @@ from ropewalk.frequencies import SCALINGS, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config import keys
 from ropewalk.interop.config.scalings import keys_of, read_scaling, rope_types
-from ropewalk.interop.config.values import Layer, Value, find
+from ropewalk.interop.config.values import Layer, Value, find, section_sizes
 from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 
 #: older names of a `rope_type`
@@ -61,7 +61,7 @@ def _rope_type(layer: Layer) -> str:
     if len(set(names)) > 1:
         raise RopeError("rope_type", f"contradicts type = {given[1].value!r}; remove one of the two", given[0].value)
     if not names:
-        scaled = sorted(layer.rope.keys() - keys.COMMON_KEYS - keys.AXIS_KEYS)
+        scaled = sorted(layer.rope.keys() - keys.COMMON_KEYS - keys.AXIS_KEYS - keys.OTHER_KEYS)
         if scaled:
             raise RopeError("rope_type", f"must be given with {', '.join(scaled)}", None)
         given, names = [layer.default("default", "rope_type")], ["default"]
@@ -171,18 +171,10 @@ def _axes(layer: Layer, pairs: int) -> axes.AxisMap | None:
     layer.note(
         "axis_order", order, f"code of {layer.model}" if family.axis_order else interleaved or "assumed: no mrope_interleaved"
     )
-    axis_map = axes.AXIS_ORDERS[order](_section_sizes(sections.key, sections.value))
+    axis_map = axes.AXIS_ORDERS[order](section_sizes(sections.key, sections.value))
     if axis_map.pairs != pairs:
         raise RopeError("sections", f"must add up to the {pairs} pairs that rotate", sections.value)
     return axis_map
-
-
-def _section_sizes(key: str, sections: Any) -> list[int]:
-    if not isinstance(sections, list | tuple):
-        raise RopeError(key, "must be a list with the number of pairs of each axis", sections)
-    # HunYuan's sections were written as floats
-    counts = (int(count) if isinstance(count, float) and count.is_integer() else count for count in sections)
-    return [integer(f"{key}[{axis}]", count, low=0, high=MAX_HEAD_DIM) for axis, count in enumerate(counts)]
 
 
 def _softmax_factor(layer: Layer, scaling: Scaling) -> float:

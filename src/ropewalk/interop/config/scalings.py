@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError, number
 from ropewalk.frequencies import SCALINGS, Dynamic, LongRope, Ntk, Scaling, Yarn
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, Setting, settings_of
 from ropewalk.interop.config.families import Family
-from ropewalk.interop.config.keys import AXIS_KEYS, COMMON_KEYS, FRACTION_KEYS
+from ropewalk.interop.config.keys import AXIS_KEYS, COMMON_KEYS, FRACTION_KEYS, OTHER_KEYS, UNREAD_KEYS
 from ropewalk.interop.config.values import Layer, Value, find, served_length
 
 #: keys that HunYuan's checkpoints have beside `alpha` and that their code does not read
@@ -32,13 +32,13 @@ def keys_of(scaling: Scaling | type[Scaling]) -> dict[str, str]:
 def inner_keys() -> set[str]:
     """Return every key that a rope may have; another key of `rope_parameters` that holds an object is a layer type."""
     of_scalings = {key for scaling in rope_types().values() for key in keys_of(scaling)} - {SERVED_LENGTH_KEY}
-    return {*COMMON_KEYS, *AXIS_KEYS, *of_scalings, "alpha", "short_mscale", "long_mscale"}
+    return {*COMMON_KEYS, *AXIS_KEYS, *OTHER_KEYS, *UNREAD_KEYS, *of_scalings, "alpha", "short_mscale", "long_mscale"}
 
 
 def read_scaling(layer: Layer) -> Scaling:
     """Return the scaling that the rope of a layer type names; warn about keys that this scaling does not read."""
     kind = SCALINGS[layer.rope_type]
-    read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
+    read_keys = {*COMMON_KEYS, *AXIS_KEYS, *OTHER_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
     if kind is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.is_known):
         scaling: Scaling = Ntk(layer.use("factor", layer.rope["alpha"], number))
         read_keys |= UNREAD_WITH_ALPHA

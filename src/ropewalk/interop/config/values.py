@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ropewalk.errors import integer
+from ropewalk.errors import RopeError, integer
 from ropewalk.interop.config.families import Family
 from ropewalk.interop.config.keys import FRACTION_KEYS, LENGTH_KEYS
+from ropewalk.spec import MAX_HEAD_DIM
+
+#: the longest length that a config may give: with any factor it still fits in 64 bits
+MAX_LENGTH = 2**40
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,16 @@ def find(config: Mapping[str, Any], *keys: str) -> Value | None:
 def served_length(config: Mapping[str, Any]) -> Value | None:
     """Return the config's served length; None if it has none."""
     length = find(config, *LENGTH_KEYS)
-    return length and replace(length, value=integer(length.key, length.value, low=1))
+    return length and replace(length, value=integer(length.key, length.value, low=1, high=MAX_LENGTH))
+
+
+def section_sizes(key: str, sections: Any) -> list[int]:
+    """Return the number of pairs of each axis as integers."""
+    if not isinstance(sections, list | tuple) or not sections:
+        raise RopeError(key, "must be a list with the number of pairs of each axis", sections)
+    # HunYuan's sections were written as floats
+    counts = (int(count) if isinstance(count, float) and count.is_integer() else count for count in sections)
+    return [integer(f"{key}[{axis}]", count, low=1, high=MAX_HEAD_DIM) for axis, count in enumerate(counts)]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ropewalk.interop.patch.length_hook import length_hook
-from ropewalk.interop.patch.rotary import Probe
+from ropewalk.interop.patch.rotary import probe_of
 from ropewalk.spec import RopeSpec
 
 #: relative tolerance of a frequency and of a magnitude
@@ -28,7 +27,7 @@ def lengths_around(trained: int) -> list[int]:
 
 def served_layers(name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]) -> Served:
     """Return the layer types whose spec gives the module's own angles at all `lengths`; none if it computes other angles."""
-    probe = Probe(_on_a_device(module), length_hook(module))
+    probe = probe_of(_on_a_device(module))
     if "layer_type" in inspect.signature(type(module).forward).parameters:
         candidates: dict[str | None, list[str]] = {layer: [layer] for layer in specs}
     else:
@@ -49,7 +48,9 @@ def _on_a_device(module: nn.Module) -> nn.Module:
     if not any(buffer.is_meta for buffer in module.buffers()):
         return module
     with torch.device("cpu"):
-        return type(module)(module.config)
+        built = type(module)(module.config)
+    built._forward_pre_hooks.update(module._forward_pre_hooks)  # the LengthHook, if it has one
+    return built
 
 
 def _positions(length: int, axes: int = 1) -> Tensor:

@@ -76,7 +76,7 @@ def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, Rotar
         candidates: dict[str | None, list[RopeSpec]] = {name: [spec] for name, spec in specs.items()}
     else:
         candidates = {None: list(dict.fromkeys(specs.values()))}
-    probe = Probe(module, hook)
+    probe = _Probe(module, hook)
     matches = {}
     for layer_type, layer_specs in candidates.items():
         for spec in layer_specs:
@@ -92,7 +92,7 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
     HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
     """
     doubled = [each for each in conventions if each.reads_both and not each.joined_heads]
-    probe = Probe(module, length_hook(module))
+    probe = probe_of(module)
     if probe.device.type == "meta" or len(doubled) < len(conventions):
         return None
     generator = torch.Generator().manual_seed(0)
@@ -136,7 +136,7 @@ def _specs(config: Any) -> dict[str, RopeSpec]:
     return {name: spec for name, spec in specs.items() if spec is not None}  # type: ignore[union-attr]  # per layer
 
 
-class Probe:
+class _Probe:
     """Runs a copy of a rotary module on trial positions; a copy, because some forwards write to their buffers."""
 
     def __init__(self, module: nn.Module, hook: LengthHook | None) -> None:
@@ -173,6 +173,11 @@ class Probe:
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
             return ()
         return tuple(tables) if isinstance(tables, tuple) else (tables,)
+
+
+def probe_of(module: nn.Module) -> _Probe:
+    """Return a copy of a rotary module, with its length hook, that can be run on trial positions."""
+    return _Probe(module, length_hook(module))
 
 
 def _copy(module: nn.Module) -> nn.Module:
