@@ -1,0 +1,207 @@
+"""M-RoPE positions of text with images and videos, in the variants of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer
+from torch import Tensor
+
+from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.positions.text import MOST, Device, check_integers, consecutive
+
+#: float32 represents every integer up to here
+FLOAT32_REACH = 2**24
+
+
+@dataclass(frozen=True)
+class Text:
+    """`tokens` tokens, the same position on all three axes."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        integer("tokens", self.tokens, low=0, high=MOST)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A grid of height x width patches, counted before merging."""
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        integer("height", self.height, low=1, high=MOST)
+        integer("width", self.width, low=1, high=MOST)
+
+
+@dataclass(frozen=True)
+class Video:
+    """frames x height x width patches, counted before merging; `interval` positions from one frame to the next.
+
+    Qwen2.5-VL: interval = tokens_per_second * seconds a temporal patch lasts. Fractions are rounded down frame by frame.
+    """
+
+    frames: int
+    height: int
+    width: int
+    interval: float = 1.0
+
+    def __post_init__(self) -> None:
+        integer("frames", self.frames, low=1, high=MOST)
+        integer("height", self.height, low=1, high=MOST)
+        integer("width", self.width, low=1, high=MOST)
+        object.__setattr__(self, "interval", number("interval", self.interval, low=0))
+        if self.interval != 1 and self.frames * max(1.0, self.interval) >= FLOAT32_REACH:
+            raise RopeError(
+                "interval", "times frames must stay below 2^24, the limit of exact integers in float32", self.interval
+            )
+
+
+Segment = Text | Image | Video
+
+
+#: where rows and columns count from -> where the next token is by default
+ORIGINS = {"start": "space", "zero": "max", "time": "time"}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Tokens whose position on axis a is starts[a] + (index // strides[a]) % sizes[a]; time in steps of `interval`.
+
+    With `follows_time`, the step along time is also added on the other axes.
+    """
+
+    tokens: int
+    starts: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    sizes: tuple[int, int, int]
+    interval: float = 1.0
+    follows_time: bool = False
+
+    @property
+    def last_time(self) -> int:
+        """The time of the last frame."""
+        # in float32, as the frames themselves are placed
+        frame = int(np.float32(self.sizes[0] - 1) * np.float32(self.interval)) if self.interval != 1 else self.sizes[0] - 1
+        return self.starts[0] + frame
+
+    @property
+    def last(self) -> int:
+        """The largest position of the run on any axis, if rows and columns count from its start."""
+        return max(self.last_time, self.starts[0] + self.sizes[1] - 1, self.starts[0] + self.sizes[2] - 1)
+
+
+def multimodal(
+    rows: Sequence[Sequence[Segment]],
+    *,
+    merge: int = 1,
+    time_merge: int = 1,
+    padding: str = "right",
+    origin: str = "start",
+    resume: str | None = None,
+    device: Device = None,
+) -> tuple[Int[Tensor, "3 B S"], Int[Tensor, "B"]]:
+    """Return M-RoPE positions (time, height, width) of rows of text, images and videos, and the delta that decoding adds.
+
+    Text has the same position on all axes; the cells of a grid that begins at c are at (c + frame, c + row, c + column). The
+    delta of a row is its largest position + 1 - its number of tokens; see `decode_positions`. Padding has position 0.
+
+    merge       m x m patches make one token; `time_merge` the same for the frames of videos (Ernie-4.5-VL)
+    padding     the side on which shorter rows are padded, "right" or "left"
+    origin      where rows and columns count from: "start" = c; "zero" = 0, the spatial reset of MRoPE-I; "time" = the time t
+                of their own frame, centred, t + row - (height - 1) // 2, as in VideoRoPE
+    resume      the position after a grid: "space" = c + its longer side, as transformers 5 does;
+                "max" = one past its largest position (counted from c), time included, as the models' first release did;
+                "time" = one past the time of its last frame. None = "space", "max" or "time" for the three origins
+    """
+    choice("padding", padding, ("right", "left"))
+    choice("origin", origin, ORIGINS)
+    resume = choice("resume", ORIGINS[origin] if resume is None else resume, ("space", "max", "time"))
+    merges = integer("time_merge", time_merge, low=1), integer("merge", merge, low=1)
+    if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, list | tuple) for row in rows):
+        raise RopeError("rows", "must be a list of rows, each a list of Text, Image and Video", rows)
+    runs_of_rows = [_runs_of(row, *merges, origin, resume) for row in rows]
+    lengths = [sum(run.tokens for run in runs) for runs in runs_of_rows]
+    longest = max(lengths)
+    filled: list[_Run] = []
+    delta: list[int] = []
+    for runs, length in zip(runs_of_rows, lengths, strict=True):
+        filler = [_Run(longest - length, (0, 0, 0), (1, 1, 1), (1, 1, 1))]
+        filled += filler + runs if padding == "left" else runs + filler
+        last = max((run.last_time if run.follows_time else run.last for run in runs), default=-1)
+        delta.append(last + 1 - length)
+    flat = _positions_of_runs(filled, len(rows) * longest, device)  # [3, B * S]
+    return flat.reshape(3, len(rows), longest), _to_device(torch.tensor(delta), device)
+
+
+def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, origin: str, resume: str) -> list[_Run]:
+    """Return the runs of one row; each starts after the positions of the one before it."""
+    runs: list[_Run] = []
+    at = 0
+    for segment in row:
+        if isinstance(segment, Text):
+            run = _Run(segment.tokens, (at,) * 3, (1, 1, 1), (segment.tokens, segment.tokens, segment.tokens))
+            at += segment.tokens
+        elif not isinstance(segment, Image | Video):
+            raise RopeError("rows", "must be rows of Text, Image and Video segments", segment)
+        else:
+            run = _grid_run(segment, at, time_merge, merge, origin)
+            at = {"space": at + max(run.sizes[1:]), "max": run.last + 1, "time": run.last_time + 1}[resume]
+        if run.tokens:
+            runs.append(run)
+    return runs
+
+
+def _grid_run(segment: Image | Video, at: int, time_merge: int, merge: int, origin: str) -> _Run:
+    frames, interval = (segment.frames, segment.interval) if isinstance(segment, Video) else (1, 1.0)
+    time_merge = time_merge if isinstance(segment, Video) else 1
+    sides = (("frames", frames, time_merge), ("height", segment.height, merge), ("width", segment.width, merge))
+    for name, size, by in sides:
+        if size % by:
+            raise RopeError(name, f"must be a multiple of {'time_merge' if name == 'frames' else 'merge'} = {by}", size)
+    t, h, w = (size // by for _, size, by in sides)
+    first = {"start": (at, at), "zero": (0, 0), "time": (at - (h - 1) // 2, at - (w - 1) // 2)}[origin]
+    return _Run(t * h * w, (at, *first), (h * w, w, 1), (t, h, w), interval, origin == "time")
+
+
+def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tensor, "3 T"]:
+    """Return the position of every token of `runs` with a fixed number of operations, whatever the number of runs."""
+    numbers = [[run.tokens, run.follows_time, *run.starts, *run.strides, *run.sizes] for run in runs]
+    table = _to_device(torch.tensor(numbers, dtype=torch.int64).reshape(-1, 11), device)
+    intervals = _to_device(torch.tensor([run.interval for run in runs], dtype=torch.float32), device)
+    tokens = table[:, 0]
+    run_of_token = torch.repeat_interleave(tokens, output_size=total)  # with the size given, nothing is read back
+    tokens, follows_time, *rest = table[run_of_token].unbind(-1)
+    starts, strides, sizes = (torch.stack(rest[i : i + 3]) for i in (0, 3, 6))  # [3, T]
+    ends = table[:, 0].cumsum(0)[run_of_token]
+    index = torch.arange(total, device=table.device) - (ends - tokens)
+    steps = (index // strides) % sizes
+    interval = intervals[run_of_token]
+    # rounded as transformers rounds: frame * interval in float32, then down
+    steps[0] = torch.where(interval == 1, steps[0], (steps[0].to(torch.float32) * interval).to(torch.int64))
+    steps[1:] += follows_time * steps[0]
+    return starts + steps
+
+
+def decode_positions(
+    delta: Integer[Tensor, "B"], index: int | Integer[Tensor, "B"], tokens: int = 1
+) -> Int[Tensor, "3 B {tokens}"]:
+    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one count, or one a row)."""
+    check_integers("delta", delta, "B")
+    integer("tokens", tokens, low=0, high=MOST)
+    if isinstance(index, Tensor):
+        check_integers("index", index, "B")
+    else:
+        integer("index", index, low=0)
+    first = delta.to(torch.int64) + index  # [B]
+    return consecutive(tokens, first).expand(3, -1, -1)
+
+
+def _to_device(host: Tensor, device: Device) -> Tensor:
+    # a copy to the device, which does not synchronise
+    return host if device is None else host.to(device, non_blocking=True)
