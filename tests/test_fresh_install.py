@@ -32,7 +32,7 @@ def blocks(language: str) -> list[str]:
 def commands() -> list[list[str]]:
     """What follows `ropewalk` in each line of the shell blocks; the page that waits for a browser is opened by its own tests."""
     lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
-    assert {words[0] for words in lines} == {"make", "ropewalk"}
+    assert {words[0] for words in lines} == {"make", "pip", "ropewalk"}
     return [words[1:] for words in lines if words[0] == "ropewalk" and words[1] != "explore"]
 
 
@@ -86,11 +86,15 @@ def test_the_readme_goes_all_the_way():
     assert re.search(r"^make demo\b|^ropewalk demo\b", shell, re.MULTILINE)
 
 
-def test_the_blocks_of_the_readme_run_there(fresh, tmp_path):
+@pytest.fixture(scope="module")
+def folder(fresh, tmp_path_factory) -> Path:
+    """The folder in which the Python blocks of the README have run; they write the models that its commands read."""
+    folder = tmp_path_factory.mktemp("readme")
     place = "import ropewalk\nprint(ropewalk.__file__)\n"
-    (tmp_path / "readme.py").write_text("\n".join([*blocks("python"), place]), encoding="utf-8")
-    said = run([fresh / "python", "-W", "error", "readme.py"], tmp_path)
+    (folder / "readme.py").write_text("\n".join([*blocks("python"), place]), encoding="utf-8")
+    said = run([fresh / "python", "-W", "error", "readme.py"], folder)
     assert Path(said.splitlines()[-1]).is_relative_to(fresh.parent)
+    return folder
 
 
 def test_the_command_line_there_is_that_of_the_wheel(wheel, fresh, tmp_path):
@@ -98,28 +102,18 @@ def test_the_command_line_there_is_that_of_the_wheel(wheel, fresh, tmp_path):
     assert info["versions"]["ropewalk"] == wheel.name.split("-")[1]
 
 
-def interleaved_checkpoint(folder: Path) -> torch.Tensor:
-    """A tiny model as transformers saves it; the query rows of its one layer."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2))
-    model.save_pretrained(folder)
-    return model.model.layers[0].self_attn.q_proj.weight.detach()
-
-
-def test_the_commands_of_the_readme_run_there(fresh, tmp_path):
-    """In their order and in one folder, with something small where the README says `path/to` and FOLDER."""
-    rows = interleaved_checkpoint(tmp_path / "META_FOLDER")
-    shutil.copytree(tmp_path / "META_FOLDER", tmp_path / "path" / "to")
-    said = {" ".join(words[:2]): run([fresh / "ropewalk", *words], tmp_path) for words in commands()}
-    assert said["inspect path/to/config.json"].startswith("llama, ")  # the verdict
-    converted = load_file(tmp_path / "HF_FOLDER" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
-    # 4 heads of 3 pairs: neighbours become halves
-    assert torch.equal(converted, rows.view(4, 3, 2, 24).transpose(1, 2).reshape(24, 24))
-    assert "rope" in said["lab run"]
-    (report,) = (tmp_path / "runs" / "first").glob("*.html")
+def test_the_commands_of_the_readme_run_there(fresh, folder):
+    """As printed, in their order."""
+    said = {" ".join(words): run([fresh / "ropewalk", *words], folder) for words in commands()}
+    assert said["inspect --example llama-3.1-8b"].startswith("llama, ")  # the verdict
+    assert said["inspect longer"].startswith("llama, ")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    rows, converted = (load_file(folder / each / "model.safetensors")[name] for each in ("longer", "longer-interleaved"))
+    # 4 heads of 6 pairs: halves become neighbours
+    assert torch.equal(converted, rows.view(4, 2, 6, 48).transpose(1, 2).reshape(48, 48))
+    (report,) = (folder / "runs" / "first").glob("*.html")
     assert "encodings" in report.read_text(encoding="utf-8")
-    assert str(report.relative_to(tmp_path)) in said["lab report"]
+    assert str(report.relative_to(folder)) in said["lab report runs/first"]
 
 
 def test_the_report_is_written_there(fresh, tmp_path):
