@@ -55,6 +55,7 @@ ROFORMER: dict[str, list[Any]] = {
     "rotary_value": FLAG, "causal": FLAG, "tie_embeddings": [True, False], "num_labels": [2, 1, 5],
     "summary": ["last", "first", "mean"], "summary_projection": FLAG, "summary_activation": [None, "tanh", "relu"],
     "classifier_activation": [None, "tanh", "relu"], "pooler_activation": ["tanh", "relu"],
+    "head_dropout": ["roformer", "bert"],
 }  # fmt: skip
 DECODER: dict[str, list[Any]] = {
     "vocab_size": [VOCAB, 41], "hidden_size": [24, 20], "intermediate_size": [38, 16], "num_layers": [2], "num_heads": [6, 2],

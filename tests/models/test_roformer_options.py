@@ -189,7 +189,8 @@ def test_similarity_is_the_direction_of_the_pooled_first_token():
     [{}, {"encoding": "learned", "head": "masked_lm"}, {"head": "similarity", "pooler_activation": "relu"},
      {"head": "similarity", "encoding": "learned"}, {"head": "classification", "num_labels": 7, "activation": "relu"},
      {"head": "multiple_choice", "summary": "mean", "pad_token": None}, {"causal": True, "head": "causal_lm"},
-     {"encoding": "learned", "causal": True, "head": "causal_lm"}, {"classifier_activation": "relu", "summary": "first"}],
+     {"encoding": "learned", "causal": True, "head": "causal_lm"}, {"classifier_activation": "relu", "summary": "first"},
+     {"encoding": "learned", "head": "classification", "classifier_activation": "tanh", "head_dropout": "bert"}],
     ids=str,
 )  # fmt: skip
 def test_configs_go_there_and_back(changes):
@@ -209,6 +210,8 @@ def test_configs_go_there_and_back(changes):
         ({"bias": False}, "bias"),
         ({"head": "classification", "classifier_activation": "tanh"}, "classifier_activation"),
         ({"encoding": "learned", "head": "classification"}, "classifier_activation"),
+        ({"encoding": "learned", "head": "classification", "classifier_activation": "tanh"}, "head_dropout"),
+        ({"head": "multiple_choice", "head_dropout": "bert"}, "head_dropout"),
         ({"encoding": "learned", "embedding_size": 14}, "embedding_size"),
         ({"encoding": "learned", "head": "similarity", "pooler_activation": "relu"}, "pooler_activation"),
     ],
@@ -227,6 +230,7 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
         ({"encoding": "learned", "rotary_value": True}, "rotary_value"),
         ({"head": "masked"}, "head"),
         ({"dropout": 1.5}, "dropout"),
+        ({"head_dropout": "none"}, "head_dropout"),
         ({"vocab_size": 2**40}, "vocab_size"),
         ({"hidden_size": 30.0}, "hidden_size"),
         ({"pad_token": 37}, "pad_token"),

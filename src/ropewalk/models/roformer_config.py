@@ -16,6 +16,7 @@ from ropewalk.spec import RopeSpec
 NORMS = ("layer_norm", "rms_norm")
 ATTENTIONS = ("softmax", "linear")
 SUMMARIES = ("first", "last", "mean")
+HEAD_DROPOUTS = ("roformer", "bert")
 MAX_SIZE = 2**24
 
 #: head -> the end of its class name in transformers, after RoFormer or Bert; transformers has no similarity head
@@ -54,6 +55,7 @@ FIELDS_OF_HEADS = {
     "summary_projection": ("multiple_choice",),
     "summary_activation": ("multiple_choice",),
     "classifier_activation": ("classification",),
+    "head_dropout": ("classification", "multiple_choice"),
     "pooler_activation": ("similarity",),
 }
 ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
@@ -62,6 +64,7 @@ BERT_DEFAULTS = {"vocab_size": 30522, "max_position_embeddings": 512}
 #: BERT's heads read the first token through a dense layer and tanh
 BERT_HEADS: dict[str, Any] = {
     "classifier_activation": "tanh", "summary": "first", "summary_projection": True, "summary_activation": "tanh",
+    "head_dropout": "bert",
 }  # fmt: skip
 
 
@@ -75,6 +78,8 @@ class RoFormerConfig:
     causal        queries attend to no later keys: RoFormer as a decoder
     head          a name from HEADS; `num_labels` is for those that classify
     summary       how the multiple-choice head summarises a choice: by its "last" or "first" token or their "mean"
+    head_dropout  "roformer": before and after the dense layer of the classifier, and none in the multiple-choice head;
+                  "bert": in both heads before the last layer
     *_activation  of the classifier (None: `activation`), of the summary (None: none) and of the similarity pooler
     """
 
@@ -106,6 +111,7 @@ class RoFormerConfig:
     summary_activation: str | None = None
     classifier_activation: str | None = None
     pooler_activation: str = "tanh"
+    head_dropout: str = "roformer"
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
@@ -119,7 +125,8 @@ class RoFormerConfig:
             put(name, number(name, getattr(self, name), low=0))
         for name in ("bias", "rotary_value", "causal", "tie_embeddings", "summary_projection"):
             flag(name, getattr(self, name))
-        for name, allowed in (("norm", NORMS), ("attention", ATTENTIONS), ("head", HEAD_CLASSES), ("summary", SUMMARIES)):
+        choices = {"norm": NORMS, "attention": ATTENTIONS, "head": HEAD_CLASSES, "summary": SUMMARIES}
+        for name, allowed in (choices | {"head_dropout": HEAD_DROPOUTS}).items():
             choice(name, getattr(self, name), allowed)
         for name in ("activation", "summary_activation", "classifier_activation", "pooler_activation"):
             if getattr(self, name) is not None or name == "activation":

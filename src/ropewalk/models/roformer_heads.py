@@ -122,7 +122,9 @@ class Classification(Head):
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.config.classifier_activation or self.config.activation]
-        return self.out(self.dropout(activation(self.dense(self.dropout(first_token(hidden, padding))))))
+        x = first_token(hidden, padding)
+        x = self.dropout(x) if self.config.head_dropout == "roformer" else x
+        return self.out(self.dropout(activation(self.dense(x))))
 
 
 class TokenClassification(Head):
@@ -146,10 +148,12 @@ class MultipleChoice(Head):
         super().__init__(config)
         self.summary = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_projection else nn.Identity()
         self.out = nn.Linear(config.hidden_size, 1)
+        self.dropout = nn.Dropout(config.dropout) if config.head_dropout == "bert" else nn.Identity()
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.config.summary_activation or "linear"]
-        return self.out(activation(self.summary(_SUMMARIES[self.config.summary](hidden, padding)))).squeeze(-1)
+        summary = activation(self.summary(_SUMMARIES[self.config.summary](hidden, padding)))
+        return self.out(self.dropout(summary)).squeeze(-1)
 
 
 class QuestionAnswering(Head):
