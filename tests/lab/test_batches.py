@@ -110,3 +110,11 @@ def test_shares_must_add_up(tmp_path):
 def test_an_unknown_task_lists_the_known():
     with pytest.raises(RopeError, match="copy, reverse, sort"):
         TaskBatches("nap").batch(np.arange(2), 9)
+
+
+def test_passes_begin_at_different_offsets(tmp_path):
+    """Otherwise a model would only ever see the same windows."""
+    batches = tiny_batches(tmp_path)
+    windows = (len(batches.split.tokens) - 1) // 7 - 1
+    offsets = batches.starts(windows * np.arange(60), 7) % 7
+    assert set(offsets.tolist()) == set(range(7))

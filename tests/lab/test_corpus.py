@@ -11,7 +11,7 @@ import pytest
 from lab_tiny import tiny_corpus
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.corpus import held_out, open_corpus
+from ropewalk.lab.corpus import Split, held_out, open_corpus
 from ropewalk.lab.sources import SOURCES, find_source
 from ropewalk.lab.tokenizer import Bytes
 
@@ -167,3 +167,11 @@ def test_a_word_starts_after_what_is_no_word():
     starts = Bytes().starts_word(rows)[0]
     words = "".join("^" if s else "." for s in starts)
     assert words == "^.^^..^^^^^^.^"
+
+
+def test_windows_of_one_document_are_spread_over_it(tmp_path):
+    """Four windows of one document begin in the middles of four equal parts of the places where a window can begin."""
+    tokens = np.arange(100, dtype=np.uint8)
+    split = Split(np.append(tokens, np.uint8(0)), np.array([0, 101]))
+    starts = [int(row[0]) for row in split.windows(4, 20)]
+    assert starts == [int((k + 0.5) / 4 * 80) for k in range(4)]

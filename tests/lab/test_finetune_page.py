@@ -1,5 +1,6 @@
 """The page about fine-tuning: its commands, as they are written, from nothing to an accuracy."""
 
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ import transformers
 
 from command_line import call
 from finetune_tiny import write_checkpoint
-from ropewalk.lab.samples import FORMATS, write_sample
+from ropewalk.lab.samples import FORMATS, SUBJECTS, write_sample
 
 PAGE = Path(__file__).parents[2] / "docs" / "finetune.md"
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -83,6 +84,22 @@ def test_a_sample_is_the_same_for_a_seed_and_balanced(here, form):
     shares = [sum(line.endswith(ending) for line in lines) / 200 for ending in ('"label": "B"}', "\tentailment")]
     assert 0.4 < max(shares) < 0.6
     assert len({line.split("\t", 1)[-1] for line in lines}) > 190  # hardly any line twice
+
+
+def test_the_label_of_a_sample_is_right(here):
+    """Read with fresh eyes: which of the two texts has a phrase about the subject of A, and what the last sentence says."""
+    for path in write_sample(here / "cail", "cail", seed=3)[:3]:
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            about = {name: {s for s, phrases in SUBJECTS.items() if any(p in line[name] for p in phrases)} for name in "ABC"}
+            assert all(len(subjects) == 1 for subjects in about.values())
+            assert [name for name in "BC" if about[name] == about["A"]] == [line["label"]]
+    for path in write_sample(here / "glue", "glue", seed=3)[:3]:
+        for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+            _, first, second, label = line.split("\t")
+            thing, said = re.fullmatch(r"The (\w+) is (\w+)\.", second).groups()
+            ((told_of, told),) = re.findall(r"The (\w+) in the \w+ is (\w+)\.", first)
+            assert told_of == thing
+            assert label == ("entailment" if said == told else "not_entailment")
 
 
 @pytest.mark.parametrize("form", FORMATS)

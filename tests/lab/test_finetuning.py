@@ -148,6 +148,54 @@ def test_a_start_may_get_another_encoding_and_be_frozen(tmp_path):
     assert load_start(tmp_path / "start", "classification", dropout=0.25).config.dropout == 0.25
 
 
+@pytest.mark.parametrize("policy", ["none", "embeddings", "all_but_head"])
+def test_a_frozen_start_trains_only_what_its_policy_says(cail, policy):
+    folder, files = cail
+    preset = finetuning_preset(folder / "start", files, changes=[f"model.freeze={policy}"], **QUICK)
+    trainer = make_trainer(preset, progress=False)
+    before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
+    trainer.run(stop=2)
+    moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
+    kept = {
+        "none": set(),
+        "embeddings": {name for name in before if name.startswith(("embeddings.words", "embeddings.types"))},
+        "all_but_head": {name for name in before if not name.startswith("head.")},
+    }[policy]
+    assert moved == before.keys() - kept
+
+
+def test_a_head_of_another_kind_is_new_even_if_its_shapes_agree(tmp_path):
+    """The head of questions and answers has two outputs, as a classifier of two classes."""
+    write_checkpoint(tmp_path / "start", head="question_answering")
+    source = rw.load(tmp_path / "start")
+    model = load_start(tmp_path / "start", "classification", num_labels=2)
+    assert model.head.out.weight.shape == source.head.out.weight.shape
+    assert not torch.equal(model.head.out.weight, source.head.out.weight)
+    assert torch.equal(model.embeddings.words.weight, source.embeddings.words.weight)
+
+
+def test_the_rate_rises_for_a_tenth_and_falls_to_nothing(cail):
+    """BERT's schedule, in its own words: a linear warm-up over a tenth of the steps, then a linear decay to zero."""
+    folder, files = cail
+    preset = finetuning_preset(folder / "start", files, length=16, batch=2, epochs=2.5, learning_rate=3e-5)
+    trainer, steps = make_trainer(preset, progress=False), 80
+    assert preset.train.steps == steps  # 64 triplets, twice and a half, in twos
+    rises = [3e-5 * (step + 1) / 8 for step in range(8)]
+    falls = [3e-5 * (1 - (step - 8) / (steps - 1 - 8)) for step in range(8, steps)]
+    assert [trainer.rate(step) for step in range(steps)] == pytest.approx(rises + falls, abs=1e-12)
+    assert (preset.train.weight_decay, preset.train.betas, preset.train.clip) == (0.01, (0.9, 0.999), 1.0)
+
+
+def test_lines_without_a_label_are_not_trained_on(tmp_path):
+    write_checkpoint(tmp_path / "start")
+    path = write_classes(tmp_path / "a.tsv", 20)
+    path.write_text(path.read_text() + "a b\t\na c\t-\n", encoding="utf-8")
+    files = Files(path, write_classes(tmp_path / "b.tsv", 6, 1))
+    opened = open_data(make_data(finetuning_preset(tmp_path / "start", files, **QUICK).data), 0, 16)
+    assert opened.size == len(opened.train.examples) == 20
+    assert opened.classes == ("kind 0", "kind 1", "kind 2")
+
+
 def test_a_decoder_goes_on_from_a_checkpoint_with_text(tmp_path):
     torch.manual_seed(0)
     model = Decoder(DecoderConfig(264, 16, 24, num_layers=1, num_heads=2))

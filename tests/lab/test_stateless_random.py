@@ -51,3 +51,10 @@ def test_a_shuffle_loses_nothing(size):
 
 def test_seeds_fold_in_order():
     assert len({fold(1, 2), fold(2, 1), fold(1), fold(1, 2, 0), fold(-1)}) == 5
+
+
+@pytest.mark.parametrize("size", [64, 1000])
+def test_neighbours_are_not_neighbours_after_a_shuffle(size):
+    """In a random order two neighbours are a third of the size apart; a weak shuffle moves whole blocks."""
+    apart = [np.abs(np.diff(permuted(np.arange(size), size, np.full(size, seed, dtype=np.uint64)))).mean() for seed in range(20)]
+    assert np.mean(apart) == pytest.approx(size / 3, rel=0.08)

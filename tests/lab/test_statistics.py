@@ -67,3 +67,9 @@ def test_different_windows_are_not_compared():
         compare(Score(WINDOWS[:1]), Score(WINDOWS[1:2]))
     with pytest.raises(RopeError, match="finite"):
         Score(WINDOWS * math.nan)
+
+
+def test_a_group_is_tied_with_its_first_and_not_with_its_last():
+    """Steps of 0.02 are ties beside a noise of 0.015, two steps are not; a chain of ties must not make one group."""
+    scores = {name: Score(WINDOWS + step * 0.02) for step, name in enumerate("abcd")}
+    assert rank(scores, floor=0.015) == [["a", "b"], ["c", "d"]]

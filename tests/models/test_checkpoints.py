@@ -252,3 +252,21 @@ def test_an_unknown_preset_names_the_known():
     with pytest.raises(RopeError, match="tiny"):
         build("huge")
     assert isinstance(build("tiny"), Decoder)
+
+
+def test_transformers_gets_no_token_ids_that_nobody_chose(tmp_path):
+    """By default a Llama of transformers begins with token 1 and ends with token 2, whatever its vocabulary."""
+    assert transformers.LlamaConfig().eos_token_id == 2
+    checkpoints.save(make().float(), tmp_path / "model", extra_config={"eos_token_id": 7})
+    read = transformers.AutoConfig.from_pretrained(tmp_path / "model")
+    assert (read.bos_token_id, read.eos_token_id, read.pad_token_id) == (None, 7, None)
+
+
+@pytest.mark.parametrize(("layers", "interval"), [(9, None), (7, 3), (4, 1), (5, 2)])
+def test_the_layers_that_smollm3_leaves_unrotated_are_those_of_transformers(layers, interval):
+    """Old configs give the interval alone."""
+    given = {} if interval is None else {"no_rope_layer_interval": interval}
+    peer = transformers.SmolLM3Config(num_hidden_layers=layers, **given)
+    sizes = {"vocab_size": 30, "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 2, "num_hidden_layers": layers}
+    config = checkpoints.FORMATS["smollm3"].config_from_hf({"model_type": "smollm3", "rope_theta": 5e6, **sizes, **given})
+    assert [int(kind != "nope") for kind in config.layer_types] == peer.no_rope_layers

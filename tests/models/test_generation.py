@@ -182,3 +182,32 @@ def test_bad_options_are_refused_before_the_first_step(model, options, field):
 def test_a_static_cache_that_is_too_small_says_so(model):
     with pytest.raises(RopeError, match="holds at most 8 tokens"):
         model.generate(tokens(), 5, cache="static", capacity=8)
+
+
+def test_the_fewest_tokens_that_reach_top_p_are_kept():
+    """Four tokens of a quarter each, and half of the probability: two of them, not three."""
+    seen = {Sampling(1.0, top_p=0.5).pick(torch.zeros(1, 4), None, None).item() for _ in range(60)}
+    assert len(seen) == 2
+    above = {Sampling(1.0, top_p=0.51).pick(torch.zeros(1, 4), None, None).item() for _ in range(60)}
+    assert len(above) == 3
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.7])
+def test_the_penalty_on_repetition_is_that_of_transformers(penalty):
+    for _ in range(40):
+        given, logits = torch.randint(0, 9, (3, 4)), torch.randn(3, 9) - 2  # most logits are negative
+        wanted = hf.RepetitionPenaltyLogitsProcessor(penalty)(given, logits.clone()).argmax(-1)
+        seen = torch.zeros(3, 9, dtype=torch.bool).scatter(1, given, True)
+        assert torch.equal(Sampling(repetition_penalty=penalty).pick(logits, seen, None), wanted)
+
+
+def test_a_running_state_is_reordered_as_beam_search_does():
+    """After a reordering every row goes on from the row it was taken from."""
+    model, given, then = make(attention="linear"), tokens(batch=3, seq=5), tokens(batch=3, seq=1)
+    caches = model.caches()
+    model(given, caches=caches)
+    order = torch.tensor([2, 0, 0])
+    for cache in caches:
+        cache.reorder(order)
+    whole = model(torch.cat((given[order], then), dim=1))[:, -1]
+    torch.testing.assert_close(model(then, caches=caches)[:, -1], whole, atol=1e-10, rtol=1e-10)
