@@ -72,6 +72,15 @@ def test_declared_linear_layers_and_other_towers_stay(tmp_path):
     assert all(torch.equal(after[name], value) for name, value in tensors.items() if name not in report.converted)
 
 
+def test_a_layer_that_the_config_declares_unrotated_may_hold_any_tensors(tmp_path):
+    """Without the declaration the same layer is refused by its name."""
+    tensors = named(1) | {"model.layers.1.mixer.in_proj.weight": torch.randn(12, 12)}
+    report = convert_checkpoint(folder(tmp_path / "a", tensors, **LINEAR), tmp_path / "b", "half", "interleaved")
+    assert set(report.converted) == {f"{LAYER_0}.q_proj.weight", f"{LAYER_0}.k_proj.weight"}
+    with pytest.raises(RopeError, match=r"model\.layers\.1: must hold q and k projections"):
+        convert_checkpoint(folder(tmp_path / "c", tensors), tmp_path / "d", "half", "interleaved")
+
+
 def test_any_tensor_taken_away_is_noticed(tmp_path):
     """Of a whole layer's q, k, v and norms, no part can be missing without an error, and no name can be unknown."""
     draw = random.Random(1)

@@ -33,6 +33,7 @@ OTHER_PARTS = frozenset((
     "A", "dt_proj",  # Doge
     "rotary_emb", "rope", "inner_attention", "embed_positions", "bias", "masked_bias",  # tables and masks in old files
 ))  # fmt: skip
+KNOWN_PARTS = OTHER_PARTS.union(PROJECTIONS, NORMS)
 #: parts of a model with a rotary embedding of their own, or without one
 OTHER_TOWERS = re.compile(
     r"(vision|visual|audio|image|vit|cross_?att|encoder_attn|talker|code2wav|token2wav|projector|connector|resampler|qformer)"
@@ -88,18 +89,21 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
         path = next((name[:end] for end in ends if name[:end] in modules), None)  # the outermost: an indexer is a part
         if path is not None:
             part = name[len(path) + 1 :].split(".")[0]
-            known = part in (*PROJECTIONS, *NORMS, *OTHER_PARTS)
             modules[path].parts.setdefault(part, []).append(name)
-            modules[path].unknown += [] if known else [name]
+            modules[path].unknown += [] if part in KNOWN_PARTS else [name]
     return {path: module for path, module in modules.items() if module.parts}
 
 
-def layers_without_attention(names: Iterable[str], modules: Mapping[str, AttentionModule]) -> dict[str, list[str]]:
-    """Return {path of a layer: names} of the layers that hold no attention module, nor the tensors of another known mixer."""
+def layers_without_attention(
+    names: Iterable[str], modules: Mapping[str, AttentionModule], config: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Return {path of a layer: names} of the layers that hold no attention module, except declared or known other mixers."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layer = LAYER.search(name)
-        if layer is not None and not OTHER_TOWERS.search(name):
+        if layer is None or OTHER_TOWERS.search(name):
+            continue
+        if layer_type(config, int(layer[1])) not in UNROTATED_TYPES:
             layers.setdefault(name[: layer.end() - 1], []).append(name)
     with_attention = {path[: layer.end() - 1] for path in modules if (layer := LAYER.search(path + "."))}
     return {

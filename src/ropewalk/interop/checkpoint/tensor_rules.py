@@ -130,7 +130,7 @@ def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
     for module in modules.values():
         if _is_rotated(module, config):
             _check_parts(module, config)
-    for path, names in layers_without_attention(folder.names, modules).items():
+    for path, names in layers_without_attention(folder.names, modules, config).items():
         raise RopeError(path, f"must hold q and k projections under a known name ({KNOWN_NAMES})", names)
 
 
