@@ -11,6 +11,7 @@ from ropewalk.interop.checkpoint import convert_checkpoint
 from ropewalk.interop.config import explain, from_hf, to_hf
 from ropewalk.interop.engines import audit
 from ropewalk.interop.extend import extend
+from ropewalk.interop.fit import fit
 from ropewalk.interop.patch import patch, patched, unpatch
 from ropewalk.kernels import BACKENDS
 from ropewalk.layout import convert_layout
@@ -43,6 +44,7 @@ __all__ = [
     "convert_layout",
     "explain",
     "extend",
+    "fit",
     "frequencies",
     "from_hf",
     "load",

@@ -1,0 +1,143 @@
+"""Measure one method on a loaded model: losses on windows of text and pass keys, one row each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import integer
+from ropewalk.interop.fit.ledger import Ledger
+from ropewalk.interop.fit.methods import LONGROPE, Method, extended, search_longrope
+from ropewalk.interop.fit.passkeys import Encode, make_passkey
+from ropewalk.interop.fit.reader import Reader
+from ropewalk.interop.fit.text import Band, KeyTokens, band_means, key_tokens
+
+#: tokens in one forward pass over pass keys
+BATCH_TOKENS = 1 << 16
+#: candidates of each round of a search for LongRoPE's factors
+POPULATION = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What every method is measured on.
+
+    windows       tokens [count, to]
+    bands         of positions, the last ends at `to`
+    passkeys      (length, depth) of every pass key
+    encode        text -> tokens, for pass keys; None leaves them out
+    """
+
+    trained: int
+    to: int
+    windows: Tensor
+    bands: tuple[Band, ...]
+    passkeys: tuple[tuple[int, float], ...] = ()
+    encode: Encode | None = None
+    seed: int = 0
+
+    @property
+    def factor(self) -> float:
+        """How many times longer the context becomes."""
+        return self.to / self.trained
+
+
+@dataclass
+class Meter:
+    """Measures methods and stores a row for each window, each pass key and each length.
+
+    report  called with a text before each measurement
+    """
+
+    reader: Reader
+    samples: Samples
+    ledger: Ledger
+    report: Callable[[str], None] = lambda text: None
+    _keys: dict[int, KeyTokens] = field(default_factory=dict)
+
+    def measure(self, name: str, method: Method) -> None:
+        """Measure what is not in the ledger yet."""
+        texts, groups = list(self._missing_texts(name)), list(self._missing_passkeys(name))
+        for window in {window for window, length in texts if length == self.samples.to}:
+            self._key_tokens(window)  # before the model is extended
+        if texts or groups:
+            with extended(self.reader.model, method, self.samples.factor, self.samples.trained):
+                for window, length in texts:
+                    self.report(f"{name}: window {window + 1} of {len(self.samples.windows)}, {length:,} tokens")
+                    self._measure_text(name, window, length)
+                for length, places in groups:
+                    self.report(f"{name}: pass keys in {length:,} tokens")
+                    self._measure_passkeys(name, length, places)
+
+    def _missing_texts(self, name: str) -> Iterator[tuple[int, int]]:
+        for length in dict.fromkeys((self.samples.to, self.samples.trained)):
+            for window in range(len(self.samples.windows)):
+                if self.ledger.find(metric="text", method=name, window=window, length=length) is None:
+                    yield window, length
+
+    def _missing_passkeys(self, name: str) -> Iterator[tuple[int, list[float]]]:
+        missing: dict[int, list[float]] = {}
+        for length, depth in self.samples.passkeys:
+            if self.ledger.find(metric="passkey", method=name, length=length, depth=depth) is None:
+                missing.setdefault(length, []).append(depth)
+        for length, places in missing.items():
+            size = max(1, BATCH_TOKENS // length)
+            yield from ((length, places[start : start + size]) for start in range(0, len(places), size))
+
+    def _measure_text(self, name: str, window: int, length: int) -> None:
+        tokens, bands = self.samples.windows[window, :length], self.samples.bands
+        began = self._start_clock()
+        losses = self.reader.losses(tokens[None])[0]
+        seconds, memory = time.perf_counter() - began, self._memory()
+        row = {"metric": "text", "method": name, "window": window, "length": length, "loss": float(losses.double().mean())}
+        if length == self.samples.to:
+            total, count = self._key_tokens(window).total(losses)
+            row |= {"bands": band_means(losses, bands), "key_sum": total, "key_count": count}
+        self.ledger.add(**row, seconds=round(seconds, 4), memory=memory)
+
+    def _measure_passkeys(self, name: str, length: int, places: Sequence[float]) -> None:
+        assert self.samples.encode is not None  # else there are no pass keys
+        made = [make_passkey(self.samples.encode, length, depth, self.samples.seed) for depth in places]
+        alike = {(len(each.tokens), each.answer) for each in made}
+        if len(alike) == 1:
+            found = self.reader.says(torch.stack([each.tokens for each in made]), made[0].answer).tolist()
+        else:
+            found = [bool(self.reader.says(each.tokens[None], each.answer)) for each in made]
+        for depth, one in zip(places, found, strict=True):
+            self.ledger.add(metric="passkey", method=name, length=length, depth=depth, found=int(one))
+
+    def _key_tokens(self, window: int) -> KeyTokens:
+        """Return the key tokens of a window, which the unextended model finds once."""
+        if window not in self._keys:
+            self.report(f"key tokens of window {window + 1}")
+            self._keys[window] = key_tokens(self.reader, self.samples.windows[window], self.samples.trained)
+        return self._keys[window]
+
+    def find_longrope(self, window: Tensor, candidates: int, pairs: int) -> tuple[float, ...]:
+        """Return LongRoPE factors with a small loss in the last band of a window that is not among the samples."""
+        known = self.ledger.find(metric="factors", method=LONGROPE)
+        if known is not None:
+            return tuple(known["values"])
+        samples, last = self.samples, self.samples.bands[-1:]
+        rounds = max(1, integer("search", candidates, low=1) // POPULATION)
+        self.report(f"longrope: search with up to {POPULATION * (rounds + 1)} candidates")
+        found = search_longrope(
+            self.reader.model, lambda: band_means(self.reader.losses(window[None])[0], last)[0], samples.factor, samples.trained,
+            pairs, population=POPULATION, rounds=rounds, seed=samples.seed,
+        )  # fmt: skip
+        self.ledger.add(metric="factors", method=LONGROPE, values=list(found))
+        return found
+
+    def _start_clock(self) -> float:
+        if self.reader.device.type == "cuda":
+            torch.cuda.synchronize(self.reader.device)
+            torch.cuda.reset_peak_memory_stats(self.reader.device)
+        return time.perf_counter()
+
+    def _memory(self) -> int | None:
+        """Return the peak of GPU memory in bytes; None on a CPU."""
+        return torch.cuda.max_memory_allocated(self.reader.device) if self.reader.device.type == "cuda" else None

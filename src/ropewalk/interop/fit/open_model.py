@@ -1,0 +1,69 @@
+"""Open a causal language model and its tokenizer from a folder or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.fit.passkeys import Encode
+
+
+def open_model(
+    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> tuple[nn.Module, Encode]:
+    """Return a transformers model, and a function from text to tokens without special tokens.
+
+    path   a Hugging Face folder, a GGUF file, or a folder with one GGUF file
+    dtype  by default bfloat16 on a GPU and float32 on a CPU
+    """
+    path = Path(path)
+    if dtype is None:
+        dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    if path.is_dir() and not (path / "config.json").exists():
+        files = sorted(path.rglob("*.gguf"))
+        if len(files) != 1:
+            raise RopeError("model", "must be a folder with a config.json, or with one .gguf file", str(path))
+        path = files[0]
+    if not path.exists():
+        raise RopeError("model", "must be a Hugging Face folder or a .gguf file on this machine", str(path))
+    model, tokenizer = _from_gguf(path, dtype) if path.is_file() else _from_folder(path, dtype)
+    return model.to(device).eval(), encoder(tokenizer)  # type: ignore[return-value]
+
+
+def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    transformers = import_transformers()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    return model, transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return the model with dequantised weights; transformers needs the gguf package for this."""
+    transformers = import_transformers()
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **options)
+    except ImportError as missing:
+        raise RopeError("model", f"needs the gguf package to be read ({missing.name}): pip install gguf", str(path)) from None
+    # the weights are plain tensors now; with these marks `save_pretrained` refuses the model
+    model.config.quantization_config = None
+    model.is_quantized, model.hf_quantizer = False, None
+    return model, tokenizer
+
+
+def import_transformers() -> Any:
+    """Import transformers, or raise an error that names the extra."""
+    try:
+        import transformers
+    except ImportError:
+        raise RopeError("model", "needs transformers: pip install 'ropewalk[hf]'", None) from None
+    return transformers
+
+
+def encoder(tokenizer: Any) -> Encode:
+    """Return text -> tokens of a transformers tokenizer, without special tokens and without its warning about long texts."""
+    return lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

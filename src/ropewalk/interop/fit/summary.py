@@ -1,0 +1,75 @@
+"""The table and the sentences of a fit: one line per method, and the recommendation in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ropewalk.analysis.statistics import Score
+from ropewalk.interop.fit.decide import Recommendation
+from ropewalk.interop.fit.ledger import Row
+from ropewalk.interop.fit.methods import NONE
+
+
+def short_length(tokens: int) -> str:
+    """Return a length as people write it: 32768 is 32k."""
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 and tokens else f"{tokens:,}"
+
+
+def score_text(values: Sequence[float]) -> str:
+    """Return mean ± standard error."""
+    score = Score(np.array([values]))
+    return f"{score.mean:.3f} ± {score.error:.3f}" if len(values) > 1 else f"{score.mean:.3f}"
+
+
+def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the titles of the columns and the cells of every method."""
+    trained, to, bands = facts["trained"], facts["to"], facts["bands"]
+    names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
+    columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands), "LongPPL"]
+    columns += [f"loss at {short_length(trained)}", f"keys to {short_length(trained)}", f"keys to {short_length(to)}", "s", "GB"]
+    for name in names:
+        own = [row for row in rows if row["method"] == name]
+        [row for row in own if row["metric"] == "text" and row["length"] == to]
+        [row for row in own if row["metric"] == "text" and row["length"] == trained]
+        asked = [row for row in own if row["metric"] == "passkey"]
+        asked = facts["passkeys"]
+    keys = f"; {asked} pass keys for each method" if asked else "; no pass keys: the model has no tokenizer"
+    return (
+        f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} tokens, by band of positions. "
+        f"Model {facts['model']} ({facts['dtype'].removeprefix('torch.')}, trained to {facts['trained']:,}), text {texts}, "
+        f"seed {facts['seed']}{keys}. LongPPL: perplexity of tokens that need a long context. s: seconds for one window."
+    )
+
+
+def sentences(
+    best: Recommendation, in_config: Recommendation, facts: dict[str, Any], skipped: dict[str, str], rows: Sequence[Row]
+) -> list[str]:
+    """Return the recommendation, its reason and what the user should know beside it."""
+    to = short_length(facts["to"])
+    if best.method == NONE:
+        lines = [f"Recommended for {to}: leave the model as it is; no method is better beyond the noise."]
+    else:
+        lines = [f"Recommended for {to}: {best.method}."]
+    lines.append(f"Why: {best.reason}.")
+    if best.equal:
+        lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
+    if in_config.method != best.method:
+        words = f"of the methods that one can: {in_config.method} ({in_config.reason})"
+        lines.append(f"No config can express {best.method}; {words}.")
+    own = [row for row in rows if row["method"] == best.method and row["metric"] == "text"]
+    far = [row["bands"] for row in own if row["length"] == facts["to"]]
+    place = next((i for i, (_, high) in enumerate(facts["bands"]) if high == facts["trained"]), None)
+    if far and place is not None and place + 1 < len(facts["bands"]):
+        gaps = [bands[-1] - bands[place] for bands in far]
+        if len(gaps) > 1:
+            score = Score(np.array([gaps]))
+            if score.mean > 2 * score.error:
+                lines.append(
+                    f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that at the trained length; "
+                    "training at the new length lowers it."
+                )
+    lines += [f"Not measured: {name} ({reason})." for name, reason in skipped.items()]
+    return lines

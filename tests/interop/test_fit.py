@@ -1,0 +1,294 @@
+"""`fit` on a tiny random Llama: its figures equal the written-out definitions, work resumes, and no method beats the choice."""
+
+import copy
+import json
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import ropewalk as rw
+from ropewalk.errors import RopeError
+from ropewalk.interop.extend.keys import kinds
+from ropewalk.interop.fit import reader as reader_module
+from ropewalk.interop.fit import session
+from ropewalk.interop.fit.decide import Recommendation, beats, decide, scores_of
+from ropewalk.interop.fit.passkeys import make_passkey, passkey_lengths
+from ropewalk.interop.fit.reader import Reader
+from ropewalk.interop.fit.text import bands_of, key_tokens, limited_losses, long_ppl, read_text, windows_of
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+        head_dim=8, max_position_embeddings=32, initializer_range=0.4,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(256, (2000,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fit")
+
+
+@pytest.fixture(scope="module")
+def fitted(model, tokens, folder):
+    return rw.fit(model, 128, text=tokens, windows=3, out=folder)
+
+
+def true_losses(model, window):
+    """The loss of every token from all logits at once, in float64, by the model without our kernels."""
+    with torch.no_grad():
+        logits = model(window[None]).logits[0, :-1].double()
+    return F.cross_entropy(logits, window[1:], reduction="none")
+
+
+def test_fit_measures_every_method_of_extend(fitted):
+    assert set(fitted.facts["methods"]) == {"none", "by_parts", *kinds()} - {"longrope"}
+    assert not fitted.skipped
+
+
+@pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic_yarn"])
+def test_losses_by_band_are_those_of_transformers(fitted, model, tokens, name):
+    window, own = windows_of(tokens, 128, 3)[1], copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        if name != "none":
+            rw.extend(own, name, **({} if name == "dynamic_yarn" else {"factor": 4}))
+    losses = true_losses(own, window)
+    (row,) = (r for r in fitted.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 1, 128))
+    expected = [losses[:15].mean(), losses[15:31].mean(), losses[31:63].mean(), losses[63:].mean()]
+    np.testing.assert_allclose(row["bands"], [float(each) for each in expected], rtol=1e-4)
+    assert bands_of(32, 128) == [(0, 16), (16, 32), (32, 64), (64, 128)]
+
+
+def test_the_model_is_left_as_it_was(fitted, model, tokens):
+    assert model.config.max_position_embeddings == 32
+    assert model.config.rope_parameters["rope_type"] == "default"
+    again = copy.deepcopy(model)
+    assert torch.equal(again(tokens[None, :40]).logits, model(tokens[None, :40]).logits)
+
+
+def test_losses_do_not_depend_on_the_chunks(model, tokens, monkeypatch):
+    whole = Reader(model).losses(tokens[None, :61])
+    monkeypatch.setattr(reader_module, "MAX_LOGITS", 256 * 7)
+    torch.testing.assert_close(Reader(model).losses(tokens[None, :61]), whole, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(whole[0], true_losses(model, tokens[:61]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("length", "context", "stride"), [(41, 8, 3), (20, 8, 3), (32, 8, 8), (9, 8, 3)])
+def test_a_limited_context_is_what_it_says(model, tokens, length, context, stride):
+    """Each token with at least `context` tokens before it, and fewer than `context + stride`."""
+    window = tokens[:length]
+    found = limited_losses(Reader(model), window, context, stride)
+    for token in range(1, length):
+        begin = 0 if token < context + stride else (token - context) // stride * stride
+        assert token - begin >= min(token, context)
+        expected = float(true_losses(model, window[begin : token + 1])[-1])
+        assert float(found[token - 1]) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_key_tokens_are_those_that_a_longer_context_helps(model, tokens):
+    window = tokens[:100]
+    mask = key_tokens(Reader(model), window, 32).mask
+    short, long = (limited_losses(Reader(model), window, *each) for each in ((8, 2), (24, 8)))
+    expected = [float(s - f) > 2 and float(f) < 2 and place >= 7 for place, (s, f) in enumerate(zip(short, long, strict=True))]
+    assert mask.tolist() == expected
+
+
+def test_long_ppl_weights_windows_by_their_key_tokens():
+    assert long_ppl([1.5, 2.5], [1, 1]) == pytest.approx(math.exp(2.0))
+    assert long_ppl([1.5 + 1.5, 4.0], [2, 1]) == pytest.approx(math.exp(7 / 3))
+    assert long_ppl([0.0], [0]) is None
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.37, 1.0])
+def test_a_pass_key_is_stated_once_and_asked_at_the_end(depth):
+    made = make_passkey(encode, 700, depth, seed=5)
+    text = bytes(made.tokens.tolist()).decode()
+    key = text[-5:]
+    assert key.isdigit()
+    assert made.answer == 6
+    assert len(made.tokens) <= 700
+    assert text.count(key) == 3
+    assert text.endswith(f"What is the pass key? The pass key is {key}")
+    before, after = text.split(f"The pass key is {key}. Remember it. {key} is the pass key.\n")
+    grass = [part.count("The grass is green") for part in (before, after)]
+    assert grass[0] == round(depth * sum(grass))
+    assert make_passkey(encode, 700, depth, seed=6).tokens.tolist() != made.tokens.tolist()
+
+
+def test_a_pass_key_is_found_if_greedy_decoding_says_it(model):
+    made = make_passkey(encode, 300, 0.5)
+    reader, prompt = Reader(model), made.tokens[: -made.answer]
+    said = model.generate(prompt[None], max_new_tokens=made.answer, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert bool(reader.says(said, made.answer))
+    assert bool(reader.says(made.tokens[None], made.answer)) == bool(said[0].equal(made.tokens))
+    wrong = said.clone()
+    wrong[0, -1] = (wrong[0, -1] + 1) % 256
+    assert not bool(reader.says(wrong, made.answer))
+
+
+def test_pass_keys_are_asked_within_the_trained_length_and_beyond():
+    assert passkey_lengths(8192, 32768) == [round(0.95 * n) for n in (2048, 4096, 8192, 12288, 16384, 24576, 32768)]
+
+
+def test_pass_keys_of_a_fit(model, tokens, tmp_path):
+    found = rw.fit(
+        model, 512, trained=256, text=tokens, tokenizer=encode, methods=["linear"], windows=2, passkeys=3, out=tmp_path
+    )
+    keys = [row for row in found.rows if row["metric"] == "passkey"]
+    assert len(keys) == found.facts["passkeys"] * 2
+    assert {row["found"] for row in keys} <= {0, 1}
+    assert {row["depth"] for row in keys} == {0.0, 0.5, 1.0}
+
+
+def test_work_that_is_done_is_not_done_again(fitted, model, tokens, folder, monkeypatch):
+    path = folder / "rows.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:5]) + '\n{"metric": "te')  # stopped while it wrote a row
+    before, calls = Reader.losses, []
+    monkeypatch.setattr(Reader, "losses", lambda self, t: (calls.append(t.shape), before(self, t))[1])
+    again = rw.fit(model, 128, text=tokens, windows=3, out=folder)
+    strip = lambda rows: [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in rows]
+    assert strip(again.rows) == strip(fitted.rows)
+    calls.clear()
+    rw.fit(model, 128, text=tokens, windows=3, out=folder)
+    assert calls == []
+    other = rw.fit(model, 128, text=tokens.flip(0), windows=3, methods=["linear"], out=folder)
+    assert len({row["run"] for row in other.rows}) == 1
+    assert other.rows[0]["run"] != again.rows[0]["run"]
+
+
+def rows_for(losses: dict, keys: dict) -> list[dict]:
+    """Rows of methods with the given losses and shares of pass keys beyond and within, for 8 windows and 10 depths."""
+    random = np.random.default_rng(4)
+    noise, rows = random.normal(0, 0.3, 8), []
+    for name, (far, near) in losses.items():
+        for window in range(8):
+            row = {"metric": "text", "method": name, "window": window}
+            rows.append(row | {"length": 400, "bands": [0, far + noise[window] + random.normal(0, 0.002)]})
+            rows.append(row | {"length": 100, "loss": near + noise[window]})
+        for length, share in zip((90, 380), keys[name], strict=True):
+            row = {"metric": "passkey", "method": name, "length": length}
+            rows += [row | {"depth": depth, "found": int(depth < share * 10)} for depth in range(10)]
+    return rows
+
+
+def test_the_choice_is_judged_by_both_loss_and_pass_keys():
+    """The figures of a real model: static YaRN has the smallest loss but no pass keys within the trained length."""
+    losses = {
+        "none": (7.7, 3.5),
+        "ntk": (3.79, 3.56),
+        "yarn": (3.746, 3.58),
+        "dynamic_yarn": (3.746, 3.5),
+        "dynamic": (4.19, 3.5),
+    }
+    keys = {"none": (1.0, 0.0), "ntk": (0.9, 0.6), "yarn": (0.0, 0.9), "dynamic_yarn": (1.0, 0.9), "dynamic": (1.0, 0.9)}
+    found = decide(scores_of(rows_for(losses, keys), 100, 400), prefer=["ntk", "yarn", "dynamic"])
+    assert found.method == "dynamic_yarn"
+    assert not found.equal
+    assert set(found.beats) == {"ntk", "yarn", "dynamic", "none"}
+    assert "90%" in found.reason
+    assert "no difference" in found.reason
+
+
+def test_noise_is_no_difference():
+    losses = {"none": (3.500, 3.5), "yarn": (3.4999, 3.5), "ntk": (3.5001, 3.5)}
+    found = decide(scores_of(rows_for(losses, dict.fromkeys(losses, (1.0, 1.0))), 100, 400))
+    assert found.method == "none"
+    assert set(found.equal) == {"yarn", "ntk"}
+    assert not found.beats
+
+
+def test_a_config_that_can_be_saved_is_preferred_among_equals():
+    losses = {"none": (5.0, 3.5), "dynamic_yarn": (3.49999, 3.5), "yarn": (3.5, 3.5)}
+    keys = {"none": (1.0, 0.0), "dynamic_yarn": (1.0, 1.0), "yarn": (1.0, 1.0)}
+    assert decide(scores_of(rows_for(losses, keys), 100, 400), prefer=["yarn"]).method == "yarn"
+
+
+def test_no_other_method_beats_the_choice_on_random_rows():
+    random = np.random.default_rng(7)
+    for _ in range(8):
+        names = "abcde"
+        losses = {name: tuple(random.choice([3.5, 3.6, 3.9], 2)) for name in names}
+        keys = {name: tuple(random.choice([0.0, 0.5, 1.0], 2)) for name in names}
+        scores = scores_of(rows_for(losses, keys), 100, 400)
+        best = decide(scores).method
+        assert not any(beats(scores[name], scores[best]) for name in names)
+
+
+def test_a_method_that_was_not_measured_in_full_is_not_chosen():
+    rows = rows_for({"none": (5.0, 3.5), "yarn": (3.0, 3.5)}, {"none": (1.0, 0.0), "yarn": (1.0, 1.0)})
+    assert scores_of(rows[:-1], 100, 400).keys() == {"none"}
+
+
+def test_the_config_is_that_of_extend_and_none_is_left_over(model, tokens, tmp_path, monkeypatch):
+    expected = model.config.to_dict()
+    with pytest.warns(UserWarning, match="attention_factor"):
+        rw.extend(expected, "yarn", factor=4, attention_factor=1.0)
+    choice = Recommendation("by_parts", "", (), ())
+    monkeypatch.setattr(session, "decide", lambda scores, **_: choice)
+    found = rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(json.dumps(found.config))
+    assert found.config["rope_parameters"] == expected["rope_parameters"]
+    assert found.config["max_position_embeddings"] == 128
+    monkeypatch.setattr(session, "decide", lambda scores, **_: replace(choice, method="none"))
+    rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_longrope_is_searched_on_a_window_of_its_own(model, tokens):
+    found = rw.fit(model, 64, text=tokens, windows=3, methods=["longrope"], search=16)
+    assert {row["method"] for row in found.rows} == {"none", "longrope"}
+    (factors,) = (row["values"] for row in found.rows if row["metric"] == "factors")
+    assert len(factors) == 4
+    assert factors == sorted(factors)
+
+
+def test_refusals(model, tokens, tmp_path):
+    with pytest.raises(RopeError, match="to: must be an integer from 33"):
+        rw.fit(model, 32, text=tokens)
+    with pytest.raises(RopeError, match="text: must have at least 6 x 512"):
+        rw.fit(model, 512, text=tokens)
+    with pytest.raises(RopeError, match="search: must be given"):
+        rw.fit(model, 64, text=tokens, methods=["longrope"])
+    with pytest.raises(RopeError, match="model: must be a causal language model"):
+        rw.fit(model.model, 64, text=tokens)
+    with pytest.raises(RopeError, match=r"model: must be a Hugging Face folder or a \.gguf file"):
+        rw.fit(tmp_path / "nothing", 64)
+
+
+def test_chapters_are_read_in_their_order(tmp_path):
+    for number in (10, 2, 1):
+        (tmp_path / f"chapter_{number}.txt").write_text(f"part {number}")
+    assert read_text(tmp_path) == "part 1\n\npart 2\n\npart 10"
+
+
+def test_a_decoder_is_measured_too(tokens):
+    torch.manual_seed(0)
+    config = rw.DecoderConfig(vocab_size=256, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=3, length=32)
+    model = rw.Decoder(config).eval()
+    found = rw.fit(model, 64, text=tokens, windows=2, methods=["linear", "dynamic_yarn"])
+    (row,) = (r for r in found.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == ("linear", "text", 0, 64))
+    spec = model.layers[0].self_attn.encoding.rope.spec
+    slower = rw.migrate(model, spec.with_(scaling=rw.frequencies.Linear(factor=2.0))).model
+    with torch.no_grad():
+        logits = slower.eval()(tokens[None, :64])[0, :-1].double()
+    assert row["loss"] == pytest.approx(float(F.cross_entropy(logits, tokens[1:64])), rel=1e-5)
