@@ -102,19 +102,8 @@ def run_flex(call: Call) -> tuple[Tensor, None]:
 
     visible, (q_len, k_len) = call.visible, call.lengths
 
-    def attends(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        k_minus_q = k - q - visible.offset
-        allowed = k_minus_q <= 0 if visible.causal else k_minus_q == k_minus_q
-        if visible.window is not None:
-            allowed = allowed & (k_minus_q.abs() < visible.window)
-        if visible.padding is not None:
-            allowed = allowed & visible.padding[b, k]
-        if visible.q_documents is not None and visible.k_documents is not None:
-            allowed = allowed & (visible.q_documents[b, q] == visible.k_documents[b, k])
-        return allowed
-
     per_row = visible.padding is not None or visible.q_documents is not None
-    block = create_block_mask(attends, call.q.shape[0] if per_row else None, None, q_len, k_len, device=call.q.device)
+    block = create_block_mask(visible.at, call.q.shape[0] if per_row else None, None, q_len, k_len, device=call.q.device)
     grouped = call.q.shape[1] != call.k.shape[1]
     out = _compiled_flex()(call.q, call.k, call.v, block_mask=block, scale=call.scale, enable_gqa=grouped)
     return out, None

@@ -1,9 +1,9 @@
-"""Visibility: which keys a query may attend to, by causality, window, documents, padding and the caller's mask."""
+"""Visibility: which keys a query may attend to, by causality, window, documents, padding, a band and the caller's mask."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,31 @@ def check_token_masks(batch: int, seq: int, padding: Tensor | None, documents: T
 
 
 @dataclass(frozen=True, eq=False)
+class Band:
+    """The pairs of tokens with low <= q_group - k_group < high; None is no bound. The groups are integer [S] or [B, S]."""
+
+    q_group: Tensor
+    k_group: Tensor
+    low: int | None = None
+    high: int | None = None
+
+    def holds(self, difference: Tensor) -> Tensor:
+        """Return where a difference of groups, q_group - k_group, is inside the band."""
+        above = torch.ones_like(difference, dtype=torch.bool) if self.low is None else difference >= self.low
+        return above if self.high is None else above & (difference < self.high)
+
+    def allowed(self) -> Tensor:
+        """Return the boolean mask [Sq, Sk], or [B, 1, Sq, Sk] if groups differ by row."""
+        allowed = self.holds(self.q_group.unsqueeze(-1) - self.k_group.unsqueeze(-2))
+        return allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
+
+    def at(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Return whether query q of row b and key k are inside the band; all three are index tensors."""
+        q_group, k_group = (group[i] if group.ndim == 1 else group[b, i] for group, i in ((self.q_group, q), (self.k_group, k)))
+        return self.holds(q_group - k_group)
+
+
+@dataclass(frozen=True, eq=False)
 class Visibility:
     """The masking of one attention call.
 
@@ -31,6 +56,7 @@ class Visibility:
     documents  [B, S], the document index of each token in a packed row
     mask       the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores
     offset     number of cached keys before the first query; causality and window take it into account
+    band       the pairs of tokens that one piece of attention holds
     """
 
     causal: bool = False
@@ -40,6 +66,7 @@ class Visibility:
     k_documents: Tensor | None = None
     mask: Tensor | None = None
     offset: int = 0
+    band: Band | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None:
@@ -50,7 +77,7 @@ class Visibility:
     @property
     def only_causal(self) -> bool:
         """Whether causality is the only mask; then backends can use their is_causal flag instead of a mask tensor."""
-        return self.causal and all(x is None for x in (self.window, self.padding, self.q_documents, self.mask))
+        return self.causal and all(x is None for x in (self.window, self.padding, self.q_documents, self.mask, self.band))
 
     def allowed(self, q_len: int, k_len: int, device: torch.device) -> Tensor | None:
         """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if nothing is masked."""
@@ -68,9 +95,43 @@ class Visibility:
             masks.append((self.q_documents[:, :, None] == self.k_documents[:, None, :])[:, None])
         if self.mask is not None and self.mask.dtype == torch.bool:
             masks.append(self.mask)
+        if self.band is not None:
+            masks.append(self.band.allowed())
         return functools.reduce(torch.logical_and, masks) if masks else None
 
     @property
     def added(self) -> Tensor | None:
         """The caller's mask if it is a float one, else None."""
         return self.mask if self.mask is not None and self.mask.is_floating_point() else None
+
+    def part(self, start: int, stop: int, keys: int) -> Visibility:
+        """Return the masking of queries start ... stop - 1 and the first `keys` keys."""
+        mask, band = self.mask, self.band
+        if mask is not None:
+            mask = mask if mask.shape[-1] == 1 else mask[..., :keys]
+            mask = mask if mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., start:stop, :]
+        if band is not None:
+            band = replace(band, q_group=band.q_group[..., start:stop], k_group=band.k_group[..., :keys])
+        return replace(
+            self,
+            padding=None if self.padding is None else self.padding[:, :keys],
+            q_documents=None if self.q_documents is None else self.q_documents[:, start:stop],
+            k_documents=None if self.k_documents is None else self.k_documents[:, :keys],
+            mask=mask,
+            offset=self.offset + start,
+            band=band,
+        )
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Return whether query q of head h and row b attends to key k; all four are index tensors, as in FlexAttention."""
+        k_minus_q = k - q - self.offset
+        allowed = k_minus_q <= 0 if self.causal else k_minus_q == k_minus_q
+        if self.window is not None:
+            allowed = allowed & (k_minus_q.abs() < self.window)
+        if self.padding is not None:
+            allowed = allowed & self.padding[b, k]
+        if self.q_documents is not None and self.k_documents is not None:
+            allowed = allowed & (self.q_documents[b, q] == self.k_documents[b, k])
+        if self.mask is not None:  # [B, H, Sq, Sk]
+            allowed = allowed & self.mask[b, h, q, k]
+        return allowed if self.band is None else allowed & self.band.at(b, q, k)

@@ -12,6 +12,9 @@ from ropewalk.attention.backends import Call, attend, pick
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import positions_in_documents
 from ropewalk.attention.masks import Visibility, check_token_masks
+from ropewalk.attention.remap import Remapping
+from ropewalk.attention.remapped import check_remapping, remapped_attention
+from ropewalk.attention.temperature import QueryTemperature, Temperature
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, integer, number
@@ -40,7 +43,8 @@ class Attention(nn.Module):
 
     num_kv_heads < num_heads shares keys and values between heads (GQA; 1 is MQA). `scale` defaults to
     1/sqrt(head_dim), times the spec's softmax factor. `window` limits how many keys a query attends to. `o_bias`
-    overrides `bias` for the output projection; `norm_eps` is the epsilon of the norms that `qk_norm` adds.
+    overrides `bias` for the output projection; `norm_eps` is the epsilon of the norms that `qk_norm` adds. `temperature`
+    multiplies queries by a factor of their position, `remapping` changes the distances that RoPE scores by.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class Attention(nn.Module):
         scale: float | None = None,
         length: int = 2048,
         backend: str | None = None,
+        temperature: Temperature | None = None,
+        remapping: Remapping | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = integer("num_heads", num_heads, low=1)
@@ -86,6 +92,8 @@ class Attention(nn.Module):
             factor = self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0
             scale = factor / math.sqrt(self.head_dim)
         self.scale = number("scale", scale, above=0)
+        self.temperature = None if temperature is None else QueryTemperature(temperature, self.num_heads)
+        self.remapping = check_remapping(remapping, self.encoding, causal)
 
     def forward(
         self,
@@ -111,13 +119,19 @@ class Attention(nn.Module):
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         x = self.encoding.embed(x, positions)
         q, k, v = self.project(x)
-        q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache)
-        visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
-        call = self._call(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
-        out, weights = attend(call, self.backend)
-        if weights is not None:
-            value_term = self.encoding.value_bias(weights, positions, k_positions)
-            out = out if value_term is None else out + value_term.to(out.dtype)
+        if self.temperature is not None:
+            q = self.temperature(q, positions)
+        if self.remapping is not None:
+            visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
+            out, weights = remapped_attention(self, q, k, v, positions, visible, cache, return_weights), None
+        else:
+            q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache)
+            visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
+            call = self._call(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
+            out, weights = attend(call, self.backend)
+            if weights is not None:
+                value_term = self.encoding.value_bias(weights, positions, k_positions)
+                out = out if value_term is None else out + value_term.to(out.dtype)
         if padding is not None:
             out = out.masked_fill(~padding[:, None, :, None], 0.0)
         out = self.o_proj(out.transpose(1, 2).flatten(-2))

@@ -1,0 +1,130 @@
+"""Attention that also returns the log-sum-exp of its scores, so that the results of several calls can be merged.
+
+Memory stays bounded: the plain torch backend runs a block of queries at a time, FlexAttention never forms the scores.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.backends import Call
+from ropewalk.caches import cached
+from ropewalk.errors import RopeError, choice
+
+#: the most scores that the plain torch backend holds at a time; 256 MiB in float32
+MOST_SCORES = 1 << 26
+#: FlexAttention is compiled for each shape, which pays for calls with at least as many queries
+FEWEST_FLEX_QUERIES = 1024
+
+
+class Partial(NamedTuple):
+    """The output [B, H, Sq, D] and the log-sum-exp of the scores [B, H, Sq], which is -inf for a query without keys."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def merge(parts: Sequence[Partial], dtype: torch.dtype) -> Tensor:
+    """Return the attention over the keys of all parts together; no key may be in two parts. A query without keys gives 0."""
+    lse = torch.stack([part.lse for part in parts])
+    # a row of -inf would give NaN
+    top = lse.amax(dim=0).clamp(min=torch.finfo(lse.dtype).min).detach()
+    weights = (lse - top).exp()
+    total = weights.sum(dim=0)
+    weights = weights / torch.where(total > 0, total, 1.0)
+    out = sum(weight.unsqueeze(-1) * part.out.to(lse.dtype) for weight, part in zip(weights, parts, strict=True))
+    return out.to(dtype)  # type: ignore[union-attr]  # there is at least one part
+
+
+def run_math(call: Call) -> Partial:
+    """Return output and log-sum-exp in float32 (or float64), computed for a block of queries at a time."""
+    q_len, k_len = call.lengths
+    compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
+    call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
+    rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
+    parts = [_block(call, start, min(start + rows, q_len)) for start in range(0, max(1, q_len), rows)]
+    return parts[0] if len(parts) == 1 else Partial(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
+
+
+def _block(call: Call, start: int, stop: int) -> Partial:
+    """Return the result of queries start ... stop - 1."""
+    keys = min(call.k.shape[-2], call.visible.offset + stop) if call.visible.causal else call.k.shape[-2]
+    k, v = call.k[:, :, :keys], call.v[:, :, :keys]
+    groups = call.q.shape[1] // k.shape[1]
+    q = call.q[:, :, start:stop].to(k.dtype).unflatten(1, (-1, groups))  # [B, Hk, G, S, D]
+    # the heads of a group share their keys: one product with all of their queries
+    scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (groups, -1))
+    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=call.visible.part(start, stop, keys)).full_mask()
+    if mask is not None:
+        while mask.ndim < 4:
+            mask = mask.unsqueeze(0)
+        mask = mask.unflatten(1, (-1, groups)) if mask.shape[1] > 1 else mask.unsqueeze(2)
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    top = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
+    weights = (scores - top).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    safe = torch.where(total > 0, total, 1.0)  # so that a query without keys has no NaN in its gradient either
+    out = (weights.flatten(2, 3) @ v).unflatten(2, (groups, -1)) / safe
+    lse = torch.where(total > 0, top + safe.log(), float("-inf")).squeeze(-1)
+    return Partial(out.flatten(1, 2), lse.flatten(1, 2))
+
+
+def flex_why_not(call: Call) -> str | None:
+    """Return why FlexAttention cannot run this call; None if it can."""
+    if call.q.device.type != "cuda":
+        return "FlexAttention is compiled for CUDA only"
+    if call.bias is not None or call.visible.added is not None:
+        return "a float mask or a bias would be a tensor of all scores"
+    return None
+
+
+def run_flex(call: Call) -> Partial:
+    """Run FlexAttention, which skips the blocks of keys that the masks hide."""
+    visible, (q_len, k_len) = call.visible, call.lengths
+    batch, heads = call.q.shape[:2]
+    if visible.mask is not None:
+        visible = replace(visible, mask=visible.mask.expand(batch, heads, q_len, k_len))
+    by_row = any(t is not None for t in (visible.padding, visible.q_documents, visible.mask))
+    by_row = by_row or (visible.band is not None and (visible.band.q_group.ndim > 1 or visible.band.k_group.ndim > 1))
+    by_head = visible.mask is not None and call.visible.mask.ndim > 2 and call.visible.mask.shape[-3] > 1  # type: ignore[union-attr]
+    create, flex, options = _compiled_flex()
+    block = create(visible.at, batch if by_row else None, heads if by_head else None, q_len, k_len, device=call.q.device)
+    grouped = heads != call.k.shape[1]
+    out, aux = flex(call.q, call.k, call.v, block_mask=block, scale=call.scale, enable_gqa=grouped, **options)
+    return Partial(out, aux if isinstance(aux, Tensor) else aux.lse)
+
+
+@cached("compiled flex_attention with lse", entries=1)
+def _compiled_flex() -> tuple[Callable, Callable, dict[str, Any]]:
+    """Return compiled create_block_mask and flex_attention, and the option that makes the latter return the log-sum-exp."""
+    from torch.nn.attention import flex_attention as module
+
+    if "return_aux" in inspect.signature(module.flex_attention).parameters:
+        options = {"return_aux": module.AuxRequest(lse=True)}
+    else:  # before torch 2.9
+        options = {"return_lse": True}
+    # compiled, the mask is never a tensor of all pairs
+    return torch.compile(module.create_block_mask), torch.compile(module.flex_attention, dynamic=False), options
+
+
+#: name -> (why_not, run); each returns the output and the log-sum-exp
+LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Partial]]] = {
+    "flex": (flex_why_not, run_flex),
+    "math": (lambda call: None, run_math),
+}
+
+
+def attend_with_lse(call: Call, name: str | None = None) -> Partial:
+    """Return output and log-sum-exp by the named backend; None: FlexAttention for long calls on a GPU, else plain torch."""
+    if name is None:
+        name = "flex" if call.lengths[0] >= FEWEST_FLEX_QUERIES and flex_why_not(call) is None else "math"
+    why_not, run = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]
+    if reason := why_not(call):
+        raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)
+    return run(call)

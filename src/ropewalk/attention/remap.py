@@ -1,0 +1,186 @@
+"""Remapped distances: longer contexts without training, because no distance exceeds those that a model was trained with.
+
+Plain RoPE scores query i and key j by their distance i - j. A remapping replaces it by a smaller distance for far keys. It is
+built of pieces: in each one, queries and keys are rotated at other positions, and the piece holds some of the pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.masks import Band
+from ropewalk.attention.temperature import LogN
+from ropewalk.errors import integer
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Attention between the pairs of tokens in `band`, with q rotated at `q_positions` and k at `k_positions`.
+
+    The frequencies are divided by `slowdown`, so the distance of a pair is (q_positions - k_positions) / slowdown.
+    """
+
+    q_positions: Tensor
+    k_positions: Tensor
+    band: Band
+    slowdown: int = 1
+
+
+class Remapping:
+    """Base class of all remappings: frozen dataclasses whose `pieces` hold every pair of tokens exactly once."""
+
+    name: ClassVar[str]
+
+    def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        """Return the pieces for queries and keys at these positions, integer [S] or [B, S]."""
+        raise NotImplementedError
+
+    def query_factor(self, positions: Tensor) -> Tensor | None:
+        """Return a factor for each query, float64 with the shape of `positions`; None if there is none."""
+        return None
+
+    def distances(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return the distance by which each query and key are scored, float64 [Sq, Sk] or [B, Sq, Sk]."""
+        total = torch.zeros((), dtype=torch.float64, device=q_positions.device)
+        for piece in self.pieces(q_positions, k_positions):
+            distance = (piece.q_positions.unsqueeze(-1) - piece.k_positions.unsqueeze(-2)).double() / piece.slowdown
+            held = piece.band.allowed()
+            total = total + torch.where(held if held.ndim == 2 else held.squeeze(1), distance, 0.0)
+        return total
+
+    @classmethod
+    def for_length(cls, trained: int, served: int) -> Remapping:
+        """Return the remapping that takes a model from its trained length to a served length."""
+        raise NotImplementedError
+
+
+def _near_and_far(q: Tensor, k: Tensor, window: int, far_q: Tensor, far_k: Tensor, slowdown: int = 1) -> list[Piece]:
+    """Return a piece with the true distances below `window`, and a piece with other positions for the rest."""
+    return [Piece(q, k, Band(q, k, None, window)), Piece(far_q, far_k, Band(q, k, window, None), slowdown)]
+
+
+def _slowdown(trained: int, served: int, window: int) -> int:
+    """Return the least divisor of far distances that keeps all distances within two thirds of the trained length."""
+    room = max(1, 2 * trained // 3 - window)
+    return max(2, math.ceil((served - window) / room))
+
+
+@dataclass(frozen=True)
+class ReRope(Remapping):
+    """ReRoPE: distances stop growing at `window`.
+
+    With `log_n_length`, queries are also multiplied by max(1, log(position + 1) / log(log_n_length)), as its author does with
+    the trained length.
+    """
+
+    name: ClassVar[str] = "rerope"
+    window: int = 512
+    log_n_length: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("window", self.window, low=1)
+        if self.log_n_length is not None:
+            integer("log_n_length", self.log_n_length, low=2)
+
+    def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        far_q, far_k = torch.full_like(q_positions, self.window), torch.zeros_like(k_positions)
+        return _near_and_far(q_positions, k_positions, self.window, far_q, far_k)
+
+    def query_factor(self, positions: Tensor) -> Tensor | None:
+        return None if self.log_n_length is None else LogN(self.log_n_length).factor(positions)
+
+    @classmethod
+    def for_length(cls, trained: int, served: int) -> ReRope:
+        return cls(max(1, trained // 4), max(2, trained))
+
+
+@dataclass(frozen=True)
+class LeakyReRope(Remapping):
+    """Leaky ReRoPE: beyond `window`, distances grow `slowdown` times more slowly; `log_n_length` as in ReRope."""
+
+    name: ClassVar[str] = "leaky_rerope"
+    window: int = 512
+    slowdown: int = 16
+    log_n_length: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("window", self.window, low=1)
+        integer("slowdown", self.slowdown, low=1)
+        if self.log_n_length is not None:
+            integer("log_n_length", self.log_n_length, low=2)
+
+    def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        # (i + window (slowdown - 1) - j) / slowdown = window + (i - j - window) / slowdown
+        far_q = q_positions + self.window * (self.slowdown - 1)
+        return _near_and_far(q_positions, k_positions, self.window, far_q, k_positions, self.slowdown)
+
+    def query_factor(self, positions: Tensor) -> Tensor | None:
+        return None if self.log_n_length is None else LogN(self.log_n_length).factor(positions)
+
+    @classmethod
+    def for_length(cls, trained: int, served: int) -> LeakyReRope:
+        window = max(1, trained // 4)
+        return cls(window, _slowdown(trained, served, window), max(2, trained))
+
+
+@dataclass(frozen=True)
+class SelfExtend(Remapping):
+    """Self-Extend: beyond `window`, positions are grouped, `group` neighbouring tokens at one position."""
+
+    name: ClassVar[str] = "self_extend"
+    group: int = 8
+    window: int = 1024
+
+    def __post_init__(self) -> None:
+        integer("group", self.group, low=1)
+        integer("window", self.window, low=1)
+
+    def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        shift = self.window - self.window // self.group
+        far_q, far_k = q_positions // self.group + shift, k_positions // self.group
+        return _near_and_far(q_positions, k_positions, self.window, far_q, far_k)
+
+    @classmethod
+    def for_length(cls, trained: int, served: int) -> SelfExtend:
+        window = max(1, trained // 4)
+        group = _slowdown(trained, served, window)
+        # in a multiple of the group, window / group and window // group are the same
+        return cls(group, max(group, window // group * group))
+
+
+@dataclass(frozen=True)
+class DualChunk(Remapping):
+    """Dual chunk attention (DCA): keys are at their positions inside chunks of `chunk` - `local` tokens.
+
+    A query is at its own position inside its chunk for the keys of this chunk, up to one chunk further for those of the chunk
+    before, and at the farthest position for all older ones; no distance exceeds `chunk`.
+    """
+
+    name: ClassVar[str] = "dca"
+    chunk: int = 8192
+    local: int = 1024
+
+    def __post_init__(self) -> None:
+        integer("chunk", self.chunk, low=2)
+        integer("local", self.local, low=1, high=self.chunk - 1)
+
+    def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        size = self.chunk - self.local
+        q_chunk, k_chunk = q_positions // size, k_positions // size
+        q, k = q_positions % size, k_positions % size
+        before, older = (q + size).clamp(max=self.chunk), torch.full_like(q, min(2 * size - 1, self.chunk))
+        bounds = ((q, None, 1), (before, 1, 2), (older, 2, None))
+        return [Piece(at, k, Band(q_chunk, k_chunk, low, high)) for at, low, high in bounds]
+
+    @classmethod
+    def for_length(cls, trained: int, served: int) -> DualChunk:
+        return cls(max(2, 3 * trained // 4), max(1, trained // 8))
+
+
+#: every remapping by the name that `extend` knows it by
+REMAPPINGS: dict[str, type[Remapping]] = {each.name: each for each in (ReRope, LeakyReRope, SelfExtend, DualChunk)}

@@ -1,0 +1,110 @@
+"""Attention with remapped distances: the pieces of a remapping, rotated, attended to and merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ropewalk import rotation
+from ropewalk.attention.backends import Call
+from ropewalk.attention.cache import KVCache
+from ropewalk.attention.lse import attend_with_lse, merge
+from ropewalk.attention.masks import Visibility
+from ropewalk.attention.remap import REMAPPINGS, Remapping
+from ropewalk.attention.temperature import multiply
+from ropewalk.caches import cached
+from ropewalk.encodings import Encoding
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import RopeError
+from ropewalk.frequencies import Default, Linear
+from ropewalk.spec import RopeSpec
+
+#: called with (whether it is k, positions, slowdown); returns q or k rotated there, by frequencies divided by slowdown
+Rotate = Callable[[bool, Tensor, int], Tensor]
+
+
+def attend_remapped(
+    remapping: Remapping,
+    rotate: Rotate,
+    v: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
+    scale: float,
+    visible: Visibility,
+    backend: str | None = None,
+) -> Tensor:
+    """Return causal attention [B, H, Sq, D] with the distances of `remapping`; its pieces add their bands to the masks."""
+    factor, parts = remapping.query_factor(q_positions), []
+    for piece in remapping.pieces(q_positions, k_positions):
+        q = rotate(False, piece.q_positions, piece.slowdown)
+        if factor is not None:
+            q = multiply(q, factor if factor.ndim == 1 else factor.unsqueeze(-2))
+        k = rotate(True, piece.k_positions, piece.slowdown)
+        call = Call(q, k, v, scale, replace(visible, band=piece.band))
+        parts.append(attend_with_lse(call, backend))
+    return merge(parts, v.dtype)
+
+
+def check_remapping(remapping: Remapping | None, encoding: Encoding, causal: bool) -> Remapping | None:
+    """Return the remapping; raise an error if attention with this encoding cannot have it."""
+    if remapping is None:
+        return None
+    if not isinstance(remapping, Remapping):
+        raise RopeError("remapping", f"must be a remapping ({', '.join(REMAPPINGS)}) or None", remapping)
+    rotary = isinstance(encoding, Rotary) and type(encoding).bias is Encoding.bias and encoding.rope.spec.num_axes == 1
+    if not rotary:
+        rule = "needs an encoding that only rotates q and k, by one axis"
+        raise RopeError("remapping", f"{rule}; leave it out for {type(encoding).__name__}", remapping)
+    if not causal:
+        raise RopeError("remapping", "is defined for causal attention only; pass causal=True", remapping)
+    slowdown = getattr(remapping, "slowdown", 1)
+    if slowdown > 1:
+        slowed_spec(encoding.rope.spec, slowdown)  # type: ignore[union-attr]  # checked above
+    return remapping
+
+
+def remapped_attention(
+    layer: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    visible: Visibility,
+    cache: KVCache | None,
+    return_weights: bool,
+) -> Tensor:
+    """Return the output [B, H, S, head_dim] of an `Attention` with a remapping; a cache holds keys that are not rotated."""
+    if return_weights:
+        raise RopeError("return_weights", "must be False with a remapping, whose pieces never form all weights", True)
+    if layer.training and layer.dropout:
+        raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", layer.dropout)
+    k_positions, length = positions, None
+    if cache is not None:
+        if cache.rotated:
+            raise RopeError("cache", "must hold keys that are not rotated for a remapping; use KVCache(rotated=False)", True)
+        cache.rotated, seq = False, k.shape[-2]
+        seen = cache.append(k, v, positions, visible.padding)
+        k, v, k_positions = seen.k, seen.v, seen.positions
+        visible = replace(visible, padding=seen.valid if cache.padded else None, offset=k.shape[-2] - seq)
+        length = cache.next_positions
+
+    def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
+        x = k if key else q
+        if slowdown > 1:
+            return rotation.rotate(x, slowed_spec(layer.encoding.rope.spec, slowdown), at, key=key)
+        return layer.encoding.rotate(x, at, key=key, length=length)
+
+    backend = None if layer.backend == "sdpa" else layer.backend  # torch's fused kernel returns no log-sum-exp
+    return attend_remapped(layer.remapping, rotate, v, positions, k_positions, layer.scale, visible, backend)
+
+
+@cached("slowed specs", entries=32)
+def slowed_spec(spec: RopeSpec, slowdown: int) -> RopeSpec:
+    """Return the spec with all frequencies divided by `slowdown`."""
+    if not isinstance(spec.scaling, Default):
+        rule = "divides the frequencies, so the rope must have no scaling; use self_extend or remove the scaling"
+        raise RopeError("leaky_rerope", rule, spec.scaling)
+    return spec.with_(scaling=Linear(float(slowdown)))
