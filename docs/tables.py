@@ -33,6 +33,8 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "h200_matching": (1, ("roformer-cail",)), "h200_migrate": (2, ()),
     "h200_multimodal": (1, ()), "cpu_relative": (1, ()), "cpu_precision": (1, ()),
 }  # fmt: skip
+#: verdicts of tests/interop/family_walk.py that may be committed
+FAMILY_VERDICTS = ("equal", "refused", "no rotation", "unused", "not built")
 START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
 
@@ -115,18 +117,40 @@ def lab_page(text: str) -> str:
     return text
 
 
+def families_page(text: str) -> str:
+    """The page about families with its tables made from the committed rows."""
+    walked = rows.read(RESULTS / "families.jsonl")
+    of = {verdict: [row for row in walked if row["verdict"] == verdict] for verdict in FAMILY_VERDICTS}
+    count = ", ".join(f"{len(of[verdict])} {verdict}" for verdict in FAMILY_VERDICTS)
+    text = filled(text, "families-summary", f"transformers {walked[0]['transformers']}, {len(walked)} families: {count}.\n")
+    columns = ["family", "class", "outputs differ by", "gradients differ by", "greedy tokens"]
+    cells = [
+        [row["family"], row["class"], f"{row['outputs']:.0e}", f"{row['gradients']:.0e}", "the same" if row["tokens"] else "-"]
+        for row in of["equal"]
+    ]
+    text = filled(text, "families-equal", tables.markdown(columns, cells))
+    for verdict in ("refused", "not built"):
+        lines = "".join(f"- `{row['family']}`: {row['reason'].removeprefix('LookupError: ')}\n" for row in of[verdict])
+        text = filled(text, f"families-{verdict.replace(' ', '-')}", lines)
+    for verdict in ("no rotation", "unused"):
+        names = ", ".join(f"`{row['family']}`" for row in of[verdict])
+        text = filled(text, f"families-{verdict.replace(' ', '-')}", f"{names}.\n")
+    return text
+
+
 def main() -> None:
     """Rewrite the pages and charts, and print their paths."""
-    names = ("encodings", "benchmarks", "peers", "lab-results", "inspect")
-    encodings, benchmarks, peers, lab, inspect = (DOCS / f"{name}.md" for name in names)
+    names = ("encodings", "benchmarks", "peers", "lab-results", "inspect", "families")
+    encodings, benchmarks, peers, lab, inspect, families = (DOCS / f"{name}.md" for name in names)
     inspect.write_text(guide_page(inspect.read_text(encoding="utf-8")), encoding="utf-8")
+    families.write_text(families_page(families.read_text(encoding="utf-8")), encoding="utf-8")
     lab.write_text(lab_page(lab.read_text(encoding="utf-8")), encoding="utf-8")
     encodings.write_text(filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())), encoding="utf-8")
     benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
     peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
     chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")
     chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
-    print(encodings, benchmarks, peers, lab, inspect, sep="\n")
+    print(encodings, benchmarks, peers, lab, inspect, families, sep="\n")
 
 
 if __name__ == "__main__":

@@ -105,7 +105,9 @@ def test_charts_show_what_the_rows_say(tmp_path):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(("page", "made"), [("benchmarks", "benchmark_page"), ("lab-results", "lab_page")])
+@pytest.mark.parametrize(
+    ("page", "made"), [("benchmarks", "benchmark_page"), ("lab-results", "lab_page"), ("families", "families_page")]
+)
 def test_pages_show_the_committed_rows(page, made):
     sys.path.insert(0, str(DOCS))
     try:

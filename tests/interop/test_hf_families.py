@@ -104,7 +104,10 @@ def test_at_least_thirty_families_are_compared():
 #: rows without a modeling file in transformers, or whose rotation is compared by a test of its own
 ELSEWHERE = {"kimi_k2", "minimind", "minimax_m1", "minimax_text_01", "roformer", "gptj", "codegen", "nanochat",
              "dinov3_vit", "eomt_dinov3", "sapiens2"}  # fmt: skip
-FOLDERS = {"modernbert-decoder": "modernbert_decoder", "mllama_text_model": "mllama", "emu3_text_model": "emu3"}
+FOLDERS = {
+    "modernbert-decoder": "modernbert_decoder", "mllama_text_model": "mllama", "emu3_text_model": "emu3",
+    **dict.fromkeys(("blt_global_transformer", "blt_local_decoder", "blt_local_encoder", "blt_patcher"), "blt"),
+}  # fmt: skip
 #: rows whose tables have one column a pair
 OTHER_TABLES = {"esm", "idefics", "phimoe"}
 UNDOUBLED = {"gpt_oss", "openai_privacy_filter", "deepseek_v4"}

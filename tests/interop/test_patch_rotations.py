@@ -252,6 +252,10 @@ def test_a_method_that_rotates_joined_heads(model_type):
     with patched(model):
         assert "_apply_rotary_embedding" in vars(layer)
         assert_close(layer._apply_rotary_embedding(hidden, tables(hidden)), plain, rtol=0, atol=2e-6)
+        unequal = tables(hidden).clone()
+        unequal[1, 3, ..., 0] += 0.1
+        with pytest.raises(RopeError, match="both members of a pair"):
+            layer._apply_rotary_embedding(hidden, unequal)
     config.position_embeddings_type = "relative"
     with pytest.raises(RopeError, match="must rotate q and k"):
         patch(AutoModel.from_config(config))

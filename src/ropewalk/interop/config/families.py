@@ -124,7 +124,8 @@ FAMILIES: dict[str, Family] = {
     **_like(_PARTIAL, "solar_open", theta=1e6, head_dim=128),
     **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True),
     # pairs (2i, 2i + 1)
-    **_like(_INTERLEAVED, "blt cohere", theta=5e5),
+    **_like(_INTERLEAVED, "blt blt_global_transformer blt_local_decoder blt_local_encoder cohere", theta=5e5),
+    **_like(_INTERLEAVED, "blt_patcher"),
     **_like(_INTERLEAVED, "cohere2", unrotated=("full_attention",)),
     **_like(_INTERLEAVED, "cohere2_moe", head_dim=128, unrotated=("full_attention",)),
     **_like(_INTERLEAVED, "ernie4_5", theta=5e5, head_dim=128),

@@ -48,8 +48,10 @@ class RotationFunction:
         self.sections: dict[str, list[int]] = {}
 
     def add_spec(self, spec: RopeSpec) -> None:
-        """Build the ropes for a spec: one for whole heads, one for the rotated slice alone."""
+        """Build the ropes for a spec: one for whole heads, one for the rotated slice alone; none if tables are needed."""
         convention = self.convention
+        if convention.needs_tables:
+            return
         for width in (spec.head_dim, spec.pairs * 2):
             own = spec.with_(
                 head_dim=width, rotary_dim=2 * spec.pairs, rotary_start=convention.start(width, 2 * spec.pairs),
@@ -91,7 +93,7 @@ class RotationFunction:
                 return None
         angles, x = tables[0].angles, xs[0]
         rope = self.ropes.get((angles.fingerprint, x.shape[-1]))
-        if rope is None or arguments.get(SECTIONS) != self.sections.get(angles.fingerprint) or self.convention.needs_tables:
+        if rope is None or arguments.get(SECTIONS) != self.sections.get(angles.fingerprint):
             return None
         positions = angles.positions
         if positions.device != x.device:
@@ -174,16 +176,18 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
 
     Two entries of one angle may differ by rounding: torch's vectorised cos differs from its scalar one in the last bit.
     """
+    if all(getattr(table, CHECKED, False) or not table.numel() for table in tables):
+        return
+    gap = torch.stack([(first - second).abs().amax() for first, second in members]).amax()
+    is_near = gap <= max(torch.finfo(gap.dtype).eps, 2.0**-20)
     rule = "must have the same entry for both members of a pair; with two it is no rotation, so unpatch this model"
-    for table, (first, second) in zip(tables, members, strict=False):
-        if getattr(table, CHECKED, False) or not table.numel():
-            continue
-        is_near = ((first - second).abs() <= max(torch.finfo(table.dtype).eps, 2.0**-20)).all()
-        if table.device.type != "cpu" or is_traced((table,)):
-            torch.ops.aten._assert_async.msg(is_near, f"cos, sin: {rule}")  # no read-back from the device or from a graph
-        elif not is_near:
-            raise RopeError("cos, sin", rule, f"largest difference {(first - second).abs().max().item():.2g}")
-        if not is_traced((table,)):
+    traced = is_traced(tuple(tables))
+    if traced or tables[0].device.type != "cpu":
+        torch.ops.aten._assert_async.msg(is_near, f"cos, sin: {rule}")  # no read-back from the device or from a graph
+    elif not is_near:
+        raise RopeError("cos, sin", rule, f"entries that differ by {gap.item():.2g}")
+    if not traced:
+        for table in tables:
             setattr(table, CHECKED, True)
 
 

@@ -100,7 +100,8 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
         positions = torch.randint(0, 99, (axes, 1, 7), generator=generator).to(probe.device)
         same, distinct = (probe.tables(each, layer_type) for each in (positions[:1].expand_as(positions), positions))
         if any(_doubles(each, same, axes) for each in doubled) and not any(_doubles(each, distinct, axes) for each in doubled):
-            rule = "gives the two members of a pair different angles where the axes of a position differ, which is no rotation"
+            rule = "gives the two members of a pair different angles where the axes of a position differ, which is no rotation, "
+            rule += "so the model is left unchanged"
             return RopeError(type(module).__name__, rule, f"{axes} axes")
     return None
 
