@@ -67,6 +67,8 @@ def _why_not_layer(layer: nn.Module) -> str | None:
     linears = (attention.qkv_proj, attention.o_proj, network.gate_up_proj, network.down_proj)
     if any(type(linear) is not nn.Linear for linear in linears):
         return "a projection is not a plain nn.Linear"
+    if attention.temperature is not None or attention.remapping is not None:
+        return "a temperature or a remapping has no decode kernel"
     encoding = attention.encoding
     if attention.training or not (_is_plain_rotary(encoding) or encoding.entry == "none"):
         return f"{type(encoding).__name__} has no decode kernel, or the model is in training mode"

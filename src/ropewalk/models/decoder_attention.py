@@ -22,6 +22,7 @@ class PackedAttention(Attention):
             encoding="none" if config.input_encoding else config.layer_encoding(layer_type),
             window=config.window if layer_type == "sliding" else None, dropout=config.attention_dropout or 0.0,
             o_bias=config.o_bias, qk_norm=config.qk_norm, norm_eps=config.norm_eps, length=config.length,
+            temperature=config.layer_temperature(layer_type), remapping=config.layer_remapping(layer_type),
         )  # fmt: skip
         del self.q_proj, self.k_proj, self.v_proj
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ropewalk.attention.remap import Remapping
+from ropewalk.attention.temperature import Temperature
 from ropewalk.encodings import ENCODINGS
+from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.spec import RopeSpec
@@ -30,6 +33,8 @@ class DecoderConfig:
     qk_norm       RMS norm of each head of q and k before rotation
     dropout       of both block outputs and, unless `attention_dropout` is given, of the attention weights
     length        the longest sequence trained on
+    temperature   a factor on queries by their position, for all layers or by layer type (None: no factor)
+    remapping     other distances for RoPE in long contexts, such as SelfExtend; no other engine has it, so it is not saved
     num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but `dense_layers`. Each
                   token uses `experts_per_token` of them, weighted by their softmax, renormalised if `norm_topk`
     """
@@ -62,6 +67,8 @@ class DecoderConfig:
     router_aux_coef: float = 0.0
     dense_layers: tuple[int, ...] = ()
     init_std: float = 0.02
+    temperature: Temperature | Mapping[str, Temperature | None] | None = None
+    remapping: Remapping | None = None
 
     def __post_init__(self) -> None:
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
@@ -89,6 +96,12 @@ class DecoderConfig:
         self._check_layers(put)
         self._check_experts(put)
         self._check_encoding(put)
+        if self.attention == "linear" and (self.temperature is not None or self.remapping is not None):
+            raise RopeError("attention", "must be 'softmax' to have a temperature or a remapping", self.attention)
+        if isinstance(self.temperature, Mapping):
+            put("temperature", dict(self.temperature))
+            for layer_type in self.temperature:
+                choice("temperature", layer_type, LAYER_TYPES)
 
     def _check_layers(self, put: Any) -> None:
         if self.window is not None:
@@ -143,6 +156,16 @@ class DecoderConfig:
         if layer_type not in self.encoding:
             raise RopeError("encoding", f"must have an entry for {layer_type!r} layers (None: no position)", list(self.encoding))
         return self.encoding[layer_type] or "none"
+
+    def layer_temperature(self, layer_type: str) -> Temperature | None:
+        """Return the temperature of layers of that type."""
+        return self.temperature.get(layer_type) if isinstance(self.temperature, Mapping) else self.temperature
+
+    def layer_remapping(self, layer_type: str) -> Remapping | None:
+        """Return the remapping of layers of that type; layers that are not rotated have none."""
+        encoding = self.layer_encoding(layer_type)
+        is_rotary = isinstance(encoding, RopeSpec) or issubclass(ENCODINGS[encoding], Rotary)
+        return self.remapping if is_rotary else None
 
     @property
     def input_encoding(self) -> str | None:

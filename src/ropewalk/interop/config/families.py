@@ -48,8 +48,14 @@ class Family:
     layer_thetas: tuple[LayerTheta, ...] = ()
     #: layer types that are not rotated if the model has a sliding window
     unrotated: tuple[str, ...] = ()
-    #: some layers are not rotated, by `no_rope_layers`
+    #: some layers are not rotated, by `no_rope_layers`; an empty list is an absent one in some families
     skips_layers: bool = False
+    empty_is_absent: bool = False
+    #: `layer_rope_theta` holds a theta for each layer, 0 for layers that are not rotated: "each" if layers rotate by it, "flag"
+    #: if only 0 is told from others; without it, "flag" leaves every fourth layer, counted from the last, unrotated
+    layer_theta: str | None = None
+    #: no layer is rotated if the theta of the rope is null
+    rope_is_optional: bool = False
     #: the attention factor of yarn if the config has none; None: as transformers computes it
     yarn_attention_factor: float | None = None
     #: in old configs "yarn" means longrope
@@ -113,6 +119,11 @@ FAMILIES: dict[str, Family] = {
     **_like(_PLAIN, "afmoe", head_dim=128, unrotated=("full_attention",)),
     **_like(_PLAIN, "exaone4 exaone_moe", unrotated=("full_attention",)),
     **_like(_PLAIN, "smollm3", theta=2e6, skips_layers=True),
+    **_like(_PLAIN, "beam", head_dim=128, unrotated=("full_attention",)),
+    **_like(_PLAIN, "granite_swa", layer_theta="each"),
+    **_like(_PLAIN, "muse_spark_text", theta=5e5, head_dim=64, layer_theta="flag"),
+    **_like(_PLAIN, "muse_glimmer_text", head_dim=128, layer_theta="flag"),
+    **_like(_PLAIN, "olmo_hybrid", rope_is_optional=True),
     # the same pairs, and partial_rotary_factor is read
     **_like(_PARTIAL, "bamba glm4_moe glmasr nemotron persimmon phi recurrent_gemma", partial=0.5),
     **_like(_PARTIAL, "gpt_neox stablelm", partial=0.25),
@@ -131,7 +142,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_INTERLEAVED, "ernie4_5", theta=5e5, head_dim=128),
     **_like(_INTERLEAVED, "ernie4_5_moe", theta=5e5),
     **_like(_INTERLEAVED, "helium", theta=1e5, head_dim=128),
-    **_like(_INTERLEAVED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True),
+    **_like(_INTERLEAVED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True, empty_is_absent=True),
     **_like(_INTERLEAVED, "openai_privacy_filter", theta=1.5e5, head_dim=64, must_be_given=True),
     **_like(_INTERLEAVED, "roformer deepseek_v2"),
     **_like(_INTERLEAVED, "gptj codegen", reads_partial=True, reads_rotary_dim=True, rotary_dim=64),
@@ -164,6 +175,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_QWEN_VL, "paddleocr_vl_text", theta=5e5, head_dim=128),
     **_like(_QWEN3_VL, "qwen3_vl_text", head_dim=128),
     **_like(_QWEN3_VL, "qwen3_vl_moe_text"),
+    **_like(_QWEN3_VL, "cohere_compass_text", theta=1e4),
     **_like(_QWEN3_VL, "qwen3_omni_moe_text", theta=1e6),
     **_like(
         Family(axis_order="interleaved", sections=(11, 11, 10), partial=0.25, reads_partial=True, head_dim=256),

@@ -13,6 +13,7 @@ from ropewalk.interop.config.checks import check_values
 from ropewalk.interop.config.families import FAMILIES, family_of
 from ropewalk.interop.config.layers import gives_rope, layer_ropes, refuse_other_encodings, stray_keys
 from ropewalk.interop.config.read import read_layer
+from ropewalk.interop.config.unrotated import layer_names
 from ropewalk.interop.config.values import Entry, Layer
 from ropewalk.interop.config.write import config_keys
 from ropewalk.spec import RopeSpec
@@ -65,6 +66,15 @@ def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_freque
         rule = f"differ between {', '.join(specs)}; call from_hf(config, per_layer=True)"
         raise RopeError("rope_parameters", rule, explanation.model_type)
     return distinct.pop()
+
+
+def layer_specs(config: Any) -> list[RopeSpec | None]:
+    """Return the spec of each layer of the model that a config describes; None for layers that are not rotated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # `explain` lists the config keys that are ignored
+        specs: Any = from_hf(config, per_layer=True)
+    text = config_file.text_part(config_file.load(config))
+    return [specs.get(name) for name in layer_names(text, family_of(text.get("model_type")), specs)]
 
 
 def explain(config: Any) -> Explanation:

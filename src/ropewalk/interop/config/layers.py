@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.errors import RopeError, flag, integer
+from ropewalk.errors import RopeError, flag
 from ropewalk.interop.config.families import Family, LayerTheta
-from ropewalk.interop.config.keys import LAYER_COUNT_KEYS, ROPE_KEYS
+from ropewalk.interop.config.keys import ROPE_KEYS
 from ropewalk.interop.config.scalings import inner_keys
+from ropewalk.interop.config.unrotated import Rope, with_unrotated
 from ropewalk.interop.config.values import Value, find
 
 #: layer types without attention, which have nothing to rotate
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp")
-#: the name of the layers that `no_rope_layers` leaves unrotated, where layers of one type differ
-NO_ROPE = "no_rope"
-#: the keys of one layer type's rope; None if layers of this type are not rotated
-Rope = dict[str, Value] | None
 
 
 def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
@@ -35,7 +32,7 @@ def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
     else:
         rope = _flat(v5, v4)
         ropes = {name: None if name in WITHOUT_ATTENTION else rope for name in layer_types(config) or ("full_attention",)}
-    return _with_unrotated(ropes, config, family)
+    return with_unrotated(ropes, config, family, is_nested(config))
 
 
 def is_nested(config: Mapping[str, Any]) -> bool:
@@ -108,43 +105,3 @@ def _theta_rope(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[s
     rope = (_rope(scaling, "rope_scaling") or {}) if layer.scaled else {}
     theta = find(config, layer.theta_key) or Value(layer.theta, layer.theta_key, "default of the family", derived=True)
     return {"rope_theta": theta, **rope}
-
-
-def _with_unrotated(ropes: dict[str, Rope], config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
-    """Return `ropes` with None for the layer types that are not rotated."""
-    if family.unrotated and ("sliding_window" not in config or config["sliding_window"] is not None):
-        declared = ropes if config.get("layer_types") else {"sliding_attention": next(iter(ropes.values()))}
-        return {**declared, **dict.fromkeys(family.unrotated)}
-    if not (family.skips_layers or config.get("no_rope_layers")):
-        return ropes
-    rotates = _rotates(config)
-    if rotates is None:
-        return {**ropes, NO_ROPE: None}
-    if all(rotates):
-        return ropes
-    declared = config.get("layer_types") or ["full_attention"] * len(rotates)
-    by_type = {
-        name: {each for each, layer_type in zip(rotates, declared, strict=False) if layer_type == name} for name in declared
-    }
-    if any(len(flags) != 1 for flags in by_type.values()):
-        return {**ropes, NO_ROPE: None}
-    return {**ropes, **{name: None for name, flags in by_type.items() if flags == {False}}}
-
-
-def _rotates(config: Mapping[str, Any]) -> list[bool] | None:
-    """Return whether each layer rotates; None if the config has no number of layers.
-
-    `no_rope_layers` holds 1 for layers that rotate, despite its name.
-    """
-    given = config.get("no_rope_layers")
-    if given:
-        if not isinstance(given, list | tuple):
-            raise RopeError("no_rope_layers", "must be a list with 1 for each layer that rotates and 0 for the others", given)
-        return [each if isinstance(each, bool) else bool(integer("no_rope_layers", each, low=0, high=1)) for each in given]
-    count = find(config, *LAYER_COUNT_KEYS)
-    if count is None:
-        return None
-    layers = integer(count.key, count.value, low=1, high=1 << 16)
-    interval = config.get("no_rope_layer_interval")
-    interval = 4 if interval is None else integer("no_rope_layer_interval", interval, low=1)
-    return [(layer + 1) % interval != 0 for layer in range(layers)]

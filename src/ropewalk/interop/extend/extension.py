@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.extend.swap import ConfigSwap, ModuleSwap
+from ropewalk.interop.extend.swap import ConfigSwap
 from ropewalk.interop.patch.model import patch_again
 from ropewalk.spec import RopeSpec
+
+
+@runtime_checkable
+class Swap(Protocol):
+    """A change that can be made and undone."""
+
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -21,7 +30,7 @@ class Extension:
     changes        {config key: (before, after)}, None for a config key that was absent
     disagreements  engines that compute something else from the same config keys, and why
     notes          other remarks for the user
-    saved          whether `save_pretrained` writes the change; only dynamic_yarn cannot be written to a config
+    saved          whether `save_pretrained` writes the change; dynamic_yarn and remappings cannot be written to a config
     """
 
     kind: str
@@ -31,7 +40,7 @@ class Extension:
     disagreements: tuple[str, ...]
     notes: tuple[str, ...]
     saved: bool
-    _swaps: list[ConfigSwap | ModuleSwap] = field(repr=False)
+    _swaps: list[Swap] = field(repr=False)
     _model: nn.Module | None = field(repr=False, default=None)
     _installed: bool = field(repr=False, default=False)
 

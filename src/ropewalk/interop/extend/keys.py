@@ -97,6 +97,12 @@ def config_change(
     return ConfigChange(keys, specs, _notes(scaling), changed, served, length, before, read)
 
 
+def specs_and_length(config: Mapping[str, Any], original_length: int | None) -> tuple[dict[str, RopeSpec | None], int]:
+    """Return the spec of every layer type, and the trained length."""
+    specs = _specs(config)
+    return specs, _trained_length(config, {name: spec for name, spec in specs.items() if spec is not None}, original_length)
+
+
 def _chosen_layers(
     config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], names: Sequence[str] | None
 ) -> dict[str, RopeSpec]:
@@ -127,9 +133,10 @@ def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
 
 
 def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]) -> None:
-    thetas, rope_thetas = config.get(LAYER_THETA_KEY), {spec.theta for spec in old_specs.values()}
-    if thetas is not None and {theta for theta in thetas if theta} != rope_thetas:
-        rule = f"must be the theta of the rope, {', '.join(map(str, rope_thetas))}, in every layer that rotates, to be extended"
+    thetas, rope = config.get(LAYER_THETA_KEY), config.get("rope_parameters") or config
+    theta = rope.get(THETA_KEYS[0], next(iter(old_specs.values())).theta)
+    if thetas is not None and {each for each in thetas if each} != {theta}:
+        rule = f"must be the theta of the rope, {theta}, in every layer that rotates, to be extended"
         raise RopeError(LAYER_THETA_KEY, rule, thetas)
 
 

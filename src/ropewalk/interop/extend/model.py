@@ -9,11 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.extend.angles import Served, lengths_around, served_layers
-from ropewalk.interop.extend.extension import Extension
+from ropewalk.interop.extend.extension import Extension, Swap
 from ropewalk.interop.extend.keys import ConfigChange, config_change
+from ropewalk.interop.extend.remap import remappable
+from ropewalk.interop.extend.remapped_model import extend_decoder, remap_transformers
 from ropewalk.interop.extend.search import search_factors
 from ropewalk.interop.extend.swap import ConfigSwap, ModuleSwap
 from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook
@@ -35,20 +38,24 @@ def extend(
 ) -> Extension | None:
     """Give a loaded transformers model, a transformers config or a config dict a longer context, in place.
 
-    kind             linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3; None undoes the extension of a model
-    factor           how many times longer; not for dynamic_yarn, which adapts to each sequence
+    kind             a scaling: linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3; or a remapping, for a loaded model or
+                     a Decoder: rerope, leaky_rerope, self_extend, dca; None undoes the extension of a model
+    factor           how many times longer; not for dynamic_yarn, which adapts to each sequence; a remapping needs it or options
     original_length  the trained length; None reads it from the config
     layer_types      the layer types to extend, if they have separate ropes; None: those with full attention
     overwrite        replace a scaling that the config already has, instead of raising an error
     search           longrope: a loss as a function of the long factors, minimised by `search_factors` with `search_options`;
                      while it runs, the model uses the factors it is called with
-    options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor, low_freq_factor, ...
+    options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor, low_freq_factor, ...;
+                     of the remapping: window, log_n_length, slowdown, group, chunk, local
 
     The model uses the new frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
     angles of its rotary modules are compared with the new spec at several lengths; if they differ, everything is restored and
     an error raised. Warns if other engines compute something else from these config keys. A second call replaces the first
     extension. Attention keys in a cache filled earlier keep the old rotation.
     """
+    if isinstance(model, nn.Module) and remappable(model):
+        return extend_decoder(model, kind, factor, original_length, options)
     target = _Target(model)
     previous = target.extension()
     if kind is None and previous is None:
@@ -61,6 +68,10 @@ def extend(
         arguments = {
             "factor": factor, "original_length": original_length, "layer_types": layer_types, "overwrite": overwrite,
         }  # fmt: skip
+        if kind in REMAPPINGS:
+            extension = remap_transformers(target, kind, factor, original_length, layer_types, options)
+            warnings.warn(extension.disagreements[0], UserWarning, stacklevel=2)
+            return extension
         if kind == "longrope":
             options = _longrope_options(target, arguments, options, search, dict(search_options or {}))
         elif search is not None:
@@ -153,7 +164,7 @@ class _Target:
         before = self.served(change)
         modules = [self.rotary[name] for name, served in before.items() if change.specs.keys() & set().union(*served.values())]
         owners = {id(each): each for each in (self.owner, *(module.config for module in modules))}
-        swaps: list[ConfigSwap | ModuleSwap] = [ConfigSwap(each, keys) for each in owners.values()] if keys else []
+        swaps: list[Swap] = [ConfigSwap(each, keys) for each in owners.values()] if keys else []
         changes = {key: (config.get(key), keys[key]) for key in keys}
         extension = Extension(kind, factor, change.specs, changes, disagreements, change.notes, bool(keys), swaps, self.model)
         try:

@@ -1,0 +1,218 @@
+"""Remapped distances on a loaded model: ReRoPE, Leaky ReRoPE, Self-Extend and DCA, without a change of config or weights.
+
+A transformers model gets a registered attention function. It receives q and k as the model has rotated them, at positions that
+a hook on the rotary module records, and re-rotates them for each piece of the remapping. Caches stay as they are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.attention import Attention
+from ropewalk.attention.masks import Visibility
+from ropewalk.attention.remap import REMAPPINGS, Remapping
+from ropewalk.attention.remapped import attend_remapped, slowed_spec
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import RopeError, choice, number
+from ropewalk.rotation import rerotate
+from ropewalk.spec import RopeSpec
+
+#: the name under which transformers knows our attention function
+ATTENTION_NAME = "ropewalk_remapped"
+#: the attribute of a module that holds its remapping
+REMAPPED = "_ropewalk_remapped"
+#: options of an attention function that change the scores in other ways
+OTHER_SCORES = ("softcap", "s_aux", "position_bias")
+UNSAVED = "no config can express it, so it is not saved with the model and other engines do not have it"
+
+
+def make_remapping(kind: str, trained: int, factor: float | None, options: Mapping[str, Any]) -> Remapping:
+    """Return the remapping `kind`: with the given options, and all others chosen for `factor` times the trained length."""
+    cls = REMAPPINGS[choice("kind", kind, REMAPPINGS)]
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # all remappings are dataclasses
+    for name, value in options.items():
+        if name not in names:
+            raise RopeError(name, f"must be an option of {kind}: {', '.join(names)}", value)
+    if factor is None and not options:
+        rule = f"must be given for {kind}, or else its options ({', '.join(names)})"
+        raise RopeError("factor", rule, None)
+    if factor is None:
+        return cls(**options)
+    chosen = cls.for_length(trained, int(trained * number("factor", factor, low=1)))
+    return cls(**{**{name: getattr(chosen, name) for name in names}, **options})
+
+
+@dataclass(eq=False)
+class Recorded:
+    """The positions of the current forward pass, recorded by a hook on the rotary modules."""
+
+    positions: Tensor | None = None
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+
+
+@dataclass(eq=False)
+class RemappedLayers:
+    """What the attention function needs to know about one model; `called` collects the layers of a trial call."""
+
+    remapping: Remapping
+    specs: dict[int, RopeSpec]
+    recorded: Recorded
+    called: set[int] | None = None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
+        """Return the output [B, H, S, D] of one layer; q and k are rotated at their positions."""
+        spec = self.specs[layer]
+        if q.shape[-1] != spec.head_dim:
+            rule = f"must rotate whole heads of {spec.head_dim} dimensions; latent attention cannot be remapped"
+            raise RopeError("model", rule, list(q.shape))
+        positions = positions.to(q.device).expand(len(q), -1)
+        k_positions = _key_positions(positions, mask, k.shape[-2])
+
+        def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
+            x, now = (k, k_positions) if key else (q, positions)
+            if at is now and slowdown == 1:
+                return x
+            return rerotate(x, spec, now, at, to=slowed_spec(spec, slowdown) if slowdown > 1 else None)
+
+        # without a mask, transformers means causality, aligned at the first key; a single query sees all keys
+        visible = Visibility(causal=mask is None and q.shape[-2] > 1, mask=mask)
+        return attend_remapped(self.remapping, rotate, v, positions, k_positions, scale, visible)
+
+
+def _key_positions(positions: Tensor, mask: Tensor | None, keys: int) -> Tensor:
+    """Return the positions [B, keys] of the keys, given those of the queries [B, S], the last of which sees itself."""
+    seq = positions.shape[-1]
+    if seq == keys or (mask is None and seq > 1):
+        return torch.nn.functional.pad(positions, (0, keys - seq))  # a static cache has empty slots at its end
+    index = torch.arange(keys, device=positions.device)
+    if mask is None:
+        last: Tensor | int = keys - 1
+    else:  # [B, H, Sq, Sk]; the slot of the last query is the last one that it sees
+        seen = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] > torch.finfo(mask.dtype).min / 2
+        last = (seen * index).amax(dim=-1, keepdim=True)
+    return positions[:, -1:] - last + index
+
+
+def remapped_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls; a layer that is not remapped runs torch's fused kernel."""
+    layers: RemappedLayers | None = vars(module).get(REMAPPED)
+    layer: Any = getattr(module, "layer_idx", None)
+    if layers is None or layer not in layers.specs:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        arguments = {"scaling": scaling, "dropout": dropout, **kwargs}
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **arguments)
+    for name in OTHER_SCORES:
+        if kwargs.get(name) is not None:
+            raise RopeError("model", f"must not use {name} in its attention to be remapped", type(module).__name__)
+    if dropout:
+        raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", dropout)
+    if layers.called is not None:
+        layers.called.add(layer)
+    positions = layers.recorded.positions
+    if positions is None:
+        raise RopeError("model", "must call its rotary module before its attention to be remapped", type(module).__name__)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = layers.attend(layer, query, key, value, attention_mask, scale, positions)
+    return out.transpose(1, 2).contiguous(), None
+
+
+class AttentionSwap:
+    """Sets and restores the attention function of a transformers model, the hooks and the marks on its modules."""
+
+    def __init__(self, model: Any, layers: RemappedLayers, rotary: list[nn.Module], extension_mark: tuple[str, Any]) -> None:
+        self.model, self.layers, self.rotary, self.mark = model, layers, rotary, extension_mark
+        self.before = model.config._attn_implementation
+        self.handles: list[Any] = []
+
+    def install(self) -> None:
+        """Route the attention of all layers through `remapped_attention_forward`."""
+        if self.handles:
+            return
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+        AttentionInterface.register(ATTENTION_NAME, remapped_attention_forward)
+        AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+        self.model.set_attn_implementation(ATTENTION_NAME)
+        for module in self.model.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                setattr(module, REMAPPED, self.layers)
+        for module in self.rotary:
+            setattr(module, *self.mark)
+            self.handles.append(module.register_forward_pre_hook(self.layers.recorded, with_kwargs=True))
+
+    def remove(self) -> None:
+        """Restore the model's own attention."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        for module in self.model.modules():
+            vars(module).pop(REMAPPED, None)
+        for module in self.rotary:
+            vars(module).pop(self.mark[0], None)
+        self.model.set_attn_implementation(self.before)
+
+
+class DecoderSwap:
+    """Sets and restores the remapping of every `Attention` in a model of this package, and in its config."""
+
+    def __init__(self, model: nn.Module, remapping: Remapping) -> None:
+        self.model, self.remapping = model, remapping
+        self.modules = remappable(model)
+        self.before = [module.remapping for module in self.modules]
+        self.config: Any = getattr(model, "config", None)
+
+    def install(self) -> None:
+        """Set the remapping."""
+        self._set([self.remapping] * len(self.modules))
+        if hasattr(self.config, "remapping"):
+            self.model.config = self.config.with_(remapping=self.remapping)  # type: ignore[assignment]
+
+    def remove(self) -> None:
+        """Restore what was there before."""
+        self._set(self.before)
+        if hasattr(self.config, "remapping"):
+            self.model.config = self.config
+
+    def _set(self, remappings: list[Remapping | None]) -> None:
+        for module, remapping in zip(self.modules, remappings, strict=True):
+            module.remapping = remapping
+
+
+def remappable(model: nn.Module) -> list[Attention]:
+    """Return the modules of this package's `Attention` with RoPE; empty for a transformers model."""
+    return [module for module in model.modules() if isinstance(module, Attention) and isinstance(module.encoding, Rotary)]
+
+
+def check_effect(model: Any, layers: RemappedLayers) -> None:
+    """Run three tokens through the model and raise an error unless every layer to be remapped called our function."""
+    layers.called = set()
+    device = next(model.parameters()).device
+    try:
+        if device.type != "meta":
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model(torch.zeros(1, 3, dtype=torch.long, device=device), use_cache=False)
+            if missing := sorted(layers.specs.keys() - layers.called):
+                rule = "must call the attention function of its config in every layer to be remapped; these layers do not"
+                raise RopeError("model", rule, missing)
+    finally:
+        layers.called = None

@@ -1,0 +1,136 @@
+"""`extend` with a remapping: which layers of a model it applies to, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ropewalk.attention.remap import REMAPPINGS, Remapping
+from ropewalk.attention.remapped import check_remapping, slowed_spec
+from ropewalk.errors import RopeError, choice, integer
+from ropewalk.interop.config.hf import layer_specs
+from ropewalk.interop.config.layers import layer_types as layer_types_of
+from ropewalk.interop.extend.extension import Extension
+from ropewalk.interop.extend.keys import ConfigChange, specs_and_length
+from ropewalk.interop.extend.remap import (
+    UNSAVED,
+    AttentionSwap,
+    DecoderSwap,
+    Recorded,
+    RemappedLayers,
+    check_effect,
+    make_remapping,
+    remappable,
+)
+from ropewalk.interop.patch.length_hook import EXTENSION
+from ropewalk.spec import RopeSpec
+
+#: layer types with a window of their own, which no context outgrows
+WINDOWED = ("sliding_attention", "chunked_attention")
+DUAL_CHUNK_KEY = "dual_chunk_attention_config"
+
+
+def extend_decoder(
+    model: nn.Module, kind: str | None, factor: float | None, length: int | None, options: Mapping[str, Any]
+) -> Extension | None:
+    """Give a model of this package a remapping in every `Attention` with RoPE; None undoes it."""
+    previous: Extension | None = vars(model).get(EXTENSION)
+    if kind is None and previous is None:
+        raise RopeError("kind", "must be given: the model is not extended, so there is nothing to undo", None)
+    if kind is not None and kind not in REMAPPINGS:
+        rule = f"must be one of {', '.join(REMAPPINGS)} for a {type(model).__name__}; give its config a spec with another scaling"
+        raise RopeError("kind", rule, kind)
+    layers = remappable(model)
+    if kind is not None:
+        length = length or getattr(getattr(model, "config", None), "length", None) or layers[0].encoding.sizes.length
+        remapping = make_remapping(kind, integer("original_length", length, low=1), factor, options)
+        for module in layers:
+            check_remapping(remapping, module.encoding, module.causal)
+    if previous is not None:
+        previous.undo()
+    if kind is None:
+        return None
+    specs: dict[str, RopeSpec] = {"full_attention": layers[0].encoding.rope.spec}  # type: ignore[dict-item, union-attr]
+    swap = DecoderSwap(model, remapping)
+    extension = Extension(kind, factor, specs, {}, (), (_note(remapping),), False, [swap], model)
+    extension._install()
+    setattr(model, EXTENSION, extension)
+    return extension
+
+
+def remap_transformers(
+    target: Any,
+    kind: str,
+    factor: float | None,
+    original_length: int | None,
+    names: Sequence[str] | None,
+    options: Mapping[str, Any],
+) -> Extension:
+    """Give a loaded transformers model a remapping; on an error everything is restored."""
+    if target.model is None:
+        rule = f"{kind} changes the attention of a loaded model; {UNSAVED}; pass a model instead of a config"
+        raise RopeError("model", rule, type(target.root).__name__)
+    before, trained = specs_and_length(target.config, original_length)
+    if kind == "dca" and factor is None and not options:
+        options = _dual_chunk_options(target.config)
+    remapping = make_remapping(kind, trained, factor, options)
+    by_layer = _layers(target.config, names)
+    for spec in dict.fromkeys(by_layer.values()):
+        _refuse_spec(spec, remapping)
+    specs = {name: spec for name, spec in before.items() if spec in by_layer.values()}
+    # refuses a model whose rotary modules compute other angles than its config says
+    target.served(ConfigChange({}, specs, (), target.config, None, trained, specs, specs))
+    layers = RemappedLayers(remapping, by_layer, Recorded())
+    extension = Extension(kind, factor, specs, {}, (f"{kind}: {UNSAVED}",), (_note(remapping),), False, [], target.model)
+    extension._swaps.append(AttentionSwap(target.model, layers, list(target.rotary.values()), (EXTENSION, extension)))
+    try:
+        extension._install()
+        check_effect(target.model, layers)
+    except BaseException:
+        extension._remove()
+        raise
+    return extension
+
+
+def _note(remapping: Remapping) -> str:
+    return f"distances by {remapping}"
+
+
+def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes that a Qwen config of a long-context model has for dual chunk attention."""
+    given = config.get(DUAL_CHUNK_KEY)
+    if not isinstance(given, Mapping):
+        return {}
+    keys = {"chunk": "chunk_size", "local": "local_size"}
+    return {name: given[key] for name, key in keys.items() if given.get(key) is not None}
+
+
+def _layers(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
+    """Return the spec of each layer to remap: those that rotate, by default without a window of their own."""
+    declared = layer_types_of(config)
+    for name in names or ():
+        choice("layer_types", name, declared)
+    types = config.get("layer_types")
+    rotated = {layer: spec for layer, spec in enumerate(layer_specs(config)) if spec is not None}
+    if types is None:
+        return rotated
+    chosen = {
+        layer: spec for layer, spec in rotated.items() if (types[layer] in names if names else types[layer] not in WINDOWED)
+    }
+    if not chosen and names:
+        raise RopeError("layer_types", "must have layers that rotate", list(names))
+    return chosen or rotated
+
+
+def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
+    if spec.num_axes > 1:
+        raise RopeError("model", "must have positions on one axis to be remapped", spec.axes)
+    if spec.needs_length:
+        rule = "must not depend on the length to be remapped, because cached keys keep their rotation"
+        raise RopeError("rope", rule, spec.scaling)
+    if spec.layout != spec.layout_out or spec.learned:
+        raise RopeError("rope", "must be fixed and keep its pair layout to be remapped", spec.layout_out)
+    if (slowdown := getattr(remapping, "slowdown", 1)) > 1:
+        slowed_spec(spec, slowdown)

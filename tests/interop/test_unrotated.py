@@ -1,0 +1,101 @@
+"""Layers without positions: every spelling in configs, against which layers of a tiny transformers model really rotate."""
+
+import pytest
+import torch
+from extend_tiny import tiny
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import ropewalk as rw
+from ropewalk.errors import RopeError
+from ropewalk.interop.config import layer_specs
+
+SIX = {"num_hidden_layers": 6, "layer_types": None}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+#: (family, changed keys, 1 for each layer that rotates; None: only compared with the model)
+CASES = [
+    ("smollm3", SIX, [1, 1, 1, 0, 1, 1]),
+    ("smollm3", {**SIX, "no_rope_layers": [0, 1, 1, 0, 0, 1]}, [0, 1, 1, 0, 0, 1]),
+    ("smollm3", {**SIX, "use_sliding_window": True, "sliding_window": 8, "no_rope_layer_interval": 2}, [1, 0, 1, 0, 1, 0]),
+    ("llama4_text", {**SIX, "no_rope_layers": []}, [1, 1, 1, 0, 1, 1]),
+    ("cohere2", SIX, [1, 1, 1, 0, 1, 1]),
+    ("exaone4", {**SIX, "sliding_window": 8, "sliding_window_pattern": 3}, None),
+    ("exaone4", {**SIX, "sliding_window": None, "layer_types": ["full_attention"] * 6}, [1] * 6),
+    ("exaone_moe", {**SIX, "mlp_layer_types": None}, None),
+    ("granite_swa", {**SIX, "layer_rope_theta": None}, [1] * 6),
+    ("granite_swa", {**SIX, "layer_rope_theta": [1e4, 0, 1e4, 1e4, 0, 1e4]}, [1, 0, 1, 1, 0, 1]),
+    ("muse_spark_text", {**SIX, "mlp_layer_types": None, "layer_rope_theta": None, "moe_hidden_size": 16}, [1, 0, 1, 1, 1, 0]),
+    ("muse_glimmer_text", {**SIX, "layer_rope_theta": None}, [1, 0, 1, 1, 1, 0]),
+    ("beam", {**SIX, "mlp_layer_types": None, "rope_parameters": None}, [1, 1, 1, 1, 1, 0]),
+    (
+        "cohere_compass_text",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"sliding_attention": {**ROPE, "mrope_section": [4, 2, 2]}, "full_attention": None},
+        },
+        [1, 0, 1],
+    ),
+]
+
+
+def rotated_layers(model):
+    """Whether q of each layer changes when all positions grow by the same number; no other part of a model sees positions."""
+    seen = {}
+
+    def record(module, query, *args, **kwargs):
+        seen[module.layer_idx] = query
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, *args, **kwargs)
+
+    AttentionInterface.register("record_test", record)
+    AttentionMaskInterface.register("record_test", sdpa_mask)
+    model.set_attn_implementation("record_test")
+    tokens, queries = torch.arange(3, 8)[None], []
+    for shift in (0, 37):
+        with torch.no_grad():
+            model(tokens, position_ids=torch.arange(5)[None] + shift, use_cache=False)
+        queries.append(dict(seen))
+    # the direction alone: layers without positions may multiply their queries by a factor of the position
+    first, second = ({i: torch.nn.functional.normalize(q, dim=-1) for i, q in each.items()} for each in queries)
+    return [int((first[i] - second[i]).abs().max() > 1e-3) for i in sorted(seen)]
+
+
+@pytest.mark.parametrize(("family", "changed", "expected"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)])
+def test_layers_are_those_that_the_model_rotates(family, changed, expected):
+    model = tiny(family, **changed)
+    specs = layer_specs(model.config)
+    by_effect = rotated_layers(model)
+    assert [int(spec is not None) for spec in specs] == by_effect
+    assert by_effect == (expected or by_effect)
+    assert (None in rw.from_hf(model.config, per_layer=True).values()) == (0 in by_effect)
+
+
+def test_a_theta_for_each_layer_is_read():
+    config = {"model_type": "granite_swa", "head_dim": 8, "num_hidden_layers": 4, "rope_parameters": ROPE}
+    types = ["full_attention", "sliding_attention"] * 2
+    specs = rw.from_hf({**config, "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 5e5]}, per_layer=True)
+    assert specs["full_attention"] is None
+    assert specs["sliding_attention"].theta == 5e5
+    with pytest.raises(RopeError, match="layer_rope_theta"):
+        rw.from_hf({**config, "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 1e6]}, per_layer=True)
+    muse = {**config, "model_type": "muse_spark_text", "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 1e6]}
+    assert rw.from_hf(muse, per_layer=True)["sliding_attention"].theta == 1e4  # its code tells only 0 from the others
+
+
+def test_olmo_hybrid_with_a_null_theta_has_no_positions():
+    config = {"model_type": "olmo_hybrid", "head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+    for rope, rotated in (({**ROPE, "rope_theta": None}, False), (ROPE, True), (None, True)):
+        specs = layer_specs({**config, "rope_parameters": rope})
+        assert [spec is not None for spec in specs] == [False, rotated]
+
+
+def test_an_empty_list_is_absent_in_llama_4_only():
+    keys = {"head_dim": 8, "num_hidden_layers": 4, "no_rope_layers": []}
+    assert rw.from_hf({"model_type": "llama4_text", **keys}, per_layer=True)["no_rope"] is None
+    with pytest.raises(RopeError, match="no_rope_layers"):
+        rw.from_hf({"model_type": "smollm3", **keys}, per_layer=True)
+    with pytest.raises(RopeError, match="no_rope_layers"):
+        layer_specs({"model_type": "smollm3", **keys, "no_rope_layers": [1, 0]})
+    with pytest.raises(RopeError, match="num_hidden_layers"):
+        layer_specs({"model_type": "llama", "head_dim": 8})
