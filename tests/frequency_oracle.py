@@ -124,6 +124,22 @@ def _learnable(d, theta, length, f):
     return oracle(f["start"], d, theta, length)
 
 
+def _clipped(d, theta, length, f):
+    radians, magnitude = oracle(f["inner"], d, theta, length)
+    n, count = min(f["pairs"], d // 2), d // 2
+    for m in range(n):
+        if not f["soft"]:
+            radians[count - n + m] = mpf(0)
+        elif n > 1:
+            radians[count - n + m] *= (1 + mpmath.cos(mpmath.pi * m / (n - 1))) / 2 if m < n - 1 else 0
+    return radians, magnitude
+
+
+def _learned(d, theta, length, f):
+    radians, magnitude = oracle(f["inner"], d, theta, length)
+    return [w * mpmath.exp(mpf(a)) for w, a in zip(radians, f["alpha"], strict=True)], magnitude
+
+
 ORACLE = {
     "default": _default,
     "linear": _linear,
@@ -139,6 +155,8 @@ ORACLE = {
     "xpos": _default,
     "given": _given,
     "learnable": _learnable,
+    "clipped": _clipped,
+    "learned": _learned,
 }
 
 

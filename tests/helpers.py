@@ -51,6 +51,8 @@ def sample_scaling(name: str, pairs: int = ROTARY_DIM // 2) -> frequencies.Scali
         "xpos": lambda: frequencies.XPos(scale_base=64.0, center=3),
         "given": lambda: frequencies.Given(radians=tuple((-0.4) ** i for i in range(pairs)), magnitude=1.5),
         "learnable": lambda: frequencies.Learnable(start=frequencies.Linear(factor=2.0)),
+        "clipped": lambda: frequencies.Clipped(frequencies.Yarn(factor=4.0, original_length=64, beta_fast=8.0), pairs=3),
+        "learned": lambda: frequencies.Learned(frequencies.Linear(factor=2.0), alpha=tuple(0.3 - 0.2 * i for i in range(pairs))),
     }
     return samples[name]()
 

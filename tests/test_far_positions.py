@@ -49,6 +49,8 @@ ALSO_EXACT = {
     "linear_frequencies": fq.LinearFrequencies(),
     "xpos": fq.XPos(),
     "given": fq.Given(tuple(math.pi ** -(0.3 * i) for i in range(32))),
+    "clipped": fq.Clipped(fq.Yarn(3000, factor=4.7), 17),
+    "learned": fq.Learned(fq.Clipped(pairs=5, soft=False), tuple(0.3 - 0.1 * i for i in range(32))),
 }
 
 

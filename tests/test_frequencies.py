@@ -59,6 +59,20 @@ SAMPLES: dict[str, list[Scaling]] = {
     "xpos": [fq.XPos(), fq.XPos(100.0, -7)],
     "given": [fq.Given((1.0, -0.5, 0.0, 3.0, 1e-9)), fq.Given((1.0, 0.5, 0.0, 3.0, 1e-9), 1.5)],
     "learnable": [fq.Learnable(), fq.Learnable(fq.Linear(4.0)), fq.Learnable(fq.Yarn(factor=4.0))],
+    "clipped": [
+        fq.Clipped(),
+        fq.Clipped(pairs=3),
+        fq.Clipped(pairs=2, soft=False),
+        fq.Clipped(pairs=0),
+        fq.Clipped(fq.Linear(2.0), 1),
+        fq.Clipped(fq.Dynamic(2.5, 100), 4),
+        fq.Clipped(fq.Yarn(500, factor=8.0), 4),
+    ],
+    "learned": [
+        fq.Learned(alpha=(0.5, -0.5, 0.0, 1e-9, -3.0)),
+        fq.Learned(fq.DynamicYarn(100), (0.1, 0.2, 0.3, 0.4, 0.5)),
+        fq.Learned(fq.Clipped(fq.Yarn(factor=4.0), 3), (0.1, 0.2, 0.3, 0.4, 0.5)),
+    ],
 }
 CASES = [pytest.param(s, id=f"{name}-{i}") for name, samples in SAMPLES.items() for i, s in enumerate(samples)]
 
@@ -84,7 +98,7 @@ def test_float64_is_the_published_formula(scaling, theta):
         assert_is(scaling.frequencies(DIM, theta, length), *oracle(scaling, DIM, theta, length))
 
 
-@pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].name not in ("longrope", "given")])
+@pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].name not in ("longrope", "given", "learned")])
 @pytest.mark.parametrize("dim", [2, 4, 128])
 def test_any_head_dim_follows_the_formula(scaling, dim):
     """One pair has no slowest pair to stretch: dim / (dim - 2) must not be reached."""

@@ -34,6 +34,7 @@ OPTIONAL_WEIGHT = (*(x for x in NOT_NUMBERS if x is not None), -0.001, 1.001e17)
 PAIR = (None, 4.0, "ab", (), (1.0,), (2.0, 1.0, 0.5), (1.0, 2.0), (NAN, 1.0), (2.0, 0), (2.0, "1"), (-1.0, -2.0), {}, (1, 1e-308))
 NUMBERS = (None, 4.0, "ab", (), [], (NAN,), (1.0, INF), (1.0, "x"), (True,), (None,), {1.0}, {})
 POSITIVES = (*NUMBERS, (0.0,), (1.0, -1.0), (1e-308,), (1.0, 1e300))
+NOT_INNER = (None, "default", 1.0, fq.Default, fq.Learnable())
 
 FACTOR = {"factor": AT_LEAST_ONE}
 BANDED = {
@@ -67,6 +68,8 @@ BAD_FIELDS = {
     "xpos": {"scale_base": BOUNDED, "center": NOT_INTEGERS},
     "given": {"radians": NUMBERS, "magnitude": MAGNITUDE},
     "learnable": {"start": (None, "default", 1.0, fq.Default, fq.Dynamic(), fq.LongRope(), fq.DynamicYarn(), fq.Learnable())},
+    "clipped": {"inner": NOT_INNER, "pairs": (*NOT_INTEGERS, -1), "soft": (None, 0, 1, "true", 1.0)},
+    "learned": {"inner": NOT_INNER, "alpha": (*NUMBERS, (0.0, 50.001), (-50.001,))},
 }
 
 
@@ -89,6 +92,7 @@ def test_the_smallest_allowed_values_are_allowed(name):
         "mscale": 0, "mscale_all_dim": 0, "ntk_turns": (2, 2), "keep_turns": [3, 3], "ntk_weight": 0, "keep_weight": 1,
         "low_freq_factor": 1e-18, "high_freq_factor": 1e-18, "fraction": 0, "scale_base": 1e-18, "center": -(2**62),
         "magnitude": 1e-18, "short_factor": (1e-18,), "long_factor": [1e-18], "radians": (-1,), "start": fq.XPos(),
+        "inner": fq.Dynamic(), "pairs": 0, "soft": False, "alpha": [-50],
     }  # fmt: skip
     if name == "longrope":
         smallest |= {"original_length": 2, "factor": 1e-300}
@@ -143,6 +147,7 @@ def test_lists_must_have_one_entry_a_pair():
         lists = {"short_factor": (1.0,) * 4, "long_factor": (1.0,) * 4, field: (1.0,) * 3}
         assert "each of the 4 pairs" in str(assert_refused(field, lambda: RopeSpec(8, scaling=fq.LongRope(**lists))))  # noqa: B023
     assert "each of the 4 pairs" in str(assert_refused("radians", lambda: RopeSpec(8, scaling=fq.Given((1.0,) * 5))))
+    assert "each of the 4 pairs" in str(assert_refused("alpha", lambda: RopeSpec(8, scaling=fq.Learned(alpha=(1.0,) * 3))))
     assert RopeSpec(8, scaling=fq.Given((1.0,) * 4)).pairs == 4
 
 
@@ -214,7 +219,7 @@ def test_what_is_accepted_gives_finite_tables(name):
     kept = 0
     for theta in EXTREMES:
         for field, extreme in itertools.product(BAD_FIELDS[name], EXTREMES):
-            lists = {"short_factor": (2.0,) * 4, "long_factor": (3.0,) * 4, "radians": (0.5,) * 4}
+            lists = {"short_factor": (2.0,) * 4, "long_factor": (3.0,) * 4, "radians": (0.5,) * 4, "alpha": (0.5,) * 4}
             fields = {k: v for k, v in lists.items() if k in BAD_FIELDS[name]}
             fields[field] = (extreme,) * 4 if field in lists else extreme
             try:
@@ -227,7 +232,7 @@ def test_what_is_accepted_gives_finite_tables(name):
             assert bool(torch.isfinite(found.radians).all())
             assert math.isfinite(float(found.magnitude))
             assert all(bool(torch.isfinite(x).all()) for x in cos_sin(spec, torch.tensor([0, 1, 5000]), length=5000))
-    assert kept >= 8 or name == "learnable"
+    assert kept >= 8 or name in ("learnable", "clipped")
 
 
 @pytest.mark.parametrize("magnitude_on", ["qk", "q", "scale"])

@@ -78,7 +78,7 @@ def test_the_worst_of_the_width_is_taken():
 
 
 #: these list a value for each pair of one ladder, and an axial map has two
-LISTED = ("longrope", "given")
+LISTED = ("longrope", "given", "learned")
 
 
 @pytest.mark.parametrize(

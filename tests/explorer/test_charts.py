@@ -78,7 +78,8 @@ def test_a_pair_that_does_not_rotate_leaves_the_logarithmic_charts():
 @pytest.mark.parametrize("name", list(SCALINGS))
 @pytest.mark.parametrize("view", list(charts.CHARTS))
 def test_every_scaling_has_every_chart(name, view):
-    given = {"longrope": {"short_factor": (1.0,) * 5, "long_factor": (2.0,) * 5}, "given": {"radians": (0.5, 0.4, 0.3, 0.2, 0.1)}}
+    given = {"longrope": {"short_factor": (1.0,) * 5, "long_factor": (2.0,) * 5}, "given": {"radians": (0.5, 0.4, 0.3, 0.2, 0.1)},
+             "learned": {"alpha": (0.1,) * 5}}  # fmt: skip
     spec = RopeSpec(10, scaling=SCALINGS[name](**given.get(name, {})))
     for chart in charts.CHARTS[view]:
         values = chart(spec, 64, 256, ENGLISH)["data"]["values"]

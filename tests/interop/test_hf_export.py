@@ -13,11 +13,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropewalk import RopeError, RopeSpec, axes
 from ropewalk.frequencies import (
     SCALINGS,
+    Clipped,
     Default,
     Dynamic,
     DynamicYarn,
     Given,
     Learnable,
+    Learned,
     Linear,
     LinearFrequencies,
     Llama3,
@@ -39,9 +41,11 @@ EXPRESSIBLE = {
     "longrope": LongRope((1.0,) * PAIRS, (2.5,) * PAIRS, original_length=1000, factor=4.0, attention_factor=1.25),
     "llama3": Llama3(8.0, low_freq_factor=1.0, high_freq_factor=3.0, original_length=512),
     "proportional": Proportional(2.0, fraction=0.25),
+    "clipped": Clipped(Yarn(factor=4.0, original_length=1000), soft=False),
 }
 INEXPRESSIBLE = (
     Ntk(2.0), NtkByParts(2.0), DynamicYarn(), LinearFrequencies(), XPos(), Given((1.0,) * PAIRS), Learnable(),
+    Learned(alpha=(0.1,) * PAIRS), Clipped(pairs=3), Clipped(Ntk(2.0)),
 )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def _control(hint: Any, default: Any) -> Control | None:
     if typing.get_origin(hint) is tuple and set(typing.get_args(hint)) <= {float, Ellipsis}:
         return Control("numbers", default, per_pair=Ellipsis in typing.get_args(hint))
     if hint is Scaling:
-        # Learnable accepts only these scalings
+        # scalings over another one accept these
         names = tuple(name for name, scaling in SCALINGS.items() if not scaling.learned and not scaling.needs_length)
         return Control("scaling", default.name, names)
     return None

@@ -94,6 +94,10 @@ CHINESE: dict[str, str] = FIGURES_CHINESE | {
     "Frequencies given by the caller, in radians per step, one for each pair.": "自定义每步的弧度，每对维度一个值。",
     "omega_i * exp(alpha_i) with learned alpha_i, initially 0; omega_i are the frequencies of the scaling `start`.":
         "omega_i * exp(alpha_i)，alpha 可训练，初始为零；omega 取自缩放 `start`。",
+    "CoPE: the slowest `pairs` pairs of `inner` taper off to frequency 0; with soft=False they do not rotate at all.":
+        "CoPE：`inner` 中最慢的 `pairs` 对维度的频率平滑降到 0；soft=False 时这些维度对完全不旋转。",
+    "LeRoPE: omega_i * exp(alpha_i), omega_i from `inner` and alpha_i from a trained checkpoint; zeros change nothing.":
+        "LeRoPE：omega_i * exp(alpha_i)，omega 取自缩放 `inner`，alpha 来自训练好的检查点；全为零时不变。",
 }  # fmt: skip
 
 

@@ -124,6 +124,16 @@ class DoubleDouble:
         y, exponent = y + 1.0, k.astype(np.int64)
         return DoubleDouble(np.ldexp(y.high, exponent), np.ldexp(y.low, exponent))
 
+    def cos_minus_one(self) -> DoubleDouble:
+        """Return cos(x) - 1 of each x from -pi to pi: from the series at x / 64, the angle doubled six times."""
+        x = DoubleDouble(self.high / 64, self.low / 64)
+        square, y = x * x, DoubleDouble(np.zeros_like(x.high))
+        for n in range(16, 0, -2):
+            y = (y - _INVERSE_FACTORIALS[n]) * square if n % 4 == 2 else (y + _INVERSE_FACTORIALS[n]) * square
+        for _ in range(6):
+            y = y * (y + 2.0) * 2.0  # cos 2x - 1 = 2 (cos x - 1) (cos x + 1)
+        return y
+
     @property
     def is_finite(self) -> bool:
         """Whether no number exceeded the range of float64."""
@@ -175,4 +185,4 @@ def _halves(x: Float64) -> tuple[Float64, Float64]:
 
 PI = DoubleDouble(3.141592653589793, 1.2246467991473532e-16)
 _LN2 = DoubleDouble(0.6931471805599453, 2.3190468138462996e-17)
-_INVERSE_FACTORIALS = tuple(DoubleDouble(1.0) / float(math.factorial(n)) for n in range(14))
+_INVERSE_FACTORIALS = tuple(DoubleDouble(1.0) / float(math.factorial(n)) for n in range(17))

@@ -66,6 +66,13 @@ def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device
     return torch.tensor(values, dtype=dtype, device=device) if device == CPU else _device_copy(values, dtype, device)
 
 
+def exponentials(values: tuple[float, ...], dtype: Dtype, device: torch.device) -> Any:
+    """Return e to the power of each value."""
+    if isinstance(dtype, torch.dtype):
+        return constant(values, dtype, device).exp()
+    return DoubleDouble(np.array(values, dtype=np.float64)).exp()
+
+
 @cached("scaling constants", entries=256)
 def _device_copy(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     # copied from the host once, before a CUDA graph is captured, because a capture must not wait for the host
@@ -114,6 +121,15 @@ def ramp(
     if low == high:
         high = high + number(1.0, dtype) / 1000
     return ((multiples(1, dim // 2, dtype, device) - low) / (high - low)).clamp(0, 1)
+
+
+def taper(pairs: int, last: int, dtype: Dtype, device: torch.device = CPU) -> Any:
+    """Return 1 for each pair but the `last` ones, for which a half cosine falls from 1 to 0; 1 for all if `last` is 1."""
+    steps = multiples(1, pairs, dtype, device) - (pairs - last)
+    # what is left of the half turn; (1 + cos t) / 2 itself would cancel where it is near 0
+    rest = pi(dtype) * (1 - (steps / max(1, last - 1)).clamp(0, 1))
+    falling = (rest / 2).sin() ** 2 if isinstance(rest, Tensor) else rest.cos_minus_one() / -2.0
+    return where(steps < 1, 1.0, falling) if last > 1 else steps * 0 + 1
 
 
 def per_row(value: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class Scaling:
 
         A length-dependent formula runs on the device of the lengths, always in float64.
         """
-        if not self.needs_length and hasattr(self._radians, "in_double_double"):
+        if not self.needs_length and self.runs_in_double_double:
             with np.errstate(all="ignore"):
                 exact = self._radians(dim, theta, None, DoubleDouble)
             # beyond the range of float64 only the formula in float64 is finite
@@ -129,6 +129,11 @@ class Scaling:
                 radians, low = exact.tensors()
                 return Frequencies(radians, self._magnitude(None, torch.float64), *self._growth(dim), low)
         return self.frequencies(dim, theta)
+
+    @property
+    def runs_in_double_double(self) -> bool:
+        """Whether the formula is marked as one that can be computed with 28 digits."""
+        return hasattr(self._radians, "in_double_double")
 
     def check(self, dim: int, theta: float) -> None:
         """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class accepts all."""

@@ -15,7 +15,7 @@ from ropewalk.frequencies import Ntk
 from ropewalk.frequencies.scaling import MAGNITUDE_RANGE, SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, Setting, settings_of
 from ropewalk.interop.config import keys
 from ropewalk.interop.config.layers import is_layer, is_nested, layer_types
-from ropewalk.interop.config.scalings import inner_keys, rope_types
+from ropewalk.interop.config.scalings import CLIP_KEYS, inner_keys, rope_types
 from ropewalk.interop.config.values import MAX_LENGTH, section_sizes
 from ropewalk.spec import MAX_HEAD_DIM, THETA_RANGE
 
@@ -46,7 +46,7 @@ CONFIG_CHECKS: dict[str, Check] = {
     **dict.fromkeys((*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY), _length),
     **dict.fromkeys((*keys.THETA_KEYS, *keys.LAYER_TYPE_THETA_KEYS), _theta),
     **dict.fromkeys(keys.FRACTION_KEYS, _fraction),
-    **dict.fromkeys(("rope_interleave", "inference_rope_scaling"), flag),
+    **dict.fromkeys(("rope_interleave", "inference_rope_scaling", *CLIP_KEYS), flag),
     keys.LAYER_THETA_KEY: _layer_thetas,
 }
 #: keys of a rope object; those of scalings are checked by their settings

@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.frequencies import SCALINGS, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config import keys
-from ropewalk.interop.config.scalings import keys_of, read_scaling, rope_types
+from ropewalk.interop.config.scalings import clipped, keys_of, read_scaling, rope_types
 from ropewalk.interop.config.values import Layer, Value, find, section_sizes
 from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 
@@ -32,9 +32,9 @@ def read_layer(layer: Layer, precision: str) -> RopeSpec:
         scaling = read_scaling(layer)
         layout, layout_out = _layout(layer)
         return RopeSpec(
-            head_dim=head, theta=theta, scaling=scaling, layout=layout, layout_out=layout_out, precision=precision,
-            axes=_axes(layer, rotary_fields.get("rotary_dim", head) // 2), extra_softmax_factor=_softmax_factor(layer, scaling),
-            **rotary_fields,
+            head_dim=head, theta=theta, scaling=clipped(layer, scaling), layout=layout, layout_out=layout_out,
+            precision=precision, axes=_axes(layer, rotary_fields.get("rotary_dim", head) // 2),
+            extra_softmax_factor=_softmax_factor(layer, scaling), **rotary_fields,
         )  # fmt: skip
 
 

@@ -1,15 +1,15 @@
 """Scalings in configs: which ones a `rope_type` can name, and how their fields are read and written.
 
 The config keys follow from the settings of each class. What only some families do is handled here: HunYuan's `alpha`,
-PhiMoE's two mscales, and a family's own attention factor of YaRN.
+PhiMoE's two mscales, a family's own attention factor of YaRN, and CoPE's flags, which clip what the other keys give.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ropewalk.errors import RopeError, number
-from ropewalk.frequencies import SCALINGS, Dynamic, LongRope, Ntk, Scaling, Yarn
+from ropewalk.errors import RopeError, flag, number
+from ropewalk.frequencies import SCALINGS, Clipped, Dynamic, LongRope, Ntk, Scaling, Yarn
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, Setting, settings_of
 from ropewalk.interop.config.families import Family
 from ropewalk.interop.config.keys import AXIS_KEYS, COMMON_KEYS, FRACTION_KEYS, OTHER_KEYS, UNREAD_KEYS
@@ -17,6 +17,10 @@ from ropewalk.interop.config.values import Layer, Value, find, served_length
 
 #: keys that HunYuan's checkpoints have beside `alpha` and that their code does not read
 UNREAD_WITH_ALPHA = {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+
+#: CoPE's config keys and whether they clip softly; its code clips 20 pairs, which no key says
+CLIP_KEYS = {"use_cope": True, "use_hardclip": False}
+CLIPPED_PAIRS = 20
 
 
 def rope_types() -> dict[str, type[Scaling]]:
@@ -47,6 +51,16 @@ def read_scaling(layer: Layer) -> Scaling:
     unread = sorted(layer.rope.keys() - read_keys - {value.key for value in layer.names.values()})
     if unread:
         layer.warnings.append(f"{', '.join(unread)}: not read by rope_type {layer.rope_type!r} of {layer.model}")
+    return scaling
+
+
+def clipped(layer: Layer, scaling: Scaling) -> Scaling:
+    """Return `scaling` with its slowest pairs clipped, if the config has one of CoPE's flags; `use_cope` comes first."""
+    for key, soft in CLIP_KEYS.items():
+        value = find(layer.config, key)
+        if value is not None and flag(key, value.value):
+            layer.note("soft", soft, value)
+            return Clipped(scaling, CLIPPED_PAIRS, soft)
     return scaling
 
 
@@ -99,6 +113,11 @@ def _equal_mscales(layer: Layer) -> Value:
 
 def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the keys of the rope object that describe `scaling`, and the config keys outside it."""
+    if isinstance(scaling, Clipped):
+        if scaling.pairs != CLIPPED_PAIRS:
+            raise RopeError("scaling", f"must clip {CLIPPED_PAIRS} pairs: the config keys of CoPE say no other number", scaling)
+        rope, beside = write_scaling(scaling.inner, family)
+        return rope, {**beside, next(key for key, soft in CLIP_KEYS.items() if soft == scaling.soft): True}
     if isinstance(scaling, Ntk) and family.reads_alpha:
         return {"rope_type": "dynamic", "alpha": scaling.factor}, {}
     if rope_types().get(scaling.name) is not type(scaling):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ropewalk.errors import RopeError, choice, integer, number
-from ropewalk.frequencies import SCALINGS, Default, Ntk, Scaling
+from ropewalk.frequencies import SCALINGS, Clipped, Default, Ntk, Scaling
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
 from ropewalk.interop.config.families import family_of
@@ -127,7 +127,8 @@ def _chosen_layers(
 
 def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
     for name, spec in old_specs.items():
-        if not isinstance(spec.scaling, Default) and not overwrite:
+        under_clip = spec.scaling.inner if isinstance(spec.scaling, Clipped) else spec.scaling
+        if not isinstance(under_clip, Default) and not overwrite:
             rule = f"{name} was trained with the scaling it has; pass overwrite=True (CLI: --overwrite) to replace it"
             raise RopeError("rope", rule, spec.scaling)
 
@@ -177,6 +178,9 @@ def _scaling(kind: type[Scaling], factor: float | None, length: int, options: di
 
 
 def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
+    if isinstance(spec.scaling, Clipped):  # CoPE clips the frequencies of the new scaling as it did those of the old one
+        scaled = _scaled(replace(spec, scaling=Default()), scaling)
+        return replace(scaled, scaling=replace(spec.scaling, inner=scaled.scaling))
     if isinstance(scaling, Ntk):
         # no rope_type names static NTK, but it is the same as a larger theta
         return replace(spec, scaling=Default(), theta=float(ntk_theta(spec.theta, scaling.factor, 2 * spec.pairs)))

@@ -1,0 +1,87 @@
+"""Scalings that change the frequencies of another scaling: its slowest pairs clipped, or every pair times a learned factor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ropewalk.errors import RopeError
+from ropewalk.frequencies.basic import Default
+from ropewalk.frequencies.double_double import in_double_double
+from ropewalk.frequencies.formulas import CPU, exponentials, multiples, taper, where
+from ropewalk.frequencies.scaling import Scaling, setting
+
+
+@dataclass(frozen=True)
+class _Wrapping(Scaling):
+    """A scaling over `inner`: magnitude, growth and whether the length matters are those of `inner`."""
+
+    inner: Scaling = Default()  # noqa: RUF009 - frozen and without fields
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.inner, Scaling) or self.inner.learned:
+            raise RopeError("inner", "must be a scaling without trained parameters; Learnable(start) goes outside", self.inner)
+        # the class attribute is that of the default `inner`
+        object.__setattr__(self, "needs_length", self.inner.needs_length)
+
+    @property
+    def runs_in_double_double(self) -> bool:
+        return super().runs_in_double_double and self.inner.runs_in_double_double
+
+    def check(self, dim, theta):
+        self.inner.check(dim, theta)
+
+    def _magnitude(self, length, dtype):
+        return self.inner._magnitude(length, dtype)
+
+    def _growth(self, dim):
+        return self.inner._growth(dim)
+
+
+@dataclass(frozen=True)
+class Clipped(_Wrapping):
+    """CoPE: the slowest `pairs` pairs of `inner` taper off to frequency 0; with soft=False they do not rotate at all.
+
+    Pair m of the clipped n is multiplied by (1 + cos(pi m / (n - 1))) / 2: the first keeps its frequency, the last has none.
+    A head with fewer pairs is clipped from its first pair on. A single pair is tapered by nothing.
+    """
+
+    pairs: int = setting(20, low=0)
+    soft: bool = setting(True)
+    name: ClassVar[str] = "clipped"
+
+    @in_double_double
+    def _radians(self, dim, theta, length, dtype):
+        radians = self.inner._radians(dim, theta, length, dtype)
+        count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
+        if self.soft:
+            return radians * taper(count, clipped, dtype, device)
+        return where(multiples(1, count, dtype, device) < count - clipped, radians, 0.0)
+
+
+@dataclass(frozen=True)
+class Learned(_Wrapping):
+    """LeRoPE: omega_i * exp(alpha_i), omega_i from `inner` and alpha_i from a trained checkpoint; zeros change nothing.
+
+    `Learnable(start)` trains alpha; `Learned(start, alpha=rope.log_scale)` keeps what it learned, as a fixed spec.
+    """
+
+    # e^50 is far beyond any trained factor, and the frequencies stay finite
+    alpha: tuple[float, ...] = setting((0.0,), low=-50, high=50)
+    name: ClassVar[str] = "learned"
+
+    def check(self, dim, theta):
+        super().check(dim, theta)
+        self._check_pairs("alpha", dim, "exponent")
+
+    @in_double_double
+    def _radians(self, dim, theta, length, dtype):
+        radians = self.inner._radians(dim, theta, length, dtype)
+        return radians * exponentials(self.alpha, dtype, _device(radians))
+
+
+def _device(radians: Any) -> Any:
+    return radians.device if isinstance(radians, Tensor) else CPU
