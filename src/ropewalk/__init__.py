@@ -2,7 +2,7 @@
 
 # imported at once, not lazily: this registers the ops, without which torch cannot load an exported program
 from ropewalk import axes, frequencies, positions
-from ropewalk.attention import Attention, KVCache, LinearAttention
+from ropewalk.attention import Attention, KVCache, LatentAttention, LinearAttention
 from ropewalk.caches import clear_caches
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
@@ -30,6 +30,7 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "KVCache",
+    "LatentAttention",
     "LinearAttention",
     "RoFormer",
     "RoFormerConfig",

@@ -229,3 +229,8 @@ def test_a_scaled_rope_can_be_remapped():
     scores = torch.einsum("bhic,ijc,bhjc->bhij", q, torch.polar(torch.ones_like(angles), angles), k.conj()).real
     weights = (scores * 0.5).masked_fill(~torch.ones(SEQ, SEQ).tril().bool(), float("-inf")).softmax(-1)
     torch.testing.assert_close(got, weights @ v, atol=1e-12, rtol=1e-10)
+
+
+def test_rotated_values_are_refused():
+    with pytest.raises(RopeError, match="rotate_values"):
+        Attention(16, 2, remapping=SelfExtend(2, 4), rotate_values=True)

@@ -72,6 +72,15 @@ class KVCache:
             self.rotated = not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length)
         return self.rotated
 
+    def _holds_rotations(self, encoding: Encoding) -> bool:
+        """Return whether keys must be re-rotated to be moved; raise an error if positions cannot be taken out of them."""
+        if not self.keeps_rotated(encoding) or encoding.entry != "qk":
+            return False
+        if not isinstance(encoding, Rotary):
+            rule = "must rotate, so that its keys can be moved; for this one use KVCache(rotated=False)"
+            raise RopeError("encoding", rule, type(encoding).__name__)
+        return True
+
     @property
     def seen(self) -> CachedTokens:
         """All cached tokens, as views."""
@@ -204,7 +213,7 @@ class KVCache:
         """Give every token a new position, and rotate by the encoding `to` if given; keys are re-rotated, not recomputed."""
         seen = self.seen
         positions = self._checked_positions(positions, len(seen.valid), self.size).expand_as(seen.positions).contiguous()
-        if self.keeps_rotated(encoding) and isinstance(encoding, Rotary):
+        if self._holds_rotations(encoding):
             target = to.rope if isinstance(to, Rotary) else None
             k = encoding.rope.rerotate(seen.k, seen.positions, positions, target, match_magnitude=True, **lengths)
         else:
@@ -234,6 +243,6 @@ class KVCache:
     def extend(self, other: CachedTokens, positions: Tensor, encoding: Encoding) -> None:
         """Append the contents of another cache at new positions, without running the model again."""
         k, positions = other.k, self._checked_positions(positions, len(other.valid), other.valid.shape[-1])
-        if self.keeps_rotated(encoding) and isinstance(encoding, Rotary):
+        if self._holds_rotations(encoding):
             k = encoding.rope.rerotate(k, other.positions, positions.expand_as(other.positions).contiguous())
         self.append(k, other.v, positions, other.valid)

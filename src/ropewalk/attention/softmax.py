@@ -17,7 +17,7 @@ from ropewalk.attention.remapped import check_remapping, remapped_attention
 from ropewalk.attention.temperature import QueryTemperature, Temperature
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
 from ropewalk.encodings.rotary import Rotary
-from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.positions import left_padded
 from ropewalk.spec import RopeSpec
 
@@ -45,6 +45,10 @@ class Attention(nn.Module):
     1/sqrt(head_dim), times the spec's softmax factor. `window` limits how many keys a query attends to. `o_bias`
     overrides `bias` for the output projection; `norm_eps` is the epsilon of the norms that `qk_norm` adds. `temperature`
     multiplies queries by a factor of their position, `remapping` changes the distances that RoPE scores by.
+
+    With `rotate_values`, values are rotated by their positions like keys, and the output is rotated back by the position of its
+    query, so what a token contributes depends on its distance too. With `shared_kv`, keys are also the values, and there is
+    no v_proj (DeepSeek-V4: both, with num_kv_heads=1).
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class Attention(nn.Module):
         backend: str | None = None,
         temperature: Temperature | None = None,
         remapping: Remapping | None = None,
+        rotate_values: bool = False,
+        shared_kv: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = integer("num_heads", num_heads, low=1)
@@ -84,7 +90,10 @@ class Attention(nn.Module):
             raise RopeError("encoding", "is defined for causal attention only; pass causal=True", type(self.encoding).__name__)
         self.q_proj = nn.Linear(model_dim, self.num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
+        self.rotate_values, self.shared_kv = flag("rotate_values", rotate_values), flag("shared_kv", shared_kv)
+        self._check_values()
+        if not shared_kv:
+            self.v_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=bias if o_bias is None else o_bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
@@ -94,6 +103,8 @@ class Attention(nn.Module):
         self.scale = number("scale", scale, above=0)
         self.temperature = None if temperature is None else QueryTemperature(temperature, self.num_heads)
         self.remapping = check_remapping(remapping, self.encoding, causal)
+        if rotate_values and remapping is not None:
+            raise RopeError("rotate_values", "must be False with a remapping, which rotates a query at several positions", True)
 
     def forward(
         self,
@@ -127,8 +138,9 @@ class Attention(nn.Module):
         else:
             q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache)
             visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
-            call = self._call(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
-            out, weights = attend(call, self.backend)
+            out, weights = self._attend(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
+            if self.rotate_values:
+                out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]  # checked when the layer was made
             if weights is not None:
                 value_term = self.encoding.value_bias(weights, positions, k_positions)
                 out = out if value_term is None else out + value_term.to(out.dtype)
@@ -138,10 +150,10 @@ class Attention(nn.Module):
         return Attended(out, weights if return_weights else None)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v [B, heads, S, head_dim] of x, normed but not rotated."""
+        """Return q, k and v [B, heads, S, head_dim] of x, normed but not rotated; v is empty if the keys are the values."""
         q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
         k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
-        return q, k, self._heads(self.v_proj(x), self.num_kv_heads)
+        return q, k, k[..., :0] if self.shared_kv else self._heads(self.v_proj(x), self.num_kv_heads)
 
     def backend_for(
         self,
@@ -158,6 +170,27 @@ class Attention(nn.Module):
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
         bias = self.encoding.bias(q[:, :, :1], zero, zero)  # one token suffices: only whether the bias is None matters
         return pick(self._call(q, q, q, visible, bias, return_weights), self.backend)
+
+    def _check_values(self) -> None:
+        """Raise a RopeError unless the encoding can rotate values and undo it on the output."""
+        if self.shared_kv and not self.rotate_values:
+            raise RopeError("shared_kv", "needs rotate_values=True: keys and values are one rotated tensor", True)
+        if not self.rotate_values:
+            return
+        if not isinstance(self.encoding, Rotary):
+            raise RopeError("rotate_values", "needs an encoding that rotates, such as 'rope'", type(self.encoding).__name__)
+        spec = self.encoding.rope.spec
+        frequencies = spec.ladder_frequencies()
+        pure = spec.magnitude_on == "scale" or frequencies.magnitude == 1
+        if spec.needs_length or not pure or frequencies.growth is not None:
+            rule = "needs fixed frequencies without a magnitude, which would scale the values; pass magnitude_on='scale'"
+            raise RopeError("rotate_values", rule, spec.scaling)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output of every head [B, H, Sq, D] and, if the backend has them, the weights."""
+        return attend(self._call(q, k, k if self.shared_kv else v, visible, bias, return_weights), self.backend)
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool) -> Call:
         # value_bias needs the weights even if the caller does not
@@ -196,7 +229,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Return (q, k, v, key positions, key padding): q and k rotated, k and v with the cached tokens in front."""
         if cache is None:
-            return *self._rotated(q, k, positions), v, positions, padding
+            return *self._rotated(q, k, positions), self._rotated_values(v, positions), positions, padding
         rotated = cache.keeps_rotated(self.encoding)
         if rotated:
             q, k = self._rotated(q, k, positions)
@@ -204,15 +237,24 @@ class Attention(nn.Module):
         k = seen.k
         if not rotated:
             length = cache.next_positions
-            q = self.encoding.rotate(q, positions, key=False, length=length)
+            q = self._rotated_query(q, positions, length)
             k = self.encoding.rotate(k, seen.positions, key=True, length=length)
         # the fused kernel is faster without a mask, so pass none if all tokens are real
-        return q, k, seen.v, seen.positions, seen.valid if cache.padded else None
+        return q, k, self._rotated_values(seen.v, seen.positions), seen.positions, seen.valid if cache.padded else None
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(self.encoding, Rotary) and type(self.encoding).rotate is Rotary.rotate:
             return self.encoding.rope(q, k, positions)  # one launch rotates both
         return self.encoding.rotate(q, positions, key=False), self.encoding.rotate(k, positions, key=True)
+
+    def _rotated_query(self, q: Tensor, positions: Tensor, length: int | Tensor | None) -> Tensor:
+        return self.encoding.rotate(q, positions, key=False, length=length)
+
+    def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
+        # a cache holds values unrotated, so that its tokens can be moved; values that are the keys are empty here
+        if not self.rotate_values or self.shared_kv:
+            return v
+        return self.encoding.rope.rotate(v, positions, key=True)  # type: ignore[union-attr]  # checked when the layer was made
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, H, S, D]

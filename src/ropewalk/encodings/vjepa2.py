@@ -1,0 +1,49 @@
+"""VJepa2: the position encoding of V-JEPA-2, reproduced as its checkpoints were trained. It is not a rotation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ropewalk.encodings.base import Encoding, Sizes
+from ropewalk.errors import RopeError
+from ropewalk.kernels.request import table_dtype
+
+
+class VJepa2(Encoding):
+    """V-JEPA-2: three equal slices of each head for time, row and column; positions [3, B, S], or the same on all axes.
+
+    Its code pairs dims (2i, 2i + 1) but repeats cos and sin as if the pairs were (i, i + d/2), so the two dims of a pair get
+    the cos and sin of different angles. The result changes lengths, has no inverse by the opposite angle, and scores are not
+    relative. Use it for V-JEPA-2 checkpoints alone; `rope_3d` is the rotation that was meant. Keys cannot be moved in a cache.
+    """
+
+    entry: ClassVar[str] = "qk"
+    relative: ClassVar[bool] = False
+
+    def __init__(self, sizes: Sizes, theta: float = 10_000.0) -> None:
+        super().__init__(sizes)
+        #: the dims of each axis; dims beyond the three slices are not changed
+        self.slice_dim = 2 * (sizes.head_dim // 3 // 2)
+        if not self.slice_dim:
+            raise RopeError("head_dim", "must be at least 6, two dimensions for each axis", sizes.head_dim)
+        self.theta = theta
+
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        if positions.ndim < 3:
+            positions = positions.expand(3, *positions.shape)
+        *slices, rest = x.split([self.slice_dim] * 3 + [x.shape[-1] - 3 * self.slice_dim], dim=-1)
+        return torch.cat([*(self._mixed(part, at) for part, at in zip(slices, positions, strict=True)), rest], dim=-1)
+
+    def _mixed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return x cos + (x turned by a quarter) sin for one axis; cos and sin are repeated in halves, x is interleaved."""
+        pairs = self.slice_dim // 2
+        frequencies = self.theta ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
+        angles = positions.to(torch.float64).unsqueeze(-1) * frequencies  # [S, pairs] or [B, S, pairs]
+        angles = torch.cat((angles, angles), dim=-1)
+        angles = angles.unsqueeze(1) if angles.ndim == 3 else angles
+        cos, sin = angles.cos().to(table_dtype(x)), angles.sin().to(table_dtype(x))
+        quarter = torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+        return (x * cos + quarter * sin).to(x.dtype)
