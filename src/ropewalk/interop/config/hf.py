@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ropewalk.errors import RopeError
+from ropewalk.interop.config import diffusion
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.checks import check_values
 from ropewalk.interop.config.families import FAMILIES, family_of
@@ -44,7 +45,7 @@ class Explanation:
 
 
 def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_frequencies") -> RopeSpec | dict[str, RopeSpec | None]:
-    """Return the spec that a Hugging Face config describes.
+    """Return the spec that a Hugging Face config describes: of transformers, or of an image or video model in diffusers.
 
     config     a transformers config, a dict, or the path of a config.json or of its folder
     per_layer  return {layer type: spec} instead; None for layers that are not rotated (NoPE). If only some
@@ -100,6 +101,9 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
 
 def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
     text = config_file.text_part(config_file.load(config))
+    if diffusion.CLASS_KEY in text:
+        spec, entries = diffusion.read(text, precision)
+        return {diffusion.LAYER_TYPE: spec}, Explanation(text[diffusion.CLASS_KEY], entries)
     model_type = text.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)

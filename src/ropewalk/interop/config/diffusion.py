@@ -1,0 +1,72 @@
+"""Specs of the transformers in image and video diffusion models, from the config.json that diffusers writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.axes import axial
+from ropewalk.errors import RopeError, integer, number
+from ropewalk.interop.config.values import Entry
+from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
+
+#: the config key that names the class of a model in diffusers
+CLASS_KEY = "_class_name"
+LAYER_TYPE = "full_attention"
+WAN_KEY = "attention_head_dim"
+
+
+@dataclass(frozen=True)
+class Model:
+    """How one class rotates: dims per axis under `dims_key` or `dims`, theta under `theta_key` or `theta`.
+
+    `dims_key` None: the dims follow from the head's width, as in Wan. `float64`: its frequencies are computed in float64.
+    """
+
+    dims: tuple[int, ...]
+    theta: float = 1e4
+    dims_key: str | None = "axes_dims_rope"
+    theta_key: str | None = None
+    float64: bool = True
+
+
+MODELS: dict[str, Model] = {
+    "FluxTransformer2DModel": Model((16, 56, 56)),
+    "Flux2Transformer2DModel": Model((32, 32, 32, 32), 2000.0, theta_key="rope_theta"),
+    "HunyuanVideoTransformer3DModel": Model((16, 56, 56), 256.0, "rope_axes_dim", "rope_theta", float64=False),
+    "QwenImageTransformer2DModel": Model((16, 56, 56), float64=False),
+    "WanTransformer3DModel": Model((128,), dims_key=None),
+}
+
+
+def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Entry, ...]]:
+    """Return the spec of a diffusers config, and where each of its values came from."""
+    name = config[CLASS_KEY]
+    if not isinstance(name, str) or name not in MODELS:
+        raise RopeError(CLASS_KEY, f"must be one of {', '.join(MODELS)}", name)
+    model, entries = MODELS[name], []
+
+    def value(field: str, key: str | None, default: Any) -> Any:
+        given = None if key is None else config.get(key)
+        source = f"the default of {name}" if given is None else str(key)
+        entries.append(Entry(LAYER_TYPE, field, default if given is None else given, source))
+        return default if given is None else given
+
+    key = model.dims_key or WAN_KEY
+    dims = value("dims of each axis", key, model.dims if model.dims_key else model.dims[0])
+    if model.dims_key is None:
+        width = integer(key, dims, low=6, high=MAX_HEAD_DIM)
+        side = 2 * (width // 6)
+        dims = (width - 2 * side, side, side)
+    elif not isinstance(dims, list | tuple) or len(dims) != len(model.dims):
+        raise RopeError(key, f"must list {len(model.dims)} numbers, the dims of each axis", dims)
+    pairs, odd = zip(*(divmod(integer(key, dim, low=2, high=MAX_HEAD_DIM), 2) for dim in dims), strict=True)
+    if any(odd):
+        raise RopeError(key, "must be even: dimensions rotate in pairs", dims)
+    theta = number(model.theta_key or "theta", value("theta", model.theta_key, model.theta), above=0)
+    entries.append(Entry(LAYER_TYPE, "layout", "interleaved", f"the code of {name}"))
+    spec = RopeSpec(
+        2 * sum(pairs), theta, layout="interleaved", axes=axial(*pairs), precision="exact" if model.float64 else precision
+    )
+    return spec, tuple(entries)
