@@ -19,7 +19,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 256, "num_attention_heads": 2, "m
 
 
 def test_the_published_numbers():
-    """methods.md 3, d = 8."""
+    """Values computed by hand for d = 8."""
     soft, hard = (rw.RopeSpec(8, scaling=fq.Clipped(pairs=n, soft=s)).frequencies().radians for n, s in ((3, True), (2, False)))
     assert_close(soft, torch.tensor([1, 0.1, 0.005, 0], dtype=torch.float64), rtol=1e-15, atol=0)
     assert_close(hard, torch.tensor([1, 0.1, 0, 0], dtype=torch.float64), rtol=1e-15, atol=0)

@@ -27,7 +27,7 @@ METHODS = {
 BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM, MODEL_DIM = 2, 13, 4, 2, 6, 12
 methods = pytest.mark.parametrize("name", METHODS)
 
-# methods.md, section 1: q[p, c] = cos(.5 p + c), k[p, c] = sin(.3 p + .7 c)
+# q[p, c] = cos(.5 p + c), k[p, c] = sin(.3 p + .7 c)
 PINS = [
     (ReRope(3), 7, [3, 3, 3, 3, 3, 2, 1, 0], [2.935499, 3.373800, 3.510729, 3.334055]),
     (LeakyReRope(3, 2), 7, [5, 4.5, 4, 3.5, 3, 2, 1, 0], [3.512473, 3.408364, 3.325643, 3.206690]),

@@ -11,7 +11,7 @@ from ropewalk.attention import Attention, KVCache
 from ropewalk.attention.temperature import TEMPERATURES, FloorLog, LearnedLog, LogAbove, LogN, Power, QueryTemperature
 from ropewalk.errors import RopeError
 
-# methods.md, section 2: (temperature, {position: factor})
+# (temperature, {position: factor})
 PINS = [
     (LogN(4), {0: 1, 3: 1, 4: 1.160964, 5: 1.292481, 6: 1.403677, 7: 1.5}),
     (FloorLog(0.1, 8192, shift=1), {8190: 1, 8191: 1.069315}),
