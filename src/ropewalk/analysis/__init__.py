@@ -34,13 +34,12 @@ from ropewalk.analysis.ladder import (
     turns,
     wavelengths,
 )
-from ropewalk.analysis.neighbours import affinities, divergence, tsne
 from ropewalk.analysis.order import EntryComparison, attend, compare_entries, permutation_gap, query_path
 
 __all__ = [
     "BANDS", "BFLOAT16_ROUNDING", "CHECKS", "COS_SIN_METHODS", "GUIDE", "USED_BY", "Advice", "Aliasing", "Check", "Checkpoint",
-    "Coverage", "EntryComparison", "Facts", "Use", "abel_bound", "advise", "affinities", "aliasing", "attend", "bands",
-    "compare_entries", "cosine_sum", "coverage", "critical_dimension", "decay", "divergence", "error_curves", "first_negative",
+    "Coverage", "EntryComparison", "Facts", "Use", "abel_bound", "advise", "aliasing", "attend", "bands",
+    "compare_entries", "cosine_sum", "coverage", "critical_dimension", "decay", "error_curves", "first_negative",
     "pairs_of", "partial_sums", "permutation_gap", "phasors", "plain_radians", "query_path", "radians", "read_checkpoint",
-    "score_matrix", "scores", "similarity", "similarity_matrix", "stretch", "true_angles", "tsne", "turns", "wavelengths",
+    "score_matrix", "scores", "similarity", "similarity_matrix", "stretch", "true_angles", "turns", "wavelengths",
 ]  # fmt: skip

@@ -5,7 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ropewalk.bench.cases import SHAPES
 from ropewalk.bench.tables import mean_percent
+
+#: pixels per inch: twice those of a screen
+DPI = 200
+#: bars of the CPU chart end here; a higher one has its number on top
+MOST_COPIES = 16
+ORDERS = {"bshd": "tokens, then heads", "bhsd": "heads, then tokens", "bhsd view": "heads, then tokens (view)"}
+
+
+def shape_name(shape: str) -> str:
+    """Return a shape in words: batch, tokens, heads."""
+    batch, tokens, q_heads, k_heads, head_dim, _ = SHAPES[shape]
+    heads = f"{q_heads}" if q_heads == k_heads else f"{q_heads}+{k_heads}"
+    what = f"{batch} x {tokens:,} tokens" if batch > 1 else f"{tokens:,} token{'s' * (tokens > 1)}"
+    return f"{what}\n{heads} heads of {head_dim}"
 
 
 def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
@@ -16,7 +31,10 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     cases = [(shape, order) for order in ("bshd", "bhsd") for shape in ("A", "D", "E", "F")]
     contenders = ("ropewalk", "liger-kernel", "transformers, compiled", "transformers, eager")
     colours = ("#0072B2", "#E69F00", "#56B4E9", "#999999")
-    figure, percents = Figure(figsize=(10, 6.4), layout="constrained"), mean_percent(rows)
+    figure, percents = Figure(figsize=(12, 6.8), layout="constrained"), mean_percent(rows)
+    figure.suptitle(
+        "Speed of the rotation on a GPU, in per cent of a plain copy: higher is better", x=0.01, ha="left", weight="bold"
+    )
     for axis, what in zip(figure.subplots(2, 1, sharex=True), passes, strict=True):
         for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
             places = [x + (i - 1.5) * 0.2 for x in range(len(cases))]
@@ -27,9 +45,9 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_ylabel(f"{what}\n% of a flat copy")
         axis.set_ylim(0, 112)
         axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xticks(range(len(cases)), [f"{shape}\n[{','.join(order.upper())}]" for shape, order in cases])
+    axis.set_xticks(range(len(cases)), [f"{shape_name(shape)}\n{ORDERS[order]}" for shape, order in cases], fontsize=8)
     figure.axes[0].legend(ncols=4, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=DPI)
 
 
 def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
@@ -41,16 +59,20 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     contenders = ("ropewalk", "ropewalk, eager", "transformers, eager", "transformers, compiled", "rotary-embedding-torch")
     colours = ("#0072B2", "#56B4E9", "#999999", "#E69F00", "#009E73")
     ratios = {(r["shape"], r["order"], r["dtype"], r["contender"]): r["times_copy"] for r in timed}
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    title = "Time of the rotation on one CPU core, divided by the time of a plain copy: lower is better"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
     axis = figure.subplots()
     for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
-        places = [x + (i - 2) * 0.16 for x in range(len(cases))]
-        axis.bar(places, [ratios.get((*case, contender), 0) for case in cases], 0.15, color=colour, label=contender)
-    axis.set_yscale("log")
+        places = [x + (i - 2) * 0.17 for x in range(len(cases))]
+        heights = [ratios.get((*case, contender), 0) for case in cases]
+        bars = axis.bar(places, [min(height, MOST_COPIES) for height in heights], 0.16, color=colour, label=contender)
+        labels = [f"{height:.0f}" if height > MOST_COPIES else "" for height in heights]
+        axis.bar_label(bars, labels=labels, fontsize=7, padding=1, rotation=90)
     axis.axhline(1, color="#444444", linewidth=0.8, linestyle="--")
-    axis.set_ylabel("time / time of a copy")
-    labels = [f"{shape.removeprefix('cpu ')}{order.removeprefix('bhsd')}\n{dtype}" for shape, order, dtype in cases]
-    axis.set_xticks(range(len(cases)), labels, fontsize=8)
+    axis.set(ylim=(0, MOST_COPIES * 1.1), ylabel="time / time of a copy")
+    labels = [f"{shape_name(shape)}\n{dtype}{', view' * order.endswith('view')}" for shape, order, dtype in cases]
+    axis.set_xticks(range(len(cases)), labels, fontsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(ncols=5, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=DPI)

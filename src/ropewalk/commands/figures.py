@@ -1,4 +1,4 @@
-"""`ropewalk figures`: write every figure, and a contact sheet of all figures."""
+"""`ropewalk figures`: write every figure, a moving one, and a contact sheet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ropewalk.commands import console
 from ropewalk.errors import RopeError, choice
-from ropewalk.plots import FIGURES, FORMATS, Look, View, write_all
+from ropewalk.plots import FIGURES, FORMATS, MOTION, Look, View, write_all
 
 NO_FONT = "labels are in English, because no font with Chinese glyphs was found; install one, such as Noto Sans CJK"
 
@@ -17,13 +17,15 @@ def figures(
 ) -> None:
     """Write every figure about rotary encodings and a contact sheet, and print their paths."""
     choice("format", format, FORMATS)
-    names = [choice("only", name, FIGURES) for name in only or FIGURES]
+    every = [*FIGURES, MOTION]
+    names = [choice("only", name, every) for name in only or every]
     look = Look(dark, language)
     view = View(look=look) if config is None else _view_of(config, look)
     paths = write_all(folder, view, names, format)
     note = NO_FONT if language == "zh" and not look.font else None
     if json:
-        print(json_format.dumps({"figures": {p.stem: str(p) for p in paths[:-1]}, "sheet": str(paths[-1]), "note": note}))
+        by_name = {path.stem: str(path) for path in paths}
+        print(json_format.dumps({"sheet": by_name.pop("contact-sheet", None), "figures": by_name, "note": note}))
         return
     out = console()
     out.print(*map(str, paths), sep="\n", soft_wrap=True)

@@ -1,6 +1,7 @@
 """Figures about rotary embeddings: FIGURES maps each name to a function that takes a View and returns a matplotlib Figure.
 
-The functions are in `ladder`, `distance` and `rotation`; `look` has colours, fonts and file formats; `words` has Chinese labels.
+The functions are in `ladder`, `distance` and `rotation`, the moving picture in `motion`; `look` has colours, fonts and file
+formats; `captions` says what each figure shows, `words` has Chinese labels.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import numpy as np
 
 from ropewalk.errors import choice
 from ropewalk.plots import distance, ladder, rotation
+from ropewalk.plots.captions import CAPTIONS
 from ropewalk.plots.ladder import clock_faces, ratio_lines
-from ropewalk.plots.look import FORMATS, LIGHT, Look, blank, finish, format_of, label_axes, legend, save
+from ropewalk.plots.look import FORMATS, LIGHT, Look, blank, finish, format_of, label_axes, legend, save, subtitle
+from ropewalk.plots.motion import reading, save_reading
 from ropewalk.plots.rotation import precision_lines
 from ropewalk.plots.view import View
 
@@ -23,16 +26,25 @@ from ropewalk.plots.view import View
 FIGURES: dict[str, Callable[[View], Any]] = {
     figure.__name__: figure
     for figure in (
-        rotation.rotation, ladder.clocks, ladder.spectrum, ladder.angles, ladder.periodicity, ladder.beyond, ladder.coverage,
-        ladder.scalings, distance.decay, distance.similarity, distance.similarity_map, distance.inner_products, distance.tsne,
-        distance.base_bound, rotation.variants, rotation.precision,
+        rotation.rotation, ladder.clocks, ladder.spectrum, ladder.angles, ladder.beyond, ladder.coverage, ladder.scalings,
+        distance.decay, distance.similarity, distance.similarity_map, distance.inner_products, distance.base_bound,
+        rotation.precision,
     )
 }  # fmt: skip
 
 
+#: the name of the moving picture among the figures that a command writes
+MOTION = "reading"
+
+
 def draw(name: str, view: View | None = None) -> Any:
-    """Draw one figure by name and return it as a matplotlib Figure."""
-    return FIGURES[choice("figure", name, FIGURES)](view or View())
+    """Draw one figure by name, with the parameters of the view below its title, and return it as a matplotlib Figure."""
+    view = view or View()
+    figure = FIGURES[choice("figure", name, FIGURES)](view)
+    # a figure without a title has no place for them
+    if name != "clocks":
+        subtitle(figure.axes[0], view.look, view.parameters)
+    return finish(figure, view.look)
 
 
 def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 4) -> Any:
@@ -63,17 +75,26 @@ def _pixels(figure: Any, dpi: int = 72) -> np.ndarray:
 
 
 def write_all(folder: Path, view: View | None = None, names: list[str] | None = None, suffix: str = "png") -> list[Path]:
-    """Write the named figures (by default all) and a contact sheet; return the paths, that of the sheet last."""
-    view = view or View()
-    figures_by_name = {name: draw(name, view) for name in names or FIGURES}
+    """Write the named figures (by default all) and a contact sheet of them; return the paths, that of the sheet last.
+
+    The name `reading` is the moving picture, which is always a GIF and not on the sheet.
+    """
+    view, names = view or View(), names or [*FIGURES, MOTION]
+    figures_by_name = {name: draw(name, view) for name in names if name != MOTION}
     paths = [save(figure, folder / f"{name}.{suffix}") for name, figure in figures_by_name.items()]
-    return [*paths, save(contact_sheet(figures_by_name, view.look), folder / "contact-sheet.png", dpi=100)]
+    if MOTION in names:
+        paths.append(save_reading(view, folder / f"{MOTION}.gif"))
+    if figures_by_name:
+        paths.append(save(contact_sheet(figures_by_name, view.look), folder / "contact-sheet.png", dpi=100))
+    return paths
 
 
 __all__ = [
+    "CAPTIONS",
     "FIGURES",
     "FORMATS",
     "LIGHT",
+    "MOTION",
     "Look",
     "View",
     "blank",
@@ -86,6 +107,8 @@ __all__ = [
     "legend",
     "precision_lines",
     "ratio_lines",
+    "reading",
     "save",
+    "save_reading",
     "write_all",
 ]

@@ -1,4 +1,4 @@
-"""Figures of quantities that depend on distance: decay, similarity, maps over positions, the sum of cosines, t-SNE."""
+"""Figures of quantities that depend on distance: decay, similarity, maps over positions, the sum of cosines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from ropewalk import analysis
-from ropewalk.plots.look import MAP, blank, finish, heat, label_axes, legend
+from ropewalk.plots.look import blank, finish, heat, label_axes, legend
 from ropewalk.plots.view import View
 
 DECAY_DISTANCES = 256
 SIMILARITY_DISTANCES = 512
 MAP_POSITIONS = 128
-TSNE_POSITIONS = 96
 BASES = (1e3, 1e4, 1e5, 1e6)
 
 
@@ -73,23 +72,6 @@ def inner_products(view: View) -> Any:
 
 def _square(count: int) -> tuple[float, float, float, float]:
     return -0.5, count - 0.5, -0.5, count - 0.5
-
-
-def tsne(view: View) -> Any:
-    """Draw a t-SNE of the encodings of the first positions; they form a curve, because neighbours are similar."""
-    look, steps = view.look, analysis.radians(view.spec, view.served)
-    figure, (ax,) = blank(look, 6, 5)
-    rotated = analysis.phasors(steps, range(TSNE_POSITIONS))
-    points_2d = analysis.tsne(np.concatenate([np.real(rotated), np.imag(rotated)], axis=1))
-    ax.plot(*points_2d.T, color=look.quiet, linewidth=1, zorder=1)
-    points = ax.scatter(*points_2d.T, c=np.arange(TSNE_POSITIONS), cmap=MAP, s=30, zorder=2, edgecolors=look.ink, linewidths=0.5)
-    ax.set(xticks=[], yticks=[])
-    bar = figure.colorbar(points, ax=ax)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(colors=look.quiet, length=0)
-    bar.set_label(look.translate("position"), color=look.ink)
-    label_axes(ax, look, title="Encodings on a plane (t-SNE)")
-    return finish(figure, look)
 
 
 def base_bound(view: View) -> Any:

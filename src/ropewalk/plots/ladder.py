@@ -10,6 +10,7 @@ import numpy as np
 
 from ropewalk import analysis
 from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, legend
+from ropewalk.plots.numerals import short
 from ropewalk.plots.view import View
 
 ANGLE_POSITIONS = (0, 1, 4, 8)
@@ -79,7 +80,7 @@ def ratio_lines(ratios: Mapping[str, Sequence[float] | np.ndarray], look: Look =
         ax.plot(range(len(ratio)), ratio, color=look.colour(i), linewidth=2.4, label=name)
     ax.set(ylim=(0, None), xlim=(0, max(*map(len, ratios.values()), 2) - 1))
     label_axes(ax, look, title="Which pairs a scaling slows", x="pair, fastest first", y="frequency / plain frequency")
-    legend(ax, look, loc="lower left", ncols=len(ratios))
+    legend(ax, look, loc="upper left", bbox_to_anchor=(1, 1))
     return finish(figure, look)
 
 
@@ -89,11 +90,11 @@ def beyond(view: View) -> Any:
     figure, (ax,) = blank(look)
     steps = analysis.radians(view.spec, view.served)
     positions = np.linspace(0, view.served, 800)
-    for i, pair in enumerate(_pairs_with_turns(analysis.turns(steps, view.trained), (2.0, 0.5, 0.25, 0.1))):
+    for i, pair in enumerate(pairs_with_turns(analysis.turns(steps, view.trained), (2.0, 0.5, 0.25, 0.1))):
         label = look.translate("pair {pair}", pair=pair)
         ax.plot(positions, np.cos(positions * steps[pair]), color=look.colour(i), linewidth=2, label=label)
     ax.axvspan(0, view.trained, color=look.grid, alpha=0.6, zorder=0)
-    ax.text(view.trained / 2, 1.12, look.translate("trained length"), color=look.quiet, fontsize=9, ha="center")
+    ax.text(0, 1.12, " " + look.translate("trained length"), color=look.quiet, fontsize=9, ha="left")
     ax.set(xlim=(0, view.served), ylim=(-1.1, 1.25))
     title = "Beyond the trained length slow pairs reach new angles"
     label_axes(ax, look, title=title, x="position", y="cos of the angle")
@@ -101,25 +102,9 @@ def beyond(view: View) -> Any:
     return finish(figure, look)
 
 
-def _pairs_with_turns(turns: np.ndarray, targets: Sequence[float]) -> list[int]:
+def pairs_with_turns(turns: np.ndarray, targets: Sequence[float]) -> list[int]:
     """Return the pairs whose numbers of turns are closest to the targets, without duplicates."""
     return list(dict.fromkeys(int(np.abs(np.log(np.maximum(turns, 1e-12)) - math.log(target)).argmin()) for target in targets))
-
-
-def periodicity(view: View) -> Any:
-    """Draw cos of the first three pairs over 48 tokens, with a dot after every turn."""
-    look = view.look
-    figure, (ax,) = blank(look)
-    steps, positions = analysis.radians(view.spec, view.served)[:3], np.linspace(0, 48, 481)
-    for pair, step in enumerate(steps):
-        colour, wave = look.colour(pair), analysis.wavelengths([step])[0]
-        ax.plot(positions, np.cos(positions * step), color=colour, linewidth=2, label=look.translate("pair {pair}", pair=pair))
-        period_ends = wave * np.arange(1, int(48 // wave) + 1)
-        ax.plot(period_ends, np.ones(len(period_ends)), "o", color=colour, markersize=6)
-    ax.set(xlim=(0, 48), ylim=(-1.3, 1.15))
-    label_axes(ax, look, title="Each pair repeats after its own wavelength", x="position", y="cos of the angle")
-    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
-    return finish(figure, look)
 
 
 def clocks(view: View) -> Any:
@@ -137,8 +122,7 @@ def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look =
     ax.set_position((0, 0, 1, 1))
     for column, step in enumerate(radians):
         x, colour, wave = 1.4 * column, look.colour(column), analysis.wavelengths([step])[0]
-        shown = f"{wave:,.{int(wave < 100)}f}"
-        label = look.translate("a turn in {turn}", turn=shown) if math.isfinite(wave) else look.translate("does not rotate")
+        label = look.translate("a turn in {turn}", turn=short(wave)) if math.isfinite(wave) else look.translate("does not rotate")
         ax.text(x, 0.72, label, ha="center", fontsize=10, color=colour, weight="bold")
         for row, position in enumerate(positions):
             _face(ax, look, x, -1.2 * row, position * step, colour)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ CHINESE_FONTS = (
 )  # fmt: skip
 #: a font with this glyph is assumed to have all Chinese glyphs
 SAMPLE = "频"
+#: pixels per inch: twice those of a screen
+DPI = 200
 #: inches between the labels and the edge of the figure
 MARGIN = 0.1
 
@@ -140,6 +143,13 @@ def label_axes(ax: Any, look: Look, *, title: str = "", x: str = "", y: str = ""
             set_label(look.translate(text), color=look.ink)
 
 
+def subtitle(ax: Any, look: Look, text: str) -> None:
+    """Write a line between the title and the axes, and move the title up."""
+    ax.set_title(ax.get_title(loc="left"), loc="left", color=look.ink, weight="bold", fontsize=13, pad=28)
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "ha": "left"}
+    ax.annotate(text, (0, 1), (0, 10), color=look.quiet, fontsize=9, annotation_clip=False, **place)
+
+
 def legend(ax: Any, look: Look, **options: Any) -> None:
     """Add a legend whose labels have the colours of their lines."""
     ax.legend(frameon=False, labelcolor="linecolor", prop={"weight": "bold", "size": 9}, **options)
@@ -178,14 +188,19 @@ def format_of(path: Path) -> str:
     return choice("format", path.suffix.lower().lstrip("."), FORMATS)
 
 
-def save(figure: Any, path: Path, dpi: int = 120) -> Path:
+def save(figure: Any, path: Path, dpi: int = DPI) -> Path:
     """Write a figure as PNG, SVG or PDF, depending on the suffix, and return the path; the bytes are reproducible."""
-    from matplotlib import rc_context
-
     suffix = format_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write(figure, path, suffix, dpi)
+    return path
+
+
+def write(figure: Any, file: Path | BytesIO, form: str, dpi: int = DPI) -> None:
+    """Write a figure to a path or an open file as PNG, SVG or PDF."""
+    from matplotlib import rc_context
+
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     # a fixed salt makes the ids of an SVG reproducible; fonttype "none" keeps labels as searchable text
     with rc_context({"svg.hashsalt": "ropewalk", "svg.fonttype": "none"}):
-        figure.savefig(path, dpi=dpi, metadata=metadata[suffix], facecolor=figure.get_facecolor())
-    return path
+        figure.savefig(file, format=form, dpi=dpi, metadata=metadata[form], facecolor=figure.get_facecolor())

@@ -1,4 +1,4 @@
-"""Figures of rotated vectors: the rotation itself, the variants, and the precision of the angle."""
+"""Figures of rotated vectors: the rotation itself, and the precision of the angle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ropewalk import analysis
-from ropewalk.frequencies import Default, XPos, Yarn
 from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, legend
 from ropewalk.plots.view import View
 
@@ -32,33 +31,6 @@ def rotation(view: View) -> Any:
     return finish(figure, look)
 
 
-def variants(view: View) -> Any:
-    """Draw plain, YaRN and xPos queries and an additive encoding: norm against position, and path of the middle pair."""
-    look, middle_pair = view.look, view.spec.pairs // 2
-    wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle_pair])
-    positions = np.linspace(0, wavelength, 400)
-    figure, (left, right) = blank(look, 10.5, 4.2, across=2)
-    for i, (name, path) in enumerate(_paths(view, positions).items()):
-        norm = np.sqrt((np.abs(path) ** 2).mean(axis=1))
-        left.plot(positions, norm, color=look.colour(i), linewidth=2.2, label=name)
-        right.plot(np.real(path[:, middle_pair]), np.imag(path[:, middle_pair]), color=look.colour(i), linewidth=2.2, label=name)
-    right.plot(1, 0, "o", color=look.ink, markersize=5)
-    right.set(aspect="equal")
-    label_axes(left, look, title="Variants: norm and path", x="position", y="norm / norm before")
-    label_axes(right, look, x="x", y="y")
-    legend(right, look, loc="center left", bbox_to_anchor=(1, 0.5))
-    return finish(figure, look)
-
-
-def _paths(view: View, positions: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the vector (1, 0) of every pair, rotated to each position by each variant: complex [positions, pairs]."""
-    yarn = Yarn(factor=max(view.served / view.trained, 1.0), original_length=view.trained)
-    specs = {scaling.name: view.spec.with_(scaling=scaling) for scaling in (Default(), yarn, XPos())}
-    specs[view.spec.scaling.name] = view.spec
-    paths = {name: analysis.query_path(spec, positions, view.served) for name, spec in specs.items()}
-    return {**paths, view.look.translate("added"): 1 + analysis.phasors(analysis.plain_radians(view.spec), positions)}
-
-
 def precision(view: View) -> Any:
     """Draw the error of cos and sin against position, for our precisions and for the methods of other engines."""
     positions = np.unique(np.geomspace(1_000, FARTHEST, PRECISION_POINTS).round().astype(np.int64))
@@ -70,7 +42,7 @@ def precision_lines(
     curves: Mapping[str, tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]], look: Look = LIGHT
 ) -> Any:
     """Draw one line per method: errors against positions, on logarithmic axes."""
-    figure, (ax,) = blank(look, 8.4, 4.4)
+    figure, (ax,) = blank(look, 9.4, 4.4)
     for i, (name, (positions, errors)) in enumerate(curves.items()):
         ax.plot(positions, errors, color=look.colour(i), linewidth=2.4, solid_capstyle="round", label=name)
     ax.axhline(analysis.BFLOAT16_ROUNDING, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
@@ -81,5 +53,5 @@ def precision_lines(
     ax.minorticks_off()
     ax.set(xlim=(900, FARTHEST * 1.1), ylim=(8e-9, 5))
     label_axes(ax, look, title="Error of the angle against position", x="position", y="largest error of cos and sin")
-    legend(ax, look, loc="center left", bbox_to_anchor=(0.55, 0.36), reverse=True)
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     return finish(figure, look)

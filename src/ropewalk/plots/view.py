@@ -28,6 +28,16 @@ class View:
         """Whether the spec has a scaling."""
         return not isinstance(self.spec.scaling, Default)
 
+    @property
+    def parameters(self) -> str:
+        """The spec and the lengths in one line, for the subtitle of a figure."""
+        spec, translate = self.spec, self.look.translate
+        factor = getattr(spec.scaling, "factor", None)
+        scaling = f"{spec.scaling.name} {factor:g}" if self.scaled and factor else spec.scaling.name
+        lengths = translate("trained {trained}, read {served}", trained=f"{self.trained:,}", served=f"{self.served:,}")
+        parts = (f"head_dim {spec.head_dim}", f"theta {spec.theta:,.6g}", scaling if self.scaled else "", lengths)
+        return " · ".join(filter(None, parts))
+
     def stretched(self) -> dict[str, RopeSpec]:
         """Return the spec with each static scaling from the trained to the served length, and the spec itself if it is scaled."""
         factor = max(self.served / self.trained, 1.0)

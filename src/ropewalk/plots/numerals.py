@@ -1,0 +1,22 @@
+"""Short numbers for labels, so that long ones such as 20,473,564 do not collide."""
+
+from __future__ import annotations
+
+import math
+
+
+def short(value: float) -> str:
+    """Return a number in at most five characters from 0.1 on: 6.3, 408, 54.4k, 20.5M, 1.1T; infinity is ∞."""
+    if math.isinf(value):
+        return "∞"
+    for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # 999.5k and more would be written as 1000k
+        if abs(value) >= unit * 0.9995:
+            return _digits(value / unit) + sign
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Return one decimal below 100, none above; a zero after the point is left out."""
+    text = f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
+    return text.removesuffix(".0")
