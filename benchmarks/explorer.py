@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,27 +23,29 @@ def _script() -> None:
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield one row per view: the median milliseconds of several slider moves."""
-    for view in controls.VIEWS:
-        if view == "report":
-            continue  # the lab makes this page
+    """Yield one row per step of the story and per view of free play: the median milliseconds of several slider moves."""
+    # the lab makes the report
+    views = [({"view": view}, "a.theta", THETAS, view) for view in controls.VIEWS if view not in ("story", "report")]
+    steps = [({"step": step}, None, THETAS, f"story: {step}") for step in controls.STEPS]
+    for link, slider, stops, name in (*views, *steps):
         with _main_restored():
-            wall, processor = _moves(view)
-        row = {"shape": "explorer", "contender": "ropewalk", "pass": f"slider, {view}"}
+            wall, processor = _moves(link, slider, stops)
+        row = {"shape": "explorer", "contender": "ropewalk", "pass": f"slider, {name}"}
         yield {**row, "ms": round(statistics.median(wall), 1), "cpu_ms": round(statistics.median(processor), 1)}
 
 
-def _moves(view: str) -> tuple[list[float], list[float]]:
-    """Return the wall time and the CPU time of every move of one slider, in milliseconds."""
+def _moves(link: dict[str, str], slider: str | None, stops: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the wall time and the CPU time of every move of one slider, or of every redrawing, in milliseconds."""
     from streamlit.testing.v1 import AppTest
 
     app = AppTest.from_function(_script, default_timeout=60)
-    app.query_params["view"] = view
-    app.query_params["a.scaling"] = "yarn"
+    for name, text in (link | {"a.scaling": "yarn"}).items():
+        app.query_params[name] = text
     app.run()
     wall, processor = [], []
-    for theta in THETAS:
-        app.select_slider(key="a.theta").set_value(theta)
+    for stop in stops:
+        if slider is not None:
+            app.select_slider(key=slider).set_value(stop)
         start, start_cpu = time.perf_counter(), time.process_time()
         app.run()
         wall.append(1e3 * (time.perf_counter() - start))

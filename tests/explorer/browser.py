@@ -54,7 +54,7 @@ class Browser:
         """The value of a JavaScript expression on the page; what reads an element that is not drawn yet is read again."""
         end = time.monotonic() + 45.0
         while True:
-            result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+            result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
             failed = result.get("exceptionDetails")
             if failed is None:
                 return result["result"].get("value")
@@ -69,7 +69,9 @@ class Browser:
 
     def open(self, address: str) -> None:
         self.send("Page.navigate", url=address)
-        self.wait("document.querySelectorAll('[data-testid=stRadio]').length > 1", "the page to be drawn")
+        self.wait(
+            "document.querySelectorAll('[data-testid=stRadio], [data-testid=stButtonGroup]').length > 1", "the page to be drawn"
+        )
         self.settle()
 
     def settle(self) -> None:

@@ -17,7 +17,7 @@ from ropewalk.explorer.state import layers_of
 
 testing = pytest.importorskip("streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'")
 PAGE = Path(controls.__file__).with_name("page.py")
-VIEWS = [view for view in controls.VIEWS if view != "report"]
+VIEWS = [view for view in controls.VIEWS if view not in ("story", "report")]
 HAN = re.compile("[\u4e00-\u9fff]")
 
 
@@ -27,7 +27,7 @@ def page(monkeypatch):
 
     def opened(**link):
         app = testing.AppTest.from_file(str(PAGE), default_timeout=60)
-        for name, text in link.items():
+        for name, text in ({"view": "clocks"} | link).items():
             app.query_params[name.replace("__", ".")] = text
         return alive(app.run())
 
@@ -40,7 +40,9 @@ def alive(app):
 
 
 def link(app) -> dict[str, str]:
-    return {name: text if isinstance(text, str) else text[0] for name, text in app.query_params.items()}
+    """What the address says beside the first view of free play."""
+    found = {name: text if isinstance(text, str) else text[0] for name, text in app.query_params.items()}
+    return {name: text for name, text in found.items() if (name, text) != ("view", "clocks")}
 
 
 def change(widget) -> None:
@@ -147,7 +149,7 @@ def test_a_link_restores_the_page(page):
 def test_a_bad_link_says_so_and_opens_the_first_page(page):
     app = page(a__theta="many")
     assert app.error[0].value == "` a.theta: must be a number; got 'many' `"
-    assert app.select_slider(key="a.theta").value == 10_000.0
+    assert app.session_state["values"] == controls.defaults()
 
 
 def test_values_that_exclude_each_other_say_so_and_can_be_changed_back(page):
@@ -211,17 +213,33 @@ def test_layer_types_of_one_config_are_chosen_apart(page):
 
 
 def test_controls_that_were_away_come_back_as_they_were(page):
-    app = page(a__scaling="linear")
-    alive(app.select_slider(key="a.linear.factor").set_value(8.0).run())
+    app = page(a__scaling="yarn")
+    alive(app.select_slider(key="a.yarn.beta_fast").set_value(48.0).run())
     alive(app.selectbox(key="a.scaling").set_value("default").run())
-    alive(app.selectbox(key="a.scaling").set_value("linear").run())
-    assert app.select_slider(key="a.linear.factor").value == 8.0
+    alive(app.selectbox(key="a.scaling").set_value("yarn").run())
+    assert app.select_slider(key="a.yarn.beta_fast").value == 48.0
+
+
+@pytest.mark.parametrize("side", controls.SIDES)
+def test_choosing_a_scaling_fits_it_to_the_lengths(page, side):
+    app = page(compare="1", trained="2048", served="16384", b__scaling="default")
+    alive(app.selectbox(key=f"{side}.scaling").set_value("yarn").run())
+    assert app.select_slider(key=f"{side}.yarn.factor").value == 8.0
+    assert app.select_slider(key=f"{side}.yarn.original_length").value == 2048
+    alive(app.selectbox(key=f"{side}.scaling").set_value("linear").run())
+    assert app.select_slider(key=f"{side}.linear.factor").value == 8.0
+
+
+def test_the_link_beside_the_code_restores_the_view_one_came_from(page):
+    app = page(view="map", a__theta="500")
+    alive(app.radio(key="view").set_value("code").run())
+    assert app.code[1].value.endswith("?view=map&a.theta=500")
 
 
 def test_a_position_beyond_the_target_comes_back_into_it(page):
     app = page(position="10000")
     alive(app.select_slider(key="served").set_value(512).run())
-    assert app.slider(key="position").value == 511
+    assert app.select_slider(key="position").value == 511
 
 
 def test_reset_keeps_the_language(page):
@@ -236,7 +254,9 @@ def test_the_report_is_shown_in_an_origin_of_its_own(page, monkeypatch, tmp_path
     path = tmp_path / "report.html"
     path.write_text("<h1>Studies</h1><script>parent.document.title</script>", encoding="utf-8")
     monkeypatch.setenv("ROPEWALK_REPORT", str(path))
-    frame = alive(testing.AppTest.from_file(str(PAGE), default_timeout=60).run())
+    frame = testing.AppTest.from_file(str(PAGE), default_timeout=60)
+    frame.query_params["view"] = "clocks"
+    alive(frame.run())
     alive(frame.radio(key="view").set_value("report").run())
     source = frame.get("iframe")[0].proto.src
     kind, data = source.split(",")
@@ -259,6 +279,7 @@ def test_a_report_that_cannot_be_shown_says_why(page, monkeypatch, tmp_path):
 
 def test_the_benchmark_moves_a_slider_and_tells_how_long_it_took(monkeypatch):
     monkeypatch.setattr(controls, "VIEWS", ("clocks", "report"))
+    monkeypatch.setattr(controls, "STEPS", ())
     monkeypatch.setattr(benchmark, "THETAS", (2e4,))
     main = sys.modules["__main__"]
     (row,) = benchmark.measure()

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 
 from ropewalk import plots
 from ropewalk.analysis import read_checkpoint
-from ropewalk.explorer.presets import PRESETS
+from ropewalk.examples import EXAMPLES
 from ropewalk.frequencies import Yarn
 from ropewalk.plots import look, rotation
 from ropewalk.plots.motion import reading
@@ -18,7 +18,7 @@ NAMES = ("Llama-3.1-8B", "Gemma-3-27B", "DeepSeek-V3")
 
 
 def view_of(name: str, language: str = "en") -> plots.View:
-    facts = next(each for each in read_checkpoint(PRESETS[name]).layers.values() if each is not None)
+    facts = next(each for each in read_checkpoint(EXAMPLES[name]).layers.values() if each is not None)
     return plots.View(facts.spec, facts.trained, facts.served, plots.Look(language=language))
 
 

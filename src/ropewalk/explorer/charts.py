@@ -1,4 +1,7 @@
-"""Charts as Vega-Lite dicts, which the browser draws; small enough to be redrawn while a slider moves."""
+"""Charts as Vega-Lite dicts, which the browser draws; small enough to be redrawn while a slider moves.
+
+A chart of several specs has one line per spec on the same axes; only maps stand side by side.
+"""
 
 from __future__ import annotations
 
@@ -17,99 +20,153 @@ from ropewalk.spec import RopeSpec
 MAP_POSITIONS = 48
 CURVE_POINTS = 240
 PRECISION_POINTS = 13
-HEIGHT = 360
-# a light grid, because logarithmic axes have many lines
-GRID = {"gridOpacity": 0.3}
+HEIGHT = 320
 # values below this are left out of logarithmic axes
 _TINY = 1e-12
 
+#: how a chart names each method of COS_SIN_METHODS
+METHODS = {
+    "exact": "ropewalk, exact", "hf_frequencies": "ropewalk, float32 frequencies", "hf": "float32 angle",
+    "float16 table": "float32 angle, float16 table", "bfloat16 table": "float32 angle, bfloat16 table",
+    "bfloat16 positions": "bfloat16 positions",
+}  # fmt: skip
+
 Series = Mapping[str, tuple[Any, Any]]
+Specs = Sequence[RopeSpec]
 
 
-def lines(series: Series, title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False, dashed: str = "") -> dict:
-    """Return a chart with one line (xs, ys) per label; the line labelled `dashed` is a grey reference line."""
+def options(translate: Translate) -> dict[str, Any]:
+    """Return settings for all charts: drawn as SVG, so that text stays text, and a menu in the page's language."""
+    menu = {"SVG_ACTION": translate("Save as SVG"), "PNG_ACTION": translate("Save as PNG")}
+    return {"embedOptions": {"renderer": "svg", "i18n": menu}}
+
+
+def lines(
+    series: Series, title: str, x: str, y: str, translate: Translate, *,
+    log_x: bool = False, log_y: bool = False, dashed: Sequence[str] = (), faint: Sequence[str] = (), shaded: float | None = None,
+) -> dict:  # fmt: skip
+    """Return a chart with one line (xs, ys) per label.
+
+    Lines labelled in `dashed` are grey reference lines, those in `faint` are pale; x from 0 to `shaded` has a grey background.
+    """
     rows = [
         {"x": float(a), "y": float(b), "of": label}
         for label, (xs, ys) in series.items()
         for a, b in zip(xs, ys, strict=True)
         if np.isfinite(b) and (b > _TINY or not log_y) and (a > 0 or not log_x)
     ]
-    colours = [ON_LIGHT[i % len(ON_LIGHT)] if label != dashed else "#888888" for i, label in enumerate(series)]
-    scale = lambda log: {"type": "log"} if log else {"zero": False, "nice": False}  # noqa: E731 - one line, used twice
-    return {
-        "title": title,
-        # the legend is drawn inside this height
-        "height": HEIGHT + 30 * (len(series) // 2),
-        "data": {"values": rows},
-        "mark": {"type": "line", "clip": True, "tooltip": True},
-        "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": x, "scale": scale(log_x), "axis": GRID},
-            "y": {"field": "y", "type": "quantitative", "title": y, "scale": scale(log_y), "axis": GRID},
-            "color": {
-                "field": "of", "type": "nominal", "title": None, "scale": {"domain": list(series), "range": colours},
-                "legend": {"orient": "bottom", "columns": 2, "labelLimit": 320},
-            },
-            "strokeDash": {"condition": {"test": {"field": "of", "equal": dashed}, "value": [5, 4]}, "value": [1, 0]},
+    coloured = [label for label in series if label not in dashed]
+    colours = ["#888888" if label in dashed else ON_LIGHT[coloured.index(label) % len(ON_LIGHT)] for label in series]
+    encoding = {
+        "x": {"field": "x", "type": "quantitative", "title": x, "scale": _scale(log_x), "axis": _axis(rows, "x", log_x)},
+        "y": {"field": "y", "type": "quantitative", "title": y, "scale": _scale(log_y), "axis": _axis(rows, "y", log_y)},
+        "color": {
+            "field": "of", "type": "nominal", "title": None, "scale": {"domain": list(series), "range": colours},
+            "legend": {"orient": "bottom", "columns": 2, "labelLimit": 230, "columnPadding": 14},
         },
+        "strokeDash": {"condition": {"test": {"field": "of", "oneOf": list(dashed)}, "value": [5, 4]}, "value": [1, 0]},
+        "opacity": {"condition": {"test": {"field": "of", "oneOf": list(faint)}, "value": 0.35}, "value": 1},
     }  # fmt: skip
+    mark = {"mark": {"type": "line", "clip": True, "tooltip": True, "strokeWidth": 2.5}, "encoding": encoding}
+    # the legend is drawn inside this height
+    common = {"title": title, "height": HEIGHT + 20 * ((len(series) + 1) // 2), "usermeta": options(translate)}
+    chart = {**common, "data": {"values": rows}}
+    if shaded is None:
+        return {**chart, **mark}
+    ground = {"mark": {"type": "rect", "color": "#888888", "opacity": 0.15}, "data": {"values": [{"from": 0, "to": shaded}]},
+              "encoding": {"x": {"field": "from", "type": "quantitative"}, "x2": {"field": "to"}}}  # fmt: skip
+    return {**chart, "layer": [ground, mark]}
 
 
-def spectrum(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+def _scale(log: bool) -> dict[str, Any]:
+    return {"type": "log", "nice": False} if log else {"zero": False, "nice": False}
+
+
+def _axis(rows: list[dict], field: str, log: bool) -> dict[str, Any]:
+    """Return an axis whose numbers are short (20M) and never overlap; a light grid, because logarithmic axes have many lines."""
+    sizes = [abs(row[field]) for row in rows] or [0.0]
+    axis = {"gridOpacity": 0.3, "labelOverlap": "greedy", "tickCount": 6}
+    if max(sizes) >= 10_000 and (min(sizes) >= 1 or not log):
+        return {**axis, "format": "~s", "labelExpr": "datum.value === 0 ? '0' : datum.label"}
+    return {**axis, "format": ".0e"} if log and min(sizes) < 1e-3 else axis
+
+
+def names(specs: Specs) -> list[str]:
+    """Return the label of each spec: its scaling, with a number if two have the same."""
+    plain = [spec.scaling.name for spec in specs]
+    return plain if len(set(plain)) == len(plain) else [f"{name} ({place})" for place, name in enumerate(plain, start=1)]
+
+
+def _plain(specs: Specs, translate: Translate, label: str) -> dict[str, np.ndarray]:
+    """Return the unscaled frequencies of the specs by label; specs that differ only in their scaling share one entry."""
+    found = [analysis.plain_radians(spec) for spec in specs]
+    if all(np.array_equal(found[0], other) for other in found[1:]):
+        return {translate(label): found[0]}
+    return {f"{translate(label)} ({place})": radians for place, radians in enumerate(found, start=1)}
+
+
+def spectrum(specs: Specs, trained: int, served: int, translate: Translate) -> dict:
     """Return a chart of the wavelength of every pair, plain and scaled, and of the trained length."""
-    pairs = np.arange(spec.pairs)
-    series: dict[str, tuple[Any, Any]] = {translate("plain"): (pairs, analysis.wavelengths(analysis.plain_radians(spec)))}
-    if not isinstance(spec.scaling, Default):
-        series[spec.scaling.name] = pairs, analysis.wavelengths(analysis.radians(spec, served))
-    series[translate("trained length")] = pairs[[0, -1]], [trained, trained]
-    title, x = translate("Wavelength of every pair"), translate("pair, fastest first")
-    return lines(series, title, x, translate("tokens per turn"), log_y=True, dashed=translate("trained length"))
+    series: dict[str, tuple[Any, Any]] = {
+        label: (np.arange(len(radians)), analysis.wavelengths(radians))
+        for label, radians in _plain(specs, translate, "plain").items()
+    }
+    for spec, name in zip(specs, names(specs), strict=True):
+        if not isinstance(spec.scaling, Default):
+            series[name] = np.arange(spec.pairs), analysis.wavelengths(analysis.radians(spec, served))
+    end = max(spec.pairs for spec in specs) - 1
+    series[translate("trained length")] = [0, end], [trained, trained]
+    title, x, y = translate("Wavelength of every pair"), translate("pair, fastest first"), translate("tokens per turn")
+    return lines(series, title, x, y, translate, log_y=True, dashed=[translate("trained length")])
 
 
-def coverage(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+def coverage(specs: Specs, trained: int, served: int, translate: Translate) -> dict:
     """Return a chart of the turns of every pair within the trained and the served length, without and with scaling."""
-    turns, pairs = analysis.coverage(spec, trained, served), np.arange(spec.pairs)
-    series = {
-        translate("in training"): (pairs, turns.trained),
-        translate("served unscaled"): (pairs, turns.unscaled),
-        translate("served, scaled"): (pairs, turns.scaled),
-        translate("one turn"): (pairs[[0, -1]], [1, 1]),
-    }
+    series: dict[str, tuple[Any, Any]] = {}
+    for label, length in (("in training", trained), ("served unscaled", served)):
+        for name, radians in _plain(specs, translate, label).items():
+            series[name] = np.arange(len(radians)), analysis.turns(radians, length)
+    for spec, name in zip(specs, names(specs), strict=True):
+        if not isinstance(spec.scaling, Default):
+            turns = analysis.turns(analysis.radians(spec, served), served)
+            series[translate("served with {name}", name=name)] = np.arange(spec.pairs), turns
+    series[translate("one turn")] = [0, max(spec.pairs for spec in specs) - 1], [1, 1]
     title, x = translate("Turns of every pair"), translate("pair, fastest first")
-    return lines(series, title, x, translate("turns"), log_y=True, dashed=translate("one turn"))
+    return lines(series, title, x, translate("turns"), translate, log_y=True, dashed=[translate("one turn")])
 
 
-def decay(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+def decay(specs: Specs, trained: int, served: int, translate: Translate) -> dict:
     """Return a chart of RoFormer's decay curve up to the served length."""
-    distances, steps = _log_spaced(served), analysis.radians(spec, served)
-    series = {spec.scaling.name: (distances, analysis.decay(steps, distances))}
+    distances = _log_spaced(served)
+    curves = [analysis.decay(analysis.radians(spec, served), distances) for spec in specs]
+    series = {name: (distances, curve) for name, curve in zip(names(specs), curves, strict=True)}
     title, x = translate("Decay of scores with distance"), translate("distance")
-    return lines(series, title, x, translate("mean of |S_j|"), log_x=True)
+    return lines(series, title, x, translate("mean of |S_j|"), translate, log_x=True)
 
 
-def similarity(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+def similarity(specs: Specs, trained: int, served: int, translate: Translate) -> dict:
     """Return a chart of similarity against distance; where it is negative, a similar key scores lower than a random one."""
-    distances, steps = _log_spaced(served), analysis.radians(spec, served)
-    series = {
-        spec.scaling.name: (distances, analysis.similarity(steps, distances)),
-        translate("zero"): (distances[[0, -1]], [0, 0]),
-    }
-    title = translate("Similarity against distance")
-    return lines(series, title, translate("distance"), translate("similarity"), log_x=True, dashed=translate("zero"))
+    distances = _log_spaced(served)
+    curves = [analysis.similarity(analysis.radians(spec, served), distances) for spec in specs]
+    series: dict[str, tuple[Any, Any]] = {name: (distances, curve) for name, curve in zip(names(specs), curves, strict=True)}
+    series[translate("zero")] = distances[[0, -1]], [0, 0]
+    title, x = translate("Similarity against distance"), translate("distance")
+    return lines(series, title, x, translate("similarity"), translate, log_x=True, dashed=[translate("zero")])
 
 
 def _log_spaced(longest: int) -> np.ndarray:
     return np.unique(np.geomspace(1, longest, CURVE_POINTS).round())
 
 
-def similarity_map(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
+def similarity_map(spec: RopeSpec, served: int, translate: Translate) -> dict:
     """Return a map of the similarity between the encodings of any two of the first positions."""
     matrix = analysis.similarity_matrix(analysis.radians(spec, served), range(MAP_POSITIONS))
     rows = [{"k": k, "q": q, "s": round(float(s), 4)} for q, row in enumerate(matrix) for k, s in enumerate(row)]
     axis = {"type": "ordinal", "axis": {"values": list(range(0, MAP_POSITIONS, 8)), "labelAngle": 0}}
     return {
-        "title": translate("Similarity of every two positions"),
-        "width": 520,
+        "title": f"{translate('Similarity of every two positions')}: {spec.scaling.name}",
         "height": 460,
+        "usermeta": options(translate),
         "data": {"values": rows},
         "mark": {"type": "rect", "tooltip": True},
         "encoding": {
@@ -120,14 +177,29 @@ def similarity_map(spec: RopeSpec, trained: int, served: int, translate: Transla
     }
 
 
-def precision(spec: RopeSpec, trained: int, served: int, translate: Translate) -> dict:
-    """Return a chart of the error of cos and sin against position, for our precisions and for other engines' methods."""
-    positions, curves = error_curves(spec, served)
+def similarity_maps(specs: Specs, served: int, translate: Translate) -> list[dict]:
+    """Return one map per spec; equal colours mean equal values in all of them."""
+    maps = [similarity_map(spec, served, translate) for spec in specs]
+    values = [row["s"] for chart in maps for row in chart["data"]["values"]]
+    for chart in maps:
+        chart["encoding"]["color"]["scale"]["domain"] = [min(values), max(values)]
+    return maps
+
+
+def precision(specs: Specs, trained: int, served: int, translate: Translate) -> dict:
+    """Return a chart of the error of cos and sin against position: of all methods, or of two of them for several specs."""
     rounding = translate("rounding to bfloat16")
-    series: dict[str, tuple[Any, Any]] = {name: (positions, errors) for name, errors in curves.items()}
+    series: dict[str, tuple[Any, Any]] = {}
+    positions = np.array([1])
+    for spec, name in zip(specs, names(specs), strict=True):
+        positions, curves = error_curves(spec, served)
+        shown = curves if len(specs) == 1 else {method: curves[method] for method in dict.fromkeys((spec.precision, "hf"))}
+        for method, errors in shown.items():
+            label = translate(METHODS[method])
+            series[label if len(specs) == 1 else f"{name}: {label}"] = positions, errors
     series[rounding] = positions[[0, -1]], [analysis.BFLOAT16_ROUNDING] * 2
     title, y = translate("Error of the angle against position"), translate("largest error of cos and sin")
-    return lines(series, title, translate("position"), y, log_x=True, log_y=True, dashed=rounding)
+    return lines(series, title, translate("position"), y, translate, log_x=True, log_y=True, dashed=[rounding])
 
 
 @cached("error curves of the explorer", entries=64)
@@ -137,24 +209,19 @@ def error_curves(spec: RopeSpec, served: int) -> tuple[np.ndarray, dict[str, np.
     return positions, analysis.error_curves(spec, positions, length=served, width=2)
 
 
-#: the charts of each view, in order
-CHARTS: dict[str, tuple[Callable[[RopeSpec, int, int, Translate], dict], ...]] = {
+#: the line charts of each view, in order
+CHARTS: dict[str, tuple[Callable[[Specs, int, int, Translate], dict], ...]] = {
     "ladder": (spectrum, coverage),
     "distance": (decay, similarity),
-    "map": (similarity_map,),
     "precision": (precision,),
 }
 
 
-def side_by_side(view: str, specs: Sequence[RopeSpec], trained: int, served: int, translate: Translate) -> list[list[dict]]:
-    """Return the charts of a view for each spec; the same chart of several specs has the same axes."""
-    charts = [[chart(spec, trained, served, translate) for spec in specs] for chart in CHARTS.get(view, ())]
-    for row in charts:
-        for channel, field in (("y", "y"), ("color", "s")):
-            values = [point[field] for chart in row for point in chart["data"]["values"] if field in point]
-            for chart in row if values else ():
-                chart["encoding"][channel]["scale"]["domain"] = [min(values), max(values)]
-    return [[row[place] for row in charts] for place in range(len(specs))]
+def charts_of(view: str, specs: Specs, trained: int, served: int, translate: Translate) -> list[dict]:
+    """Return the charts of a view, each with all specs; the map has one chart per spec."""
+    if view == "map":
+        return similarity_maps(specs, served, translate)
+    return [chart(specs, trained, served, translate) for chart in CHARTS.get(view, ())]
 
 
 def warm_up() -> None:

@@ -17,7 +17,9 @@ from ropewalk.frequencies import SCALINGS, Scaling
 from ropewalk.spec import LAYOUTS, MAGNITUDES, PRECISIONS
 
 LANGUAGES = ("en", "zh")
-VIEWS = ("clocks", "plane", "ladder", "distance", "map", "precision", "code", "report")
+VIEWS = ("story", "clocks", "plane", "ladder", "distance", "map", "precision", "code", "report")
+#: the steps of the story, in order
+STEPS = ("question", "angles", "pairs", "beyond", "remedies", "cost", "engines")
 SIDES = ("a", "b")
 # a larger head would give every chart thousands of points
 MAX_HEAD_DIM = 1024
@@ -41,7 +43,8 @@ class Control:
 
 _VIEW: dict[str, Control] = {
     "language": Control("word", "en", LANGUAGES),
-    "view": Control("word", "clocks", VIEWS),
+    "view": Control("word", "story", VIEWS),
+    "step": Control("word", "question", STEPS),
     "trained": Control("integer", 4096, low=8),
     "served": Control("integer", 16_384, low=8),
     "position": Control("integer", 64),
@@ -164,7 +167,9 @@ def to_link(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def in_use(name: str, values: Mapping[str, Any]) -> bool:
-    """Return whether a control affects the page: its scaling is selected and its spec is shown."""
+    """Return whether a control affects the page: its scaling is selected and its spec or its step is shown."""
+    if name == "step":
+        return values["view"] == "story"
     side, _, rest = name.partition(".")
     if side not in SIDES:
         return True

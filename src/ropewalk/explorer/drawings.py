@@ -10,6 +10,7 @@ import numpy as np
 from ropewalk import analysis
 from ropewalk.explorer.words import Translate
 from ropewalk.plots.look import ON_LIGHT
+from ropewalk.plots.numerals import short
 from ropewalk.spec import RopeSpec
 
 CLOCKS = 12
@@ -18,27 +19,39 @@ TRAIL = 12
 #: speed of the animated clocks
 TOKENS_PER_SECOND = 2.0
 # readable on a light and on a dark background
-_INK, _RIM = "#808890", "#80889066"
+INK, RIM = "#808890", "#80889066"
 _FONT = 'font-family="system-ui, sans-serif"'
 
 
-def clocks(spec: RopeSpec, position: int, served: int, translate: Translate, animated: bool = False) -> str:
+def clocks(spec: RopeSpec, position: int, served: int, translate: Translate, animated: bool = False, across: int = ACROSS) -> str:
     """Return an SVG of up to twelve clocks for pairs spread over the ladder; the hands show the angles at `position`."""
     steps = analysis.radians(spec, served)
     pairs = np.unique(np.linspace(0, len(steps) - 1, CLOCKS).round().astype(int))
     angles = analysis.true_angles(steps[pairs], [position])[0]
     faces = [
-        _face(i, int(pair), float(steps[pair]), float(angle), translate, animated)
+        _face(
+            (i % across, i // across),
+            ON_LIGHT[i % len(ON_LIGHT)],
+            int(pair),
+            float(steps[pair]),
+            float(angle),
+            translate,
+            animated,
+        )
         for i, (pair, angle) in enumerate(zip(pairs, angles, strict=True))
     ]
-    return _svg(ACROSS * 120, math.ceil(len(pairs) / ACROSS) * 150, faces)
+    return svg(across * 120, math.ceil(len(pairs) / across) * 150, faces)
 
 
-def _face(place: int, pair: int, step: float, angle: float, translate: Translate, animated: bool) -> str:
-    x, y, colour = 60 + 120 * (place % ACROSS), 60 + 150 * (place // ACROSS), ON_LIGHT[place % len(ON_LIGHT)]
+def _colour(place: int) -> str:
+    return ON_LIGHT[place % len(ON_LIGHT)]
+
+
+def _face(place: tuple[int, int], colour: str, pair: int, step: float, angle: float, translate: Translate, animated: bool) -> str:
+    x, y = 60 + 120 * place[0], 60 + 150 * place[1]
     wave = math.inf if step == 0 else 2 * math.pi / abs(step)
     rotates = not math.isinf(wave)
-    label = translate("a turn in {turn}", turn=f"{wave:,.{int(wave < 100)}f}") if rotates else translate("does not rotate")
+    label = translate("a turn in {turn}", turn=short(wave)) if rotates else translate("does not rotate")
     # the y axis of an SVG points down, so a counter-clockwise angle is negative
     degrees = -math.degrees(angle)
     spin = ""
@@ -49,9 +62,9 @@ def _face(place: int, pair: int, step: float, angle: float, translate: Translate
             f'dur="{wave / TOKENS_PER_SECOND:.4f}s" repeatCount="indefinite"/>'
         )
     return (
-        f'<g transform="translate({x} {y})"><circle r="48" fill="none" stroke="{_RIM}" stroke-width="2"/>'
-        f'<g transform="rotate({degrees:.4f})">{spin}{_line(42, 0, colour)}</g><circle r="3" fill="{_INK}"/>'
-        f"{_text(66, translate('pair {pair}', pair=pair), colour)}{_text(82, label, _INK)}</g>"
+        f'<g transform="translate({x} {y})"><circle r="48" fill="none" stroke="{RIM}" stroke-width="2"/>'
+        f'<g transform="rotate({degrees:.4f})">{spin}{_line(42, 0, colour)}</g><circle r="3" fill="{INK}"/>'
+        f"{text(66, translate('pair {pair}', pair=pair), colour)}{text(82, label, INK)}</g>"
     )
 
 
@@ -64,14 +77,14 @@ def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Tran
     degrees = math.degrees(math.atan2(path[-1].imag, path[-1].real)) % 360
     label = f"{translate('pair {pair}', pair=pair)}, {translate('position {position}', position=f'{position:,}')}"
     parts = [
-        f'<g transform="translate(160 150)"><circle r="{unit:.3f}" fill="none" stroke="{_RIM}" stroke-width="2"/>',
-        f'<line x1="-130" x2="130" stroke="{_RIM}"/><line y1="-130" y2="130" stroke="{_RIM}"/>',
+        f'<g transform="translate(160 150)"><circle r="{unit:.3f}" fill="none" stroke="{RIM}" stroke-width="2"/>',
+        f'<line x1="-130" x2="130" stroke="{RIM}"/><line y1="-130" y2="130" stroke="{RIM}"/>',
         *(_dot(place, 0.15 + 0.5 * i / len(path)) for i, place in enumerate(points[:-1])),
-        _line(unit, 0, _INK),
+        _line(unit, 0, INK),
         _line(points[-1].real, -points[-1].imag, ON_LIGHT[1]),
-        f"{_text(150, f'{label}: {degrees:.1f}°, |q| = {abs(path[-1]):.4g}', _INK)}</g>",
+        f"{text(150, f'{label}: {degrees:.1f}°, |q| = {abs(path[-1]):.4g}', INK)}</g>",
     ]
-    return _svg(320, 310, parts)
+    return svg(320, 310, parts)
 
 
 def rotated(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
@@ -89,10 +102,12 @@ def _dot(place: complex, opacity: float) -> str:
     return f'<circle cx="{place.real:.3f}" cy="{-place.imag:.3f}" r="3" fill="{ON_LIGHT[0]}" opacity="{opacity:.2f}"/>'
 
 
-def _text(y: float, text: str, colour: str) -> str:
-    return f'<text y="{y}" text-anchor="middle" font-size="12" {_FONT} fill="{colour}">{escape(text)}</text>'
+def text(y: float, words: str, colour: str, anchor: str = "middle") -> str:
+    """Return one line of text around x = 0."""
+    return f'<text y="{y}" text-anchor="{anchor}" font-size="12" {_FONT} fill="{colour}">{escape(words)}</text>'
 
 
-def _svg(width: int, height: int, parts: list[str]) -> str:
+def svg(width: int, height: int, parts: list[str]) -> str:
+    """Return a whole SVG of a size in pixels."""
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>'

@@ -1,4 +1,4 @@
-"""The page that streamlit runs: widgets on the left, one view of one or two specs on the right.
+"""The page that streamlit runs: the story, or free play with widgets on the left and one view of one or two specs on the right.
 
 All values are in one dict of the session, at first `controls.defaults()`. Widgets only show copies of these values,
 because streamlit discards the state of widgets that are not drawn.
@@ -15,77 +15,100 @@ import streamlit as st
 
 from ropewalk.errors import RopeError
 from ropewalk.examples import EXAMPLES
-from ropewalk.explorer import controls, panels
+from ropewalk.explorer import controls, panels, story
 from ropewalk.explorer.controls import SIDES, VIEWS
-from ropewalk.explorer.state import layers_of, settle, spec_of
+from ropewalk.explorer.session import current, fit, put, remember_view
+from ropewalk.explorer.state import layers_of, spec_of
 from ropewalk.explorer.widgets import draw_control, mirror, seeded, show_error
 from ropewalk.explorer.words import Translate, about, translator
 from ropewalk.frequencies import SCALINGS
 from ropewalk.interop.config.file import MAX_BYTES
+from ropewalk.spec import RopeSpec
 
+LANGUAGE, LANGUAGES = "Language / 语言", {"en": "English", "zh": "中文"}
 #: environment variable with the path of the report, set by the launcher
 REPORT = "ROPEWALK_REPORT"
 TITLES = {
-    "clocks": "Clocks", "plane": "Plane", "ladder": "Ladder", "distance": "Distance", "map": "Map", "precision": "Precision",
-    "code": "Code and link", "report": "Report",
+    "story": "Story", "clocks": "Clocks", "plane": "Plane", "ladder": "Ladder", "distance": "Distance", "map": "Map",
+    "precision": "Precision", "code": "Code and link", "report": "Report",
 }  # fmt: skip
+#: smaller margins than streamlit's own, so that a step fits on a screen
+STYLE = """<style>
+.stMainBlockContainer {padding: 3.2rem 3rem 2rem}
+@media (max-width: 640px) {.stMainBlockContainer {padding: 3.2rem 1rem 1rem}}
+</style>"""
 
 
 def page() -> None:
     """Draw the whole page; streamlit calls this again after every change."""
     st.set_page_config(page_title="ropewalk", layout="wide")
-    values = _values()
+    st.html(STYLE)
+    values = current()
     translate = translator(values["language"])
+    if values["view"] == "story":
+        _story(values, translate)
+    else:
+        _free_play(values, translate)
+
+
+def _story(values: dict[str, Any], translate: Translate) -> None:
+    title, language = st.columns([4, 1], vertical_alignment="center")
+    title.markdown(f"**ropewalk** · {translate('Rotary position embedding')}")
+    with language:
+        draw_control(values, "language", LANGUAGE, tiles=True, named=LANGUAGES.get)
+    _show_problem()
+    try:
+        specs = _specs(values)
+        place = story.draw(values, translate)
+    except RopeError as error:
+        show_error(str(error))
+        st.button(translate("Reset"), on_click=_reset, key="reset")
+        return
+    with place:
+        panels.export(values, specs, translate)
+    _write_link(values)
+
+
+def _free_play(values: dict[str, Any], translate: Translate) -> None:
     report = os.environ.get(REPORT)
     with st.sidebar:
         _sidebar(values, translate)
     st.subheader(translate("Rotary position embedding"))
-    if st.session_state.get("problem"):
-        show_error(st.session_state["problem"])
+    _show_problem()
     _choose_view(values, translate, report)
     try:
-        specs = [spec_of(values, side) for side in SIDES[: 1 + values["compare"]]]
+        specs = _specs(values)
     except RopeError as error:
         show_error(str(error))
         return
-    link = controls.to_link(values)
-    if st.query_params.to_dict() != link:
-        st.query_params.from_dict(link)
+    _write_link(values)
+    came_from = remember_view(values)
     if values["view"] == "code":
-        panels.code(values, f"{_address()}?{urlencode(link)}", translate)
+        panels.code(values, f"{_address()}?{urlencode(controls.to_link(came_from))}", translate)
     elif values["view"] == "report":
         panels.report(Path(str(report)), translate)
     else:
         panels.show(values, specs, translate)
+        panels.export(values, specs, translate)
 
 
-def _values() -> dict[str, Any]:
-    """Return the session's values: initially from the link, then updated from the widgets and limited by `settle`."""
-    session = st.session_state
-    if "values" not in session:
-        try:
-            session["values"] = controls.from_link(st.query_params.to_dict())
-        except RopeError as error:
-            session["values"], session["problem"] = controls.defaults(), str(error)
-    values = session["values"]
-    # one read of the whole session, because looking up each name takes several milliseconds
-    values.update({name: value for name, value in session.to_dict().items() if name in values})
-    put(settle(values))
-    return values
+def _specs(values: dict[str, Any]) -> list[RopeSpec]:
+    return [spec_of(values, side) for side in SIDES[: 1 + values["compare"]]]
 
 
-def put(new: dict[str, Any]) -> None:
-    """Set values of the session and of the widgets that show them."""
-    values = st.session_state["values"]
-    changed = {name: value for name, value in new.items() if values.get(name) != value}
-    values.update(changed)
-    for name, value in changed.items():
-        if name in st.session_state:
-            st.session_state[name] = mirror(value)
+def _write_link(values: dict[str, Any]) -> None:
+    link = controls.to_link(values)
+    if st.query_params.to_dict() != link:
+        st.query_params.from_dict(link)
+
+
+def _show_problem() -> None:
+    if st.session_state.get("problem"):
+        show_error(st.session_state["problem"])
 
 
 def _sidebar(values: dict[str, Any], translate: Translate) -> None:
-    draw_control(values, "language", "Language / 语言", horizontal=True, named={"en": "English", "zh": "中文"}.get)
+    draw_control(values, "language", LANGUAGE, horizontal=True, named=LANGUAGES.get)
     st.selectbox(translate("Preset"), ["", *EXAMPLES], key="preset", on_change=_load_preset)
     st.file_uploader(translate("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload)
     layers = st.session_state.get("layers", {})
@@ -95,8 +118,7 @@ def _sidebar(values: dict[str, Any], translate: Translate) -> None:
         st.caption(translate("Changed from the preset."))
     draw_control(values, "trained", translate("Trained length"))
     draw_control(values, "served", translate("Target length"))
-    last = values["served"] - 1
-    st.slider(translate("Position"), 0, last, key=seeded(values, "position", (values["language"], last)))
+    draw_control(values, "position", translate("Position"))
     with st.expander(translate("First spec"), expanded=True):
         _spec(values, "a", translate)
     draw_control(values, "compare", translate("Compare with a second spec"))
@@ -115,7 +137,8 @@ def _changed(values: dict[str, Any], loaded: dict[str, Any]) -> bool:
 def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
     draw_control(values, f"{side}.head_dim", "head_dim")
     draw_control(values, f"{side}.theta", "theta")
-    draw_control(values, f"{side}.scaling", translate("Scaling"))
+    name = f"{side}.scaling"
+    draw_control(values, name, translate("Scaling"), on_change=fit, args=(name, side))
     chosen = values[f"{side}.scaling"]
     st.caption(about(SCALINGS[chosen], values["language"]))
     # the context factor comes first
@@ -130,7 +153,7 @@ def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
 def _choose_view(values: dict[str, Any], translate: Translate, report: str | None) -> None:
     views = [view for view in VIEWS if view != "report" or report]
     if values["view"] not in views:
-        put({"view": views[0]})
+        put({"view": "clocks"})
     draw_control(values, "view", translate("View"), horizontal=True, named=lambda view: translate(TITLES[view]), choices=views)
     if values["view"] == "clocks":
         draw_control(values, "animate", translate("Animate the clocks"))
@@ -169,10 +192,10 @@ def _load_layer() -> None:
 
 
 def _reset() -> None:
-    language = st.session_state["values"]["language"]
+    kept = {name: st.session_state["values"][name] for name in ("language", "view")}
     st.session_state["preset"], st.session_state["problem"] = "", None
     st.session_state.pop("layers", None)
-    put(controls.defaults() | {"language": language})
+    put(controls.defaults() | kept)
 
 
 def _address() -> str:

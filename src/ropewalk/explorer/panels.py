@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import streamlit as st
 
 from ropewalk.analysis import Facts, critical_dimension, plain_radians
 from ropewalk.explorer import drawings
-from ropewalk.explorer.charts import side_by_side
+from ropewalk.explorer.charts import charts_of, names
+from ropewalk.explorer.export import FORMATS, picture
 from ropewalk.explorer.program import program
 from ropewalk.explorer.widgets import show_error
 from ropewalk.explorer.words import Translate
@@ -29,32 +31,40 @@ CAPTIONS = {
 
 
 def show(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) -> None:
-    """Draw one spec, or two side by side, in the chosen view."""
-    charts_by_spec = side_by_side(values["view"], specs, values["trained"], values["served"], translate)
-    for column, spec, charts in zip(st.columns(len(specs)), specs, charts_by_spec, strict=True):
-        with column:
-            _show(values, spec, charts, translate)
-
-
-def _show(values: dict[str, Any], spec: RopeSpec, charts: list[dict[str, Any]], translate: Translate) -> None:
-    view, trained, served, position = (values[name] for name in ("view", "trained", "served", "position"))
-    facts = Facts(spec, trained, served)
-    _numbers(facts, translate, across=2 if values["compare"] else 4)
-    if view == "clocks":
-        st.image(drawings.clocks(spec, position, served, translate, values["animate"]), width="stretch")
-    elif view == "plane":
-        st.image(drawings.plane(spec, values["pair"], position, served, translate), width=480)
-    for chart in charts:
-        st.vega_lite_chart(spec=chart, width=chart.get("width", "stretch"))
+    """Draw the summary numbers of each spec and the chosen view; charts show all specs on the same axes."""
+    view, trained, served = (values[name] for name in ("view", "trained", "served"))
+    all_facts = [Facts(spec, trained, served) for spec in specs]
+    for facts in all_facts:
+        _numbers(facts, translate)
+    if view in ("clocks", "plane"):
+        for column, spec in zip(st.columns(len(specs), gap="large"), specs, strict=True):
+            column.image(_drawing(values, spec, translate), width=900 if view == "clocks" else 480)
+    charts = charts_of(view, specs, trained, served, translate)
+    for column, chart in zip(st.columns(max(len(charts), 1), gap="large"), charts, strict=False):
+        column.vega_lite_chart(spec=chart, width="stretch")
     if view == "precision":
-        st.markdown(f"**{translate('Memory of cos and sin')}**")
-        rows = [f"| {form} | {size:,} |" for form, size in facts.memory.items()]
-        # Markdown instead of st.table, which would import pandas and arrow
-        st.markdown("\n".join([f"| {translate('form')} | {translate('bytes')} |", "|:---|---:|", *rows]))
+        _memory(all_facts, translate)
     st.caption(translate(CAPTIONS[view]))
 
 
-def _numbers(facts: Facts, translate: Translate, across: int) -> None:
+def _drawing(values: dict[str, Any], spec: RopeSpec, translate: Translate) -> str:
+    position, served = values["position"], values["served"]
+    if values["view"] == "clocks":
+        return drawings.clocks(spec, position, served, translate, values["animate"])
+    return drawings.plane(spec, values["pair"], position, served, translate)
+
+
+def _memory(all_facts: list[Facts], translate: Translate) -> None:
+    st.markdown(f"**{translate('Memory of cos and sin')}**")
+    forms = dict.fromkeys(form for facts in all_facts for form in facts.memory)
+    heads = " | ".join(f"{translate('bytes')}: {name}" for name in names([facts.spec for facts in all_facts]))
+    cell = lambda facts, form: f"{facts.memory[form]:,}" if form in facts.memory else ""  # noqa: E731 - one line
+    rows = [f"| {form} | {' | '.join(cell(facts, form) for facts in all_facts)} |" for form in forms]
+    # Markdown instead of st.table, which would import pandas and arrow
+    st.markdown("\n".join([f"| {translate('form')} | {heads} |", f"|:---|{'---:|' * len(all_facts)}", *rows]))
+
+
+def _numbers(facts: Facts, translate: Translate) -> None:
     """Draw the name of the spec and four summary numbers."""
     spec = facts.spec
     st.markdown(f"**{spec.scaling.name}** · head_dim {spec.head_dim} · theta {spec.theta:,.6g}")
@@ -66,9 +76,18 @@ def _numbers(facts: Facts, translate: Translate, across: int) -> None:
         ("New angles", f"{facts.new_angles}/{spec.pairs}", "Pairs that reach angles which training never showed."),
         ("Magnitude", f"{magnitude:.4g}", "The factor by which the scaling multiplies q and k."),
     ]
-    for start in range(0, len(metrics), across):
-        for column, (label, value, meaning) in zip(st.columns(across), metrics[start : start + across], strict=True):
-            column.metric(translate(label), value, help=translate(meaning))
+    for column, (label, value, meaning) in zip(st.columns(len(metrics)), metrics, strict=True):
+        column.metric(translate(label), value, help=translate(meaning))
+
+
+def export(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) -> None:
+    """Draw the buttons that save the picture; it is made when a button is pressed."""
+    with st.popover(translate("Save the picture")):
+        for form in FORMATS:
+            data = partial(picture, dict(values), specs, form)
+            label = translate("{form}, in motion", form="GIF") if form == "gif" else form.upper()
+            name = f"ropewalk-{values['view']}.{form}"
+            st.download_button(label, data, name, key=f"save_{form}", on_click="ignore")
 
 
 def code(values: dict[str, Any], link: str, translate: Translate) -> None:

@@ -50,6 +50,14 @@ def spec_of(values: Values, side: str = "a") -> RopeSpec:
     )
 
 
+def fitted(values: Values, side: str) -> dict[str, Any]:
+    """Return the values that fit the chosen scaling to the lengths: factor = target / trained, original_length = trained."""
+    name = values[f"{side}.scaling"]
+    wanted = {"factor": max(values["served"] / values["trained"], 1.0), "original_length": values["trained"]}
+    fields = scaling_controls(SCALINGS[name])
+    return {f"{side}.{name}.{field}": value for field, value in wanted.items() if field in fields}
+
+
 def scaling_of(name: str, own: Values, pairs: int) -> Scaling:
     """Return the scaling `name` with the values in `own`, or defaults; lists per pair are interpolated to `pairs` entries."""
     fields = scaling_controls(SCALINGS[name])

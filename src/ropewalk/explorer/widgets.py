@@ -44,18 +44,24 @@ def draw_control(
     label: str,
     *,
     horizontal: bool = False,
+    tiles: bool = False,
     named: Callable[[str], Any] = str,
     choices: Sequence[str] | None = None,
+    on_change: Callable[..., None] | None = None,
+    args: tuple[Any, ...] = (),
 ) -> None:
-    """Draw the widget of one control."""
+    """Draw the widget of one control: words are chosen from a list, from radio buttons, or from tiles without a label."""
     control = controls.controls()[name]
     slides = control.kind in ("integer", "number")
     options = stops(values, name, control) if slides else list(control.choices if choices is None else choices)
-    seeded(values, name, (label, *options))
-    if control.kind in ("word", "scaling") and horizontal:
-        st.radio(label, options, key=name, format_func=named, horizontal=True)
+    seeded(values, name, (label, tiles, *options))
+    call: dict[str, Any] = {"key": name, "on_change": on_change, "args": args} if on_change else {"key": name}
+    if control.kind in ("word", "scaling") and tiles:
+        st.segmented_control(label, options, format_func=named, required=True, label_visibility="collapsed", **call)
+    elif control.kind in ("word", "scaling") and horizontal:
+        st.radio(label, options, format_func=named, horizontal=True, **call)
     elif control.kind in ("word", "scaling"):
-        st.selectbox(label, options, key=name, format_func=named)
+        st.selectbox(label, options, format_func=named, **call)
     elif control.kind == "flag":
         st.checkbox(label, key=name)
     elif control.kind == "maybe":
@@ -63,7 +69,7 @@ def draw_control(
     elif control.kind == "numbers":
         st.text_input(label, key=name, max_chars=controls.MAX_TEXT)
     else:
-        st.select_slider(label, options, key=name, format_func=shown)
+        st.select_slider(label, options, format_func=shown, **call)
 
 
 def seeded(values: dict[str, Any], name: str, shape: object) -> str:
@@ -82,10 +88,19 @@ def stops(values: dict[str, Any], name: str, control: controls.Control) -> list[
     field = name.rpartition(".")[2]
     if field == "rotary_dim":
         return sorted({0, *(head for head in HEADS if head <= values[f"{name[0]}.head_dim"]), values[name]})
+    if field == "position":
+        return position_stops(values["served"] - 1, values[name])
     common = {"head_dim": HEADS, "theta": THETAS}.get(field, LENGTHS if control.kind == "integer" else NUMBERS)
     seen = st.session_state.setdefault("seen", {}).setdefault(name, set())
     seen.add(values[name])
     return sorted({*common, control.default, *seen})
+
+
+def position_stops(last: int, here: int) -> list[int]:
+    """Return the positions that the slider offers: every small one, then eight in each octave, the last one and `here`."""
+    octaves = int(last).bit_length()
+    steps = (round(2 ** (place / 8)) for place in range(4 * 8, 8 * octaves))
+    return sorted({here, last, *(stop for stop in (*range(17), *steps) if stop <= last)})
 
 
 def shown(value: float) -> str:

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ropewalk.explorer.story_words import CHINESE as STORY_CHINESE
 from ropewalk.frequencies import Scaling
 from ropewalk.plots.words import CHINESE as FIGURES_CHINESE
 
 #: returns a text in the language of the page, with its {names} replaced
 Translate = Callable[..., str]
 
-CHINESE: dict[str, str] = FIGURES_CHINESE | {
+CHINESE: dict[str, str] = FIGURES_CHINESE | STORY_CHINESE | {
     "A pair that completes no full turn in training reaches new angles beyond it; a scaling slows it down.":
         "训练中未转满一圈的维度对，超出训练长度后会到达新的角度；缩放会减慢它的旋转。",
     "Animate the clocks": "播放时钟动画",
+    "bfloat16 positions": "bfloat16 位置",
     "bytes": "字节数",
     "Changed from the preset.": "已修改，与预设不同。",
     "Clocks": "时钟",
@@ -28,6 +30,9 @@ CHINESE: dict[str, str] = FIGURES_CHINESE | {
     "Each line is one method of computing the angle; above the dashed line its error exceeds rounding to bfloat16.":
         "每条线是一种计算角度的方法；在虚线以上，误差超过 bfloat16 的舍入误差。",
     "First spec": "第一个配置",
+    "float32 angle": "float32 角度",
+    "float32 angle, bfloat16 table": "float32 角度，bfloat16 表",
+    "float32 angle, float16 table": "float32 角度，float16 表",
     "form": "存储形式",
     "Full turns": "转满一圈",
     "Ladder": "频率阶梯",
@@ -53,11 +58,17 @@ CHINESE: dict[str, str] = FIGURES_CHINESE | {
     "Preset": "预设",
     "Report": "实验报告",
     "Reset": "重置",
+    "ropewalk, exact": "ropewalk，精确",
+    "ropewalk, float32 frequencies": "ropewalk，float32 频率",
     "Rotary position embedding": "旋转位置编码",
     "Rotated dimensions (0: all)": "旋转的维度数（0 表示全部）",
     "Scaling": "缩放方法",
     "Second spec": "第二个配置",
-    "served, scaled": "目标长度内（已缩放）",
+    "Save as PNG": "保存为 PNG",
+    "Save as SVG": "保存为 SVG",
+    "Save the picture": "保存图片",
+    "served with {name}": "目标长度内（{name}）",
+    "Story": "导览",
     "Target length": "目标长度",
     "The code that reproduces this view": "生成此视图的代码",
     "The factor by which the scaling multiplies q and k.": "缩放方法给 q 和 k 乘上的系数。",
@@ -68,6 +79,7 @@ CHINESE: dict[str, str] = FIGURES_CHINESE | {
     "Trained length": "训练长度",
     "View": "视图",
     "zero": "零",
+    "{form}, in motion": "{form} 动图",
     # the first docstring line of every scaling; a line without a translation is shown in English
     "Unscaled: omega_i = theta^(-2i/d), as in RoFormer.": "不缩放：omega_i = theta^(-2i/d)，即 RoFormer 的定义。",
     "Position interpolation: every pair slows by `factor`.": "位置插值：所有维度对都减慢到 1/`factor`。",

@@ -1,0 +1,101 @@
+"""The opening picture as SVG: dials of single pairs while a model reads past its trained length; the browser runs the motion."""
+
+from __future__ import annotations
+
+import math
+
+from ropewalk.explorer.drawings import INK, RIM, svg, text
+from ropewalk.explorer.words import Translate
+from ropewalk.plots.motion import MAX_TURNS, SECONDS, Dial, dials_of
+from ropewalk.plots.numerals import short
+from ropewalk.spec import RopeSpec
+
+ACROSS = 4
+SEEN, NEW, HAND = "#80889055", "#D55E00", "#0072B2"
+_WIDTH, _DOWN, _RADIUS = 150, 160, 52
+
+
+def reading(spec: RopeSpec, trained: int, served: int, translate: Translate) -> str:
+    """Return an SVG in motion: the hands of some pairs while positions 0 to `served` are read, red at angles never trained."""
+    dials = dials_of(spec, trained, served)
+    rows = math.ceil(len(dials) / ACROSS)
+    parts = [_face(place, dial, translate) for place, dial in enumerate(dials)]
+    return svg(ACROSS * _WIDTH, rows * _DOWN + 66, [*parts, _ruler(rows * _DOWN + 30, trained, served, translate)])
+
+
+def _face(place: int, dial: Dial, translate: Translate) -> str:
+    x, y = _WIDTH * (place % ACROSS) + _WIDTH / 2, _DOWN * (place // ACROSS) + _RADIUS + 8
+    turns = min(dial.served_turns, MAX_TURNS)
+    leaves, seen = dial.leaves_at, 360 * min(dial.trained_turns, 1.0)
+    wave = (
+        translate("does not rotate")
+        if math.isinf(dial.wavelength)
+        else translate("a turn in {turn}", turn=short(dial.wavelength))
+    )
+    hand = f'<line x2="{_RADIUS - 14}" stroke="{HAND}" stroke-width="4" stroke-linecap="round">{_reddens(leaves)}</line>'
+    return (
+        f'<g transform="translate({x:g} {y:g})"><circle r="{_RADIUS}" fill="none" stroke="{RIM}"/>'
+        f"{_band(0, seen, SEEN)}{_new_band(dial, seen, turns)}"
+        f"<g>{_spins(turns)}{hand}</g>"
+        f'<circle r="3" fill="{INK}"/>{text(_RADIUS + 20, translate("pair {pair}", pair=dial.pair), INK)}'
+        f"{text(_RADIUS + 37, wave, INK)}</g>"
+    )
+
+
+def _band(start: float, degrees: float, colour: str, inside: str = "") -> str:
+    """Return a ring segment, counter-clockwise from the right."""
+    return (
+        f'<circle r="{_RADIUS - 6}" fill="none" stroke="{colour}" stroke-width="10" pathLength="360" '
+        f'stroke-dasharray="{degrees:.3f} 400" transform="rotate({-start:.3f}) scale(1 -1)">{inside}</circle>'
+    )
+
+
+def _new_band(dial: Dial, seen: float, turns: float) -> str:
+    if dial.leaves_at >= 1:
+        return ""
+    new = min(360 * turns, 360.0) - seen
+    # a ring that is full before the end stays full
+    full_at = dial.leaves_at + (1 - dial.leaves_at) * new / (360 * turns - seen)
+    values, times = f"0 400;0 400;{new:.3f} 400;{new:.3f} 400", f"0;{dial.leaves_at:.4f};{full_at:.4f};1"
+    return _band(seen, 0, NEW, _animate("stroke-dasharray", values, times))
+
+
+def _spins(turns: float) -> str:
+    return (
+        f'<animateTransform attributeName="transform" type="rotate" from="0" to="{-360 * turns:.3f}" dur="{SECONDS}s" '
+        f'repeatCount="indefinite"/>'
+    )
+
+
+def _reddens(leaves: float) -> str:
+    if leaves >= 1:
+        return ""
+    return _animate("stroke", f"{HAND};{NEW}", f"0;{leaves:.4f}", discrete=True)
+
+
+def _animate(attribute: str, values: str, times: str, *, discrete: bool = False) -> str:
+    mode = ' calcMode="discrete"' if discrete else ""
+    return (
+        f'<animate attributeName="{attribute}" values="{values}" keyTimes="{times}" dur="{SECONDS}s" '
+        f'repeatCount="indefinite"{mode}/>'
+    )
+
+
+def _ruler(y: float, trained: int, served: int, translate: Translate) -> str:
+    """Return the line of positions with a running dot; trained length above the line, served length below, so they never meet."""
+    left, right = 20, ACROSS * _WIDTH - 20
+    mark = left + (right - left) * min(trained / served, 1.0)
+    # a label at the edge would leave the picture
+    at = min(max(mark, 110), right - 90)
+    label = translate("trained: {tokens} tokens", tokens=f"{trained:,}")
+    end = translate("read: {tokens} tokens", tokens=f"{served:,}")
+    dot = _animate("cx", f"{left};{right}", "0;1")
+    if served > trained:
+        dot += _animate("fill", f"{HAND};{NEW}", f"0;{trained / served:.4f}", discrete=True)
+    return (
+        f'<g transform="translate(0 {y:g})"><line x1="{left}" x2="{mark:.2f}" stroke="{SEEN}" stroke-width="8"/>'
+        f'<line x1="{mark:.2f}" x2="{right}" stroke="{NEW}66" stroke-width="8"/>'
+        f'<circle cx="{left}" r="7" fill="{HAND}">{dot}</circle>'
+        f'<g transform="translate({at:.2f} 0)">{text(-12, label, INK)}</g>'
+        f'<g transform="translate({right} 0)">{text(24, end, INK, anchor="end")}</g></g>'
+    )

@@ -1,0 +1,68 @@
+"""Pictures to download: what the page shows as PNG or SVG, and the moving dials as GIF."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from ropewalk import plots
+from ropewalk.explorer.charts import charts_of
+from ropewalk.explorer.words import translator
+from ropewalk.plots.look import MAP, Look, blank, finish, write
+from ropewalk.plots.motion import reading
+from ropewalk.spec import RopeSpec
+
+FORMATS = ("png", "svg", "gif")
+#: the figure that stands for a drawing of the page
+_FIGURES = {"story": "coverage", "clocks": "clocks", "plane": "rotation"}
+
+
+def picture(values: dict[str, Any], specs: Sequence[RopeSpec], form: str) -> bytes:
+    """Return the picture of the page as a file: the charts of its view, or the moving dials if `form` is gif."""
+    look = Look(language=values["language"])
+    view = plots.View(specs[-1], values["trained"], values["served"], look)
+    if form == "gif":
+        return reading(view)
+    charts = charts_of(values["view"], specs, view.trained, view.served, translator(values["language"] if look.font else "en"))
+    figure = figure_of(charts, look) if charts else plots.draw(_FIGURES[values["view"]], view)
+    file = BytesIO()
+    write(figure, file, form)
+    return file.getvalue()
+
+
+def figure_of(charts: Sequence[dict[str, Any]], look: Look) -> Any:
+    """Return the charts of a view as one matplotlib figure, side by side."""
+    figure, panels = blank(look, 7.0 * len(charts), 4.6, across=len(charts))
+    for ax, chart in zip(panels, charts, strict=True):
+        encoding = chart["encoding"]
+        if "s" in chart["data"]["values"][0]:
+            _map(figure, ax, chart, look)
+        else:
+            _lines(ax, chart, look)
+        ax.set_title(chart["title"], loc="left", color=look.ink, weight="bold", fontsize=13, pad=12)
+        ax.set_xlabel(encoding["x"]["title"], color=look.ink)
+        ax.set_ylabel(encoding["y"]["title"], color=look.ink)
+    return finish(figure, look)
+
+
+def _lines(ax: Any, chart: dict[str, Any], look: Look) -> None:
+    encoding, rows = chart["encoding"], chart["data"]["values"]
+    colours = encoding["color"]["scale"]
+    for label, colour in zip(colours["domain"], colours["range"], strict=True):
+        points = [(row["x"], row["y"]) for row in rows if row["of"] == label]
+        dashed = label in encoding["strokeDash"]["condition"]["test"]["oneOf"]
+        ax.plot(*zip(*points, strict=True) if points else ((), ()), color=colour, linestyle="--" if dashed else "-", label=label)
+    for channel, set_scale in (("x", ax.set_xscale), ("y", ax.set_yscale)):
+        set_scale(encoding[channel]["scale"].get("type", "linear"))
+    plots.legend(ax, look, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
+
+
+def _map(figure: Any, ax: Any, chart: dict[str, Any], look: Look) -> None:
+    rows = chart["data"]["values"]
+    side = 1 + max(row["q"] for row in rows)
+    values = [[row["s"] for row in rows[start : start + side]] for start in range(0, side * side, side)]
+    image = ax.imshow(values, origin="lower", cmap=MAP)
+    ax.grid(False)
+    bar = figure.colorbar(image, ax=ax)
+    bar.set_label(chart["encoding"]["color"]["title"], color=look.ink)

@@ -1,0 +1,211 @@
+"""The story: seven steps from one question to the engines; every step shows its answer and goes on where free play begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from ropewalk.analysis import Facts, plain_radians, turns, wavelengths
+from ropewalk.analysis import radians as radians_of
+from ropewalk.errors import RopeError
+from ropewalk.explorer import charts, dials, drawings, engines, session, story_charts
+from ropewalk.explorer.controls import STEPS
+from ropewalk.explorer.state import fitted, spec_of
+from ropewalk.explorer.widgets import draw_control, seeded
+from ropewalk.explorer.words import Translate, about
+from ropewalk.frequencies import SCALINGS
+from ropewalk.plots.numerals import short
+from ropewalk.spec import RopeSpec
+
+STEP_TITLES = {
+    "question": "The question", "angles": "Positions become angles", "pairs": "Fast and slow pairs",
+    "beyond": "Beyond the trained length", "remedies": "Each remedy", "cost": "What it costs",
+    "engines": "What engines make of it",
+}  # fmt: skip
+#: the scalings among which the story offers a choice; the page offers all
+REMEDIES = ("default", "linear", "ntk", "dynamic", "yarn", "llama3")
+# text beside pictures, in this proportion
+_COLUMNS = (2, 3)
+
+
+def draw(values: dict[str, Any], translate: Translate) -> Any:
+    """Draw the steps to choose from, the chosen one, and the way on; return the place beside it, for one more button."""
+    title = lambda step: f"{STEPS.index(step) + 1} · {translate(STEP_TITLES[step])}"  # noqa: E731 - one line
+    draw_control(values, "step", translate("Step"), tiles=True, named=title)
+    spec = spec_of(values)
+    facts = Facts(spec, values["trained"], values["served"])
+    _DRAWN[values["step"]](values, facts, translate)
+    return _way_on(STEPS.index(values["step"]), translate)
+
+
+def _way_on(place: int, translate: Translate) -> Any:
+    *places, beside = st.columns([1, 1, 1, 2])
+    last = place + 1 == len(STEPS)
+    ways = [
+        ("back", f"← {translate('Back')}", {"step": STEPS[max(place - 1, 0)]}, place == 0),
+        ("next", f"{translate('Next')} →", {"step": STEPS[place if last else place + 1]}, last),
+        ("play", translate("Play freely"), {"view": "ladder", "compare": False}, False),
+    ]
+    for column, (key, label, target, disabled) in zip(places, ways, strict=True):
+        kind = "primary" if key == ("play" if last else "next") else "secondary"
+        column.button(label, key=key, type=kind, on_click=session.put, args=(target,), disabled=disabled, width="stretch")
+    return beside
+
+
+def _question(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    lengths = {"trained": f"{facts.trained:,}", "served": f"{facts.served:,}"}
+    st.subheader(translate("A model was trained on {trained} tokens and now reads {served}. What is new to it?", **lengths))
+    text, picture = st.columns(_COLUMNS, gap="large")
+    with text:
+        st.markdown(translate("Each dial is one pair of dimensions; its hand turns as the model reads."))
+        st.markdown(translate("Grey: angles seen in training. Red: angles that the model has never seen."))
+        _choose_remedy(values, translate, ("default", "yarn"))
+        _verdict(facts, translate)
+        draw_control(values, "trained", translate("Trained length"), on_change=session.fit, args=("trained",))
+        draw_control(values, "served", translate("Target length"), on_change=session.fit, args=("served",))
+    with picture:
+        st.image(dials.reading(facts.spec, facts.trained, facts.served, translate), width="stretch")
+        st.caption(translate("Fast pairs turn more often than a picture can show; they are slowed here."))
+
+
+def _verdict(facts: Facts, translate: Translate) -> None:
+    spec, new = facts.spec, facts.new_angles
+    said = {"name": spec.scaling.name, "new": new, "pairs": spec.pairs}
+    if not new:
+        st.success(translate("{name}: no pair reaches an angle that training did not show.", **said))
+    elif spec.scaling.name == "default":
+        st.warning(translate("{new} of {pairs} pairs reach angles that training never showed. Press yarn.", **said))
+    else:
+        st.warning(translate("{name}: {new} of {pairs} pairs reach angles that training never showed.", **said))
+
+
+def _choose_remedy(values: dict[str, Any], translate: Translate, names: tuple[str, ...] = REMEDIES) -> None:
+    # a scaling from a link or a config stays in the list
+    names = tuple(dict.fromkeys((*names, values["a.scaling"])))
+    named = lambda name: translate("no scaling") if name == "default" else name  # noqa: E731 - one line
+    fit: dict[str, Any] = {"on_change": session.fit, "args": ("a.scaling",)}
+    draw_control(values, "a.scaling", translate("Scaling"), tiles=True, named=named, choices=names, **fit)
+
+
+def _angles(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    spec, pair, position = facts.spec, values["pair"], values["position"]
+    step = float(radians_of(spec, facts.served)[pair])
+    st.subheader(translate("The position turns every pair of q and k by an angle"))
+    text, plane, chart = st.columns((3, 3, 5), gap="medium")
+    with text:
+        told = {"pair": pair, "radians": f"{step:.4g}", "turn": short(float(wavelengths([step])[0]))}
+        st.markdown(translate("Pair {pair} turns by {radians} radians per token, once around in {turn} tokens.", **told))
+        st.markdown(
+            translate("The score of a query and a key depends only on the difference of their angles: on their distance.")
+        )
+        draw_control(values, "position", translate("Position"))
+        last = spec.pairs - 1
+        # a slider needs two different ends
+        key = seeded(values, "pair", (values["language"], last))
+        st.slider(translate("Pair"), 0, last or 1, key=key, disabled=not last)
+    plane.image(drawings.plane(spec, pair, position, facts.served, translate), width="stretch")
+    with chart:
+        st.vega_lite_chart(spec=story_charts.wave(spec, pair, position, facts.served, translate), width="stretch")
+        st.caption(translate("The first dimension of the pair follows the cosine, the second the sine."))
+
+
+def _pairs(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    spec, waves = facts.spec, wavelengths(radians_of(facts.spec, facts.served))
+    st.subheader(translate("Every pair has a speed of its own"))
+    told = {"shortest": short(float(waves.min())), "longest": short(float(waves.max()))}
+    st.markdown(
+        translate("The fastest pair turns once in {shortest} tokens, the slowest once in {longest}.", **told)
+        + translate(" Fast pairs distinguish neighbours, slow pairs distinguish near from far.")
+    )
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.image(drawings.clocks(spec, values["position"], facts.served, translate, animated=True, across=4), width="stretch")
+        draw_control(values, "position", translate("Position"))
+    right.vega_lite_chart(spec=charts.spectrum([spec], facts.trained, facts.served, translate), width="stretch")
+
+
+def _beyond(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    slow = int((turns(plain_radians(facts.spec), facts.trained) < 1).sum())
+    st.subheader(translate("Slow pairs leave the angles they were trained on"))
+    told = {"slow": slow, "pairs": facts.spec.pairs, "trained": f"{facts.trained:,}"}
+    st.markdown(
+        translate("{slow} of {pairs} pairs complete no turn within {trained} tokens; beyond, their angles are new.", **told)
+    )
+    left, right = st.columns(2, gap="large")
+    plain = facts.spec.with_(scaling=SCALINGS["default"]())
+    left.vega_lite_chart(spec=story_charts.beyond(plain, facts.trained, facts.served, translate), width="stretch")
+    right.vega_lite_chart(spec=charts.coverage([plain], facts.trained, facts.served, translate), width="stretch")
+    draw_control(values, "served", translate("Target length"), on_change=session.fit, args=("served",))
+
+
+def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    st.subheader(translate("A scaling slows pairs down, so that their angles stay in the trained range"))
+    _choose_remedy(values, translate)
+    st.caption(about(SCALINGS[values["a.scaling"]], values["language"]))
+    ratio = facts.radians / plain_radians(facts.spec)
+    magnitude = float(facts.spec.ladder_frequencies(facts.served).magnitude)
+    numbers = [
+        (translate("New angles"), f"{facts.new_angles}/{facts.spec.pairs}"),
+        (translate("Fastest pair, slowed by"), f"{1 / ratio[0]:.4g}x"),
+        (translate("Slowest pair, slowed by"), f"{1 / ratio[-1]:.4g}x" if ratio[-1] else "∞"),
+        (translate("Magnitude"), f"{magnitude:.4g}"),
+    ]
+    for column, (label, number) in zip(st.columns(len(numbers)), numbers, strict=True):
+        column.metric(label, number)
+    left, right = st.columns(2, gap="large")
+    left.vega_lite_chart(
+        spec=story_charts.remedies(_specs(values), values["a.scaling"], facts.served, translate), width="stretch"
+    )
+    right.vega_lite_chart(spec=charts.coverage([facts.spec], facts.trained, facts.served, translate), width="stretch")
+    st.caption(
+        translate("A remedy that slows the fastest pair blurs neighbours; one that leaves the slowest alone leaves new angles.")
+    )
+
+
+def _specs(values: dict[str, Any]) -> dict[str, RopeSpec]:
+    """Return the spec with each remedy, fitted to the lengths."""
+    found = {}
+    for name in dict.fromkeys((*REMEDIES, values["a.scaling"])):
+        tried = values if name == values["a.scaling"] else values | {"a.scaling": name}
+        found[name] = spec_of(tried if tried is values else tried | fitted(tried, "a"))
+    return found
+
+
+def _cost(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    st.subheader(translate("What it costs in precision and memory"))
+    st.markdown(
+        translate(
+            "A scaling costs neither; the length does. Most libraries compute the angle in float32 and store one row per token."
+        )
+    )
+    left, right = st.columns((3, 2), gap="large")
+    left.vega_lite_chart(spec=charts.precision([facts.spec], facts.trained, facts.served, translate), width="stretch")
+    right.vega_lite_chart(spec=story_charts.memory(facts.memory, translate), width="stretch")
+    right.caption(translate("`none` computes every angle when it is needed; `two-level` keeps two small tables."))
+    draw_control(values, "served", translate("Target length"), on_change=session.fit, args=("served",))
+
+
+def _engines(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    st.subheader(translate("What engines make of the same config"))
+    _choose_remedy(values, translate)
+    text, code = st.columns((3, 2), gap="large")
+    try:
+        config = engines.config_of(facts)
+    except RopeError:
+        text.info(
+            translate("No config can name {name}: engines cannot read it. Choose another scaling.", name=values["a.scaling"])
+        )
+        return
+    rows = [f"| {row.engine} | {row.words(translate)} |" for row in engines.rows_of(config)]
+    # Markdown instead of st.table, which would import pandas and arrow
+    text.markdown("\n".join([f"| {translate('Engine')} | {translate('compared with transformers')} |", "|:---|:---|", *rows]))
+    text.caption(translate("Read in the engines' sources, not run here; `ropewalk audit` names each rule and its month."))
+    code.markdown(f"**{translate('The config.json they read')}**")
+    code.code(engines.as_text(config), language="json", wrap_lines=True)
+
+
+_DRAWN = {
+    "question": _question, "angles": _angles, "pairs": _pairs, "beyond": _beyond, "remedies": _remedies, "cost": _cost,
+    "engines": _engines,
+}  # fmt: skip
