@@ -12,6 +12,7 @@ from ropewalk.interop.config import explain, from_hf, to_hf
 from ropewalk.interop.engines import audit
 from ropewalk.interop.extend import extend
 from ropewalk.interop.fit import fit
+from ropewalk.interop.gguf import from_gguf, to_gguf_metadata
 from ropewalk.interop.patch import patch, patched, unpatch
 from ropewalk.kernels import BACKENDS
 from ropewalk.layout import convert_layout
@@ -47,6 +48,7 @@ __all__ = [
     "extend",
     "fit",
     "frequencies",
+    "from_gguf",
     "from_hf",
     "load",
     "migrate",
@@ -55,6 +57,7 @@ __all__ = [
     "positions",
     "rotate_half",
     "save",
+    "to_gguf_metadata",
     "to_hf",
     "unpatch",
 ]

@@ -32,7 +32,7 @@ def target_of(command: Callable[..., None]) -> Callable[..., None]:
 
 
 Config = Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")]
-OptionalConfig = Annotated[Path | None, typer.Argument(help="A config.json, or a model folder that contains one.")]
+OptionalConfig = Annotated[Path | None, typer.Argument(help="A config.json, a model folder that contains one, or a GGUF file.")]
 Example = Annotated[str | None, typer.Option(help="Instead of CONFIG: the config of a well-known model, such as Llama-3.1-8B.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Details = Annotated[bool, typer.Option("--details", help="Also print the tables behind the first one.")]

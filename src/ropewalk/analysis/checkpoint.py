@@ -14,6 +14,8 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.hf import Explanation, explain, from_hf
 from ropewalk.interop.config.values import find, served_length
+from ropewalk.interop.gguf import GgufFile, is_gguf, read_ropes
+from ropewalk.interop.gguf.write import sizes_of
 from ropewalk.spec import RopeSpec
 
 #: layer type -> config keys of its attention window
@@ -38,27 +40,36 @@ class Checkpoint:
 
 
 def read_checkpoint(config: Any, trained: int | None = None, served: int | None = None) -> Checkpoint:
-    """Return the facts of a config: a dict, a transformers config, or the path of a config.json or of its folder.
+    """Return the facts of a config: a dict, a transformers config, or the path of a config.json, its folder or a GGUF file.
 
     trained  tokens seen in training; None: the scaling's original length, else the config's longest sequence
     served   tokens to serve; None: the longer of the config's longest sequence and original length times factor
     """
-    loaded = config_file.load(config)
-    text = config_file.text_part(loaded)
+    specs, explanation, text = _read(config)
     length = served_length(text)
     longest = None if length is None else (integer(length.key, length.value, low=1, high=MAX_LENGTH), length.key)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the explanation contains the warnings, and the caller shows it
-        specs = from_hf(loaded, per_layer=True)
     layers: dict[str, Facts | None] = {}
     sources: dict[str, tuple[str, str]] = {}
-    for name, spec in specs.items():  # type: ignore[union-attr]  # a dict, because per_layer
+    for name, spec in specs.items():
         layers[name] = None
         if spec is not None:
             (trained_length, trained_from), (served_tokens, served_from) = _lengths(spec, longest, trained, served)
             layers[name] = Facts(spec, trained_length, served_tokens, _window(text, name), tuple(COS_SIN_METHODS))
             sources[name] = trained_from, served_from
-    return Checkpoint(explain(loaded), layers, sources)
+    return Checkpoint(explanation, layers, sources)
+
+
+def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping[str, Any]]:
+    """Return the spec of each layer type, where its values came from, and config keys with the lengths."""
+    if is_gguf(config):
+        file = GgufFile(config)
+        return *read_ropes(file), sizes_of(file)
+    loaded = config_file.load(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the explanation contains the warnings, and the caller shows it
+        specs = from_hf(loaded, per_layer=True)
+    assert isinstance(specs, dict)  # for the type checker: per_layer gives one
+    return specs, explain(loaded), config_file.text_part(loaded)
 
 
 def _window(config: Mapping[str, Any], layer_type: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Load and save Hugging Face folders without transformers. No code in a folder is run, and every size is checked."""
+"""Load Hugging Face folders and GGUF files, and save folders, without transformers. No code is run, and every size is checked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.checkpoint.layout_record import stated_layout
 from ropewalk.interop.checkpoint.shards import Folder, NewTensor, check_names, open_folder, write_folder
 from ropewalk.interop.config.families import family_of
+from ropewalk.interop.gguf import is_gguf
+from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk.models.checkpoint_formats import CheckpointFormat
 from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
 from ropewalk.models.decoder_config import DecoderConfig
@@ -23,6 +25,7 @@ from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+Weights = Folder | GgufWeights
 #: model_type -> its format; `load` reads every model_type in this dict
 FORMATS: dict[str, CheckpointFormat] = {**DECODER_FORMATS, **ROFORMER_FORMATS}
 #: the class of a model's config -> a format whose `config_to_hf` chooses the model_type that `save` writes
@@ -32,24 +35,25 @@ SAVED_AS = {DecoderConfig: FORMATS["llama"], RoFormerConfig: FORMATS["roformer"]
 def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> nn.Module:
     """Load the model in a Hugging Face folder (config.json and safetensors files) as a Decoder or RoFormer in eval mode.
 
-    dtype   dtype of the weights; None: as stored
+    folder  or the path of a .gguf file with a Llama, Qwen 2 or Qwen 3, whose weights are dequantised
+    dtype   dtype of the weights; None: as stored, and float32 for a .gguf file
     device  where each tensor is moved as it is read; None: torch's default device
 
     Raises a RopeError for a `model_type` that is not supported (the message lists those that are), weights in the other
     pair layout, a missing or unexpected weight, a wrong shape or a wrong dtype. Rotary frequencies and tables in old
     files are ignored.
     """
-    source = open_folder(folder)
+    source = GgufWeights(folder) if is_gguf(folder) else open_folder(folder)
     model_type = source.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FORMATS:
         rule = f"must be one of {', '.join(FORMATS)}; load other models with transformers and call rw.patch(model)"
         raise RopeError("model_type", rule, model_type)
-    stated, layout = stated_layout(source), family_of(model_type).layout
-    if stated is not None and stated.layout != layout:
-        rule = f"must state the {layout} layout of a {model_type}; convert the folder back (`ropewalk convert`)"
-        raise RopeError(stated.source, rule, stated.layout)
     checkpoint_format = FORMATS[model_type]
     config = checkpoint_format.config_from_hf(source.config)
+    if isinstance(source, GgufWeights):
+        config = config.with_(encoding=source.rope)
+    else:
+        _check_layout(source, model_type)
     # every layer has at least one tensor, so the files bound how many layers a config can make us build
     if config.num_layers > len(source.names):
         rule = f"must not exceed the number of tensors in the folder, {len(source.names)}"
@@ -104,6 +108,14 @@ def save(
     write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes)
 
 
+def _check_layout(folder: Folder, model_type: str) -> None:
+    """Raise an error if a folder states that its weights have the other pair layout."""
+    stated, layout = stated_layout(folder), family_of(model_type).layout
+    if stated is not None and stated.layout != layout:
+        rule = f"must state the {layout} layout of a {model_type}; convert the folder back (`ropewalk convert`)"
+        raise RopeError(stated.source, rule, stated.layout)
+
+
 def _build_empty(checkpoint_format: CheckpointFormat, config: Any) -> nn.Module:
     """Build the model of a config without memory for its weights."""
     with torch.device("meta"), _SkipInit():
@@ -140,7 +152,7 @@ class _SkipInit(TorchFunctionMode):
 
 
 def _match_names(
-    source: Folder, checkpoint_format: CheckpointFormat, config: Any, shapes: Mapping[str, torch.Size]
+    source: Weights, checkpoint_format: CheckpointFormat, config: Any, shapes: Mapping[str, torch.Size]
 ) -> dict[str, list[str]]:
     """Return {our name: names in the file, in row order}; all names, shapes and dtypes are checked before any read."""
     in_file: dict[str, str] = {}
@@ -171,7 +183,7 @@ def _match_names(
     return names_in_file
 
 
-def _common_dtype(source: Folder, names_in_file: Mapping[str, list[str]]) -> torch.dtype:
+def _common_dtype(source: Weights, names_in_file: Mapping[str, list[str]]) -> torch.dtype:
     by_dtype = {source.dtype(hf_name): hf_name for hf_names in names_in_file.values() for hf_name in hf_names}
     if len(by_dtype) > 1:
         examples = " and ".join(f"{hf_name} is {dtype}" for dtype, hf_name in list(by_dtype.items())[:2])
@@ -179,7 +191,7 @@ def _common_dtype(source: Folder, names_in_file: Mapping[str, list[str]]) -> tor
     return next(iter(by_dtype))
 
 
-def _read(source: Folder, hf_names: list[str], shape: torch.Size, dtype: torch.dtype, device: Any) -> Tensor:
+def _read(source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.dtype, device: Any) -> Tensor:
     """Read one weight, or concatenate its parts by rows."""
     if len(hf_names) == 1:
         return source.read(hf_names[0]).to(dtype=dtype, device=device)

@@ -20,6 +20,7 @@ from ropewalk.interop.config.keys import LATENT_KEY
 from ropewalk.interop.config.layers import layer_ropes
 from ropewalk.interop.config.values import served_length
 from ropewalk.interop.engines.readers import ENGINES, REFERENCE, Case, EngineRule, Reading
+from ropewalk.interop.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
 #: the number of distances at which the change of a score is computed
@@ -139,13 +140,14 @@ def _in_words(finding: Finding) -> str:
 def audit(config: Any, *, length: int | None = None, max_model_len: int | None = None) -> Audit:
     """Compare what transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from one config.
 
-    config         a transformers config, a dict, or the path of a config.json or of its folder
+    config         a transformers config, a dict, or the path of a config.json, of its folder or of a GGUF file
     length         tokens of the longest sequence of a batch; None: the trained and the served length if the frequencies
                    depend on it
     max_model_len  the longest sequence that an engine is started for; None: the config's own
 
     The rules were read in the engines' sources in the month that each one names; a newer version may differ.
     """
+    config = hf_config(GgufFile(config)) if is_gguf(config) else config
     text = config_file.text_part(config_file.load(config))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # `Audit.warnings` has them

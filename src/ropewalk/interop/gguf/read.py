@@ -1,0 +1,273 @@
+"""Read the specs that the metadata of a GGUF file describe: what llama.cpp computes from the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ropewalk import axes
+from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.frequencies import Default, Given, Linear, LongRope, Ntk, Scaling, Yarn
+from ropewalk.frequencies.formulas import mscale
+from ropewalk.interop.config.hf import Explanation
+from ropewalk.interop.config.values import Entry
+from ropewalk.interop.gguf.architectures import Architecture, architecture_of
+from ropewalk.interop.gguf.factors import divisors, llama3
+from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
+
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+FULL, SLIDING = "full_attention", "sliding_attention"
+#: keys under {arch}.rope.scaling -> the fact of an Architecture without which llama.cpp ignores them
+CONDITIONAL = {
+    "yarn_beta_fast": "has_betas", "yarn_beta_slow": "has_betas", "yarn_ext_factor": "has_yarn_factors",
+    "yarn_attn_factor": "has_yarn_factors", "yarn_log_multiplier": "log_multiplier", "alpha": "has_alpha",
+}  # fmt: skip
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where metadata and tensors are read from: a GgufFile, or keys and tensors in memory."""
+
+    metadata: dict[str, Any]
+    tensors: Any
+
+    @property
+    def architecture(self) -> str: ...
+    def array(self, key: str) -> list[Any]: ...
+    def tensor(self, name: str) -> np.ndarray: ...
+
+
+def read_ropes(source: Source, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
+    """Return {layer type: spec}, None for layers that do not rotate, and where each value came from."""
+    name = source.architecture
+    facts = architecture_of(name)
+    full = _Layer(source, name, facts, FULL)
+    layers = [full]
+    if facts.has_sliding and full.whole("attention.sliding_window", 0):
+        layers.append(_Layer(source, name, facts, SLIDING))
+    specs: dict[str, RopeSpec | None] = {}
+    for layer in layers:
+        if facts.full_unrotated and layer is full and len(layers) > 1:
+            specs[FULL] = None
+            layer.note("rope", None, "this layer type is not rotated")
+        else:
+            specs[layer.layer_type] = layer.spec(precision)
+    entries = tuple(entry for layer in layers for entry in layer.entries)
+    warnings = tuple(dict.fromkeys(text for layer in layers for text in (*layer.warnings, *_ignored(source, name, facts))))
+    return specs, Explanation(name, entries, warnings)
+
+
+def _ignored(source: Source, name: str, facts: Architecture) -> list[str]:
+    """Return a warning for each key or tensor of the rope that llama.cpp does not read for this architecture."""
+    keys = {f"{name}.rope.scaling.{key}": getattr(facts, fact) for key, fact in CONDITIONAL.items()}
+    keys[f"{name}.rope.dimension_sections"] = facts.axis_order
+    unread = [key for key, is_read in keys.items() if key in source.metadata and not is_read]
+    tensors = {FREQS: facts.has_freqs, LONG: facts.has_long_factors, SHORT: facts.has_long_factors}
+    unread += [tensor for tensor, is_read in tensors.items() if tensor in source.tensors and not is_read]
+    return [f"{key}: llama.cpp does not read it for {name}" for key in unread]
+
+
+@dataclass
+class _Layer:
+    """The rope of one layer type while it is read."""
+
+    source: Source
+    name: str
+    facts: Architecture
+    layer_type: str
+    entries: list[Entry] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def note(self, name: str, value: Any, origin: str) -> None:
+        """Record where a value of the spec came from."""
+        self.entries.append(Entry(self.layer_type, name, value, origin))
+
+    def spec(self, precision: str) -> RopeSpec:
+        """Return the spec of this layer type."""
+        theta = self._theta()
+        head_dim, rotary_dim = self._dimensions()
+        scaling = self._scaling(theta, rotary_dim)
+        self.note("rope_type", scaling.name, self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default")
+        for key, value in scaling.as_dict().items():
+            if key not in ("rope_type", "radians") and value is not None:
+                self.note(key, value, self._origin(key))
+        self.note("layout", self.facts.layout, f"code of llama.cpp for {self.name}")
+        return RopeSpec(
+            head_dim=head_dim, theta=theta, scaling=scaling, layout=self.facts.layout, precision=precision, rotary_dim=rotary_dim,
+            axes=self._axes(rotary_dim // 2), extra_softmax_factor=self._softmax_factor(),
+        )  # fmt: skip
+
+    def number(self, key: str, default: float, **bounds: float) -> float:
+        """Return a number of the file; `default` if it is not given."""
+        value = self.source.metadata.get(self._key(key))
+        return default if value is None else number(self._key(key), value, **bounds)
+
+    def whole(self, key: str, default: int | None = None, low: int = 0) -> int:
+        """Return an integer of the file; without a default it must be given."""
+        value = self.source.metadata.get(self._key(key))
+        if value is None and default is not None:
+            return default
+        return integer(self._key(key), value, low=low)
+
+    def _key(self, key: str) -> str:
+        return f"{self.name}.{key}"
+
+    def _has(self, key: str) -> bool:
+        return self._key(key) in self.source.metadata
+
+    def _use(self, name: str, key: str, value: Any) -> Any:
+        self.note(name, value, self._key(key) if self._has(key) else "default of llama.cpp")
+        return value
+
+    def _origin(self, field: str) -> str:
+        keys = {
+            "factor": "rope.scaling.factor", "original_length": "rope.scaling.original_context_length",
+            "attention_factor": "rope.scaling.attn_factor", "magnitude": "rope.scaling.attn_factor",
+            "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
+        }  # fmt: skip
+        tensors = {"short_factor": SHORT, "long_factor": LONG, "low_freq_factor": FREQS, "high_freq_factor": FREQS}
+        if field in keys and self._has(keys[field]):
+            return self._key(keys[field])
+        return tensors.get(field, FREQS if FREQS in self.source.tensors else "default of llama.cpp")
+
+    def _theta(self) -> float:
+        theta = self.number("rope.freq_base", 10_000.0, above=0)
+        if self.layer_type == FULL:
+            return self._use("theta", "rope.freq_base", theta)
+        own = self.number("rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0)
+        return self._use("theta", "rope.freq_base_swa", own)
+
+    def _dimensions(self) -> tuple[int, int]:
+        """Return head_dim and rotary_dim."""
+        if self._has("attention.key_length"):
+            head = self.whole("attention.key_length", low=2)
+        else:
+            width, heads = self.whole("embedding_length", low=1), self.whole("attention.head_count", low=1)
+            if width % heads:
+                rule = f"must be a multiple of {self._key('attention.head_count')} = {heads} without attention.key_length"
+                raise RopeError(self._key("embedding_length"), rule, width)
+            head = width // heads
+        rotated = self.whole("rope.dimension_count", head, low=2)
+        if self.layer_type == SLIDING:
+            head = self.whole("attention.key_length_swa", head, low=2)
+            rotated = self.whole("rope.dimension_count_swa", min(rotated, head), low=2)
+        head = rotated if self.facts.latent else head
+        if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
+            rule = f"must be even and at most the head's {head} dimensions, which are at most {MAX_HEAD_DIM}"
+            raise RopeError(self._key("rope.dimension_count"), rule, rotated)
+        if self._has("attention.key_length"):
+            self._use("head_dim", "attention.key_length", head)
+        else:
+            self.note("head_dim", head, f"{self.name}.embedding_length / attention.head_count")
+        if rotated != head:
+            self._use("rotary_dim", "rope.dimension_count", rotated)
+        return head, rotated
+
+    def _scaling(self, theta: float, dim: int) -> Scaling:
+        """Return the scaling, with the divisors of the tensors and the magnitude."""
+        if self.layer_type == SLIDING and self.facts.sliding_unscaled:
+            return Default()
+        scaling, magnitude = self._from_keys()
+        source, facts = self.source, self.facts
+        kind = self._type()
+        if facts.has_long_factors and LONG in source.tensors and (kind == "longrope" or not facts.has_freqs):
+            return self._longrope(scaling, magnitude, dim // 2)
+        radians = scaling.frequencies(dim, theta).radians.numpy()
+        if facts.has_freqs and FREQS in source.tensors and kind != "longrope":
+            values = divisors(FREQS, source.tensor(FREQS), dim // 2)
+            found = llama3(values, theta) if isinstance(scaling, Default) and magnitude == 1 else None
+            return found or Given(tuple((radians / values).tolist()), magnitude)
+        # no attention_factor where the magnitude is YaRN's own, which is what configs then mean
+        if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
+            return scaling
+        return (
+            replace(scaling, attention_factor=magnitude)
+            if isinstance(scaling, Yarn)
+            else Given(tuple(radians.tolist()), magnitude)
+        )
+
+    def _type(self) -> str:
+        key = self._key("rope.scaling.type")
+        return choice(key, self.source.metadata.get(key, "linear"), SCALING_TYPES)
+
+    def _factor(self) -> float:
+        """Return what frequencies are divided by; 1 if the type is none."""
+        old = self.number("rope.scale_linear", 0.0, low=0)
+        factor = self.number("rope.scaling.factor", old, low=0)
+        return 1.0 if factor == 0 or self._type() == "none" else factor
+
+    def _extrapolation(self) -> float:
+        default = 1.0 if self._type() == "yarn" else 0.0
+        given = self.number("rope.scaling.yarn_ext_factor", -1.0) if self.facts.has_yarn_factors else -1.0
+        return given if given >= 0 else default
+
+    def _mscale_all_dim(self) -> float:
+        return self.facts.log_multiplier * self.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+
+    def _from_keys(self) -> tuple[Scaling, float]:
+        """Return the scaling that the keys describe, and its magnitude."""
+        factor, mixed = self._factor(), self._extrapolation()
+        magnitude = self.number("rope.scaling.attn_factor", 1.0, above=0)
+        alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
+        if mixed == 0:
+            magnitude *= self.number("rope.scaling.yarn_attn_factor", 1.0, above=0) if self.facts.has_yarn_factors else 1.0
+            if alpha:
+                return Ntk(alpha), magnitude
+            return (Linear(factor) if factor != 1 else Default()), magnitude
+        if mixed != 1:
+            raise RopeError(self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", mixed)
+        length = self.whole("rope.scaling.original_context_length", self.whole("context_length", 0), low=1)
+        betas = {"beta_fast": self.facts.beta_fast}
+        if self.facts.has_betas:
+            betas = {
+                "beta_fast": self.number("rope.scaling.yarn_beta_fast", self.facts.beta_fast, above=0),
+                "beta_slow": self.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
+            }
+        all_dim = self._mscale_all_dim()
+        own = float(mscale(factor))
+        if all_dim:
+            # the latent architectures take mscale to be mscale_all_dim
+            own = 1.0 if self.facts.latent and self.name != "deepseek32" else own / float(mscale(factor, all_dim))
+        original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
+        return Yarn(original, factor=factor, **betas), magnitude * own
+
+    def _longrope(self, scaling: Scaling, magnitude: float, pairs: int) -> LongRope:
+        if not isinstance(scaling, Default | Linear):
+            rule = f"must be none, linear or longrope beside {LONG}"
+            raise RopeError(self._key("rope.scaling.type"), rule, self._type())
+        if SHORT not in self.source.tensors:
+            raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
+        linear = getattr(scaling, "factor", 1.0)
+        short, long = (divisors(name, self.source.tensor(name), pairs) * linear for name in (SHORT, LONG))
+        served = self.whole("context_length", low=1)
+        trained = self.whole("rope.scaling.original_context_length", served, low=1)
+        lengths = {"original_length": trained, "factor": served / trained}
+        return LongRope(tuple(short.tolist()), tuple(long.tolist()), **lengths, attention_factor=magnitude)
+
+    def _axes(self, pairs: int) -> axes.AxisMap | None:
+        key = self._key("rope.dimension_sections")
+        if self.facts.axis_order is None or key not in self.source.metadata:
+            return None
+        given = self.source.array(key)
+        sections = [integer(key, count, low=0, high=MAX_HEAD_DIM) for count in given]
+        while sections and sections[-1] == 0:
+            sections.pop()
+        if sum(sections) != pairs:
+            raise RopeError(key, f"must add up to the {pairs} pairs that rotate", given)
+        self.note("mrope_section", sections, key)
+        make: Callable[[list[int]], axes.AxisMap] = axes.AXIS_ORDERS[self.facts.axis_order]
+        return make(sections)
+
+    def _softmax_factor(self) -> float:
+        """Return the factor that latent attention applies to its softmax scale."""
+        all_dim = self._mscale_all_dim()
+        if not self.facts.latent or not all_dim or self._extrapolation() == 0:
+            return 1.0
+        extra = float(mscale(self._factor(), all_dim)) ** 2
+        self.note("extra_softmax_factor", extra, self._key("rope.scaling.yarn_log_multiplier"))
+        return extra

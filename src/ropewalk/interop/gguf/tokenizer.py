@@ -1,0 +1,89 @@
+"""Build the tokenizer of a GGUF file: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ropewalk.errors import RopeError, choice
+from ropewalk.interop.gguf.file import Array, GgufFile
+
+#: how text is split into words before merges apply, by tokenizer.ggml.pre; None: GPT-2's own pattern
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {
+    "gpt-2": None,
+    "smollm": None,
+    "llama-bpe": _WORDS.replace("NUMBER", r"\p{N}{1,3}"),
+    "qwen2": _WORDS.replace("NUMBER", r"\p{N}"),
+}
+#: digits are words of their own
+SINGLE_DIGITS = ("smollm",)
+#: token types that text is searched for before it is split
+CONTROL, USER_DEFINED = 3, 4
+
+
+def tokenizer(path: str | os.PathLike[str]) -> Any:
+    """Return the `tokenizers.Tokenizer` of a GGUF file whose tokenizer is a byte-level BPE; needs the extra `gguf`.
+
+    Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not to. The first token of a
+    text is added if the file says so.
+    """
+    try:
+        from tokenizers import AddedToken, Tokenizer, decoders, models
+    except ImportError:
+        raise RopeError("tokenizer", "needs tokenizers; run: pip install 'ropewalk[gguf]'", str(path)) from None
+    file = GgufFile(path)
+    choice("tokenizer.ggml.model", file.metadata.get("tokenizer.ggml.model"), ("gpt2",))
+    pre = choice("tokenizer.ggml.pre", file.metadata.get("tokenizer.ggml.pre", "gpt-2"), PATTERNS)
+    tokens: list[str] = file.array("tokenizer.ggml.tokens")
+    ids = {token: index for index, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        raise RopeError("tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated")
+    made = Tokenizer(models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=pre == "llama-bpe"))
+    made.pre_tokenizer = _splitter(pre)
+    made.decoder = decoders.ByteLevel()
+    types = file.array("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in file.metadata else []
+    for token, kind in zip(tokens, types, strict=False):
+        if kind in (CONTROL, USER_DEFINED):
+            made.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
+    first = _first_token(file, tokens)
+    if first is not None:
+        from tokenizers import processors
+
+        made.post_processor = processors.TemplateProcessing(
+            single=[first, "$A"], pair=[first, "$A", first, "$B"], special_tokens=[(first, ids[first])]
+        )
+    return made
+
+
+def _splitter(pre: str) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    pattern = PATTERNS[pre]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern is not None:
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), last])
+    if pre in SINGLE_DIGITS:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), last])
+    return last
+
+
+def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the merges as pairs; both parts and their union must be tokens."""
+    merges = []
+    for line in file.array("tokenizer.ggml.merges"):
+        left, space, right = line.partition(" ")
+        if not space or left not in ids or right not in ids or left + right not in ids:
+            raise RopeError("tokenizer.ggml.merges", "must be two tokens with a space between, which join to a token", line)
+        merges.append((left, right))
+    return merges
+
+
+def _first_token(file: GgufFile, tokens: list[str]) -> str | None:
+    """Return the token that is added before a text; None if none is."""
+    if not file.metadata.get("tokenizer.ggml.add_bos_token", False):
+        return None
+    index = file.metadata.get("tokenizer.ggml.bos_token_id")
+    if isinstance(index, Array) or not isinstance(index, int) or not 0 <= index < len(tokens):
+        raise RopeError("tokenizer.ggml.bos_token_id", f"must be the index of one of the {len(tokens)} tokens", index)
+    return tokens[index]

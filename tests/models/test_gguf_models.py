@@ -1,0 +1,197 @@
+"""Decoders loaded from GGUF files: the logits of transformers with the same weights, and of llama.cpp where it is installed."""
+
+import numpy as np
+import pytest
+import torch
+
+import ropewalk as rw
+from gguf_samples import byte_tokens, interleaved, llama_weights, sizes, write
+from ropewalk import RopeError
+
+VOCAB = 259
+TOKENS = [[3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46]]
+NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+}  # fmt: skip
+
+
+def in_file(name: str) -> str:
+    """The name in a GGUF file of one of transformers' weights."""
+    stem, _, suffix = name.rpartition(".")
+    short = {theirs: ours for ours, theirs in NAMES.items()}
+    if stem in short:
+        return f"{short[stem]}.{suffix}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{short[part]}.{suffix}"
+
+
+def hf_model(architecture: str, **options):
+    """A small random model of transformers."""
+    transformers = pytest.importorskip("transformers")
+    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[architecture]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=512, rms_norm_eps=1e-5, initializer_range=0.3, **options,
+    )  # fmt: skip
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    for name, value in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value, std=0.3)
+    return model
+
+
+def gguf_of(model, path, architecture: str, **more):
+    """Write the weights of a model of transformers as its converter does: rows of q and k are permuted for Llama."""
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    if architecture == "llama":
+        for name in state:
+            if ".q_proj." in name or ".k_proj." in name:
+                state[name] = interleaved(state[name], 16)
+    metadata = sizes(architecture, **{"attention.key_length": 16, **more})
+    return write(path, metadata, {in_file(name): value for name, value in state.items()})
+
+
+MODELS = {
+    "llama": ("llama", {}, {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}, {}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+    "llama, linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+        {"rope.freq_base": 5e5, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}, {}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_logits_are_those_of_transformers(name, tmp_path):
+    architecture, options, keys = MODELS[name]
+    theirs = hf_model(architecture, **options)
+    ours = rw.load(gguf_of(theirs, tmp_path / "a.gguf", architecture, **keys))
+    tokens = torch.tensor(TOKENS)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_transformers_own_reader_gives_the_same_logits(tmp_path):
+    pytest.importorskip("gguf")
+    transformers = pytest.importorskip("transformers")
+    path = gguf_of(hf_model("llama"), tmp_path / "a.gguf", "llama", vocab_size=VOCAB)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    tokens = torch.tensor(TOKENS)
+    torch.testing.assert_close(rw.load(path)(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_quantised_weights_become_the_dtype_that_is_asked_for(tmp_path):
+    weights = llama_weights(vocab=VOCAB)
+    blocks = np.random.default_rng(0).integers(0, 256, (VOCAB, 34), dtype=np.uint8)
+    blocks[:, :2] = np.full((VOCAB, 1), 0.01, "<f2").view(np.uint8)
+    path = write(tmp_path / "a.gguf", sizes(), {**weights, "token_embd.weight": (8, (VOCAB, 32), blocks.tobytes())})
+    expected = torch.from_numpy(blocks[:, 2:].view(np.int8) * np.float32(np.float16(0.01)))
+    torch.testing.assert_close(rw.load(path).embed_tokens.weight.data, expected)
+    assert rw.load(path, dtype=torch.bfloat16).norm.weight.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_a_loaded_file_is_saved_as_a_folder_with_the_same_logits(tmp_path):
+    weights = llama_weights(vocab=VOCAB)
+    ours = rw.load(write(tmp_path / "a.gguf", sizes(**{"rope.freq_base": 5e5}), weights))
+    rw.save(ours, tmp_path / "folder")
+    tokens = torch.tensor(TOKENS)
+    torch.testing.assert_close(rw.load(tmp_path / "folder")(tokens), ours(tokens))
+
+
+WRONG = {
+    "another architecture": ({"general.architecture": "mamba"}, {}, "general.architecture: must be one of llama, qwen2, qwen3"),
+    "experts": ({"llama.expert_count": 8}, {}, "llama.expert_count: must be 0"),
+    "layers": ({"llama.block_count": 4000}, {}, "num_hidden_layers: must not exceed the number of tensors"),
+    "no layers": ({"llama.block_count": 0}, {}, "num_hidden_layers"),
+    "an array": ({"llama.attention.head_count": [2, 2]}, {}, "head_count: must be an integer"),
+    "shape": ({}, {"blk.1.attn_q.weight": np.ones((16, 32))}, "must have the shape"),
+    "unexpected": ({}, {"blk.1.ssm_a": np.ones(4)}, "unexpected: blk.1.ssm_a"),
+    "unexpected layer": ({}, {"blk.2.attn_q.weight": np.ones((32, 32))}, "unexpected"),
+    "the same layer": ({}, {"blk.01.attn_q.weight": np.ones((32, 32))}, "unexpected: blk.01.attn_q.weight"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_that_is_no_decoder_is_refused(name, tmp_path):
+    metadata, tensors, message = WRONG[name]
+    path = write(tmp_path / "a.gguf", sizes() | metadata, {**llama_weights(vocab=VOCAB), **tensors})
+    with pytest.raises(RopeError, match=message):
+        rw.load(path)
+
+
+def test_a_missing_weight_is_named(tmp_path):
+    weights = llama_weights(vocab=VOCAB)
+    del weights["blk.1.ffn_up.weight"]
+    with pytest.raises(RopeError, match=r"missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        rw.load(write(tmp_path / "a.gguf", sizes(), weights))
+    with pytest.raises(RopeError, match=r"token_embd\.weight: must be in the file"):
+        rw.load(write(tmp_path / "b.gguf", sizes(), {"w": np.ones(4)}))
+
+
+#: rope keys and tensors of a file, for llama.cpp
+ROPES = {
+    "plain": ({}, {}),
+    "theta": ({"rope.freq_base": 5e5}, {}),
+    "linear": ({"rope.scaling.type": "linear", "rope.scaling.factor": 3.0}, {}),
+    "yarn": ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}, {}),
+    "attn_factor": ({"rope.scaling.attn_factor": 1.3}, {}),
+    "yarn, attn_factor": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
+         "rope.scaling.attn_factor": 0.8},
+        {},
+    ),
+    "yarn, betas ignored": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 4096,
+         "rope.scaling.yarn_beta_fast": 2.0, "rope.scaling.yarn_attn_factor": 3.0},
+        {},
+    ),
+    "rope_freqs": ({}, {"rope_freqs.weight": np.array([1, 1.5, 2, 2.25, 3, 5, 8, 8], dtype=np.float32)}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama_cpp():
+    return pytest.importorskip("xllamacpp")
+
+
+@pytest.mark.filterwarnings("ignore:.*llama.cpp does not read it")
+@pytest.mark.parametrize("name", ROPES)
+@torch.no_grad()
+def test_llama_cpp_gives_the_same_probabilities(name, llama_cpp, tmp_path):
+    keys, tensors = ROPES[name]
+    tokens = [*byte_tokens(), "<s>", "</s>", "<pad>"]
+    metadata = sizes(**keys) | {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 3, "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 256,
+        "tokenizer.ggml.eos_token_id": 257, "tokenizer.ggml.add_bos_token": False,
+    }  # fmt: skip
+    path = write(tmp_path / "a.gguf", metadata, {**llama_weights(vocab=VOCAB), **tensors})
+    theirs = log_probabilities(llama_cpp, path, TOKENS[0])
+    ours = rw.load(path)(torch.tensor(TOKENS))[0, -1].log_softmax(-1).numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+
+
+def log_probabilities(llama_cpp, path, tokens) -> np.ndarray:
+    """The log-probabilities of every next token that llama.cpp computes."""
+    params = llama_cpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_batch, params.n_ubatch = str(path), 512, 64, 64
+    params.cpuparams.n_threads = 1
+    # float16 keys and values, the default, cost 4e-3
+    params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    asked = {"prompt": tokens, "max_tokens": 1, "logprobs": VOCAB, "temperature": 1.0}
+    answer = llama_cpp.Server(params).handle_completions(asked)
+    found = {each["id"]: each["logprob"] for each in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+    return np.array([found[i] for i in range(VOCAB)])
