@@ -56,8 +56,12 @@ COMMANDS: dict[str, Command | str] = {
         "ropewalk_cli.options:extend", CHANGE, "Write a config for a longer context.",
         "ropewalk extend config.json yarn --factor 4 --out longer.json",
     ),
+    "fit": Command(
+        "ropewalk_cli.real_options:fit", CHANGE, "Measure every method of extending a model's context, and recommend one.",
+        "ropewalk fit smollm2 --to 32768 --text moby-dick",
+    ),
     "lab": Command(
-        "ropewalk_cli.options:lab", TRAIN, "Run studies over several seeds and write their report.",
+        "ropewalk_cli.real_options:lab", TRAIN, "Run studies over several seeds and write their report.",
         "ropewalk lab run encodings --preset cpu",
     ),
     "train": Command(

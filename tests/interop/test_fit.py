@@ -78,6 +78,18 @@ def test_losses_by_band_are_those_of_transformers(fitted, model, tokens, name):
     assert bands_of(32, 128) == [(0, 16), (16, 32), (32, 64), (64, 128)]
 
 
+def test_the_table_has_mean_and_standard_error_of_the_rows(fitted):
+    columns, cells = fitted.table()
+    assert columns[:6] == ["method", "0-16", "16-32", "32-64", "64-128", "LongPPL"]
+    assert all(len(each) == len(columns) for each in cells)
+    (linear,) = (each for each in cells if each[0] == "linear")
+    far = [row for row in fitted.rows if row["method"] == "linear" and row["metric"] == "text" and row["length"] == 128]
+    last = [row["bands"][-1] for row in far]
+    assert linear[4] == f"{np.mean(last):.3f} ± {np.std(last, ddof=1) / 3**0.5:.3f}"
+    assert str(fitted).splitlines()[0].startswith("method")
+    assert "Recommended for 128" in str(fitted)
+
+
 def test_the_model_is_left_as_it_was(fitted, model, tokens):
     assert model.config.max_position_embeddings == 32
     assert model.config.rope_parameters["rope_type"] == "default"

@@ -11,6 +11,7 @@ from ropewalk.analysis.statistics import Score
 from ropewalk.interop.fit.decide import Recommendation
 from ropewalk.interop.fit.ledger import Row
 from ropewalk.interop.fit.methods import NONE
+from ropewalk.interop.fit.text import long_ppl
 
 
 def short_length(tokens: int) -> str:
@@ -30,12 +31,31 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
     names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
     columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands), "LongPPL"]
     columns += [f"loss at {short_length(trained)}", f"keys to {short_length(trained)}", f"keys to {short_length(to)}", "s", "GB"]
+    cells = []
     for name in names:
         own = [row for row in rows if row["method"] == name]
-        [row for row in own if row["metric"] == "text" and row["length"] == to]
-        [row for row in own if row["metric"] == "text" and row["length"] == trained]
+        far = [row for row in own if row["metric"] == "text" and row["length"] == to]
+        near = [row for row in own if row["metric"] == "text" and row["length"] == trained]
         asked = [row for row in own if row["metric"] == "passkey"]
-        asked = facts["passkeys"]
+        keys = ([r["found"] for r in asked if r["length"] <= trained], [r["found"] for r in asked if r["length"] > trained])
+        ppl = long_ppl([row["key_sum"] for row in far], [row["key_count"] for row in far])
+        cells.append(
+            [
+                name,
+                *(score_text([row["bands"][place] for row in far]) if far else "-" for place in range(len(bands))),
+                "-" if ppl is None else f"{ppl:.2f}" if ppl < 1e4 else f"{ppl:.1e}",
+                score_text([row["loss"] for row in near]) if near else "-",
+                *(f"{np.mean(found):.0%}" if found else "-" for found in keys),
+                f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-",
+                f"{max(row['memory'] for row in far) / 2**30:.2f}" if far and far[0]["memory"] else "-",
+            ]
+        )
+    return columns, cells
+
+
+def note(facts: dict[str, Any]) -> str:
+    """Return what the table was measured on."""
+    texts, asked = ", ".join(map(str, facts["text"])), facts["passkeys"]
     keys = f"; {asked} pass keys for each method" if asked else "; no pass keys: the model has no tokenizer"
     return (
         f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} tokens, by band of positions. "

@@ -1,0 +1,27 @@
+"""`ropewalk lab fetch`: download pretrained models and long texts, and check them."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+
+from ropewalk.commands import console
+from ropewalk.errors import RopeError, choice
+from ropewalk.lab.downloads import DOWNLOADS
+from ropewalk.lab.downloads import fetch as fetch_one
+
+
+def fetch(names: list[str], folder: Path | None, archive: Path | None, dry_run: bool, json: bool) -> None:
+    """Download files one after the other; with --dry-run only describe them."""
+    for name in names:
+        choice("NAME", name, DOWNLOADS)
+    if archive is not None and len(names) > 1:
+        raise RopeError("--archive", "must be for one name", names)
+    say = (lambda text: None) if json else (lambda text: console().print(text, soft_wrap=True))
+    if dry_run:
+        described = {name: DOWNLOADS[name].describe() for name in names}
+        print(json_format.dumps(described, indent=2)) if json else [say(f"{name}: {text}") for name, text in described.items()]
+        return
+    paths = {name: str(fetch_one(name, folder, archive=archive, report=say)) for name in names}
+    if json:
+        print(json_format.dumps(paths, indent=2))

@@ -1,0 +1,57 @@
+"""`ropewalk fit`: measure every method of extending a model's context, and recommend one."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+
+from ropewalk.commands import console, device_of, table
+from ropewalk.interop.fit import fit as fit_model
+from ropewalk.interop.fit.summary import note
+from ropewalk.lab.downloads import find_fetched
+from ropewalk.lab.fit_page import PAGE, write_page
+from ropewalk.lab.progress import Progress
+
+
+def fit(
+    model: str,
+    to: int,
+    text: list[str] | None,
+    method: list[str] | None,
+    windows: int,
+    passkeys: int,
+    search: int,
+    trained: int | None,
+    seed: int,
+    out: Path,
+    device: str,
+    json: bool,
+) -> None:
+    """Measure, print the table and the recommendation, and write rows, config, picture and report into a folder."""
+    bar, done = Progress("fit", 0, 0, not json), []
+
+    def report(line: str) -> None:
+        done.append(line)
+        bar.show(len(done), line)
+
+    try:
+        found = fit_model(
+            find_fetched(model), to, text=[find_fetched(each) for each in text] if text else None, methods=method or None,
+            windows=windows, passkeys=passkeys, search=search, trained=trained, out=out, device=device_of(device), seed=seed,
+            report=report,
+        )  # fmt: skip
+    finally:
+        bar.close()
+    write_page(found, out)
+    if json:
+        columns, cells = found.table()
+        rows = [dict(zip(columns, each, strict=True)) for each in cells]
+        chosen = {"recommended": vars(found.recommendation), "in_config": vars(found.in_config)}
+        print(json_format.dumps({**chosen, "table": rows, "skipped": found.skipped, "facts": found.facts}, indent=2, default=str))
+        return
+    columns, cells = found.table()
+    console().print(table(f"{found.facts['model']} at {to:,} tokens", columns, cells, note(found.facts)))
+    for line in found.sentences():
+        console().print(line, soft_wrap=True)
+    written = [name for name in ("config.json", "fit.png", PAGE) if (out / name).exists()]
+    console().print(f"written to {out}: rows.jsonl, fit.json, {', '.join(written)}", soft_wrap=True)

@@ -1,0 +1,60 @@
+"""`ropewalk fit` on a tiny saved Llama: the table, the recommendation, the config, the picture and the page."""
+
+import json
+
+import matplotlib.image
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import ropewalk as rw
+from ropewalk.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=256, initializer_range=0.3,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(path)
+    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(path)
+    return path
+
+
+def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("It was a dark and stormy night. " * 90)
+    options = ["fit", str(folder), "--to", "512", "--text", str(tmp_path / "text.txt"), "--windows", "4", "--passkeys", "2"]
+    options += ["--method", "yarn", "--method", "linear", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    main(options)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Recommended for 512:" in out
+    assert "text text.txt" in out
+    assert "4 windows of 512 tokens" in out
+    pixels = matplotlib.image.imread(tmp_path / "out" / "fit.png")
+    assert min(pixels.shape[:2]) > 200
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Recommended for 512" in page
+    assert "Pass keys by depth" in page
+    rows = (tmp_path / "out" / "rows.jsonl").read_text()
+    main([*options, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "out" / "rows.jsonl").read_text() == rows
+    assert [each["method"] for each in found["table"]] == ["none", "yarn", "linear"]
+    if (tmp_path / "out" / "config.json").exists():
+        assert rw.from_hf(tmp_path / "out" / "config.json").scaling.name == found["in_config"]["method"]
+
+
+def test_a_model_that_was_not_fetched_is_refused(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ROPEWALK_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "smollm2", "--to", "32768"])
+    assert stopped.value.code == 2
+    assert "ropewalk lab fetch smollm2" in capsys.readouterr().err
