@@ -116,6 +116,17 @@ def test_beams_are_reordered_and_drafts_rolled_back():
     assert torch.equal(cache.seen.k[:, :, :4], before[[1, 1]][:, :, :4])
 
 
+def test_beams_with_positions_on_several_axes_are_reordered():
+    """Positions are [axes, rows, tokens] then: rows are chosen, not axes."""
+    encoding, (k, v) = rotary(axes=rw.axes.chunked((2, 2, 1))), draw()
+    positions = torch.randint(0, 50, (3, BATCH, SEQ))
+    cache = filled(encoding, positions, k, v)
+    before = cache.seen.k.clone()
+    cache.reorder(torch.tensor([1, 0, 1]))
+    assert torch.equal(cache.seen.positions, positions[:, [1, 0, 1]])
+    assert torch.equal(cache.seen.k, before[[1, 0, 1]])
+
+
 def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
     encoding, (k, v) = rotary(), draw()
     cache = KVCache("sliding", capacity=5, sinks=2)

@@ -53,6 +53,19 @@ def by_definition(q, k, v, *, form="numerator", phi="elu", scale=1.0, causal=Tru
     return torch.where(some, ((top * allowed) @ v) / torch.where(some, total, 1.0), 0.0)
 
 
+@pytest.mark.parametrize("eps", [1e-3, 1e-5])
+def test_a_sum_of_weights_up_to_eps_counts_as_no_keys(rope, eps):
+    """Features so small that the sum of the weights grows past eps within the row."""
+    q, k, v = (0.01 * q.abs() if i < 2 else q for i, q in enumerate(draw()))
+    total = (q @ k.mT).tril().sum(-1)
+    assert 0 < (total <= 1e-3).sum() < total.numel()
+    out, _ = linear_attention(q, k, v, rope, phi="relu", eps=eps)
+    where = torch.arange(SEQ)
+    top = (rotated_by_definition(q, where) @ rotated_by_definition(k, where).mT).tril() @ v
+    expected = torch.where((total > eps)[..., None], top / total[..., None], 0.0)
+    torch.testing.assert_close(out, expected, atol=1e-10, rtol=1e-8)
+
+
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("form", "phi"), [("numerator", "elu"), ("numerator", "relu"), ("cosine", "elu")])

@@ -218,3 +218,13 @@ def test_masks_of_another_shape_or_dtype_are_refused_and_leave_the_cache_as_it_w
     given = {} if "documents" in options else {"cache": cache}
     assert_refused(field, lambda: layer(x, positions, **options, **given))
     assert len(cache) == SEQ
+
+
+def test_a_token_before_the_latest_is_rotated_for_the_length_of_the_cache():
+    """With a scaling that depends on the length, q and k must have the same: that of the latest token in the cache."""
+    layer = make(rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.Dynamic(factor=4.0, original_length=5)), causal=False)
+    x, positions = torch.randn(1, SEQ, MODEL_DIM).double(), torch.tensor([[0, 1, 2, 30, 4, 5, 6]])
+    cache = KVCache()
+    layer(x[:, :4], positions=positions[:, :4], cache=cache)
+    steps = [layer(x[:, i : i + 1], positions=positions[:, i : i + 1], cache=cache).out for i in range(4, SEQ)]
+    torch.testing.assert_close(steps[-1][:, 0], layer(x, positions=positions).out[:, -1], atol=1e-10, rtol=1e-8)

@@ -1,0 +1,78 @@
+"""Backends of softmax attention, called directly: any offset and number of queries, rows without keys, which backend runs."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ropewalk.attention import backends
+from ropewalk.attention.backends import Call, attend, pick
+from ropewalk.attention.masks import Visibility
+
+BATCH, HEADS, KV_HEADS, KEYS, DIM = 2, 4, 2, 6, 5
+
+
+def call(q_len=3, **visible):
+    torch.manual_seed(7)
+    q, k, v = (torch.randn(BATCH, h, s, DIM).double() for h, s in ((HEADS, q_len), (KV_HEADS, KEYS), (KV_HEADS, KEYS)))
+    return Call(q, k, v, 0.6, Visibility(**visible))
+
+
+def by_loops(given, sees):
+    """softmax(scale q k) v, key by key; `sees(row, query, key)` says which keys count."""
+    out = torch.zeros_like(given.q)
+    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in given.q.shape[:3])).tolist():
+        group = h // (HEADS // KV_HEADS)
+        keys = [j for j in range(KEYS) if sees(b, i, j)]
+        scores = [math.exp(0.6 * float(given.q[b, h, i] @ given.k[b, group, j])) for j in keys]
+        for j, score in zip(keys, scores, strict=True):
+            out[b, h, i] += score / sum(scores) * given.v[b, group, j]
+    return out
+
+
+@pytest.mark.parametrize("name", ["sdpa", "math"])
+@pytest.mark.parametrize("q_len", [1, 3, KEYS])
+def test_causality_at_any_offset(name, q_len):
+    """One query is not always the last token: later keys stay hidden from it."""
+    for offset in range(KEYS):
+        given = call(q_len, causal=True, offset=offset)
+        expected = by_loops(given, lambda b, i, j, offset=offset: j <= i + offset)
+        torch.testing.assert_close(attend(given, name)[0], expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("is_float", [False, True])
+def test_queries_without_keys_give_zero_whatever_the_kernel_returns(monkeypatch, is_float):
+    """Kernels of some devices return NaN there; torch's for CPU returns 0 by itself."""
+
+    def plain(q, k, v, mask, scale, **rest):
+        k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
+        scores = scale * q @ k.mT
+        return (scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask).softmax(dim=-1) @ v
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", plain)
+    real = torch.ones(BATCH, KEYS, dtype=torch.bool)
+    real[1] = False
+    mask = torch.zeros(KEYS).double() if is_float else None
+    got = backends.run_sdpa(call(padding=real, mask=mask))[0]
+    expected = by_loops(call(), lambda b, i, j: b == 0)
+    assert not expected[1].any()
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-10)
+
+
+def test_the_weights_of_each_query_are_those_of_its_keys():
+    given = call(causal=True, offset=2)
+    out, weights = backends.run_math(given)
+    hidden = torch.arange(KEYS) > torch.arange(3)[:, None] + 2
+    assert not weights.masked_select(hidden).any()
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(BATCH, HEADS, 3).double())
+    torch.testing.assert_close(weights @ given.v.repeat_interleave(2, dim=1), out)
+
+
+def test_the_fused_kernel_is_the_default_and_weights_need_the_definition():
+    given = call(causal=True)
+    assert pick(given)[0] == "sdpa"
+    wanting = Call(given.q, given.k, given.v, given.scale, given.visible, wants_weights=True)
+    assert pick(wanting)[0] == "math"
+    assert attend(given)[1] is None
+    assert attend(wanting)[1] is not None
