@@ -51,6 +51,26 @@ def test_a_check_applies_where_it_should_and_only_there(name):
     assert name not in named(does_not)
 
 
+SCALED = [
+    Linear(4.0),
+    Yarn(factor=4.0, original_length=512),
+    Yarn(factor=4.0, original_length=64),
+    Llama3(8.0, original_length=512),
+]
+
+
+@pytest.mark.parametrize("scaling", [Default(), *SCALED, Dynamic(4.0, original_length=512)])
+@pytest.mark.parametrize("theta", [10.0, 4400.0, 10_000.0])
+@pytest.mark.parametrize("served", [512, 1024, 2048, 131_072])
+def test_a_checkpoint_is_never_told_to_change_its_theta_or_to_replace_its_scaling(scaling, theta, served):
+    """Its weights were trained with both; `from_hf` reads such a spec with precision hf_frequencies."""
+    spec = rw.RopeSpec(128, theta=theta, scaling=scaling, precision="hf_frequencies")
+    for each in analysis.advise(analysis.Facts(spec, 512, served)):
+        assert "theta" not in each.advice
+        if not isinstance(scaling, Default):
+            assert not any(word in each.advice for word in ("instead", "DynamicYarn", "Yarn(", "use factor", "beta_fast"))
+
+
 def test_every_check_has_its_case_and_a_figure():
     assert list(CASES) == [check.name for check in analysis.CHECKS]
     assert {each.figure for each in (*analysis.CHECKS, *analysis.GUIDE)} <= set(plots.FIGURES)

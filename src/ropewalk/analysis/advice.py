@@ -44,6 +44,11 @@ def _beta_limit(facts: Facts) -> float:
     return facts.spec.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
 
 
+def _is_new(facts: Facts) -> bool:
+    """Return whether a spec is for a new model: weights that exist were trained with their theta and scaling."""
+    return facts.spec.precision == "exact"
+
+
 #: advice is given for every check that applies, in this order
 CHECKS: tuple[Check, ...] = (
     Check(
@@ -61,8 +66,9 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "stretched_too_little", "coverage",
         lambda f: f.new_angles > 0 and not isinstance(f.spec.scaling, Default),
-        "Correct if the model was trained further at {f.served:,} tokens; otherwise serve fewer, or use factor {f.factor}.",
+        "Correct if the model was trained further at {f.served:,} tokens; otherwise serve fewer{or_factor}.",
         "with {f.spec.scaling.name}, {f.new_angles} of {f.spec.pairs} pairs reach angles that did not occur in training",
+        lambda f: {"or_factor": f", or use factor {f.factor}" if _is_new(f) else ""},
     ),
     Check(
         "trained_unknown", "coverage",
@@ -72,21 +78,21 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "linear_blurs", "scalings",
-        lambda f: isinstance(f.spec.scaling, Linear) and f.spec.scaling.factor > 1,
+        lambda f: _is_new(f) and isinstance(f.spec.scaling, Linear) and f.spec.scaling.factor > 1,
         "Without fine-tuning use Yarn or Ntk instead; Linear needs training to recover.",
         "all {f.spec.pairs} pairs are slowed, even the {fast} that completed a turn in training, so neighbours are more alike",
         lambda f: {"fast": int((f.coverage.trained >= 1).sum())},
     ),
     Check(
         "always_on", "scalings",
-        lambda f: isinstance(f.spec.scaling, Yarn) and f.spec.scaling.factor > 1 and f.served > f.trained,
+        lambda f: _is_new(f) and isinstance(f.spec.scaling, Yarn) and f.spec.scaling.factor > 1 and f.served > f.trained,
         "If most requests are short, serve with DynamicYarn(original_length={f.trained}).",
         "{slowed} of {f.spec.pairs} pairs are slowed at every length, also below token {f.trained:,}",
         lambda f: {"slowed": f.spec.pairs - f.bands.count("kept")},
     ),
     Check(
         "beta_too_fast", "coverage",
-        lambda f: isinstance(f.spec.scaling, Yarn) and f.spec.scaling.beta_fast > _beta_limit(f),
+        lambda f: _is_new(f) and isinstance(f.spec.scaling, Yarn) and f.spec.scaling.beta_fast > _beta_limit(f),
         "Lower beta_fast below {limit:.0f}.",
         "no pair completes {f.spec.scaling.beta_fast:g} turns within {f.spec.scaling.original_length:,} tokens, so only the "
         "fastest one keeps its frequency",
@@ -114,13 +120,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "all_repeat", "spectrum",
-        lambda f: f.window is None and f.aliasing.repeating == f.spec.pairs,
+        lambda f: _is_new(f) and f.window is None and f.aliasing.repeating == f.spec.pairs,
         "For long documents try a larger theta, and measure: the slowest pair should not repeat within the text.",
         "all {f.spec.pairs} pairs repeat within {f.served:,} tokens, the slowest after {f.aliasing.longest:,.0f}",
     ),
     Check(
         "random_keys_win", "base_bound",
-        lambda f: f.first_negative is not None,
+        lambda f: _is_new(f) and f.first_negative is not None,
         "For retrieval over the whole length try a larger theta, and measure: this curve is jagged, not a threshold.",
         "from distance {f.first_negative:,} on, the sum of cosines is sometimes negative: a random key outscores a similar one",
     ),
