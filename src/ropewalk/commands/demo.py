@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from ropewalk import Rope, RopeSpec, __version__, selfcheck
 from ropewalk.commands import console, device_of
 from ropewalk.errors import choice, integer
-from ropewalk.lab.studies.findings import Table
+from ropewalk.lab.studies.findings import Table, concluded
 from ropewalk.machine import machine
 
 #: changed settings of each study: enough for its first table, in minutes on two cores
@@ -96,7 +96,8 @@ def _study(out: Path, preset: str, device: str, sections: list[Table], quiet: bo
         default_changes = lab.STUDIES[name].presets[preset]["changes"]
         shorter = [f"changes={json_format.dumps([*default_changes, STEPS])}"] if preset == "cpu" else []
         folder = lab.run_study(lab.STUDIES[name], preset, out, changes=[*changes, *shorter], device=device, quiet=quiet)
-        page = lab.STUDIES[name].findings(*lab.read_study(folder))
+        rows, facts = lab.read_study(folder)
+        page = concluded(lab.STUDIES[name].findings(rows, facts), facts)
         claims[name] = [asdict(claim) for claim in page.claims]
         if not quiet:
             show(page, name)

@@ -13,7 +13,7 @@ from ropewalk.errors import choice, integer
 from ropewalk.lab.published import compared
 from ropewalk.lab.report import read_all, write_report
 from ropewalk.lab.studies import STUDIES, read_study, run_study
-from ropewalk.lab.studies.findings import Findings
+from ropewalk.lab.studies.findings import TOO_SHORT, Findings, concluded
 
 #: more would be a typing error
 MOST_SEEDS, MOST_WORKERS = 1000, 1024
@@ -54,17 +54,20 @@ def run(
             study, preset, out, seeds=seeds, changes=change or (), device=device, models=models, workers=workers, quiet=json
         )
         if not json:
-            show(study.findings(*read_study(folder)), name)
+            rows, facts = read_study(folder)
+            if facts["preset"] in TOO_SHORT:
+                console().print(f"{name}: {TOO_SHORT[facts['preset']]}", style="yellow", soft_wrap=True)
+            show(concluded(study.findings(rows, facts), facts), name)
     _write_report(out, json)
 
 
 def report(folder: Path, json: bool) -> None:
-    """Write one self-contained HTML page about all studies in a folder."""
-    _write_report(folder, json)
+    """Draw the figures of all studies in a folder again, and write one self-contained HTML page about them."""
+    _write_report(folder, json, redraw=True)
 
 
-def _write_report(folder: Path, json: bool) -> None:
-    path = write_report(folder)
+def _write_report(folder: Path, json: bool, redraw: bool = False) -> None:
+    path = write_report(folder, redraw=redraw)
     if json:
         claims = {name: [vars(claim) for claim in findings.claims] for name, (findings, _) in read_all(folder).items()}
         print(json_format.dumps({"report": str(path), "studies": claims}, indent=2))

@@ -14,7 +14,7 @@ from ropewalk.lab.json_lines import write_atomically
 from ropewalk.lab.published import beside
 from ropewalk.lab.recommendations import StudyResult, recommend
 from ropewalk.lab.studies import STUDIES, read_study
-from ropewalk.lab.studies.findings import SEED_NOISE, Findings, Table
+from ropewalk.lab.studies.findings import SEED_NOISE, TOO_SHORT, Findings, Table, concluded
 from ropewalk.lab.studies.rows import Row
 from ropewalk.lab.studies.study import FACTS, draw_figures
 
@@ -35,19 +35,27 @@ def read_results(folder: str | Path) -> dict[str, StudyResult]:
     for path in sorted(Path(folder).glob(f"*/{FACTS}")):
         rows, facts = read_study(path.parent)
         study = STUDIES[choice(f"{path.parent.name}/{FACTS}, study", facts.get("study"), STUDIES)]
-        results.append((path.parent.name, StudyResult(rows, facts, study.findings(rows, facts))))
+        results.append((path.parent.name, StudyResult(rows, facts, concluded(study.findings(rows, facts), facts))))
     if not results:
         raise RopeError("folder", "must contain a study; run: ropewalk lab run encodings --out FOLDER", str(folder))
     order = list(STUDIES)
     return dict(sorted(results, key=lambda item: order.index(item[1].facts["study"])))
 
 
-def write_report(folder: str | Path, sections: Sequence[Table] = ()) -> Path:
-    """Write report.html into a folder of studies and return its path; `sections` are tables to add after the studies."""
+def write_report(folder: str | Path, sections: Sequence[Table] = (), *, redraw: bool = False) -> Path:
+    """Write report.html into a folder of studies and return its path.
+
+    sections  tables to add after the studies
+    redraw    draw the figures again from the rows, into the folder of each study
+    """
     folder = Path(folder)
     results = read_results(folder)
+    if redraw:
+        for name, result in results.items():
+            draw_figures(result.findings, folder / name)
+    long_enough = {name: result for name, result in results.items() if result.facts.get("preset") not in TOO_SHORT}
     claims = [claim for result in results.values() for claim in result.findings.claims]
-    body = [html.summary_html(list(results), claims), html.recommendations_html(recommend(results))]
+    body = [html.summary_html(list(results), claims), html.recommendations_html(recommend(long_enough))]
     body += [_section(name, result, folder / name) for name, result in results.items()]
     body += [html.table_html(table) for table in sections]
     write_atomically(folder / NAME, html.document("ropewalk lab", body))
@@ -63,6 +71,7 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
         pictures = [html.picture_html(path, figure) for figure, path in paths.items()]
     parts = [
         f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class="ask">{html.escape(study.about)}</p>',
+        f'<p class="fails">{html.escape(TOO_SHORT[result.facts["preset"]])}</p>' if result.facts["preset"] in TOO_SHORT else "",
         html.claims_html(findings.claims),
         *pictures,
         *map(html.table_html, findings.tables),
@@ -91,4 +100,6 @@ def _environment(facts: dict[str, Any]) -> str:
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""
-    return f"Preset {facts['preset']}, {machine['device']}, {versions}{text}"
+    if "model" in facts:  # a pretrained one; otherwise the preset names the model that was trained
+        text = f" Model {facts['model']}, text {', '.join(facts.get('text', []))}."
+    return f"Preset {facts['preset']}, {facts['seeds']} seeds, {machine['device']}, {versions}{text}"

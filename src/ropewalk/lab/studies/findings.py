@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +54,15 @@ class Findings:
     figures: dict[str, Callable[[], Any]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     ours: dict[str, Ours] = field(default_factory=dict)
+
+
+#: the presets that only show that a study runs, and what a page or table of one says first
+TOO_SHORT = {"smoke": "Too short to conclude: the preset smoke only shows that the study runs, so there are no verdicts."}
+
+
+def concluded(findings: Findings, facts: Mapping[str, Any]) -> Findings:
+    """Return the findings without claims if the run was too short to conclude anything."""
+    return replace(findings, claims=[]) if facts.get("preset") in TOO_SHORT else findings
 
 
 def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> float:
