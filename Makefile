@@ -11,10 +11,11 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types tests test-transformers test-torch site bench clean
+.PHONY: help setup demo demo-full test lint types tests test-transformers test-torch site bench clean
 
 help:
-	@echo "make demo   set up; self-check, kernels, small models trained and stretched here, a report with pictures"
+	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
+	@echo "make demo-full   the same with more and longer trainings: 8 minutes"
 	@echo "make test   set up, then lint, types and all tests"
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
 	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
@@ -28,8 +29,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
 	touch $@
 
+# one comparison and one extension
 demo: setup
 	$(BIN)/ropewalk demo
+
+# eight minutes: four encodings and four methods, longer trainings
+demo-full: setup
+	$(BIN)/ropewalk demo --full
 
 # types take one core, so the tests have begun by the time they are known
 test: lint

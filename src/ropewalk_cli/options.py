@@ -147,6 +147,7 @@ def demo(
     check_only: Annotated[
         bool, typer.Option("--check-only", help="Run only the self-check, which takes seconds; train nothing.")
     ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Train more and longer models: eight minutes on two cores.")] = False,
     json: Json = False,
 ) -> None:
     """Check this machine, time the kernels, train and extend small models, and write one page with the results.

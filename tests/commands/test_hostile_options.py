@@ -117,7 +117,7 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr(cpu, "measure", lambda *_, **__: iter([timed, {**row, "skipped": "needs 'ropewalk[bench]'"}]))
     monkeypatch.setattr(selfcheck, "steps", lambda *_: iter([]))
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
-    monkeypatch.setattr(demo, "_benchmark", lambda: demo.Table("t", ("a",), []))
+    monkeypatch.setattr(demo, "_benchmark", lambda rounds: demo.Table("t", ("a",), []))
     monkeypatch.setattr(demo, "_study", lambda out, *_: ({}, out / "report.html"))
     monkeypatch.setattr(figures, "write_all", write_all)
     monkeypatch.setattr(launch, "launch", lambda *_: None)

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
-from browser import CHROMIUM, Browser
 
+from browser import CHROMIUM, Browser
 from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls
 from ropewalk.explorer.state import layers_of

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
 from geometry import overlaps
 
+from browser import CHROMIUM, Browser
 from ropewalk.explorer.controls import LANGUAGES, STEPS
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")

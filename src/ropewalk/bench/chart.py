@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.bench.cases import SHAPES
+from ropewalk.bench.cpu import CPU_SHAPES
 from ropewalk.bench.tables import mean_percent
 
 #: pixels per inch: twice those of a screen
@@ -17,7 +18,7 @@ ORDERS = {"bshd": "tokens, then heads", "bhsd": "heads, then tokens", "bhsd view
 
 def shape_name(shape: str) -> str:
     """Return a shape in words: batch, tokens, heads."""
-    batch, tokens, q_heads, k_heads, head_dim, _ = SHAPES[shape]
+    batch, tokens, q_heads, k_heads, head_dim, _ = (SHAPES | CPU_SHAPES)[shape]
     heads = f"{q_heads}" if q_heads == k_heads else f"{q_heads}+{k_heads}"
     what = f"{batch} x {tokens:,} tokens" if batch > 1 else f"{tokens:,} token{'s' * (tokens > 1)}"
     return f"{what}\n{heads} heads of {head_dim}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,46 @@ from ropewalk.errors import choice, integer
 from ropewalk.lab.studies.findings import Table, concluded
 from ropewalk.machine import machine
 
-#: changed settings of each study: enough for its first table, in minutes on two cores
-STUDIES: dict[str, list[str]] = {
-    "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
-    "extend": ['methods=["none", "linear", "ntk", "yarn"]', "factors=[4]", "tuned_factors=[]"],
-}
-#: a tenth fewer steps than the preset has, so that four models are trained within eight minutes
-STEPS = "train.stages=[{length=128, batch=8, steps=540}]"
+
+@dataclass(frozen=True)
+class Size:
+    """How much a demo trains: the changed settings of each study, the steps of each training, the rounds of the benchmark."""
+
+    studies: dict[str, list[str]]
+    steps: int
+    rounds: int
+
+
+#: one comparison and one extension
+SHORT = Size(
+    {
+        "encodings": ['encodings=["rope", "sinusoidal"]', "multiples=[1, 2, 4]"],
+        "extend": ['methods=["none", "yarn"]', "factors=[4]", "tuned_factors=[]"],
+    },
+    steps=220,
+    rounds=2,
+)
+#: enough for the first table of each study; a tenth fewer steps than the preset has, for four models within eight minutes
+FULL = Size(
+    {
+        "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
+        "extend": ['methods=["none", "linear", "ntk", "yarn"]', "factors=[4]", "tuned_factors=[]"],
+    },
+    steps=540,
+    rounds=3,
+)
 #: q of the timed sequence has 2 GiB in float32
 MOST_TOKENS = 1 << 17
 NEXT = """Next:
   ropewalk explore                                     change the settings of a rope in a browser
   ropewalk inspect config.json                         explain a checkpoint's rope
   ropewalk lab list                                    more studies: fine-tuning, pass keys, linear attention, images, ...
+  ropewalk demo --full                                 four encodings and four methods, longer trainings
   ropewalk lab run extend --preset cpu --out {out}     every method, also after a little training
   ropewalk bench                                       the whole benchmark"""
 
 
-def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, json: bool) -> None:
+def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, full: bool, json: bool) -> None:
     """Check this machine, time the kernels, train and extend small models, and write one page with the results.
 
     An interrupted demo continues where it stopped. The exit code is 1 if any error is beyond its bound.
@@ -46,7 +68,7 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, jso
     choice("preset", preset, ("smoke", "cpu", "gpu"))
     device = device_of(device)
     out.mkdir(parents=True, exist_ok=True)
-    report = _run(tokens, device)
+    report = _run(tokens, device, json)
     sections = [_precision(report), _laws(report), _speed(report, tokens, device)]
     pictures, missing = _pictures(out)
     paths = [out / "report.md", *pictures]
@@ -57,10 +79,11 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, jso
     claims: dict[str, Any] = {}
     # results of models trained with a wrong kernel would be meaningless
     if report.ok and not check_only:
-        benchmark = _benchmark()
+        size = FULL if full else SHORT
+        benchmark = _benchmark(size.rounds)
         if not json:
             _show_tables([benchmark])
-        claims, page = _study(out, preset, device, [*sections, benchmark], json)
+        claims, page = _study(out, size, preset, device, [*sections, benchmark], json)
         paths.append(page)
     if json:
         rows = {name: [asdict(row) | {"ok": row.ok} for row in part] for name, part in vars(report).items()}
@@ -71,30 +94,31 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, jso
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _benchmark() -> Table:
+def _benchmark(rounds: int) -> Table:
     """Return a table with the times of the rotation and of other installed libraries, on one core."""
     from ropewalk.bench import cpu
 
     rows = [
         (row["contender"], row["dtype"], f"{row['us']:.0f}", f"{row['times_copy']:.2f}", f"{row['rms_error']:.1e}")
-        for row in cpu.measure(("cpu mid",), rounds=3)
+        for row in cpu.measure(("cpu mid",), rounds=rounds)
         if row.get("pass") == "forward"
     ]
     rows.sort(key=lambda cells: (cells[1], float(cells[3])))
-    note = "256 tokens, 32 heads of 128; CPU time of one thread in three rounds; `ropewalk bench` measures more."
+    note = f"256 tokens, 32 heads of 128; CPU time of one thread; rounds: {rounds}; `ropewalk bench` measures more."
     return Table("Short benchmark", ("contender", "dtype", "us", "x copy", "rms error"), rows, note)
 
 
-def _study(out: Path, preset: str, device: str, sections: list[Table], quiet: bool) -> tuple[dict[str, Any], Path]:
+def _study(out: Path, size: Size, preset: str, device: str, sections: list[Table], quiet: bool) -> tuple[dict[str, Any], Path]:
     """Run the studies; return their claims as plain data, and the path of the report."""
     from ropewalk.commands.lab import show
     from ropewalk.lab import report
     from ropewalk.lab import studies as lab
 
     claims = {}
-    for name, changes in STUDIES.items():
+    for name, changes in size.studies.items():
         default_changes = lab.STUDIES[name].presets[preset]["changes"]
-        shorter = [f"changes={json_format.dumps([*default_changes, STEPS])}"] if preset == "cpu" else []
+        stages = f"train.stages=[{{length=128, batch=8, steps={size.steps}}}]"
+        shorter = [f"changes={json_format.dumps([*default_changes, stages])}"] if preset == "cpu" else []
         folder = lab.run_study(lab.STUDIES[name], preset, out, changes=[*changes, *shorter], device=device, quiet=quiet)
         rows, facts = lab.read_study(folder)
         page = concluded(lab.STUDIES[name].findings(rows, facts), facts)
@@ -104,7 +128,7 @@ def _study(out: Path, preset: str, device: str, sections: list[Table], quiet: bo
     return claims, report.write_report(out, sections)
 
 
-def _run(tokens: int, device: str) -> selfcheck.Report:
+def _run(tokens: int, device: str, quiet: bool) -> selfcheck.Report:
     steps = list(selfcheck.steps(tokens, device))
     rows: list = []
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
@@ -114,6 +138,8 @@ def _run(tokens: int, device: str) -> selfcheck.Report:
         task = progress.add_task("", total=len(steps))
         for name, measure in steps:
             progress.update(task, description=name)
+            if not (quiet or screen.is_terminal):
+                screen.print(f"self-check: {name}", markup=False, soft_wrap=True)
             rows += measure()
             progress.advance(task)
     return selfcheck.gather(rows)
@@ -135,7 +161,7 @@ def _precision(report: selfcheck.Report) -> Table:
 def _laws(report: selfcheck.Report) -> Table:
     rows = [(law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws]
     difference = selfcheck.order_difference(Rope(RopeSpec(selfcheck.HEAD_DIM)))
-    note = f"Measured on the default backend. With RoPE the outputs of the two sentences differ by up to {difference:.2f}."
+    note = f"Measured on the default backend. With RoPE the outputs of the two sentences differ by up to {difference:.1e}."
     return Table("Laws", ("law", "error", "bound", "verdict"), rows, note)
 
 
@@ -214,7 +240,8 @@ def _show_tables(sections: list[Table]) -> None:
 
 def _end(out: Path, paths: list[Path], missing: str | None, seconds: float) -> None:
     screen = console()
-    screen.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)
     if missing:
         screen.print(missing)
     screen.print(NEXT.format(out=out), soft_wrap=True)
+    # the page with everything comes last
+    screen.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)

@@ -27,6 +27,8 @@ from ropewalk.lab.studies.rows import Row, digest, read_rows, write_rows
 
 #: seconds between two reads of the workers' logs
 POLL = 1.0
+#: seconds between two lines of progress where there is no terminal
+LINES = 15.0
 
 
 @dataclass(frozen=True)
@@ -147,19 +149,25 @@ class _Status:
     def __init__(self, title: str, total: int, done: int, quiet: bool) -> None:
         self.title, self.total, self.done, self.quiet = title, total, done, quiet
         self.bar = Progress(title, total, done, not quiet)
+        self.printed = time.monotonic()
 
     def job_done(self, text: str) -> None:
         self.done += 1
         self.bar.show(self.done, text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        """Print a line if there is no terminal for a bar."""
         if not (self.quiet or self.bar.visible):
+            self.printed = time.monotonic()
             print(f"{self.title}: {text} ({self.done} of {self.total})", file=sys.stderr, flush=True)
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of the trainings that wrote to their logs in the last 15 seconds."""
-        if not self.bar.visible:
+        """Show the step and loss of the trainings that wrote to their logs in the last 15 seconds; as a line every LINES."""
+        if not self.bar.visible and (self.quiet or time.monotonic() - self.printed < LINES):
             return
         recent = [path for path in sorted(models.glob(f"*/{LOG}")) if time.time() - path.stat().st_mtime < 15]
         last = [(path.parent.name.rsplit("-", 1)[0], rows[-1]) for path in recent if (rows := read_log(path))]
         text = "  ".join(f"{name} step {row['step']} loss {row['loss']:.2f}" for name, row in last if "loss" in row)
-        if text:
-            self.bar.show(self.done, text)
+        self.bar.show(self.done, text or "running")
+        self._print(text or "running")
