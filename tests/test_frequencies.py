@@ -211,6 +211,22 @@ def test_the_magnitude_of_yarn():
     assert magnitude(factor=1.0) == magnitude(factor=1.0, mscale=0.5, mscale_all_dim=2.0) == 1.0
 
 
+@pytest.mark.parametrize("name", ["linear", "dynamic", "yarn", "llama3", "proportional", "ntk", "ntk_by_parts"])
+def test_a_scaling_without_a_factor_changes_nothing(name):
+    torch.testing.assert_close(SCALINGS[name]().frequencies(16, THETA).radians, fq.Default().frequencies(16, THETA).radians)
+
+
+def test_a_ramp_of_yarn_without_width_is_a_thousandth_wide():
+    """transformers' rule where beta_fast equals beta_slow: half way through the ramp, a pair is the mean of both."""
+    dim, theta, trained, factor = 16, 1e4, 4096, 8.0
+    beta = trained / (2 * math.pi) * theta ** (-2 * (3 - 0.0005) / dim)  # the ramp begins 0.0005 before pair 3
+    scaling = fq.Yarn(factor=factor, original_length=trained, beta_fast=beta, beta_slow=beta, truncate=False)
+    radians = scaling.frequencies(dim, theta).radians
+    plain = [theta ** (-2 * i / dim) for i in range(8)]
+    expected = [*plain[:3], (plain[3] + plain[3] / factor) / 2, *(x / factor for x in plain[4:])]
+    assert radians.tolist() == pytest.approx(expected, rel=1e-9)
+
+
 def test_fast_pairs_of_yarn_stay_and_slow_ones_interpolate():
     plain, yarn = (s.frequencies(64, THETA).radians for s in (fq.Default(), fq.Yarn(**YARN)))
     turns = 500 * plain / (2 * math.pi)

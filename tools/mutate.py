@@ -1,20 +1,25 @@
-"""Mutation testing: change the core in small ways, one at a time, and run the tests that should fail.
+"""Mutation testing: change the code in small ways, one at a time, and run the tests that should fail.
 
     python tools/mutate.py --module table --per-module 50 --seed 1
     python tools/mutate.py --per-module 25                              every module
+    python tools/mutate.py --per-module 25 --out results/mutants.jsonl  and write a row for each mutant; go on where the file ends
     python tools/mutate.py --list --module spec                         only print the mutants
 
 Each mutant is written to a copy of src/. A child process, forked after torch and transformers were imported, runs pytest -x
-on it, which takes a second or two. Mutants known to change no result are in tools/equivalent_mutants.toml, with the reason.
+on it, which takes a second or two: first the tests without the marker `slow`, then, if it survives, all. Mutants known to
+change no result are in tools/equivalent_mutants.toml, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
-import importlib
+import importlib.util
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -25,31 +30,13 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutant_tests import TESTS
 from mutants import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-_FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table")
-_CALLS = ("test_reliability", "test_reliability_calls")
-#: tests of each module, those that find most mutants first
-TESTS = {
-    "errors": ("test_errors", "test_refusals"),
-    **{f"frequencies/{name}": _FREQUENCIES for name in ("scaling", "formulas", "basic", "banded", "per_pair")},
-    "axes": ("test_axes", "test_spec", "test_refusals"),
-    "positions": ("test_positions", "test_positions_hf"),
-    "spec": ("test_spec", "test_refusals", "test_table", "test_axes"),
-    "phase": ("test_table", "test_exactness", "test_table_cache"),
-    "table": ("test_table", "test_table_hf", "test_table_cache", "test_exactness", "test_checks"),
-    "layout": ("test_layout",),
-    "checks": ("test_checks", "test_rotation", "test_laws", "test_rerotate", *_CALLS),
-    "rotation": ("test_rotation", "test_rerotate", "test_laws", "test_ops", "test_exactness", *_CALLS),
-    "rope": ("test_rope", "test_fast_path", "test_rotation", "test_laws", "test_rerotate", *_CALLS, "compiled"),
-    "ops": ("test_ops", "test_rotation", "test_laws", "test_reliability_calls"),
-    "fast_path": ("test_fast_path", "test_rope", "test_checks", "kernels/test_cpu", "test_reliability_calls"),
-    "kernels/reference": ("kernels/test_reference", "test_rotation", "test_laws"),
-    "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
-    "kernels/request": ("test_rotation", "test_checks", "test_laws", "test_rerotate"),
-}
+#: tests that are run first
+QUICK = ("-m", "not slow")
 #: imported once, before the first fork
 PRELOAD = (
     "torch", "torch.testing", "torch._dynamo", "numpy", "mpmath", "jaxtyping", "hypothesis", "hypothesis.strategies", "pytest",
@@ -64,6 +51,14 @@ class Outcome:
     verdict: str
     seconds: float
     log: str
+
+    @property
+    def caught_by(self) -> str | None:
+        """The first test that failed; "import" if none was reached."""
+        if self.verdict != "killed":
+            return None if self.verdict == "survived" else "time"
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", self.log, re.MULTILINE)
+        return "import" if failed is None else failed[1]
 
 
 def preload() -> None:
@@ -86,6 +81,7 @@ class Bench:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
         shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(self.folder / "src", quiet=2)  # once, because no child writes bytecode
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -96,6 +92,8 @@ class Bench:
     def run(self, module: str, source: str | None, tests: list[str], timeout: float) -> Outcome:
         """Run `tests` with `source` as the module; None keeps the module unchanged."""
         original = self.path(module).read_text(encoding="utf-8")
+        # bytecode is reused if its source has the same size and the same second of change
+        Path(importlib.util.cache_from_source(str(self.path(module)))).unlink(missing_ok=True)
         if source is not None:
             self.path(module).write_text(source, encoding="utf-8")
         try:
@@ -168,23 +166,43 @@ def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
     return [m for m in picked if (m.module, m.before, m.after) not in known]
 
 
-def study(bench: Bench, module: str, picked: list[Mutant]) -> list[Mutant]:
-    """Run the mutants of a module and return the survivors."""
+def study(bench: Bench, module: str, picked: list[Mutant], out: Path | None) -> list[Mutant]:
+    """Run the mutants of a module and return the survivors; append a row for each to `out`."""
     tests = test_arguments(module)
     whole = bench.run(module, None, tests, timeout=600)
     if whole.verdict != "survived":
         sys.exit(f"{module}: its tests fail on the unchanged module; fix them first\n{whole.log[-2000:]}")
     limit, survivors, timeouts, began = 3 * whole.seconds + 15, [], 0, time.monotonic()
     for mutant in picked:
-        outcome = bench.run(module, mutant.source, tests, limit)
+        outcome = bench.run(module, mutant.source, [*QUICK, *tests], limit)
+        if outcome.verdict == "survived":
+            outcome = bench.run(module, mutant.source, tests, limit)
         timeouts += outcome.verdict == "timeout"
         if outcome.verdict == "survived":
             survivors.append(mutant)
             print(f"SURVIVED {mutant}", flush=True)
+        if out is not None:
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row_of(mutant, outcome)) + "\n")
     killed = len(picked) - len(survivors)
     spent = time.monotonic() - began
     print(f"{module}: {killed} of {len(picked)} killed ({timeouts} by time), {len(survivors)} survive, {spent:.0f} s", flush=True)
     return survivors
+
+
+def row_of(mutant: Mutant, outcome: Outcome) -> dict[str, object]:
+    """The row of a mutant in a results file."""
+    where = {"file": f"{mutant.module}.py", "line": mutant.line, "before": mutant.before, "after": mutant.after}
+    return {**where, "verdict": outcome.verdict, "caught_by": outcome.caught_by}
+
+
+def not_in(out: Path | None, picked: list[Mutant]) -> list[Mutant]:
+    """The mutants without a row in `out`."""
+    if out is None or not out.exists():
+        return picked
+    rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    done = {(row["file"], row["line"], row["before"], row["after"]) for row in rows}
+    return [m for m in picked if (f"{m.module}.py", m.line, m.before, m.after) not in done]
 
 
 def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:
@@ -208,6 +226,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--module", action="append", choices=sorted(TESTS), help="may be repeated; all by default")
     parser.add_argument("--per-module", type=int, metavar="N", help="sample N mutants of each module; all by default")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="append a row for each mutant to this file, except those that it has already")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument(
         "--replace",
@@ -232,8 +251,8 @@ def main() -> int:
     try:
         if options.replace:
             return 0 if run_replacements(bench, options.replace) else 1
-        picked = {module: chosen(module, options.per_module, options.seed) for module in modules}
-        survivors = [m for module in modules for m in study(bench, module, picked[module])]
+        picked = {module: not_in(options.out, chosen(module, options.per_module, options.seed)) for module in modules}
+        survivors = [m for module in modules if picked[module] for m in study(bench, module, picked[module], options.out)]
     finally:
         bench.close()
     total = sum(map(len, picked.values()))
