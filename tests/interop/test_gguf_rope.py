@@ -11,6 +11,7 @@ from gguf_samples import sizes, write
 from ropewalk import RopeError, RopeSpec
 from ropewalk.analysis import read_checkpoint
 from ropewalk.frequencies import Dynamic, Given, Linear, Llama3, LongRope, Ntk, NtkByParts, Proportional, XPos, Yarn
+from ropewalk.interop.engines import REFERENCE
 from ropewalk.interop.gguf import GgufFile, hf_config, read_ropes
 
 DIM, PAIRS = 16, 8
@@ -241,5 +242,5 @@ def test_inspect_and_audit_read_a_file(tmp_path):
     assert checkpoint.explanation.as_dict()["full_attention"]["theta"]["source"] == "llama.rope.freq_base"
     found = {finding.engine: finding for finding in rw.audit(path).findings}
     radians, magnitude = ggml(1e6, 4.0, yarn=(128, 32, 1))
-    np.testing.assert_allclose(found["transformers"].radians, radians, rtol=1e-6)
-    assert found["transformers"].magnitude == pytest.approx(magnitude)
+    np.testing.assert_allclose(found[REFERENCE].radians, radians, rtol=1e-6)
+    assert found[REFERENCE].magnitude == pytest.approx(magnitude)

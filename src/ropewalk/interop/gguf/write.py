@@ -35,7 +35,7 @@ class GgufMetadata:
     layout: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class _InMemory:
     """Keys and tensors that are read as if they were in a file."""
 
