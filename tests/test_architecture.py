@@ -21,8 +21,8 @@ LONGEST_FILE = 300
 #: a module imports from its own floor and those below; a folder stands on one floor
 FLOORS = {
     "errors": 0, "caches": 0, "machine": 0, "examples": 0, "frequencies": 0, "axes": 0, "positions": 0, "phase": 0,
-    "spec": 1, "table": 1, "layout": 1, "tracing": 1,
-    "kernels": 2, "checks": 2, "ops": 2, "rotation": 2, "rope": 2, "fast_path": 2,
+    "spec": 1, "table": 1, "levels": 1, "layout": 1, "tracing": 1,
+    "kernels": 2, "checks": 2, "ops": 2, "rotation": 2, "rope": 2, "fast_path": 2, "jax": 2, "mlx": 2,
     "encodings": 3, "attention": 3, "distributed": 3,
     "interop": 4, "analysis": 4, "models": 4, "compat": 4,
     "plots": 5, "lab": 5,

@@ -222,7 +222,7 @@ class _Layer:
         if mixed != 1:
             raise RopeError(self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", mixed)
         length = self.whole("rope.scaling.original_context_length", self.whole("context_length", 0), low=1)
-        betas = {"beta_fast": self.facts.beta_fast}
+        betas: dict[str, Any] = {"beta_fast": self.facts.beta_fast}
         if self.facts.has_betas:
             betas = {
                 "beta_fast": self.number("rope.scaling.yarn_beta_fast", self.facts.beta_fast, above=0),

@@ -1,0 +1,139 @@
+"""Exact cos and sin for array libraries without 64-bit numbers: tables of the digits of a position.
+
+A position of 32 bits is a sum of digits, each times a power of two. A table holds cos and sin of every value of one digit,
+computed from its exact phase, and angle addition combines the digits: a few float32 products, whatever the position is. The
+functions take the library's module (`jax.numpy`, `mlx.core` or `torch`) as `xp` and use what all have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropewalk.caches import cached
+from ropewalk.errors import RopeError, integer
+from ropewalk.spec import RopeSpec
+from ropewalk.table import cos_sin as exact_cos_sin
+from ropewalk.table import magnitude_on
+
+#: bits of the digits, the lowest first; the highest digit has the sign
+DIGITS = (11, 11, 10)
+
+#: cos and sin of the values of one digit, [2^bits, 2, pairs]
+Level = np.ndarray
+
+
+def check_spec(spec: RopeSpec, length: int | None) -> int | None:
+    """Refuse specs without tables of digits; return the length that a length-dependent scaling needs."""
+    if spec.learned or spec.fractional:
+        raise RopeError("spec", "must have fixed frequencies and integer positions", spec.scaling if spec.learned else spec.axes)
+    if spec.precision == "hf":
+        raise RopeError("precision", 'must be "exact" or "hf_frequencies": "hf" rounds angles in float32', spec.precision)
+    if spec.frequencies(1).growth is not None:
+        raise RopeError("scaling", "must have the same magnitude at every position, unlike xPos", spec.scaling)
+    if not spec.needs_length:
+        return None
+    if length is None:
+        raise RopeError("length", f"must be given, because {spec.scaling.name} depends on the length of the sequence", None)
+    return integer("length", length, low=1)
+
+
+@cached("tables of digits", entries=64)
+def levels(
+    spec: RopeSpec, length: int | None, key: bool, bits: tuple[int, ...] = DIGITS, dtype: str = "float32"
+) -> tuple[Level, ...]:
+    """Return the table of each digit; the magnitude is in the last one."""
+    made, shift = [], 0
+    for index, width in enumerate(bits):
+        digits = torch.arange(1 << width, device="cpu")
+        is_last = index == len(bits) - 1
+        if is_last:
+            digits = torch.where(digits < 1 << (width - 1), digits, digits - (1 << width))
+        where = (digits << shift).expand(spec.num_axes, 1, -1) if spec.num_axes > 1 else digits << shift
+        options = {"length": length, "dtype": torch.float64, "key": key, "magnitude_power": int(is_last), "strategy": "none"}
+        cos, sin = (each.reshape(1 << width, spec.pairs) for each in exact_cos_sin(spec, where, **options))
+        made.append(torch.stack((cos, sin), dim=1).numpy().astype(dtype))
+        shift += width
+    return tuple(made)
+
+
+def magnitude_of(spec: RopeSpec, key: bool) -> float:
+    """Return the magnitude in the tables of queries, or of keys."""
+    return float(magnitude_on(spec, spec.ladder_frequencies().magnitude, key))
+
+
+def cos_sin(xp: Any, spec: RopeSpec, positions: Any, length: int | None, key: bool) -> tuple[Any, Any]:
+    """Return float32 cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map."""
+    parts, shift = [], 0
+    for table in levels(spec, length, key):
+        parts.append(rows_at(xp, array(xp, table), (positions >> shift) & (len(table) - 1), spec))
+        shift += len(table).bit_length() - 1
+    return added(parts)
+
+
+def added(parts: list[Any]) -> tuple[Any, Any]:
+    """Return cos and sin of a sum of angles, whose cos and sin are in `parts`, each [..., 2, pairs]."""
+    cos, sin = parts[0][..., 0, :], parts[0][..., 1, :]
+    for part in parts[1:]:
+        other_cos, other_sin = part[..., 0, :], part[..., 1, :]
+        cos, sin = cos * other_cos - sin * other_sin, sin * other_cos + cos * other_sin
+    return cos, sin
+
+
+def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
+    """Return [..., S, 2, pairs]: the rows of a table at these digits, of each pair's own axis."""
+    if spec.num_axes == 1:
+        return rows[digits]
+    total = None
+    for axis in range(spec.num_axes):
+        mask = np.array([own == axis for own in spec.axis_of_pair], dtype=np.float32)
+        part = rows[digits[axis]] * array(xp, mask)
+        total = part if total is None else total + part
+    return total
+
+
+def array(xp: Any, values: np.ndarray) -> Any:
+    """Return a NumPy array as an array of the library."""
+    if xp is torch:  # under torch.export this gives a constant; torch.tensor would give an operation in place
+        return torch.from_numpy(values)
+    return xp.asarray(values) if hasattr(xp, "asarray") else xp.array(values)
+
+
+def rotated(xp: Any, x: Any, cos: Any, sin: Any, spec: RopeSpec) -> Any:
+    """Return x [..., S, H, D] rotated by cos and sin [..., S, pairs]; computed in float32 and rounded once."""
+    start, width = spec.rotary_start, 2 * spec.pairs
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    part = x[..., start : start + width].astype(xp.float32)
+    if spec.layout == "half":
+        a, b = part[..., : spec.pairs], part[..., spec.pairs :]
+    else:
+        a, b = part[..., 0::2], part[..., 1::2]
+    first, second = (a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)
+    if spec.layout_out == "half":
+        done = xp.concatenate([first, second], axis=-1)
+    else:
+        done = xp.stack([first, second], axis=-1).reshape(part.shape)
+    if width == spec.head_dim:
+        return done
+    return xp.concatenate([x[..., :start], done, x[..., start + width :]], axis=-1)
+
+
+def check_shapes(q: Any, k: Any, positions: Any, spec: RopeSpec) -> None:
+    """Refuse tensors that are not [..., S, H, D], and positions that are not one for each token."""
+    for name, x in {"q": q, "k": k}.items():
+        if x is None:
+            continue
+        if x.ndim < 3 or x.shape[-1] != spec.head_dim:
+            raise RopeError(name, f"must be [..., tokens, heads, {spec.head_dim}]", tuple(x.shape))
+        if x.shape[:-2] != q.shape[:-2]:
+            raise RopeError(name, f"must have the batch and tokens of q, {tuple(q.shape[:-2])}", tuple(x.shape))
+    tokens = tuple(q.shape[:-2])
+    shape = tuple(positions.shape)
+    if spec.num_axes > 1:
+        if not shape or shape[0] != spec.num_axes:
+            raise RopeError("positions", f"must be [{spec.num_axes} axes, ...] for this spec", shape)
+        shape = shape[1:]
+    if not shape or len(shape) > len(tokens) or tokens[-len(shape) :] != shape:
+        raise RopeError("positions", f"must be [tokens] or [batch, tokens] of q, {tokens}", tuple(positions.shape))

@@ -1,0 +1,48 @@
+"""RoPE for MLX: `rotate(q, k, positions, spec)`, a pure function for compile, vmap and grad, exact without 64-bit numbers.
+
+Needs the extra `mlx`. Positions are 32-bit integers; cos and sin come from tables of their digits (see `levels`), so they are as
+exact at token 10,000,000 as at token 10.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropewalk import levels
+from ropewalk.errors import RopeError
+from ropewalk.spec import RopeSpec
+
+try:
+    import mlx.core as mx  # type: ignore[import-not-found]
+except ImportError:
+    raise RopeError("ropewalk.mlx", "needs mlx; run: pip install 'ropewalk[mlx]'", None) from None
+
+
+def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None = None) -> Any:
+    """Return q and k rotated by their tokens' angles; q alone if k is None.
+
+    q, k       [..., S, H, D]; k may have fewer heads
+    positions  integers [S], [B, S], or [axes, ..., S] for a spec with axes; None: 0, 1, 2, ...
+    length     a Python int, read only by length-dependent scalings, which need it
+    """
+    length = levels.check_spec(spec, length)
+    if positions is None:
+        positions = mx.arange(q.shape[-3], dtype=mx.int32)
+        positions = mx.broadcast_to(positions, (spec.num_axes, *positions.shape)) if spec.num_axes > 1 else positions
+    positions = mx.array(positions)
+    if not mx.issubdtype(positions.dtype, mx.integer):
+        raise RopeError("positions", "must be integers", str(positions.dtype))
+    levels.check_shapes(q, k, positions, spec)
+    positions = positions.astype(mx.int32)
+    done = []
+    for x, key in ((q, False), (k, True)):
+        if x is not None:
+            cos, sin = levels.cos_sin(mx, spec, positions, length, key and spec.magnitude_on == "q")
+            done.append(levels.rotated(mx, x, cos, sin, spec))
+    return tuple(done) if k is not None else done[0]
+
+
+def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:
+    """Return float32 cos and sin [..., S, pairs] of positions, magnitude included; `key` for the table of keys."""
+    length = levels.check_spec(spec, length)
+    return levels.cos_sin(mx, spec, mx.array(positions).astype(mx.int32), length, key and spec.magnitude_on == "q")
