@@ -150,6 +150,19 @@ def test_tables(name, form):
             assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "axis_map", [rw.axes.by_head([1, 1], 7, num_heads=H), rw.axes.GoldenAxes(H, 7, 3)], ids=["head", "golden"]
+)
+def test_frequencies_per_head(axis_map):
+    rope, counted = rw.Rope(rw.RopeSpec(HEAD_DIM, axes=axis_map)), Counted()
+    compiled = torch.compile(rope, fullgraph=True, backend=counted)
+    for s in (3, 40):
+        q, k, positions = *torch.randn(2, B, H, s, HEAD_DIM), torch.randint(0, 10**7, (axis_map.num_axes, B, s))
+        for found, expected in zip(compiled(q, k, positions), rope(q, k, positions), strict=True):
+            assert torch.equal(found, expected), s
+    assert counted.graphs <= 2
+
+
 def test_unrotate_rerotate_and_drop_in():
     rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0))
     cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(7)[None])

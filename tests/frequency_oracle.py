@@ -116,6 +116,13 @@ def _linear_frequencies(d, theta, length, f):
     return [mpf(1) / (1 + 2 * i) for i in range(d // 2)], mpf(1)
 
 
+def _riflex(d, theta, length, f):
+    radians = omega(d, theta)
+    distances = [abs(2 * mpmath.pi / w - f["repeat"]) for w in radians]
+    radians[distances.index(min(distances))] = mpf(f["share"]) * 2 * mpmath.pi / f["frames"]
+    return radians, mpf(1)
+
+
 def _given(d, theta, length, f):
     return [mpf(x) for x in f["radians"]], mpf(f["magnitude"])
 
@@ -152,6 +159,7 @@ ORACLE = {
     "llama3": _llama3,
     "proportional": _proportional,
     "linear_frequencies": _linear_frequencies,
+    "riflex": _riflex,
     "xpos": _default,
     "given": _given,
     "learnable": _learnable,

@@ -48,6 +48,7 @@ def sample_scaling(name: str, pairs: int = ROTARY_DIM // 2) -> frequencies.Scali
         "llama3": lambda: frequencies.Llama3(factor=8.0, original_length=64),
         "proportional": lambda: frequencies.Proportional(factor=2.0, fraction=0.7),
         "linear_frequencies": lambda: frequencies.LinearFrequencies(),
+        "riflex": lambda: frequencies.Riflex(frames=40, repeat=30),
         "xpos": lambda: frequencies.XPos(scale_base=64.0, center=3),
         "given": lambda: frequencies.Given(radians=tuple((-0.4) ** i for i in range(pairs)), magnitude=1.5),
         "learnable": lambda: frequencies.Learnable(start=frequencies.Linear(factor=2.0)),

@@ -47,6 +47,7 @@ ALSO_EXACT = {
     "ntk_by_parts": fq.NtkByParts(4.7, 3000, ntk_weight=0.7, keep_weight=0.9),
     "proportional": fq.Proportional(1.7, 0.6),
     "linear_frequencies": fq.LinearFrequencies(),
+    "riflex": fq.Riflex(frames=70, repeat=40, share=0.7),
     "xpos": fq.XPos(),
     "given": fq.Given(tuple(math.pi ** -(0.3 * i) for i in range(32))),
     "clipped": fq.Clipped(fq.Yarn(3000, factor=4.7), 17),

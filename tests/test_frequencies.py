@@ -56,6 +56,7 @@ SAMPLES: dict[str, list[Scaling]] = {
     ],
     "proportional": [fq.Proportional(), fq.Proportional(2.0, 0.5), fq.Proportional(1.0, 0.79), fq.Proportional(1.0, 0.0)],
     "linear_frequencies": [fq.LinearFrequencies()],
+    "riflex": [fq.Riflex(), fq.Riflex(66, 48), fq.Riflex(700, 3000, 0.5), fq.Riflex(1, 1, 1.0)],
     "xpos": [fq.XPos(), fq.XPos(100.0, -7)],
     "given": [fq.Given((1.0, -0.5, 0.0, 3.0, 1e-9)), fq.Given((1.0, 0.5, 0.0, 3.0, 1e-9), 1.5)],
     "learnable": [fq.Learnable(), fq.Learnable(fq.Linear(4.0)), fq.Learnable(fq.Yarn(factor=4.0))],

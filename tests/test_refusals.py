@@ -65,6 +65,7 @@ BAD_FIELDS = {
     "llama3": FACTOR | {"low_freq_factor": BOUNDED, "high_freq_factor": BOUNDED, "original_length": LENGTH},
     "proportional": FACTOR | {"fraction": SHARE},
     "linear_frequencies": {},
+    "riflex": {"frames": (*NOT_INTEGERS, 0), "repeat": (*NOT_INTEGERS, 0), "share": (*POSITIVE, 1.5)},
     "xpos": {"scale_base": BOUNDED, "center": NOT_INTEGERS},
     "given": {"radians": NUMBERS, "magnitude": MAGNITUDE},
     "learnable": {"start": (None, "default", 1.0, fq.Default, fq.Dynamic(), fq.LongRope(), fq.DynamicYarn(), fq.Learnable())},
@@ -93,6 +94,7 @@ def test_the_smallest_allowed_values_are_allowed(name):
         "low_freq_factor": 1e-18, "high_freq_factor": 1e-18, "fraction": 0, "scale_base": 1e-18, "center": -(2**62),
         "magnitude": 1e-18, "short_factor": (1e-18,), "long_factor": [1e-18], "radians": (-1,), "start": fq.XPos(),
         "inner": fq.Dynamic(), "pairs": 0, "soft": False, "alpha": [-50],
+        "frames": 1, "repeat": 1, "share": 1e-300,
     }  # fmt: skip
     if name == "longrope":
         smallest |= {"original_length": 2, "factor": 1e-300}

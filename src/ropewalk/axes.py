@@ -19,12 +19,15 @@ class AxisMap:
     ladder      "shared": pair i has frequency omega_i whatever its axis (M-RoPE). "per_axis": the frequencies of each axis start
                 again at the fastest (axial image and video RoPE)
     fractional  coordinates may be real numbers
+    scaled      with "per_axis": the axes to whose frequencies the spec's scaling applies, such as (0,) for time alone;
+                None = all
     """
 
     axis_of_pair: tuple[int, ...]
     num_axes: int
     ladder: str = "shared"
     fractional: bool = False
+    scaled: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         num_axes = integer("num_axes", self.num_axes, low=1, high=64)
@@ -34,6 +37,10 @@ class AxisMap:
             raise RopeError("axis_of_pair", "must name an axis for at least one pair", axes)
         choice("ladder", self.ladder, ("shared", "per_axis"))
         flag("fractional", self.fractional)
+        if self.scaled is not None:
+            if self.ladder == "shared":
+                raise RopeError("scaled", "needs ladder='per_axis': axes that share a ladder also share its scaling", self.scaled)
+            object.__setattr__(self, "scaled", tuple(integer("scaled", a, low=0, high=num_axes - 1) for a in self.scaled))
         object.__setattr__(self, "axis_of_pair", axes)
         object.__setattr__(self, "num_axes", num_axes)
 
@@ -48,6 +55,10 @@ class AxisMap:
             return [(list(range(self.pairs)), 2 * self.pairs)]
         by_axis = [[i for i, axis in enumerate(self.axis_of_pair) if axis == a] for a in range(self.num_axes)]
         return [(members, 2 * len(members)) for members in by_axis if members]
+
+    def is_scaled(self, pair: int) -> bool:
+        """Return whether the spec's scaling applies to the axis of this pair."""
+        return self.scaled is None or self.axis_of_pair[pair] in self.scaled
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,85 @@ class MixedAxes:
         return (torch.stack([angle.cos(), angle.sin()], dim=-1) * radians.repeat(2)[:, None]).float()
 
 
+@dataclass(frozen=True)
+class HeadAxes:
+    """The axis of every head: all pairs of a head rotate by one coordinate, and each head has the whole ladder (MHRoPE).
+
+    Queries may have a multiple of these heads (grouped-query attention): each uses the axis of its key head.
+
+    axis_of_head  the axis of each head; -1 for a head that does not rotate
+    """
+
+    axis_of_head: tuple[int, ...]
+    pairs: int
+    num_axes: int
+    fractional: bool = False
+
+    def __post_init__(self) -> None:
+        num_axes = integer("num_axes", self.num_axes, low=1, high=64)
+        axes = tuple(integer("axis_of_head", axis, low=-1, high=num_axes - 1) for axis in self.axis_of_head)
+        if not axes:
+            raise RopeError("axis_of_head", "must name an axis for at least one head", axes)
+        object.__setattr__(self, "axis_of_head", axes)
+        object.__setattr__(self, "num_axes", num_axes)
+        object.__setattr__(self, "pairs", integer("pairs", self.pairs, low=1, high=32768))
+        flag("fractional", self.fractional)
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads have an axis of their own."""
+        return len(self.axis_of_head)
+
+    def directions(self) -> Tensor:
+        """Return float64 [heads, pairs, axes], which multiplies the ladder: 1 on the head's axis, 0 elsewhere."""
+        axis = torch.tensor(self.axis_of_head, device="cpu")[:, None, None]
+        return (axis == torch.arange(self.num_axes, device="cpu")).to(torch.float64).expand(-1, self.pairs, -1)
+
+
+@dataclass(frozen=True)
+class GoldenAxes:
+    """Every pair of every head rotates along a direction of its own; all directions are spread evenly (golden gate RoPE).
+
+    Nothing is learned or drawn at random: direction n is point n of a low-discrepancy sequence, mapped to the sphere. With
+    `frequencies.geometric` as the scaling, the frequencies are those of the method's author.
+    """
+
+    num_heads: int
+    pairs: int
+    num_axes: int = 2
+    fractional: bool = True
+
+    def __post_init__(self) -> None:
+        for name, most in (("num_heads", 65536), ("pairs", 32768), ("num_axes", 64)):
+            object.__setattr__(self, name, integer(name, getattr(self, name), low=1, high=most))
+        flag("fractional", self.fractional)
+
+    def directions(self) -> Tensor:
+        """Return unit vectors, float64 [heads, pairs, axes], which multiply the ladder."""
+        ratio = 2.0
+        for _ in range(10):  # the generalised golden ratio: x^(axes + 1) = x + 1
+            ratio = (1 + ratio) ** (1 / (self.num_axes + 1))
+        steps = ratio ** -torch.arange(1, self.num_axes + 1, dtype=torch.float64, device="cpu")
+        index = torch.arange(1, self.num_heads * self.pairs + 1, dtype=torch.float64, device="cpu")
+        points = torch.erfinv(2 * (index[:, None] * steps % 1) - 1)
+        return (points / points.norm(dim=-1, keepdim=True)).reshape(self.num_heads, self.pairs, self.num_axes)
+
+
+#: axis maps that differ from head to head, with fixed frequencies
+PER_HEAD = (HeadAxes, GoldenAxes)
+
+
+def by_head(sections: Sequence[int], pairs: int, num_heads: int | None = None) -> HeadAxes:
+    """MHRoPE: the first sections[0] key heads use axis 0, the next sections[1] axis 1, and so on; further heads do not rotate.
+
+    `num_heads` is the number of key heads; None = the sum of the sections.
+    """
+    counts = _sections(sections)
+    num_heads = sum(counts) if num_heads is None else integer("num_heads", num_heads, low=sum(counts), high=65536)
+    axes = [axis for axis, count in enumerate(counts) for _ in range(count)]
+    return HeadAxes((*axes, *[-1] * (num_heads - len(axes))), pairs, len(counts))
+
+
 def chunked(sections: Sequence[int]) -> AxisMap:
     """M-RoPE in blocks (Qwen2-VL, GLM-4V): the first sections[0] pairs use axis 0, the next sections[1] axis 1, and so on."""
     sections = _sections(sections)
@@ -124,9 +214,12 @@ def round_robin(sections: Sequence[int]) -> AxisMap:
     return AxisMap(tuple(axes), len(left))
 
 
-def axial(*sections: int) -> AxisMap:
-    """Axial RoPE: axis a has sections[a] consecutive pairs and its own ladder of frequencies; `axial(16, 16)` for an image."""
-    return AxisMap(chunked(sections).axis_of_pair, len(sections), ladder="per_axis")
+def axial(*sections: int, scaled: Sequence[int] | None = None) -> AxisMap:
+    """Axial RoPE: axis a has sections[a] consecutive pairs and its own ladder of frequencies; `axial(16, 16)` for an image.
+
+    `scaled` lists the axes that the spec's scaling applies to; None = all.
+    """
+    return AxisMap(chunked(sections).axis_of_pair, len(sections), "per_axis", scaled=None if scaled is None else tuple(scaled))
 
 
 def normalised(*sections: int) -> AxisMap:

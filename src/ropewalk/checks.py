@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.axes import MixedAxes
+from ropewalk.axes import PER_HEAD, MixedAxes
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels.request import Request, token_axes
@@ -31,6 +31,8 @@ def make_request(
         check_tensor(name, each, seq_dim, spec.head_dim)
         if isinstance(spec.axes, MixedAxes):
             _check_heads(name, each, seq_dim, spec.axes.num_heads)
+        elif isinstance(spec.axes, PER_HEAD):
+            _check_groups(name, each, seq_dim, spec.axes.num_heads)
     seq_dim = seq_dim - x.ndim if seq_dim >= 0 else seq_dim
     seq, batch = x.shape[seq_dim], _batch_size(x, seq_dim)
     for other in xs[1:]:
@@ -164,6 +166,13 @@ def _check_heads(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
     head = token_axes(x.ndim, seq_dim)[2]
     if head is None or x.shape[head] != num_heads:
         rule = f"must have the {num_heads} heads of MixedAxes, which has frequencies for each of them"
+        raise RopeError(name, rule, list(x.shape))
+
+
+def _check_groups(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
+    head = token_axes(x.ndim, seq_dim)[2]
+    if head is None or x.shape[head] % num_heads:
+        rule = f"must have {num_heads} heads or a multiple of them: its axes differ from head to head"
         raise RopeError(name, rule, list(x.shape))
 
 

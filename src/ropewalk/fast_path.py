@@ -115,7 +115,8 @@ def prepare(
     others = PREPARED.get(key, [])
     if any(call.matches(*tensors) for call in others):
         return
-    make = None if request.spec.needs_length or request.spec.learned else pick(xs, request, backend).prepare
+    spec = request.spec
+    make = None if spec.needs_length or spec.learned or spec.per_head else pick(xs, request, backend).prepare
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     guard = _Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     run, (q, k) = None if make is None else make(xs, outs, request), xs

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ropewalk.axes import PER_HEAD
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Length
 from ropewalk.kernels import pick
@@ -118,9 +119,14 @@ def _(x, *rest):
 
 @torch.library.register_fake("ropewalk::cos_sin")
 def _(positions, length, spec, dtype, magnitude_power, key):
+    spec = _from_text(spec)[0]
+    if isinstance(spec.axes, PER_HEAD):
+        batch = 1 if positions.ndim == 1 else positions.shape[-2]
+        table = positions.new_empty([batch, spec.axes.num_heads, positions.shape[-1], spec.pairs], dtype=dtype)
+        return table, torch.empty_like(table)
     rows = positions.shape[-2:]
     shape = rows if length is None else torch.broadcast_shapes(rows, (*length.shape, 1))
-    table = positions.new_empty([*shape, _from_text(spec)[0].pairs], dtype=dtype)
+    table = positions.new_empty([*shape, spec.pairs], dtype=dtype)
     return table, torch.empty_like(table)
 
 

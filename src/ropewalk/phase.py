@@ -33,8 +33,12 @@ def phase_steps(radians: Tensor, low: Tensor | None = None) -> Tensor:
 
 def cos_sin_of_phase(steps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return float64 cos and sin of integer positions of any size and sign, given the phase step of each pair."""
-    turns = (positions * steps).to(torch.float64) * 2.0**-64
-    angles = turns * (2 * math.pi)
+    return cos_sin_of_turns(positions * steps)
+
+
+def cos_sin_of_turns(phase: Tensor) -> tuple[Tensor, Tensor]:
+    """Return float64 cos and sin of phases, which are int64 fractions of a turn; the sum of phases is the phase of the sum."""
+    angles = phase.to(torch.float64) * 2.0**-64 * (2 * math.pi)
     return angles.cos(), angles.sin()
 
 

@@ -8,16 +8,20 @@ import torch
 from jaxtyping import Inexact, Shaped
 from torch import Tensor
 
+from ropewalk.axes import PER_HEAD, MixedAxes
 from ropewalk.checks import check_no_overlap, check_tables, check_tensor, make_request
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.reference import split_pairs
-from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype, token_axes
 from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
 from ropewalk.table import strategies
 from ropewalk.tracing import are_batched_gradients, in_forward_mode, is_traced, is_vmap, transforms
+
+#: axes whose frequencies differ from head to head
+OF_HEADS = (MixedAxes, *PER_HEAD)
 
 
 def rotate(
@@ -98,6 +102,10 @@ def rerotate(
 def _written_out(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
     """Return the request with its angles as tables."""
     cos, sin = request_tables(request, x.shape[request.seq_dim], x.device, dtype, key)
+    if request.spec.per_head:
+        head = token_axes(x.ndim, request.seq_dim)[2]
+        groups = x.shape[head] // cos.shape[1]  # type: ignore[index]  # checked: there is an axis of heads
+        cos, sin = (table.repeat_interleave(groups, dim=1) if groups > 1 else table for table in (cos, sin))
     return TableRequest(
         cos, sin if request.sign > 0 else -sin, request.seq_dim, request.layout_in, request.layout_out, request.start
     )
@@ -169,8 +177,8 @@ def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> Non
 
 def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
     """Rotate `xs` directly by the kernel, through autograd, through the registered op or by plain torch, as the call needs."""
-    if isinstance(request, Request) and request.spec.mixed:
-        raise RopeError("spec", "must not have MixedAxes, whose frequencies are learned; use Rope(spec)", request.spec.axes)
+    if isinstance(request, Request) and isinstance(request.spec.axes, OF_HEADS):
+        return _by_head(xs, request, inplace, backend)
     traced = is_traced(xs)
     if inplace:
         check_no_overlap(xs, addresses=not traced)
@@ -187,6 +195,16 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
         rotated = _Rotation.apply(request, False, backend, *xs)
         return rotated if isinstance(rotated, tuple) else (rotated,)
     return execute(xs, request, inplace, backend)
+
+
+def _by_head(xs: tuple[Tensor, ...], request: Request, inplace: bool, backend: str | None) -> tuple[Tensor, ...]:
+    """Rotate by tables with angles for each head."""
+    if request.spec.mixed:
+        raise RopeError("spec", "must not have MixedAxes, whose frequencies are learned; use Rope(spec)", request.spec.axes)
+    if inplace:
+        check_no_overlap(xs, addresses=not is_traced(xs))
+    by_table = (_written_out(request, x, table_dtype(x), request.is_key(i)) for i, x in enumerate(xs))
+    return tuple(run((x,), table, inplace, backend)[0] for x, table in zip(xs, by_table, strict=True))
 
 
 def _by_formula(x: Tensor, request: AnyRequest, key: bool) -> Tensor:

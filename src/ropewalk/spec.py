@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ropewalk.axes import AxisMap, MixedAxes
+from ropewalk.axes import PER_HEAD, AxisMap, GoldenAxes, HeadAxes, MixedAxes
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import SCALINGS, Default, Frequencies, Length, Scaling
@@ -39,7 +39,7 @@ class RopeSpec:
     layout        "half" pairs (x_i, x_{i+r/2}) of the rotated slice, "interleaved" pairs (x_{2i}, x_{2i+1})
     layout_out    the layout of the result; None = layout (DeepSeek reads interleaved pairs and writes halves)
     rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them
-    axes          AxisMap or MixedAxes; None = one axis
+    axes          AxisMap, HeadAxes, GoldenAxes or MixedAxes; None = one axis
     precision     "exact": frequencies with 28 digits (float64 where they depend on the length or are learned), exact
                   angles. "hf_frequencies": frequencies rounded in float32 as transformers rounds them, exact angles.
                   "hf": every float32 step as transformers does it
@@ -55,7 +55,7 @@ class RopeSpec:
     layout_out: str | None = None
     rotary_dim: int | None = None
     rotary_start: int = 0
-    axes: AxisMap | MixedAxes | None = None
+    axes: AxisMap | HeadAxes | GoldenAxes | MixedAxes | None = None
     precision: str = "exact"
     magnitude_on: str = "qk"
     extra_softmax_factor: float = 1.0
@@ -73,14 +73,18 @@ class RopeSpec:
         put("rotary_dim", self._resolved_rotary_dim())
         if not isinstance(self.scaling, Scaling):
             raise RopeError("scaling", "must be a scaling from ropewalk.frequencies, such as Yarn(factor=4.0)", self.scaling)
-        if self.axes is not None and not isinstance(self.axes, (AxisMap, MixedAxes)):
+        if self.axes is not None and not isinstance(self.axes, (AxisMap, MixedAxes, *PER_HEAD)):
             raise RopeError("axes", "must come from ropewalk.axes, such as axes.chunked([16, 24, 24])", self.axes)
         if self.axes is not None and self.axes.pairs != self.pairs:
             raise RopeError("axes", f"must cover the {self.pairs} pairs of rotary_dim = {self.rotary_dim}", self.axes.pairs)
         if self.mixed and not isinstance(self.scaling, Default):
             raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are learned", self.scaling)
-        for _, dim in self._ladders():
-            self.scaling.check(dim, self.theta)
+        for scaling, dim in self._scaled_ladders():
+            scaling.check(dim, self.theta)
+        fixed = not (self.scaling.needs_length or self.scaling.learned or self.scaling._growth(2)[0] is not None)
+        if not fixed and (self.per_head or (isinstance(self.axes, AxisMap) and self.axes.scaled is not None)):
+            rule = "must have fixed frequencies and one magnitude if axes differ from head to head or only some are scaled"
+            raise RopeError("scaling", rule, self.scaling)
         put("_fingerprint", repr(_as_tuples(self)))
         if not torch.compiler.is_compiling():  # a compiler cannot trace weak references
             _LIVE.setdefault(self.fingerprint, self)
@@ -121,6 +125,11 @@ class RopeSpec:
         return isinstance(self.axes, MixedAxes)
 
     @property
+    def per_head(self) -> bool:
+        """Whether frequencies are fixed and differ from head to head."""
+        return isinstance(self.axes, PER_HEAD)
+
+    @property
     def fractional(self) -> bool:
         """Whether positions may be real numbers."""
         return self.axes is not None and self.axes.fractional
@@ -148,9 +157,13 @@ class RopeSpec:
     def frequencies(self, length: Length = None) -> Frequencies:
         """Radians per step, float64: [pairs], [rows, pairs] for a length per row, [..., pairs, axes] with an axis map.
 
+        Axes that differ from head to head give [heads, pairs, axes].
+
         With precision "hf" and "hf_frequencies" they are the float32 values of transformers.
         """
         ladder = self.ladder_frequencies(length)
+        if self.per_head:
+            return self.for_each_head(ladder)
         if not isinstance(self.axes, AxisMap):
             return ladder
         one_hot = torch.nn.functional.one_hot(torch.tensor(self.axis_of_pair, device="cpu"), self.num_axes)
@@ -160,7 +173,13 @@ class RopeSpec:
     def ladder_frequencies(self, length: Length = None) -> Frequencies:
         """Radians per step of each pair along its own axis: [pairs], or [rows, pairs] for a length per row."""
         dtype = torch.float64 if self.precision == "exact" else torch.float32
-        return self._merged([self.scaling.frequencies(dim, self.theta, length, dtype) for _, dim in self._ladders()])
+        return self._merged([s.frequencies(dim, self.theta, length, dtype) for s, dim in self._scaled_ladders()])
+
+    def for_each_head(self, ladder: Frequencies) -> Frequencies:
+        """Return [heads, pairs, axes] frequencies along the axes that differ from head to head, given those of the ladder."""
+        directions = self.axes.directions()  # type: ignore[union-attr]  # per_head
+        low = None if ladder.low is None else ladder.low[:, None] * directions
+        return replace(ladder, radians=ladder.radians[:, None] * directions, low=low)
 
     def exact_ladder_frequencies(self) -> Frequencies:
         """`ladder_frequencies` with 28 digits, in `radians` and `low`, where precision is "exact" and the scaling has them.
@@ -169,7 +188,7 @@ class RopeSpec:
         """
         if self.precision != "exact":
             return self.ladder_frequencies()
-        return self._merged([self.scaling.exact_frequencies(dim, self.theta) for _, dim in self._ladders()])
+        return self._merged([scaling.exact_frequencies(dim, self.theta) for scaling, dim in self._scaled_ladders()])
 
     @property
     def softmax_factor(self) -> float:
@@ -191,12 +210,20 @@ class RopeSpec:
 
     def _merged(self, ladders: list[Frequencies]) -> Frequencies:
         """Merge the frequencies of several ladders in the order of their pairs."""
-        first = ladders[0]
+        # the magnitude is that of an axis with the scaling
+        first = next(
+            (part for part, (s, _) in zip(ladders, self._scaled_ladders(), strict=True) if s is self.scaling), ladders[0]
+        )
         radians, growth, low = first.radians, first.growth, first.low
         if len(ladders) > 1:
             parts = zip(*((ladder.radians, ladder.growth, ladder.low) for ladder in ladders), strict=True)
             radians, growth, low = (_in_pair_order([pairs for pairs, _ in self._ladders()], list(part)) for part in parts)
         return Frequencies(radians.to(torch.float64), first.magnitude, growth, first.center, low)  # type: ignore[union-attr]
+
+    def _scaled_ladders(self) -> list[tuple[Scaling, int]]:
+        """Return (scaling, dim) of every ladder; axes that are not scaled have the plain frequencies."""
+        scaled = lambda pair: not isinstance(self.axes, AxisMap) or self.axes.is_scaled(pair)  # noqa: E731
+        return [(self.scaling if scaled(pairs[0]) else Default(), dim) for pairs, dim in self._ladders()]
 
     def _ladders(self) -> list[tuple[list[int], int]]:
         return self.axes.ladders() if isinstance(self.axes, AxisMap) else [(list(range(self.pairs)), 2 * self.pairs)]
@@ -250,6 +277,6 @@ def _in_pair_order(pairs_of_ladders: list[list[int]], ladders: list[Tensor | Non
 
 
 #: the classes that a fingerprint may name
-_CLASSES: dict[str, type] = {kind.__name__: kind for kind in (RopeSpec, AxisMap, MixedAxes, *SCALINGS.values())}
+_CLASSES: dict[str, type] = {kind.__name__: kind for kind in (RopeSpec, AxisMap, MixedAxes, *PER_HEAD, *SCALINGS.values())}
 # ops take a spec by its fingerprint, because a graph can hold strings but not objects
 _LIVE: WeakValueDictionary[str, RopeSpec] = WeakValueDictionary()

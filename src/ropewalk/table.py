@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.axes import PER_HEAD
 from ropewalk.caches import Cache
 from ropewalk.frequencies import Frequencies, Length
-from ropewalk.phase import cos_sin_of_phase, phase_steps
+from ropewalk.phase import cos_sin_of_phase, cos_sin_of_turns, phase_steps
 from ropewalk.spec import RopeSpec
 
 LEVEL_BITS = 10
@@ -42,7 +43,7 @@ class Tables:
     """What is kept for one spec on one device; nothing in it is ever written to."""
 
     frequencies: Frequencies
-    steps: Tensor  # int64 [pairs]
+    steps: Tensor  # int64 [pairs], or [heads, pairs, axes]
     axis_of_pair: Tensor | None  # int64 [pairs]
     levels: Levels | None
 
@@ -83,6 +84,7 @@ def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tabl
 
 def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
     frequencies = spec.exact_ladder_frequencies()
+    frequencies = spec.for_each_head(frequencies) if spec.per_head else frequencies
     steps = phase_steps(frequencies.radians, frequencies.low).to(device)
     growth = None if frequencies.growth is None else frequencies.growth.to(device)
     frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)
@@ -99,7 +101,7 @@ def _keeps_levels(spec: RopeSpec) -> bool:
 
 
 def _keeps_rows(spec: RopeSpec) -> bool:
-    return spec.num_axes == 1 and not spec.needs_length and not spec.fractional
+    return spec.num_axes == 1 and not spec.needs_length and not spec.fractional and not spec.per_head
 
 
 def tables_at(spec: RopeSpec, device: torch.device, length: Length, strategy: str = "auto") -> Tables:
@@ -125,10 +127,15 @@ def cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map, as new tensors.
 
+    Axes that differ from head to head give [B, heads, S, pairs].
+
     magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it (the inverse)
     key              True for the table of keys, where queries and keys have different magnitudes
     """
     cached = tables_at(spec, positions.device, length, strategy)
+    if spec.per_head:
+        cos, sin = _per_head_cos_sin(spec, cached, positions)
+        return with_magnitude(spec, cached.frequencies, positions, cos, sin, magnitude_power, key, dtype)
     coordinates = _per_pair(cached, positions)
     radians, steps = _per_row(cached.frequencies.radians), _per_row(cached.steps)
     if spec.precision == "hf":
@@ -153,6 +160,19 @@ def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
     if cached.axis_of_pair is None:
         return positions.unsqueeze(-1)
     return positions[cached.axis_of_pair].movedim(0, -1)
+
+
+def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [B, heads, S, pairs]; the angle of a pair is a sum over the axes."""
+    positions = positions if spec.num_axes > 1 else positions.unsqueeze(0)
+    points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[:, :, None, :, None]  # [axes, B, 1, S, 1]
+    if positions.is_floating_point() or spec.precision == "hf":
+        dtype = torch.float32 if spec.precision == "hf" else torch.float64
+        factors, points = cached.frequencies.radians.to(dtype), points.to(dtype)
+    else:
+        factors, points = cached.steps, points.to(torch.int64)
+    angles = sum(point * factor[:, None] for point, factor in zip(points, factors.unbind(-1), strict=True))
+    return (angles.cos(), angles.sin()) if angles.is_floating_point() else cos_sin_of_turns(angles)
 
 
 def _per_row(values: Tensor) -> Tensor:
@@ -271,7 +291,8 @@ def _rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
 def memory(spec: RopeSpec, length: int) -> dict[str, int]:
     """Return the bytes that each strategy keeps on one device once queries at positions 0 ... length - 1 were rotated."""
     row = 8 * spec.pairs  # one float32 cos and sin, or one float64 of either; also the phase steps
+    steps = row * spec.axes.num_heads * spec.num_axes if isinstance(spec.axes, PER_HEAD) else row
     levels = 2 * 2 * row * LEVEL * _keeps_levels(spec)
     rows = {strategy: row * _rows_for(spec, length, strategy) * _keeps_rows(spec) for strategy in ("auto", "full")}
     kept = {"auto": levels + rows["auto"], "full": rows["full"], "two-level": levels, "none": 0}
-    return {strategy: 0 if spec.learned else row + kept[strategy] for strategy in strategies(spec)}
+    return {strategy: 0 if spec.learned else steps + kept[strategy] for strategy in strategies(spec)}

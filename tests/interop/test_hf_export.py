@@ -27,6 +27,7 @@ from ropewalk.frequencies import (
     Ntk,
     NtkByParts,
     Proportional,
+    Riflex,
     XPos,
     Yarn,
 )
@@ -44,7 +45,7 @@ EXPRESSIBLE = {
     "clipped": Clipped(Yarn(factor=4.0, original_length=1000), soft=False),
 }
 INEXPRESSIBLE = (
-    Ntk(2.0), NtkByParts(2.0), DynamicYarn(), LinearFrequencies(), XPos(), Given((1.0,) * PAIRS), Learnable(),
+    Ntk(2.0), NtkByParts(2.0), DynamicYarn(), LinearFrequencies(), Riflex(), XPos(), Given((1.0,) * PAIRS), Learnable(),
     Learned(alpha=(0.1,) * PAIRS), Clipped(pairs=3), Clipped(Ntk(2.0)),
 )  # fmt: skip
 

@@ -25,6 +25,8 @@ def radians(spec: RopeSpec, length: int | None = None) -> np.ndarray:
     """Return the frequency of every pair, float64 [pairs]; `length` is the sequence length, which some scalings depend on."""
     if spec.mixed:
         raise RopeError("axes", "must not be MixedAxes: their frequencies are learned parameters of a Rope", spec.axes)
+    if spec.per_head:
+        raise RopeError("axes", "must be the same in all heads, to be analysed as one series of frequencies", spec.axes)
     return spec.with_(precision="exact").ladder_frequencies(length).radians.numpy()
 
 

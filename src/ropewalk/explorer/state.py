@@ -90,7 +90,7 @@ def stretched(values: tuple[float, ...], count: int, *, nearest: bool = False) -
 
 def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
     """Return the page's values for a spec; the inverse of `spec_of`."""
-    if spec.mixed or spec.fractional:
+    if spec.mixed or spec.per_head or spec.fractional:
         raise RopeError("axes", "must assign each pair to one axis with integer positions, to be shown on the page", spec.axes)
     integer("head_dim", spec.head_dim, low=2, high=MAX_HEAD_DIM)
     axes = spec.axes if isinstance(spec.axes, AxisMap) else None

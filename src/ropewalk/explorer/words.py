@@ -101,6 +101,8 @@ CHINESE: dict[str, str] = FIGURES_CHINESE | STORY_CHINESE | {
         "p-RoPE：只有最快的 `fraction` 部分维度对旋转；维度对仍跨越整个头。",
     "omega_i = 1 / (1 + 2i): frequencies without geometric spacing, for studies.":
         "omega_i = 1 / (1 + 2i)：用于研究的变体，频率不按几何级数排列。",
+    "RIFLEx: one pair slows so that `frames` steps are `share` of its turn, and a longer video does not repeat itself.":
+        "RIFLEx：减慢一对维度，使 `frames` 步只占它一圈的 `share`，更长的视频便不会重复。",
     "xPos: scores also decay with distance, in pair i by zeta_i^((m - n) / scale_base), zeta_i = (2i + 0.4 d) / (1.4 d).":
         "xPos：每对维度还随距离衰减，zeta_i^((m - n) / scale_base)，zeta_i = (2i + 0.4 d) / (1.4 d)。",
     "Frequencies given by the caller, in radians per step, one for each pair.": "自定义每步的弧度，每对维度一个值。",

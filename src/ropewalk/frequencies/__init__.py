@@ -5,8 +5,8 @@ themselves are in `basic`, `banded`, `per_pair` and `wrapping`, and SCALINGS lis
 """
 
 from ropewalk.frequencies.banded import DynamicYarn, Llama3, NtkByParts, Yarn
-from ropewalk.frequencies.basic import Default, Dynamic, Linear, LinearFrequencies, Ntk, Proportional
-from ropewalk.frequencies.per_pair import Given, Learnable, LongRope, XPos
+from ropewalk.frequencies.basic import Default, Dynamic, Linear, LinearFrequencies, Ntk, Proportional, Riflex
+from ropewalk.frequencies.per_pair import Given, Learnable, LongRope, XPos, geometric
 from ropewalk.frequencies.scaling import Frequencies, Length, Scaling
 from ropewalk.frequencies.wrapping import Clipped, Learned
 
@@ -15,7 +15,7 @@ SCALINGS: dict[str, type[Scaling]] = {
     scaling.name: scaling
     for scaling in (
         Default, Linear, Ntk, NtkByParts, Dynamic, Yarn, DynamicYarn, LongRope, Llama3,
-        Proportional, LinearFrequencies, XPos, Given, Learnable, Clipped, Learned,
+        Proportional, LinearFrequencies, Riflex, XPos, Given, Learnable, Clipped, Learned,
     )
 }  # fmt: skip
 
@@ -37,7 +37,9 @@ __all__ = [
     "Ntk",
     "NtkByParts",
     "Proportional",
+    "Riflex",
     "Scaling",
     "XPos",
     "Yarn",
+    "geometric",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ropewalk.frequencies.double_double import in_double_double
-from ropewalk.frequencies.formulas import multiples, ntk_theta, per_row, periods, where
+from ropewalk.frequencies.formulas import multiples, ntk_theta, per_row, periods, pi, where
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
 #: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger factor would overflow a float
@@ -51,6 +52,30 @@ class Ntk(Scaling):
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
         return 1.0 / periods(dim, ntk_theta(theta, self.factor, dim, dtype), dtype)
+
+
+@dataclass(frozen=True)
+class Riflex(Scaling):
+    """RIFLEx: one pair slows so that `frames` steps are `share` of its turn, and a longer video does not repeat itself.
+
+    It is the pair whose wavelength is nearest to `repeat`, the number of latent frames after which videos of the model
+    begin to repeat. It belongs to the time axis alone: `axes.axial(8, 28, 28, scaled=[0])`.
+    """
+
+    frames: int = setting(128, low=1)
+    repeat: int = setting(48, low=1)
+    share: float = setting(0.9, above=0, high=1)
+    name: ClassVar[str] = "riflex"
+
+    def pair(self, dim: int, theta: float) -> int:
+        """Return the index of the pair that is slowed."""
+        wavelengths = [2 * math.pi * theta ** (2 * i / dim) for i in range(dim // 2)]
+        return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))
+
+    @in_double_double
+    def _radians(self, dim, theta, length, dtype):
+        chosen = multiples(1, dim // 2, dtype) == self.pair(dim, theta)
+        return where(chosen, 2 * pi(dtype) * self.share / self.frames, 1.0 / periods(dim, theta, dtype))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies.basic import Default
 from ropewalk.frequencies.double_double import in_double_double
 from ropewalk.frequencies.formulas import CPU, constant, device_of, per_row, periods
@@ -89,6 +89,17 @@ class Given(Scaling):
 
     def _magnitude(self, length, dtype):
         return self.magnitude
+
+
+def geometric(pairs: int, slowest: float, fastest: float, zeros: int = 0) -> Given:
+    """Return frequencies from `slowest` to `fastest` with equal ratios, after `zeros` pairs that do not rotate.
+
+    Golden gate RoPE has them with `axes.GoldenAxes`; it orders them from slow to fast.
+    """
+    zeros = integer("zeros", zeros, low=0, high=integer("pairs", pairs, low=2) - 2)
+    slowest, fastest = number("slowest", slowest, above=0), number("fastest", fastest, above=0)
+    steps = pairs - zeros - 1
+    return Given((0.0,) * zeros + tuple(slowest * (fastest / slowest) ** (i / steps) for i in range(steps + 1)))
 
 
 @dataclass(frozen=True)

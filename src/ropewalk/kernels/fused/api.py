@@ -133,6 +133,8 @@ def checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length) ->
         raise RopeError("spec", "must be a RopeSpec", spec)
     if spec.learned:
         raise RopeError("spec", "must have fixed frequencies; use Rope for learned ones", spec.scaling)
+    if spec.per_head:
+        raise RopeError("spec", "must have the same frequencies in all heads; use Rope for others", spec.axes)
     q, k, v = _unpack(q, k, v, heads, spec.head_dim)  # [..., H, D]
     shape, dtype, device = tuple(q.shape[:-2]), q.dtype, q.device
     for name, x in (("q", q), ("k", k), ("v", v)):
