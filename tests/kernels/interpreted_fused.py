@@ -13,7 +13,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
-from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope, why_not
+from ropewalk.kernels.fused import Config, KVSlots, LatentNorm, QKNorm, qk_norm_rope, why_not
 from ropewalk.kernels.fused import launch as fused_launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -240,3 +240,40 @@ def test_gradients(layout, norm, monkeypatch):
         grads[backend] = torch.autograd.grad(outs, leaves, weigh)
     for found, exact in zip(grads["triton"], grads["definition"], strict=True):
         near(found, exact, rounding=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rank", "rope", "dtype", "make"),
+    [
+        (12, 6, torch.float32, lambda dim, dtype: poisoned(SLOTS, 1, dim, dtype=dtype)),
+        (16, 8, torch.bfloat16, lambda dim, dtype: poisoned(3, 4, 1, dim, dtype=dtype)),
+        (5, 2, torch.float16, lambda dim, dtype: poisoned(3, 1, 4, dim, dtype=dtype).transpose(1, 2)),
+    ],
+)
+def test_latents_are_normed_and_keys_rotated_into_one_row(rank, rope, dtype, make):
+    """MLA: the head is [latent | key]; q is rotated alone, and the cache has no values."""
+    spec = rw.RopeSpec(rank + rope, rotary_start=rank, layout="interleaved", layout_out="half")
+    generator = torch.Generator().manual_seed(3)
+    new = lambda *shape: (torch.randn(*shape, generator=generator) * 2).to(dtype)
+    q, kv, weight = new(5, Q, rank + rope), new(5, 1, rank + rope), new(rank)
+    found = {}
+    for backend, device in (("definition", "cpu"), ("triton", DEVICE)):
+        put = (lambda x: x.double()) if backend == "definition" else (lambda x: x.to(DEVICE))
+        store = make(rank + rope, torch.float64 if backend == "definition" else dtype).to(device)
+        call = {"spec": spec, "norm": LatentNorm(put(weight), 0.01), "cache": KVSlots(store), "config": Config(tokens=4, heads=4)}
+        where = {"positions": torch.tensor(POSITIONS).to(device), "slots": torch.tensor(WHERE).to(device)}
+        outs = qk_norm_rope(put(q), put(kv), **call, **where, backend=backend, return_kv=True)
+        assert len(outs) == 2
+        found[backend] = (*outs, store)
+    for ours, exact in zip(found["triton"], found["definition"], strict=True):
+        near(ours, exact.contiguous())
+    # the definition itself, number by number
+    _, k, store = found["definition"]
+    latent, key = kv.double().split([rank, rope], dim=-1)
+    normed = latent / (latent.square().mean(-1, keepdim=True) + 0.01).sqrt() * weight.double()
+    angle = torch.tensor(POSITIONS).double()[:, None, None] * 10_000.0 ** (-torch.arange(rope // 2).double() * 2 / rope)
+    z = torch.complex(key[..., 0::2], key[..., 1::2]) * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(k, torch.cat([normed, z.real, z.imag], dim=-1), rtol=0, atol=1e-9)
+    kept = [t for t, slot in enumerate(WHERE) if slot >= 0]
+    rows = store.reshape(-1, rank + rope)[[WHERE[t] for t in kept]]
+    torch.testing.assert_close(rows, k[kept, 0])

@@ -11,7 +11,7 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.kernels.decode.config import MOST_TOKENS
 from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
 from ropewalk.kernels.fused.config import why_not_kernel
-from ropewalk.kernels.fused.definition import KVSlots, QKNorm
+from ropewalk.kernels.fused.definition import KVSlots, LatentNorm, QKNorm
 from ropewalk.spec import RopeSpec
 
 
@@ -75,6 +75,8 @@ def why_not(
         raise RopeError("weight", f"must be [N, {x.shape[-1]}], with a bias [N] or none", list(weight.shape))
     if reason := why_not_kernel(_call(x, weight, spec, positions, heads, norm, cache, slots)[0]):
         return reason
+    if isinstance(norm, LatentNorm):
+        return "the kernel normalises whole heads, not latents"
     if not weight.is_contiguous() or spec.head_dim % 2:
         return "the kernel takes a contiguous weight and an even head_dim"
     return None if x.numel() else "there are no tokens"

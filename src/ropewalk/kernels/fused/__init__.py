@@ -5,6 +5,6 @@ Triton itself is imported at the first call.
 
 from ropewalk.kernels.fused.api import qk_norm_rope, why_not
 from ropewalk.kernels.fused.config import CONFIGS, Config
-from ropewalk.kernels.fused.definition import KVSlots, QKNorm
+from ropewalk.kernels.fused.definition import KVSlots, LatentNorm, QKNorm
 
-__all__ = ["CONFIGS", "Config", "KVSlots", "QKNorm", "qk_norm_rope", "why_not"]
+__all__ = ["CONFIGS", "Config", "KVSlots", "LatentNorm", "QKNorm", "qk_norm_rope", "why_not"]

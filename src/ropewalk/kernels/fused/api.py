@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels.fused import definition
 from ropewalk.kernels.fused.config import Config, why_not_kernel
-from ropewalk.kernels.fused.definition import Call, KVSlots, QKNorm
+from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm, QKNorm
 from ropewalk.spec import RopeSpec
 
 INTEGERS = (torch.int32, torch.int64)
@@ -27,7 +27,7 @@ def qk_norm_rope(
     spec: RopeSpec,
     positions: Shaped[Tensor, "..."],
     heads: tuple[int, int] | None = None,
-    norm: QKNorm | None = None,
+    norm: QKNorm | LatentNorm | None = None,
     cache: KVSlots | None = None,
     slots: Shaped[Tensor, "..."] | None = None,
     return_kv: bool = False,
@@ -41,14 +41,16 @@ def qk_norm_rope(
     q, k, v    [..., heads, head_dim] of the same tokens, k and v may have fewer heads; or q alone as packed
                [..., (Hq + 2 Hk) head_dim] with heads=(Hq, Hk). Any strides with the last dimension contiguous
     positions  integers [...], or fewer leading axes that broadcast; [axes, ...] if the spec has several axes
-    norm       QKNorm, or None to rotate only
-    cache      KVSlots; slots are integers [...], and a token with a negative slot is padding and not stored
+    norm       QKNorm, or None to rotate only; LatentNorm for the latents of MLA, with a cache
+    cache      KVSlots; slots are integers [...], and a token with a negative slot is padding and not stored. A cache without v
+               takes a call without v: latent attention stores [latent | rotated key] as k
     q_out      where the result of q is written, of q's shape; may be q itself
     backend    "triton", "definition", or None: the kernel if it supports the call (`why_not` says why not)
     config     how the kernel divides its work; None picks one of `CONFIGS`
 
     Returns (q, k) without a cache, with gradients to q, k and the norm's weights. With a cache it returns q, or (q, k, v)
-    with `return_kv`, for the attention of a prefill; v is returned as given. There are no gradients then.
+    with `return_kv`, for the attention of a prefill; v is returned as given, and left out where the cache has none. There are
+    no gradients then.
     """
     call, shape = checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length)
     backend = _pick_backend(call, backend)
@@ -62,7 +64,7 @@ def qk_norm_rope(
     _run(call, backend, config)
     if not return_kv:
         return _unflatten(call.q_out, shape)
-    return tuple(_unflatten(x, shape) for x in (call.q_out, call.k_out, call.v))
+    return tuple(_unflatten(x, shape) for x in (call.q_out, call.k_out, call.v) if x is not None)
 
 
 def why_not(*args, **kwargs) -> str | None:
@@ -144,13 +146,16 @@ def checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length) ->
             raise RopeError(name, f"must be [{_shown(shape)}heads, {spec.head_dim}]", list(x.shape))
         if x.device != device or x.dtype != dtype:
             raise RopeError(name, f"must be {dtype} on {device}, like q", [x.dtype, x.device])
-    for weight in () if norm is None else (norm.q_weight, norm.k_weight):
+    if isinstance(norm, LatentNorm):
+        _check_latent_norm(norm, spec, device, cache)
+    for weight in (norm.q_weight, norm.k_weight) if isinstance(norm, QKNorm) else ():
         if weight is not None and (weight.shape[0] != spec.head_dim or weight.device != device):
             raise RopeError("norm", f"must have weights [{spec.head_dim}] on {device}", [list(weight.shape), weight.device])
-    if (cache is None) != (slots is None) or (cache is not None and v is None):
-        raise RopeError("cache", "needs slots and v: give all three or none", [cache is not None, slots is not None])
+    if (cache is None) != (slots is None) or (cache is not None and (v is None) != (cache.v is None)):
+        rule = "needs slots, and v if it has a v cache: give all of them or none"
+        raise RopeError("cache", rule, [cache is not None, slots is not None, v is not None])
     if cache is not None:
-        _check_cache(cache, k, v)  # type: ignore[arg-type]  # v is given
+        _check_cache(cache, k, k if v is None else v)
         slots = _integers("slots", slots, shape, (), device)
     axes = (spec.num_axes,) if spec.num_axes > 1 else ()
     if spec.fractional and positions.is_floating_point():
@@ -179,6 +184,16 @@ def _unpack(q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int
         raise RopeError("q", f"must be [..., ({q_heads} + 2 * {k_heads}) * {head_dim}] as packed qkv", list(q.shape))
     # Tensor.split is a Python wrapper, slow enough to matter in a decode step; split_with_sizes is not
     return torch.split_with_sizes(q.view(*q.shape[:-1], -1, head_dim), (q_heads, k_heads, k_heads), -2)
+
+
+def _check_latent_norm(norm: LatentNorm, spec: RopeSpec, device: torch.device, cache: KVSlots | None) -> None:
+    width = spec.rotary_start
+    if width + 2 * spec.pairs != spec.head_dim or not width:
+        raise RopeError("norm", "of a latent needs a spec that rotates the end of the head", [spec.rotary_start, spec.rotary_dim])
+    if norm.weight.shape[0] != width or norm.weight.device != device:
+        raise RopeError("norm", f"must have a weight [{width}] on {device}", [list(norm.weight.shape), norm.weight.device])
+    if cache is None:
+        raise RopeError("norm", "of a latent has no gradients here, so it needs a cache", None)
 
 
 def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:

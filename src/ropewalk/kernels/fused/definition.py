@@ -7,6 +7,7 @@ same `Call` and is tested against this module, which also runs the calls that th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,8 +47,32 @@ class QKNorm:
 
 
 @dataclass(frozen=True, eq=False)
+class LatentNorm:
+    """RMS-norm of the dims of k that do not rotate, for latent attention (MLA): k is [latent | key], and q is not normed.
+
+    `weight` is [head_dim - rotary_dim]; the rotated slice must be the end of the head.
+    """
+
+    weight: Tensor
+    eps: float = 1e-6
+    #: as in QKNorm, so that a call need not tell the two apart
+    q_weight: ClassVar[None] = None
+    plus_one: ClassVar[bool] = False
+
+    @property
+    def k_weight(self) -> Tensor:
+        """The weight, which only k has."""
+        return self.weight
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eps", number("eps", self.eps, low=0))
+        if self.weight.ndim != 1 or not self.weight.is_floating_point() or not self.weight.is_contiguous():
+            raise RopeError("weight", "must be contiguous floats [latent]", [self.weight.dtype, list(self.weight.shape)])
+
+
+@dataclass(frozen=True, eq=False)
 class KVSlots:
-    """The key and value caches of one layer, written by slot.
+    """The key and value caches of one layer, written by slot; v is None for latent attention, whose values are in k.
 
     k, v              [slots, heads, head_dim], or pages [pages, page_size, heads, head_dim] where slot s is row s % page_size
                       of page s // page_size. Any strides with the last dimension contiguous: pass pages with heads first
@@ -56,16 +81,21 @@ class KVSlots:
     """
 
     k: Tensor
-    v: Tensor
+    v: Tensor | None = None
     k_scale: float | Tensor | None = None
     v_scale: float | Tensor | None = None
 
     def __post_init__(self) -> None:
         allowed = (*COMPUTED_IN_FLOAT32, torch.float64, FP8)
-        for name, cache in (("k", self.k), ("v", self.v)):
+        for name, cache in (("k", self.k), ("v", self.k if self.v is None else self.v)):
             if cache.dtype not in allowed or cache.ndim not in (3, 4) or cache.stride(-1) != 1:
                 rule = "must be float or float8_e4m3fn [slots, heads, D] or [pages, page_size, heads, D], last dim contiguous"
                 raise RopeError(f"{name} cache", rule, [cache.dtype, list(cache.shape)])
+        if self.v is None and self.v_scale is not None:
+            raise RopeError("v_scale", "needs a v cache; leave it out", self.v_scale)
+        if self.v is None:
+            object.__setattr__(self, "k_scale", self._on_device("k_scale", self.k_scale))
+            return
         if self.k.shape != self.v.shape or self.k.dtype != self.v.dtype or self.k.device != self.v.device:
             raise RopeError("v cache", "must have the shape, dtype and device of the k cache", [self.v.dtype, list(self.v.shape)])
         for name, scale in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
@@ -115,7 +145,7 @@ class Call:
     spec: RopeSpec
     positions: Tensor
     length: Length = None
-    norm: QKNorm | None = None
+    norm: QKNorm | LatentNorm | None = None
     cache: KVSlots | None = None
     slots: Tensor | None = None
     q_out: Tensor | None = None
@@ -130,6 +160,11 @@ class Call:
     def weights(self) -> tuple[Tensor | None, Tensor | None]:
         """The norm's weights for q and for k."""
         return (None, None) if self.norm is None else (self.norm.q_weight, self.norm.k_weight)
+
+    @property
+    def head_norm(self) -> QKNorm | None:
+        """The norm of whole heads of q and k, if there is one."""
+        return self.norm if isinstance(self.norm, QKNorm) else None
 
 
 def run(call: Call) -> None:
@@ -146,7 +181,12 @@ def norm_and_rotate(call: Call, x: Tensor, key: bool) -> Tensor:
     """Return x / rms(x) * w, rotated, before rounding to x's dtype; `key`: x is the attention key."""
     cos, sin = call.rows(key)
     wide = x.to(cos.dtype)
-    if call.norm is not None:
+    if isinstance(call.norm, LatentNorm):
+        if key:
+            latent, rotating = wide.split([call.spec.rotary_start, 2 * call.spec.pairs], dim=-1)
+            latent = latent * _inverse_rms(latent, call.norm.eps) * call.norm.weight.to(cos.dtype)
+            wide = torch.cat((latent, rotating), dim=-1)
+    elif call.norm is not None:
         wide = wide * _inverse_rms(wide, call.norm.eps) * _factor(call, key, cos.dtype)
     return differentiable(wide, cos, sin, _table_request(call.spec, cos, sin))
 
@@ -188,7 +228,7 @@ def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
     return TableRequest(cos, sin, -3, spec.layout, spec.layout_out, start=spec.rotary_start)  # type: ignore[arg-type]
 
 
-def _write(cache: KVSlots, k: Tensor, v: Tensor, slots: Tensor) -> None:
+def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
     """Store every token whose slot is not padding; it never synchronises with the GPU, so a CUDA graph can capture it."""
     if not slots.numel():
         return
@@ -201,6 +241,8 @@ def _write(cache: KVSlots, k: Tensor, v: Tensor, slots: Tensor) -> None:
     target = torch.where(live.any(), slots[source], 0)
     where = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
     for store, x, scale in zip((cache.k, cache.v), (k, v), cache.scales, strict=True):
+        if store is None:
+            continue
         rows = _stored(x[source], store.dtype, scale)
         if cache.quantised:
             # torch cannot index float8 tensors, so index their bytes

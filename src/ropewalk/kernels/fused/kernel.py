@@ -9,6 +9,7 @@ import triton.language as tl
 
 from ropewalk.kernels.fused.tiles import (
     as_stored,
+    latent_normed,
     load_factors,
     load_head,
     mean_product,
@@ -37,11 +38,13 @@ def _side(
     rows, live, weight, magnitude, eps, steps, axis_of_pair, positions, token, token_live, axis_stride,
     MASKED: tl.constexpr, MASK_TOKENS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr,
     HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
-    SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
+    SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
     """Load the heads that `rows` [TOKENS, HEADS, 1] points to and return them normalised and rotated: (first, second, rest)."""
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
+    if LATENT:
+        rest = latent_normed(rest, weight, eps, HEAD, TOKENS, HEADS)
     ANGLES: tl.constexpr = HEADS if SPREAD else 1
     phase = phases(steps, axis_of_pair, positions, token, token_live, axis_stride, AXES, HEAD, MASK_TOKENS, ANGLES)
     if PDL:
@@ -65,6 +68,7 @@ def forward(
     CACHE: tl.constexpr, QUANTISED: tl.constexpr, KEEP_K: tl.constexpr, PAGE_SIZE: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_DIM: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVICT: tl.constexpr, STORE: tl.constexpr, PDL: tl.constexpr,
+    LATENT: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Normalise and rotate q and k, and store k and v; each program processes TOKENS tokens and a group of heads of q, k or v.
 
@@ -74,7 +78,7 @@ def forward(
     """
     Q_GROUPS: tl.constexpr = (Q_HEADS + BLOCK_Q - 1) // BLOCK_Q
     K_GROUPS: tl.constexpr = (K_HEADS + BLOCK_K - 1) // BLOCK_K
-    GROUPS: tl.constexpr = Q_GROUPS + (2 if CACHE else 1) * K_GROUPS
+    GROUPS: tl.constexpr = Q_GROUPS + (2 if VALUES else 1) * K_GROUPS
     MASK_Q: tl.constexpr = MASK_TOKENS or BLOCK_Q * Q_GROUPS != Q_HEADS
     MASK_K: tl.constexpr = MASK_TOKENS or BLOCK_K * K_GROUPS != K_HEADS
     block, group = tl.program_id(0) // GROUPS, tl.program_id(0) % GROUPS
@@ -90,6 +94,7 @@ def forward(
             q + row * q_token + q_index * q_head, q_live, q_weight, q_magnitude, eps,
             steps, axis_of_pair, positions, token, token_live, axis_stride,
             MASK_Q, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_Q, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
+            False,
         )  # fmt: skip
         store_head(
             q_out + row * q_out_token + q_index * q_out_head,
@@ -107,6 +112,7 @@ def forward(
                 k + row * k_token + k_index * k_head, k_live, k_weight, k_magnitude, eps,
                 steps, axis_of_pair, positions, token, token_live, axis_stride,
                 MASK_K, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_K, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
+                LATENT,
             )  # fmt: skip
             if CACHE:
                 inverse_scale = 1.0
@@ -121,7 +127,7 @@ def forward(
                     k_out + row * k_out_token + k_index * k_out_head,
                     k_first, k_second, k_rest, 1.0, k_live, False, MASK_K, INTERLEAVED_OUT, HEAD, STORE,
                 )  # fmt: skip
-        elif CACHE:
+        elif VALUES:
             dim = tl.arange(0, BLOCK_DIM)[None, None, :]
             inside = dim < HEAD[0]
             values = load(v + row * v_token + k_index * v_head + dim, k_live & inside, MASK_K or HEAD[0] != BLOCK_DIM, EVICT)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ropewalk.caches import Cache
 from ropewalk.kernels.fused import kernel as device
 from ropewalk.kernels.fused.config import Config, pick_config
-from ropewalk.kernels.fused.definition import Call, KVSlots
+from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm
 from ropewalk.kernels.launch import LaunchPlan
 from ropewalk.kernels.support import has_pdl, has_sine_unit, multiprocessors, power_of_two
 from ropewalk.table import TABLES, magnitude_on, tables
@@ -33,7 +33,7 @@ def run(call: Call, config: Config | None = None) -> None:
     if config is None:
         config = pick_config(tokens, max(call.q.shape[1], call.k.shape[1]), call.spec.head_dim)
     tensors = changing_tensors(call)
-    norm = () if call.norm is None else (call.norm.eps, call.norm.plus_one)
+    norm = () if call.norm is None else (type(call.norm), call.norm.eps, call.norm.plus_one)
     signature = (call.spec.fingerprint, call.q.device, call.q.shape[1:], call.k.shape[1], tokens % config.tokens, config, norm)
     signature += tuple(None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in tensors)
     signature += (None if call.cache is None else call.cache.k.shape,)
@@ -56,7 +56,7 @@ class _ForwardPlan(LaunchPlan):
     def __init__(self, call: Call, config: Config) -> None:
         values = forward_values(call, config)
         super().__init__(_FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps)
-        tensors = (("Q", 1), ("K", 1 if call.cache is None else 2))  # v is divided into groups like k
+        tensors = (("Q", 1), ("K", 2 if values["VALUES"] else 1))  # v is divided into groups like k
         self.groups = sum(times * -(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name, times in tensors)
         self.tokens_per_program = config.tokens
 
@@ -83,6 +83,7 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
         "SPREAD": 32 * config.warps <= power_of_two(call.spec.pairs), "BLOCK_DIM": power_of_two(call.spec.head_dim),
         "TOKENS": config.tokens, "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
         "EVICT": config.load, "STORE": config.store, "PDL": config.pdl and has_pdl(call.q.device),
+        "LATENT": isinstance(call.norm, LatentNorm), "VALUES": cache is not None and cache.v is not None,
     }  # fmt: skip
 
 
@@ -97,13 +98,13 @@ def _angle_values(call: Call) -> dict[str, Any]:
 
 
 def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
-    spec, norm = call.spec, call.norm
+    spec, norm = call.spec, call.head_norm
     rest = spec.head_dim - 2 * spec.pairs
     return {
         "Q_HEADS": call.q.shape[1], "K_HEADS": call.k.shape[1], "BLOCK_Q": q_block, "BLOCK_K": k_block,
         "HEAD": (spec.head_dim, spec.rotary_start, spec.pairs, power_of_two(spec.pairs), power_of_two(rest) if rest else 0),
         "INTERLEAVED": spec.layout == "interleaved", "INTERLEAVED_OUT": spec.layout_out == "interleaved",
-        "NORM": norm is not None, "eps": 0.0 if norm is None else norm.eps,
+        "NORM": norm is not None, "eps": 0.0 if call.norm is None else call.norm.eps,
         "WEIGHT": "" if norm is None or norm.q_weight is None else "1+w" if norm.plus_one else "w",
     }  # fmt: skip
 
@@ -118,7 +119,7 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
     """Return the (page, row, head) strides of k and of v, and the page size for the kernel: 1 if all slots are evenly spaced."""
     if cache is None:
         return (0, 0, 0), (0, 0, 0), 1
-    k, v = cache.k.stride()[:-1], cache.v.stride()[:-1]
+    k, v = cache.k.stride()[:-1], (cache.k if cache.v is None else cache.v).stride()[:-1]
     if cache.k.ndim == 3:
         return (k[0], 0, k[1]), (v[0], 0, v[1]), 1
     if all(page == cache.page_size * row for page, row, _ in (k, v)):

@@ -114,6 +114,19 @@ def mean_product(a_first, a_second, a_rest, b_first, b_second, b_rest, HEAD: tl.
 
 @triton.jit
 @no_type_check
+def latent_normed(rest, weight, eps, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr):
+    """Return x / rms(x) * w of the dims that are not rotated, which are the first of the head."""
+    WIDTH: tl.constexpr = HEAD[0] - 2 * HEAD[2]
+    rest = rest.to(tl.float32)
+    inverse_rms = tl.rsqrt((tl.sum(rest * rest, axis=2) / WIDTH)[:, :, None] + eps)
+    dim, inside = _rest_dims(HEAD)
+    everywhere = tl.zeros([TOKENS, HEADS, 1], tl.int32)
+    w_rest = load(weight + everywhere + dim, (everywhere == 0) & inside, HEAD[4] != WIDTH, "")
+    return rest * inverse_rms * w_rest.to(tl.float32)
+
+
+@triton.jit
+@no_type_check
 def norm_and_rotate(
     first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr
 ):
