@@ -134,6 +134,16 @@ def rotate_by(
     return run((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[0]
 
 
+def rotate_by_phase(
+    x: Inexact[Tensor, "... D"], phase: Inexact[Tensor, "... P"], *, layout: str = "half", seq_dim: int = -2
+) -> Inexact[Tensor, "... D"]:
+    """Rotate x by angles in radians, [S, P], [B, S, P] or [B, H, S, P]; gradients reach x and the angles.
+
+    For angles that follow from the tokens and not from integer positions. They should be float64 where they are long sums.
+    """
+    return rotate_by(x, phase.cos(), phase.sin(), layout=layout, seq_dim=seq_dim)
+
+
 def rotate_half(x: Inexact[Tensor, "... D"]) -> Inexact[Tensor, "... D"]:
     """Return (-x2, x1) of the two halves of x: a quarter turn of every pair in the half layout."""
     first, second = split_pairs(x, "half")

@@ -13,6 +13,8 @@ from ropewalk.attention.backends import Call
 from ropewalk.attention.masks import Visibility
 from ropewalk.attention.remap import REMAPPINGS, DualChunk, LeakyReRope, ReRope, SelfExtend
 from ropewalk.attention.remapped import attend_remapped, slowed_spec
+from ropewalk.encodings import Sizes
+from ropewalk.encodings.plus import RotaryPlus
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Yarn
 from ropewalk.rope import Rope
@@ -229,6 +231,14 @@ def test_a_scaled_rope_can_be_remapped():
     scores = torch.einsum("bhic,ijc,bhjc->bhij", q, torch.polar(torch.ones_like(angles), angles), k.conj()).real
     weights = (scores * 0.5).masked_fill(~torch.ones(SEQ, SEQ).tril().bool(), float("-inf")).softmax(-1)
     torch.testing.assert_close(got, weights @ v, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("encoding", ["pope", "rope_alibi", RotaryPlus(Sizes(2, 8, 16, 64))])
+def test_encodings_that_do_more_than_rotate_are_refused(encoding):
+    with pytest.raises(RopeError, match="remapping: needs an encoding that only rotates"):
+        Attention(16, 2, encoding=encoding, remapping=SelfExtend(2, 4))
+    with pytest.raises(RopeError, match="rotate_values: needs an encoding that only rotates"):
+        Attention(16, 2, encoding=encoding, rotate_values=True)
 
 
 def test_rotated_values_are_refused():

@@ -82,7 +82,7 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
         entry=" + ".join(_entries(encoding)) or "none",
         drift=_drift(layer, length),
         causal_only=encoding.causal_only,
-        linear=_rank(encoding, bounded) <= head_dim,
+        linear=encoding.why_not("linear") is None and _rank(encoding, bounded) <= head_dim,
         bounded=bounded,
         parameters=sum(p.numel() for p in encoding.parameters()),
         flops=flops,

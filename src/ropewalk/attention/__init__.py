@@ -1,14 +1,27 @@
 """Attention layers that accept any encoding.
 
 `Attention` is softmax attention in O(n^2), `LatentAttention` the same with one latent per token (MLA), `LinearAttention` and
-`linear_attention` are O(n), `KVCache` holds keys and values. `remap` replaces the distances of RoPE for longer contexts,
-`temperature` multiplies queries by a factor of their position.
+`linear_attention` are O(n), `KVCache` holds keys and values. `SelectiveAttention` and `PathAttention` have position encodings
+that follow from the tokens themselves. `remap` replaces the distances of RoPE for longer contexts, `temperature` multiplies
+queries by a factor of their position.
 """
 
 from ropewalk.attention import remap, temperature
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.latent import LatentAttention
 from ropewalk.attention.linear import LinearAttention, linear_attention
+from ropewalk.attention.path import PathAttention
+from ropewalk.attention.selective import SelectiveAttention
 from ropewalk.attention.softmax import Attention
 
-__all__ = ["Attention", "KVCache", "LatentAttention", "LinearAttention", "linear_attention", "remap", "temperature"]
+__all__ = [
+    "Attention",
+    "KVCache",
+    "LatentAttention",
+    "LinearAttention",
+    "PathAttention",
+    "SelectiveAttention",
+    "linear_attention",
+    "remap",
+    "temperature",
+]

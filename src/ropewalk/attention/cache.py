@@ -211,6 +211,7 @@ class KVCache:
 
     def move(self, positions: Tensor, encoding: Encoding, to: Encoding | None = None, **lengths: int | Tensor | None) -> None:
         """Give every token a new position, and rotate by the encoding `to` if given; keys are re-rotated, not recomputed."""
+        self._refuse_rerotation(encoding)
         seen = self.seen
         positions = self._checked_positions(positions, len(seen.valid), self.size).expand_as(seen.positions).contiguous()
         if self._holds_rotations(encoding):
@@ -242,7 +243,13 @@ class KVCache:
 
     def extend(self, other: CachedTokens, positions: Tensor, encoding: Encoding) -> None:
         """Append the contents of another cache at new positions, without running the model again."""
+        self._refuse_rerotation(encoding)
         k, positions = other.k, self._checked_positions(positions, len(other.valid), other.valid.shape[-1])
         if self._holds_rotations(encoding):
             k = encoding.rope.rerotate(k, other.positions, positions.expand_as(other.positions).contiguous())
         self.append(k, other.v, positions, other.valid)
+
+    def _refuse_rerotation(self, encoding: Encoding) -> None:
+        """Raise an error if the cached keys have positions that the encoding cannot change."""
+        if self.keeps_rotated(encoding) and (reason := encoding.why_not("rerotate")):
+            raise RopeError("encoding", f"must allow cached keys to move: {reason}", type(encoding).__name__)

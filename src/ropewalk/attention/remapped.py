@@ -54,15 +54,14 @@ def check_remapping(remapping: Remapping | None, encoding: Encoding, causal: boo
         return None
     if not isinstance(remapping, Remapping):
         raise RopeError("remapping", f"must be a remapping ({', '.join(REMAPPINGS)}) or None", remapping)
-    rotary = isinstance(encoding, Rotary) and type(encoding).bias is Encoding.bias and encoding.rope.spec.num_axes == 1
-    if not rotary:
+    if not (isinstance(encoding, Rotary) and encoding.only_rotates and encoding.rope.spec.num_axes == 1):
         rule = "needs an encoding that only rotates q and k, by one axis"
         raise RopeError("remapping", f"{rule}; leave it out for {type(encoding).__name__}", remapping)
     if not causal:
         raise RopeError("remapping", "is defined for causal attention only; pass causal=True", remapping)
     slowdown = getattr(remapping, "slowdown", 1)
     if slowdown > 1:
-        slowed_spec(encoding.rope.spec, slowdown)  # type: ignore[union-attr]  # checked above
+        slowed_spec(encoding.rope.spec, slowdown)
     return remapping
 
 

@@ -94,7 +94,8 @@ class Attention(nn.Module):
         self._check_values()
         if not shared_kv:
             self.v_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=bias if o_bias is None else o_bias)
+        width = self.encoding.query_copies * self.num_heads * self.head_dim
+        self.o_proj = nn.Linear(width, model_dim, bias=bias if o_bias is None else o_bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
         if scale is None:
@@ -177,8 +178,8 @@ class Attention(nn.Module):
             raise RopeError("shared_kv", "needs rotate_values=True: keys and values are one rotated tensor", True)
         if not self.rotate_values:
             return
-        if not isinstance(self.encoding, Rotary):
-            raise RopeError("rotate_values", "needs an encoding that rotates, such as 'rope'", type(self.encoding).__name__)
+        if not (isinstance(self.encoding, Rotary) and self.encoding.only_rotates):
+            raise RopeError("rotate_values", "needs an encoding that only rotates, such as 'rope'", type(self.encoding).__name__)
         spec = self.encoding.rope.spec
         frequencies = spec.ladder_frequencies()
         pure = spec.magnitude_on == "scale" or frequencies.magnitude == 1

@@ -8,6 +8,9 @@ from __future__ import annotations
 from ropewalk.encodings.absolute import Learned, Sinusoidal
 from ropewalk.encodings.base import Encoding, Sizes
 from ropewalk.encodings.bias import Alibi, Fire, Kerple, KerplePower, RelativeBias, RelativeVectors, T5Bias, T5CausalBias
+from ropewalk.encodings.fourier import Fourier
+from ropewalk.encodings.plus import RotaryPlus
+from ropewalk.encodings.polar import Polar
 from ropewalk.encodings.rotary import (
     ImageRotary,
     LearnableRotary,
@@ -31,6 +34,8 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "rope_bias": RotaryRelativeBias,
     "rope_2d": ImageRotary,
     "rope_3d": VideoRotary,
+    "pope": Polar,
+    "fope": Fourier,
     "alibi": Alibi,
     "t5": T5Bias,
     "t5_causal": T5CausalBias,
@@ -47,4 +52,4 @@ def make_encoding(name: str, *, num_heads: int, head_dim: int, model_dim: int | 
     return ENCODINGS[choice("encoding", name, ENCODINGS)](Sizes(num_heads, head_dim, model_dim or num_heads * head_dim, length))
 
 
-__all__ = ["ENCODINGS", "Encoding", "Sizes", "make_encoding"]
+__all__ = ["ENCODINGS", "Encoding", "Fourier", "Polar", "RotaryPlus", "Sizes", "make_encoding"]

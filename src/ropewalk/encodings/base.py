@@ -40,6 +40,8 @@ class Encoding(nn.Module):
     linear: ClassVar[bool] = True
     #: raises an error beyond a maximum position
     bounded: ClassVar[bool] = False
+    #: how many query heads `rotate` makes of each one; the output projection is as many times as wide
+    query_copies: ClassVar[int] = 1
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -56,6 +58,10 @@ class Encoding(nn.Module):
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """Return what to add to the scaled scores, broadcastable to [B, H, Sq, Sk], or None (entry point "scores")."""
         return None
+
+    def why_not(self, what: str) -> str | None:
+        """Return why the encoding cannot do `what`, one of "linear", "unrotate" and "rerotate"; None if it can."""
+        return None if what != "linear" or self.linear else "a bias on the scores is no inner product of q and k"
 
     def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         """Return a position-dependent term to add to the output [B, H, Sq, head_dim], given weights [B, H, Sq, Sk], or None."""

@@ -26,6 +26,11 @@ class Rotary(Encoding):
         """Return the spec to use if none is given."""
         return RopeSpec(head_dim=sizes.head_dim)
 
+    @property
+    def only_rotates(self) -> bool:
+        """Whether the encoding is the rotation of `rope` and nothing else."""
+        return type(self).rotate is Rotary.rotate and type(self).bias is Encoding.bias
+
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
         return self.rope.rotate(x, positions, key=key, length=length)
 

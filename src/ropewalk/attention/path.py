@@ -1,0 +1,106 @@
+"""PaTH attention: between a key and a query lie reflections that the tokens between them choose.
+
+    score_ij = k_j^T H_{j+1} ... H_i q_i,   H_t = I - beta_t w_t w_t^T,  0 <= beta_t <= 2
+
+It replaces RoPE. A product of such matrices is I - W^T M W with a triangular M, so a chunk of tokens costs a few matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.attention.short_conv import ShortConv
+from ropewalk.errors import RopeError, integer
+
+
+def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """Return the scores [.., S, S] by the definition, one token after the other; 0 above the diagonal.
+
+    q, k, w [.., S, D] with w of length 1, beta [.., S].
+    """
+    rows, keys, count = [], k[..., :0, :], q.shape[-2]
+    for t in range(count):
+        keys = torch.cat((reflected(keys, w[..., t, :], beta[..., t]), k[..., t : t + 1, :]), dim=-2)
+        scores = (keys @ q[..., t, :].unsqueeze(-1)).squeeze(-1)
+        rows.append(F.pad(scores, (0, count - t - 1)))
+    return torch.stack(rows, dim=-2)
+
+
+def reflected(keys: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    """Return earlier keys [.., N, D] as the next token sees them: k^T H for its w [.., D] and beta [..]."""
+    return keys - beta[..., None, None] * (keys @ w.unsqueeze(-1)) * w.unsqueeze(-2)
+
+
+def path_scores_in_chunks(
+    q: Tensor, k: Tensor, w: Tensor, beta: Tensor, chunk: int = 64, earlier: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the scores [.., S, E + S] and all keys [.., E + S, D] as the token after the last one starts from.
+
+    `earlier` are the keys [.., E, D] that an earlier call returned.
+    """
+    count, rows = q.shape[-2], []
+    keys = k[..., :0, :] if earlier is None else earlier
+    total = keys.shape[-2] + count
+    for start in range(0, count, integer("chunk", chunk, low=1)):
+        own = slice(start, start + chunk)
+        q_own, k_own, w_own = q[..., own, :], k[..., own, :], w[..., own, :]
+        middle = _middle(w_own, beta[..., own])
+        w_after = (k_own @ w_own.mT).triu(1)  # each key meets the reflections after it
+        w_until = (w_own @ q_own.mT).triu()  # each query meets those up to itself
+        inside = (k_own @ q_own.mT - w_after @ middle @ w_until).triu()
+        reflected_q = q_own - (w_own.mT @ (middle @ w_until)).mT
+        scores = torch.cat((reflected_q @ keys.mT, inside.mT), dim=-1)
+        rows.append(F.pad(scores, (0, total - scores.shape[-1])))
+        keys = torch.cat((keys - keys @ w_own.mT @ middle @ w_own, k_own - w_after @ middle @ w_own), dim=-2)
+    return torch.cat(rows, dim=-2), keys
+
+
+def _middle(w: Tensor, beta: Tensor) -> Tensor:
+    """Return M of H_1 ... H_n = I - W^T M W: (I + B U)^-1 B, U the part of W W^T above the diagonal and B = diag(beta)."""
+    weights = beta.unsqueeze(-1)
+    triangle = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device) + weights * (w @ w.mT).triu(1)
+    return torch.linalg.solve_triangular(triangle, torch.diag_embed(beta), upper=True)
+
+
+class PathState(NamedTuple):
+    """The last tokens of the convolution [B, 2, H D], and the keys, as the next token starts from, and values [B, H, N, D]."""
+
+    tokens: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class PathAttention(nn.Module):
+    """Causal softmax attention with PaTH instead of RoPE, for small models: all scores are held in memory."""
+
+    def __init__(self, model_dim: int, num_heads: int, head_dim: int | None = None, *, rank: int = 32, chunk: int = 64) -> None:
+        super().__init__()
+        if head_dim is None and model_dim % num_heads:
+            raise RopeError("head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim)
+        self.num_heads, self.chunk = integer("num_heads", num_heads, low=1), integer("chunk", chunk, low=1)
+        self.head_dim = model_dim // num_heads if head_dim is None else head_dim
+        width = num_heads * self.head_dim
+        self.qkv_proj = nn.Linear(model_dim, 3 * width, bias=False)
+        self.o_proj = nn.Linear(width, model_dim, bias=False)
+        self.w_proj = nn.Sequential(nn.Linear(model_dim, rank, bias=False), nn.Linear(rank, width, bias=False))
+        self.w_conv = ShortConv(width, 3)
+        self.beta_proj = nn.Linear(model_dim, num_heads)
+
+    def forward(self, x: Tensor, state: PathState | None = None) -> tuple[Tensor, PathState]:
+        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence."""
+        heads = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [B, H, S, D]
+        w, tokens = self.w_conv(self.w_proj(x), None if state is None else state.tokens)
+        w = F.normalize(F.silu(w).unflatten(-1, (self.num_heads, -1)).transpose(1, 2), dim=-1)
+        beta = 2 * self.beta_proj(x).sigmoid().transpose(1, 2)
+        scores, keys = path_scores_in_chunks(q, k, w, beta, self.chunk, None if state is None else state.k)
+        values = v if state is None else torch.cat((state.v, v), dim=-2)
+        rows, columns = scores.shape[-2:]
+        hidden = torch.ones(rows, columns, dtype=torch.bool, device=x.device).triu(columns - rows + 1)
+        weights = (scores / math.sqrt(self.head_dim)).masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        return self.o_proj((weights @ values).transpose(1, 2).flatten(-2)), PathState(tokens, keys, values)

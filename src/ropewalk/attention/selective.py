@@ -1,0 +1,140 @@
+"""Selective RoPE: the tokens themselves say by how much q and k rotate at each step.
+
+    angle_p = tau * (phi_1 + ... + phi_p),  phi = a projection of the token, tau_i = theta^(-2i/d); phi = 1 everywhere is RoPE
+
+With linear attention the sum of angles need not be kept: the state itself rotates back by each step, and the newest key is
+added unrotated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.attention.short_conv import ShortConv
+from ropewalk.errors import RopeError, choice, integer
+from ropewalk.kernels.reference import rotate
+from ropewalk.rotation import rotate_by_phase
+from ropewalk.spec import RopeSpec
+
+
+class PhaseState(NamedTuple):
+    """What the phases of later tokens depend on: the last tokens of the convolution, and the angles so far [B, H, P]."""
+
+    tokens: Tensor
+    angles: Tensor
+
+
+class SelectivePhases(nn.Module):
+    """The angle by which each token rotates each pair of each head: two small projections, a convolution, a running sum."""
+
+    def __init__(self, model_dim: int, num_heads: int, head_dim: int, *, rank: int = 16, theta: float = 5e5) -> None:
+        super().__init__()
+        if model_dim % num_heads:
+            raise RopeError("model_dim", f"must be a multiple of num_heads = {num_heads}: each head's share is normed", model_dim)
+        self.spec, self.num_heads = RopeSpec(head_dim=head_dim, theta=theta), num_heads
+        self.down = nn.Linear(model_dim, integer("rank", rank, low=1), bias=False)
+        self.up = nn.Linear(rank, num_heads * self.spec.pairs, bias=False)
+        self.conv = ShortConv(num_heads * self.spec.pairs, 4)
+
+    def forward(self, x: Tensor, state: PhaseState | None = None) -> tuple[Tensor, Tensor, PhaseState]:
+        """Return the steps and the angles [B, H, S, P] of x [B, S, model_dim] in float64, and the state after it."""
+        normed = F.normalize(x.unflatten(-1, (self.num_heads, -1)), dim=-1).flatten(-2)
+        phi, tokens = self.conv(self.up(self.down(normed)), None if state is None else state.tokens)
+        phi = phi.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).double()
+        steps = phi * self.spec.frequencies().radians.to(x.device)
+        angles = steps.cumsum(dim=-2)
+        if state is not None:
+            angles = angles + state.angles.unsqueeze(-2)
+        return steps, angles, PhaseState(tokens, angles[..., -1, :])
+
+
+def linear_by_sums(
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, log_decay: Tensor, frame: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return linear attention with rotated q and k, and the rotating frame after the last token.
+
+    q, k [B, H, S, D], v [B, H, S, Dv], steps [B, H, S, P] in radians; log_decay [B, H, S], one decay for both halves of all
+    pairs; frame [B, H, D, Dv], that of the tokens before. Costs S^2; angles are counted from the start of this call.
+    """
+    angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
+    rotated_q, rotated_k = (rotate_by_phase(x, angles) for x in (q, k))
+    kept = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).tril().exp().tril().to(q.dtype)
+    out = ((rotated_q @ rotated_k.mT) * kept) @ v
+    rest = angles - angles[..., -1:, :]  # from the last token back to each key
+    left = (decay[..., -1:] - decay).exp().unsqueeze(-1).to(k.dtype)
+    new = (rotate_by_phase(k, rest) * left).mT @ v
+    if frame is not None:
+        out = out + (rotated_q * decay.exp().unsqueeze(-1).to(q.dtype)) @ frame
+        new = new + _rotated_frame(frame, angles[..., -1, :], decay[..., -1])
+    return out, new
+
+
+def linear_in_rotating_frame(
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, log_decay: Tensor, frame: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the same as `linear_by_sums`, token by token: frame <- decay * R(-step) frame + k v^T, out = q^T frame.
+
+    Costs S and keeps no growing sum of angles.
+    """
+    frame = q.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1]) if frame is None else frame
+    outs = []
+    for t in range(q.shape[-2]):
+        turned = _rotated_frame(frame, steps[..., t, :], log_decay[..., t])
+        frame = turned + k[..., t, :].unsqueeze(-1) * v[..., t, :].unsqueeze(-2)
+        outs.append((q[..., t, :].unsqueeze(-2) @ frame).squeeze(-2))
+    return torch.stack(outs, dim=-2), frame
+
+
+def _rotated_frame(frame: Tensor, angles: Tensor, log_decay: Tensor) -> Tensor:
+    """Return a frame [B, H, D, Dv] rotated back by angles [B, H, P] and multiplied by the decay."""
+    cos, sin = angles.cos().unsqueeze(-2), -angles.sin().unsqueeze(-2)
+    return rotate(frame.mT, cos, sin, "half").mT * log_decay.exp()[..., None, None].to(frame.dtype)
+
+
+class SelectiveState(NamedTuple):
+    """The phases' state, and rotated keys and values (softmax) or the rotating frame (linear)."""
+
+    phases: PhaseState
+    memory: tuple[Tensor, ...]
+
+
+class SelectiveAttention(nn.Module):
+    """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each head and a rotating frame."""
+
+    def __init__(self, model_dim: int, num_heads: int, head_dim: int | None = None, *, form: str = "softmax", **phases) -> None:
+        super().__init__()
+        self.form = choice("form", form, ("softmax", "linear"))
+        self.num_heads = integer("num_heads", num_heads, low=1)
+        self.head_dim = model_dim // num_heads if head_dim is None else head_dim
+        width = num_heads * self.head_dim
+        self.phases = SelectivePhases(model_dim, num_heads, self.head_dim, **phases)
+        self.qkv_proj = nn.Linear(model_dim, 3 * width, bias=False)
+        self.o_proj = nn.Linear(width, model_dim, bias=False)
+        if form == "linear":
+            self.decay_proj = nn.Linear(model_dim, num_heads)
+            self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
+
+    def forward(self, x: Tensor, state: SelectiveState | None = None) -> tuple[Tensor, SelectiveState]:
+        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence."""
+        heads = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [B, H, S, D]
+        steps, angles, phases = self.phases(x, None if state is None else state.phases)
+        if self.form == "linear":
+            log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
+            run = linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame
+            out, frame = run(q, k, v, steps, log_decay, None if state is None else state.memory[0])
+            out, memory = self.norm(out), (frame,)
+        else:
+            q, k = rotate_by_phase(q, angles), rotate_by_phase(k, angles)
+            if state is not None:
+                k, v = (torch.cat((old, new), dim=-2) for old, new in zip(state.memory, (k, v), strict=True))
+            rows, columns = q.shape[-2], k.shape[-2]
+            visible = torch.ones(rows, columns, dtype=torch.bool, device=x.device).tril(columns - rows)
+            out = F.scaled_dot_product_attention(q, k, v, visible, scale=1 / math.sqrt(self.head_dim))
+            memory = (k, v)
+        return self.o_proj(out.transpose(1, 2).flatten(-2)), SelectiveState(phases, memory)

@@ -1,0 +1,69 @@
+"""FoPE: each pair rotates by a mix of frequencies, which is no rotation."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.encodings.base import Encoding, Sizes
+from ropewalk.errors import RopeError
+from ropewalk.rope import Rope
+from ropewalk.rotation import rotate_half
+from ropewalk.spec import RopeSpec
+
+
+class Fourier(Encoding):
+    """FoPE: cos and sin of each pair are mixed over all pairs that complete a turn in training; the others stand still.
+
+    A pair is kept if its frequency is at least 2 pi / `length`. cos(p omega) is multiplied by `cos_mix` and sin(p omega) by
+    `sin_mix`, the identity plus a random matrix of standard deviation `gain` / sqrt(kept pairs), not trained unless
+    `learnable`. Of the other pairs both cos and sin are 1, as in the authors' code. `per_head`: every head has its own two
+    matrices; heads must then not share keys.
+    """
+
+    entry: ClassVar[str] = "qk"
+    relative: ClassVar[bool] = False
+    linear: ClassVar[bool] = False
+
+    def __init__(self, sizes: Sizes, *, gain: float = 0.3, learnable: bool = False, per_head: bool = False) -> None:
+        super().__init__(sizes)
+        spec = RopeSpec(head_dim=sizes.head_dim)
+        # a little below, because the frequency of a pair whose period is the length itself may be rounded down
+        slowest = 2 * math.pi / sizes.length * (1 - 1e-12)
+        self.kept = int((spec.frequencies().radians >= slowest).sum())
+        self.per_head = per_head
+        self.rope = Rope(spec)
+        shape = (sizes.num_heads, self.kept, self.kept) if per_head else (self.kept, self.kept)
+        noise = (gain / math.sqrt(max(1, self.kept)) * torch.randn(shape) for _ in range(2))
+        mixes = [torch.eye(self.kept) + each for each in noise]
+        self.cos_mix, self.sin_mix = (nn.Parameter(mix, requires_grad=learnable) for mix in mixes)
+
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        if self.per_head and x.shape[1] != self.sizes.num_heads:
+            rule = "must be as many as the queries' heads where each head mixes by itself; use per_head=False"
+            raise RopeError("heads", rule, x.shape[1])
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        tables = self.rope.cos_sin(positions, dtype)
+        cos, sin = (self._mixed(t, mix) for t, mix in zip(tables, (self.cos_mix, self.sin_mix), strict=True))
+        wide = x.to(dtype)
+        return (wide * cos + rotate_half(wide) * sin).to(x.dtype)
+
+    def _mixed(self, table: Tensor, mix: Tensor) -> Tensor:
+        """Return a table [.., S, head_dim] in the half layout: kept pairs mixed, 1 for the others."""
+        kept = table[..., : self.kept]
+        # [S, D] and [B, S, D] get an axis for the heads
+        kept = (kept.unsqueeze(-3) @ mix.to(table.dtype)) if self.per_head or kept.ndim == 3 else kept @ mix.to(table.dtype)
+        pairs = F.pad(kept, (0, table.shape[-1] - self.kept), value=1.0)
+        return torch.cat((pairs, pairs), dim=-1)
+
+    def why_not(self, what: str) -> str | None:
+        reasons = {
+            "linear": "linear attention rotates features, and FoPE is no rotation",
+            "unrotate": "FoPE is no rotation: a mix of frequencies has no inverse rotation",
+            "rerotate": "FoPE is no rotation, so keys cannot be moved to other positions; compute them again",
+        }
+        return reasons.get(what)

@@ -1,0 +1,39 @@
+"""RoPE++: the imaginary part of RoPE's complex score as further heads."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.kernels.reference import join_pairs, split_pairs
+
+
+class RotaryPlus(Rotary):
+    """RoPE++: every query head attends twice, as in RoPE and with its query a quarter turn back; keys and values are shared.
+
+    The second score is the imaginary part of the complex product whose real part RoPE uses. Query heads become
+    real 0, imaginary 0, real 1, ..., so heads that share keys stay neighbours, and the output projection is twice as wide.
+    """
+
+    linear: ClassVar[bool] = False
+    query_copies: ClassVar[int] = 2
+
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        if key:
+            return super().rotate(x, positions, key=True, length=length)
+        both = torch.stack((x, self._quarter_turn_back(x)), dim=2).flatten(1, 2)
+        return super().rotate(both, positions, key=False, length=length)
+
+    def _quarter_turn_back(self, x: Tensor) -> Tensor:
+        """Return x with every rotated pair (a, b) replaced by (b, -a); dimensions outside the rotated slice stay."""
+        spec = self.rope.spec
+        start, width = spec.rotary_start, 2 * spec.pairs
+        before, middle, after = x.split([start, width, x.shape[-1] - start - width], dim=-1)
+        a, b = split_pairs(middle, spec.layout)
+        return torch.cat((before, join_pairs(b, -a, spec.layout), after), dim=-1)
+
+    def why_not(self, what: str) -> str | None:
+        return "each query head attends twice, which linear attention does not do here" if what == "linear" else None

@@ -1,0 +1,47 @@
+"""PoPE: the size of each channel says what, its angle says where."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.encodings.base import Sizes
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.kernels.reference import join_pairs
+from ropewalk.spec import RopeSpec
+
+
+class Polar(Rotary):
+    """PoPE: every channel c becomes the pair softplus(x_c) at the angle position * theta^(-c/d), so q and k are 2 d wide.
+
+    The score is the sum of softplus(q_c) softplus(k_c) cos((j - i) omega_c + delta_c). The learned delta of each head, within
+    -2 pi ... 0, is the authors' phase of the keys; here it is subtracted from the queries, which gives the same score, also
+    for keys that several heads share.
+    """
+
+    linear: ClassVar[bool] = False
+
+    def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
+        super().__init__(sizes, spec)
+        self.delta = nn.Parameter(torch.zeros(sizes.num_heads, sizes.head_dim))
+
+    def default_spec(self, sizes: Sizes) -> RopeSpec:
+        # d pairs: theta^(-2c / 2d) is PoPE's frequency of channel c
+        return RopeSpec(head_dim=2 * sizes.head_dim)
+
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        size = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+        if key:
+            first, second = size, torch.zeros_like(size)
+        else:
+            delta = self.delta.to(size.dtype).clamp(-2 * math.pi, 0).unsqueeze(-2)  # [H, 1, d]
+            first, second = size * delta.cos(), size * -delta.sin()
+        pairs = join_pairs(first, second, self.rope.spec.layout)
+        return self.rope.rotate(pairs, positions, key=key, length=length).to(x.dtype)
+
+    def why_not(self, what: str) -> str | None:
+        return "its features are twice as wide as the head" if what == "linear" else None
