@@ -1,7 +1,8 @@
 """Sphinx configuration of the site: `sphinx-build -W -n docs build/site`. The pages are plain Markdown.
 
-Each table of pages in `index.md` becomes a part of the menu, so a new page is one line there. Each module in the table of
-`api.md` becomes a section made from its docstrings; the public names are read from `ropewalk.__all__`.
+Each table of pages in `index.md` becomes a part of the menu, so a new page is one line there; its link text is the name in the
+menu. Each module in the table of `api.md` becomes a page made from its docstrings, in the folder `reference`, which is written
+here and not committed; the public names are read from `ropewalk.__all__`. Dark pages show `x-dark.png` instead of `x.png`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 import re
 import sys
 import textwrap
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,14 +22,19 @@ project = "ropewalk"
 author = "the ropewalk contributors"
 release = version = rw.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
-myst_enable_extensions = ["colon_fence"]
+sys.path.insert(0, str(Path(__file__).parent))
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_dmath_allow_digits = False
+html_math_renderer = "mathml"
 myst_heading_anchors = 4
 exclude_patterns = ["_build", "build"]
+DOCS = Path(__file__).parent
 
 html_theme = "furo"
 html_title = f"ropewalk {release}"
-html_static_path = html_css_files = ["site.css"]
+html_static_path = ["site.css", "site.js"]
+html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
 
@@ -37,13 +44,16 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 110
 
-ROW_LINK = re.compile(r"^\| \[[^\]]+\]\((?P<page>[\w/-]+)\.md\)", re.MULTILINE)
+ROW_LINK = re.compile(r"^\| \[(?P<name>[^\]]+)\]\((?P<page>[\w/-]+)\.md\)", re.MULTILINE)
 ROW_MODULE = re.compile(r"^\| `(?P<module>ropewalk[\w.]*)` \| (?P<says>.+) \|$", re.MULTILINE)
 
 
 def setup(app: Any) -> None:
     """Register the hooks below with Sphinx."""
+    write_reference(DOCS / "api.md", DOCS / "reference")
     app.connect("source-read", complete)
+    # before Sphinx collects the pictures of a page
+    app.connect("doctree-read", with_dark_pictures, priority=400)
     app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("missing-reference", by_public_name, priority=400)
 
@@ -69,21 +79,56 @@ def with_menu(text: str) -> str:
     title, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     menus = []
     for section in sections:
-        if pages := [match["page"] for match in ROW_LINK.finditer(section)]:
+        if pages := [f"{match['name']} <{match['page']}>" for match in ROW_LINK.finditer(section)]:
             caption = section.splitlines()[0]
             menus.append("\n".join([":::{toctree}", ":hidden:", f":caption: {caption}", "", *pages, ":::", ""]))
     return "## ".join([title, *sections]) + "\n\n" + "\n".join(menus)
 
 
 def with_reference(text: str) -> str:
-    """Add the docstrings of the public names and modules below the table of modules."""
+    """Add the docstrings of the public names below the table of modules, whose rows link the pages of the modules."""
     names = "\n\n".join(directive(name) for name in rw.__all__ if not isinstance(getattr(rw, name), ModuleType))
-    # myst removes the dots from the anchor of a heading
-    linked = ROW_MODULE.sub(lambda row: f"| [`{row['module']}`](#{row['module'].replace('.', '')}) | {row['says']} |", text)
-    parts = [linked, "\n## Public names, in full\n", in_rst(names)]
-    for match in ROW_MODULE.finditer(text):
-        parts += [f"\n## {match['module']}\n", in_rst(of_module(match["module"]))]
-    return "\n".join(parts)
+    linked = ROW_MODULE.sub(lambda row: f"| [`{row['module']}`](reference/{row['module']}.md) | {row['says']} |", text)
+    menu = [
+        "",
+        ":::{toctree}",
+        ":hidden:",
+        "",
+        *(f"reference/{match['module']}" for match in ROW_MODULE.finditer(text)),
+        ":::",
+        "",
+    ]
+    return "\n".join([linked, "\n## Public names, in full\n", in_rst(names), *menu])
+
+
+def write_reference(table: Path, folder: Path) -> None:
+    """Write one page per module of a table; a page that is the same stays, so that Sphinx does not read it again."""
+    folder.mkdir(exist_ok=True)
+    pages = {}
+    for match in ROW_MODULE.finditer(table.read_text(encoding="utf-8")):
+        pages[f"{match['module']}.md"] = f"# {match['module']}\n\n{in_rst(of_module(match['module']))}"
+    for old in folder.glob("*.md"):
+        if old.name not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        if not (folder / name).exists() or (folder / name).read_text(encoding="utf-8") != text:
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def with_dark_pictures(app: Any, doctree: Any) -> None:
+    """Add the dark version of every picture that has one; the theme shows one of the two."""
+    from docutils import nodes
+
+    folder = (DOCS / app.env.docname).parent
+    for image in list(doctree.findall(nodes.image)):
+        path = Path(image["uri"])
+        dark = path.with_name(f"{path.stem}-dark{path.suffix}")
+        if not (folder / dark).is_file():
+            continue
+        other = image.deepcopy()
+        other["uri"], other["classes"] = dark.as_posix(), [*image["classes"], "only-dark"]
+        image["classes"] = [*image["classes"], "only-light"]
+        image.parent.insert(image.parent.index(image) + 1, other)
 
 
 def of_module(name: str) -> str:

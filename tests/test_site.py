@@ -1,10 +1,13 @@
 """The site: it builds without a warning, and every public name, registry, page, picture and measured table is on it."""
 
 import ast
+import functools
+import http.server
 import importlib.util
 import re
 import subprocess
 import sys
+import threading
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import ropewalk as rw
+from browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -30,6 +34,20 @@ SOURCE = re.compile(r"results/|benchmarks\.md|`(?:ropewalk|python|make) [\w-]")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: a table that docs/tables.py wrote
 MADE = re.compile(r"^<!-- (?P<name>[\w-]+): start -->$.*?^<!-- (?P=name): end -->$", re.MULTILINE | re.DOTALL)
+
+
+WIDTHS = (390, 1280, 1600)
+#: pages with long lines, wide tables, pictures, signatures and Chinese text; --full opens every page
+SAMPLE = ("index", "formulas", "gallery", "benchmarks", "zh/start", "reference/ropewalk.attention.softmax")
+#: what sticks out of the page, and code blocks whose lines are cut off
+FAULTS = """
+(() => {
+  const wide = document.documentElement.scrollWidth > innerWidth + 1 ? [`page ${document.documentElement.scrollWidth}`] : [];
+  const cut = [...document.querySelectorAll('pre')].filter((pre) => pre.scrollWidth > pre.clientWidth + 1
+    && !['auto', 'scroll'].includes(getComputedStyle(pre).overflowX)).map((pre) => pre.innerText.slice(0, 60));
+  return [...wide, ...cut];
+})()
+"""
 
 
 class Links(HTMLParser):
@@ -79,6 +97,28 @@ def test_every_page_is_built_and_in_the_menu(site, parsed):
     names = [page.relative_to(DOCS).with_suffix(".html").as_posix() for page in PAGES]
     assert [name for name in names if not (site / name).exists()] == []
     assert [name for name in names if name != "index.html" and name not in menu] == []
+
+
+@needs_sphinx
+def test_names_in_the_menu_are_short(site):
+    text = (site / "index.html").read_text(encoding="utf-8")
+    names = re.findall(r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text)
+    assert len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1  # methods are a level below
+    assert [name for name in names if len(name) > 24] == []
+
+
+@needs_sphinx
+def test_every_module_has_a_page_of_its_own(site):
+    assert [name for name in listed_modules() if not (site / "reference" / f"{name}.html").exists()] == []
+
+
+@needs_sphinx
+def test_pictures_have_their_dark_version_beside_them(site):
+    text = (site / "figures.html").read_text(encoding="utf-8")
+    shown = re.findall(r'<img[^>]*class="only-(light|dark)"[^>]*src="_images/([\w-]+)\.png"', text)
+    light, dark = ({name for kind, name in shown if kind == wanted} for wanted in ("light", "dark"))
+    assert light
+    assert dark == {f"{name}-dark" for name in light}
 
 
 @needs_sphinx
@@ -135,6 +175,53 @@ def registries(module: str) -> list[str]:
     return [f"{module}.{name}" for name, kind in named if name.isupper() and name[0] != "_" and kind.startswith("dict[str")]
 
 
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A server of files that prints nothing."""
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def address(site):
+    """The site, served from this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@needs_sphinx
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
+def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path):
+    pytest.importorskip("websockets", reason="needs websockets, which streamlit brings along")
+    every = [path.relative_to(site).with_suffix("").as_posix() for path in sorted(site.rglob("*.html"))]
+    assert set(SAMPLE) <= set(every)
+    browser, faults = Browser(tmp_path), {}
+
+    def show(page: str, width: int) -> None:
+        browser.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        browser.send("Page.navigate", url=f"{address}/{page}.html")
+        browser.wait(f"location.href === '{address}/{page}.html' && document.readyState === 'complete'", page)
+
+    try:
+        for name in every if full else SAMPLE:
+            for width in WIDTHS:
+                show(name, width)
+                if found := browser.js(FAULTS):
+                    faults[name, width] = found
+        assert faults == {}
+        show("start", 390)
+        menu = "document.querySelector('.sidebar-drawer').getBoundingClientRect()"
+        assert browser.js(f"{menu}.right") <= 0
+        browser.js("document.querySelector('.mobile-header label[for=__navigation]').click()")
+        browser.wait(f"{menu}.left >= 0 && {menu}.right <= 390 && {menu}.width > 150", "the menu")
+        assert browser.js("document.querySelectorAll('div.highlight').length === document.querySelectorAll('button.copy').length")
+    finally:
+        browser.close()
+
+
 def test_every_public_name_has_a_docstring():
     kept_elsewhere = (dict,)  # a registry is told about in the reference
     bare = [name for name in rw.__all__ if not isinstance(getattr(rw, name), kept_elsewhere) and not getattr(rw, name).__doc__]
@@ -143,7 +230,7 @@ def test_every_public_name_has_a_docstring():
 
 def test_every_picture_is_shown_somewhere():
     text = "".join(page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"])
-    assert [picture.name for picture in (DOCS / "images").glob("*.png") if picture.name not in text] == []
+    assert [picture.name for picture in (DOCS / "images").glob("*.png") if picture.name.replace("-dark", "") not in text] == []
 
 
 @pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md", ROOT / "README.zh.md"], ids=lambda path: path.name)

@@ -1,0 +1,109 @@
+"""Formulas as MathML, which browsers draw without a script: a renderer of Sphinx for the part of LaTeX that the pages use."""
+
+# ruff: noqa: RUF001 - the signs of formulas
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import Any
+
+#: commands that stand for one sign: <mi> for a letter, <mo> for an operator
+LETTERS = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "Delta": "Δ", "zeta": "ζ", "theta": "θ", "lambda": "λ", "phi": "φ", "Phi": "Φ",
+    "omega": "ω", "pi": "π", "infty": "∞", "ldots": "…", "cos": "cos", "sin": "sin", "log": "log", "ln": "ln", "max": "max",
+    "exp": "exp", "Re": "Re",
+}  # fmt: skip
+SIGNS = {
+    "langle": "⟨", "rangle": "⟩", "cdot": "·", "otimes": "⊗", "times": "×", "le": "≤", "ge": "≥", "sum": "∑", "pm": "±",
+    "lceil": "⌈", "rceil": "⌉", "bmod": "mod", "top": "⊤", "quad": "\u2003", ",": "\u2009",
+}  # fmt: skip
+TOKEN = re.compile(r"\\(?P<command>[A-Za-z]+|,)|(?P<number>\d+(?:[.,]\d+)*)|(?P<letter>[A-Za-z])|(?P<sign>[^\s])")
+
+
+class FormulaError(ValueError):
+    """A formula uses a part of LaTeX that is not here."""
+
+
+def mathml(formula: str, *, block: bool = False) -> str:
+    """Return a formula as a <math> element."""
+    tokens = list(TOKEN.finditer(formula))
+    row, rest = _row(tokens, until=None)
+    if rest:
+        raise FormulaError(f"a closing brace too many: {formula}")
+    display = ' display="block"' if block else ""
+    return f'<math xmlns="http://www.w3.org/1998/Math/MathML"{display}>{row}</math>'
+
+
+def _row(tokens: list[re.Match[str]], until: str | None) -> tuple[str, list[re.Match[str]]]:
+    """Return the elements up to a closing brace, in one row, and the tokens after it."""
+    parts: list[str] = []
+    while tokens:
+        if tokens[0]["sign"] == "}":
+            if until is None:
+                return "", tokens
+            return _joined(parts), tokens[1:]
+        part, tokens = _atom(tokens)
+        parts.append(part)
+    if until is not None:
+        raise FormulaError("a brace that is not closed")
+    return _joined(parts), []
+
+
+def _joined(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"<mrow>{''.join(parts)}</mrow>"
+
+
+def _atom(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
+    """Return one element with its exponent and index, and the tokens after it."""
+    base, tokens = _element(tokens)
+    scripts: dict[str, str] = {}
+    while tokens and tokens[0]["sign"] in ("_", "^"):
+        kind = tokens[0]["sign"]
+        if len(tokens) < 2:
+            raise FormulaError(f"nothing after {kind}")
+        scripts[kind], tokens = _element(tokens[1:])
+    if len(scripts) == 2:
+        return f"<msubsup>{base}{scripts['_']}{scripts['^']}</msubsup>", tokens
+    for kind, tag in (("_", "msub"), ("^", "msup")):
+        if kind in scripts:
+            return f"<{tag}>{base}{scripts[kind]}</{tag}>", tokens
+    return base, tokens
+
+
+def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
+    first, rest = tokens[0], tokens[1:]
+    if first["sign"] == "{":
+        return _row(rest, until="}")
+    if first["command"] is None:
+        kind, tag = next((kind, tag) for kind, tag in (("number", "mn"), ("letter", "mi"), ("sign", "mo")) if first[kind])
+        return f"<{tag}>{escape(first[kind].replace('-', '−'))}</{tag}>", rest
+    name = first["command"]
+    if name in LETTERS:
+        return f"<mi>{LETTERS[name]}</mi>", rest
+    if name in SIGNS:
+        return f"<mo>{SIGNS[name]}</mo>", rest
+    if name in ("frac", "sqrt", "overline"):
+        parts = []
+        for _ in range(2 if name == "frac" else 1):
+            part, rest = _element(rest)
+            parts.append(part)
+        tag = {"frac": "mfrac", "sqrt": "msqrt"}.get(name)
+        return (f"<{tag}>{''.join(parts)}</{tag}>" if tag else f"<mover>{parts[0]}<mo>‾</mo></mover>"), rest
+    raise FormulaError(f"unknown command \\{name}")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the renderer with Sphinx."""
+
+    def visit(block: bool) -> Any:
+        def draw(translator: Any, node: Any) -> None:
+            from docutils import nodes
+
+            translator.body.append(mathml(node.astext(), block=block))
+            raise nodes.SkipNode
+
+        return draw
+
+    app.add_html_math_renderer("mathml", (visit(False), None), (visit(True), None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
