@@ -148,8 +148,12 @@ def main() -> None:
     encodings.write_text(filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())), encoding="utf-8")
     benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
     peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
+    from pictures import reduced  # beside this file
+
     chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")
     chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
+    for name in ("gpu", "cpu"):
+        reduced(DOCS / "images" / f"{name}.png")
     print(encodings, benchmarks, peers, lab, inspect, families, sep="\n")
 
 
