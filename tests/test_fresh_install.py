@@ -105,7 +105,11 @@ def test_the_command_line_there_is_that_of_the_wheel(wheel, fresh, tmp_path):
 def test_the_commands_of_the_readme_run_there(fresh, folder):
     """As printed, in their order."""
     said = {" ".join(words): run([fresh / "ropewalk", *words], folder) for words in commands()}
-    assert said["inspect --example llama-3.1-8b"].startswith("llama, ")  # the verdict
+    (printed,) = blocks("console")
+    for command, verdict in zip(
+        ("inspect --example llama-3.1-8b", "audit --example gpt-oss-20b"), printed.split("\n\n"), strict=True
+    ):
+        assert said[command].startswith(" ".join(verdict.split()))
     assert said["inspect longer"].startswith("llama, ")
     name = "model.layers.0.self_attn.q_proj.weight"
     rows, converted = (load_file(folder / each / "model.safetensors")[name] for each in ("longer", "longer-interleaved"))
