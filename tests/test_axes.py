@@ -256,6 +256,7 @@ def turn_five(chosen, positions):
         (lambda: axes.chunked([0, 0, 0]), "sections"),
         (lambda: axes.interleaved([2, 2]), "sections"),
         (lambda: axes.interleaved([1, 4, 1]), "sections"),
+        (lambda: axes.interleaved([2, 2, 4]), "sections"),
         (lambda: axes.ernie([3, 2, 1]), "sections"),
         (lambda: axes.ernie([3, 3]), "sections"),
         (lambda: axes.round_robin([]), "sections"),

@@ -342,6 +342,11 @@ def test_an_image_may_be_one_patch_high():
     assert delta.tolist() == [0]
 
 
+def test_the_centres_of_an_image_of_one_row():
+    centres = rw.positions.patch_centres(1, 4, scale=2.0)
+    assert centres.tolist() == [[[0.0] * 4], [[-1.5, -0.5, 0.5, 1.5]]]
+
+
 def test_rows_that_are_no_rows_are_refused():
     with pytest.raises(rw.RopeError), as_users_call():
         rw.positions.multimodal(5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table")
 _CALLS = ("test_reliability", "test_reliability_calls")
-_ATTENTION = ("attention/test_softmax", "attention/test_cache", "attention/test_linear", "attention/test_whole_sequence")
+_ATTENTION = tuple(f"attention/test_{name}" for name in ("whole_sequence", "attention_backends", "cache", "softmax", "linear"))
 _CONFIG = (
     "interop/test_hf",
     "interop/test_hf_refusals",
@@ -43,7 +43,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "attention/backends": _ATTENTION,
     "attention/softmax": _ATTENTION,
     "attention/cache": ("attention/test_cache", "attention/test_softmax", "attention/test_cache_random"),
-    **{f"attention/{name}": ("attention/test_linear", "attention/test_whole_sequence") for name in ("linear", "linear_sums")},
+    **{f"attention/{name}": ("attention/test_whole_sequence", "attention/test_linear") for name in ("linear", "linear_sums")},
     "attention/documents": ("attention/test_whole_sequence", "attention/test_softmax", "attention/test_linear"),
     # interop
     **{f"interop/config/{name}": _CONFIG for name in ("checks", "hf", "layers", "read", "scalings", "values", "write")},

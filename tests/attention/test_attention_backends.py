@@ -76,3 +76,37 @@ def test_the_fused_kernel_is_the_default_and_weights_need_the_definition():
     assert pick(wanting)[0] == "math"
     assert attend(given)[1] is None
     assert attend(wanting)[1] is not None
+
+
+DOCUMENTS = torch.tensor([[4, 4, 4, 1, 1, 1], [2, 2, 0, 0, 0, 5]])
+REAL = torch.tensor([[True] * 6, [True, False, True, True, True, False]])
+FLEX = {
+    "nothing": ({}, lambda b, i, j: True),
+    "causal": ({"causal": True, "offset": 2}, lambda b, i, j: j <= i + 2),
+    "window": ({"window": 2, "offset": 1}, lambda b, i, j: abs(j - i - 1) < 2),
+    "causal window": ({"causal": True, "window": 3, "offset": 3}, lambda b, i, j: 0 <= i + 3 - j < 3),
+    "padding": ({"padding": REAL}, lambda b, i, j: bool(REAL[b, j])),
+    "documents": (
+        {"q_documents": DOCUMENTS[:, 1:4], "k_documents": DOCUMENTS},
+        lambda b, i, j: bool(DOCUMENTS[b, i + 1] == DOCUMENTS[b, j]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FLEX)
+def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind):
+    """The rule that is given to FlexAttention, asked for every query and key; the kernel itself needs a GPU."""
+    from torch.nn.attention import flex_attention as flex
+
+    def every_pair(sees, rows, heads, q_len, k_len, device):
+        b, h, q, k = torch.meshgrid(*(torch.arange(n or 1) for n in (rows, heads, q_len, k_len)), indexing="ij")
+        return sees(b, h, q, k)
+
+    def kernel(q, k, v, block_mask, scale, enable_gqa):
+        return F.scaled_dot_product_attention(q, k, v, block_mask, scale=scale, enable_gqa=enable_gqa)
+
+    monkeypatch.setattr(flex, "create_block_mask", every_pair)
+    monkeypatch.setattr(backends, "_compiled_flex", lambda: kernel)
+    visible, sees = FLEX[kind]
+    given = call(**visible)
+    torch.testing.assert_close(backends.run_flex(given)[0], by_loops(given, sees), atol=1e-10, rtol=1e-10)

@@ -165,6 +165,7 @@ def test_dropout_acts_in_training_only():
     ("options", "field"),
     [
         ({"num_kv_heads": 4}, "num_kv_heads"),
+        ({"num_kv_heads": 0}, "num_kv_heads"),
         ({"head_dim": None}, "head_dim"),
         ({"window": 0}, "window"),
         ({"encoding": "rop"}, "encoding"),

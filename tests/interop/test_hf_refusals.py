@@ -11,6 +11,14 @@ from config_samples import LLAMA, LLAMA3, LONGROPE, YARN, refused
 from ropewalk.interop.config.hf import explain, from_hf
 
 
+@pytest.mark.parametrize("rope", [YARN, LLAMA3, {**LONGROPE, "factor": 4.0}], ids=lambda rope: rope["rope_type"])
+def test_a_trained_length_must_be_given_where_no_length_is(rope):
+    without = {key: value for key, value in rope.items() if key != "original_max_position_embeddings"}
+    config = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    refused({**config, "rope_scaling": without}, "original_max_position_embeddings")
+    assert from_hf({**LLAMA, "rope_scaling": without}).scaling.original_length == LLAMA["max_position_embeddings"]
+
+
 @pytest.mark.parametrize(
     ("keys", "field"),
     [
