@@ -123,6 +123,19 @@ def test_attention_equals_the_definition(name, kind, monkeypatch):
     close(layer(x, **call).out, expected)
 
 
+def test_memory_stays_bounded(monkeypatch):
+    """No tensor of all scores is formed: the largest has MOST_SCORES entries."""
+    monkeypatch.setattr(lse, "MOST_SCORES", 4096)
+    sizes, block = [], lse._block
+    monkeypatch.setattr(lse, "_block", lambda call, *a: sizes.append((a[1] - a[0]) * (a[3] - a[2])) or block(call, *a))
+    layer = make("self_extend").float()
+    with torch.no_grad():
+        layer(torch.randn(1, 300, MODEL_DIM))
+    assert HEADS * max(sizes) <= 4096
+    # two pieces share the pairs below the diagonal; blocks add a little
+    assert 300 * 300 / 2 <= sum(sizes) < 300 * 300 * 0.6
+
+
 @methods
 @pytest.mark.parametrize("kind", ["growing", "sliding"])
 def test_decoding_with_a_cache_equals_the_whole_pass(name, kind):

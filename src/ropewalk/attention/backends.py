@@ -101,9 +101,9 @@ def run_flex(call: Call) -> tuple[Tensor, None]:
     from torch.nn.attention.flex_attention import create_block_mask
 
     visible, (q_len, k_len) = call.visible, call.lengths
-
     per_row = visible.padding is not None or visible.q_documents is not None
-    block = create_block_mask(visible.at, call.q.shape[0] if per_row else None, None, q_len, k_len, device=call.q.device)
+    attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731 - FlexAttention counts the arguments of a function
+    block = create_block_mask(attends, call.q.shape[0] if per_row else None, None, q_len, k_len, device=call.q.device)
     grouped = call.q.shape[1] != call.k.shape[1]
     out = _compiled_flex()(call.q, call.k, call.v, block_mask=block, scale=call.scale, enable_gqa=grouped)
     return out, None

@@ -19,8 +19,6 @@ from ropewalk.errors import RopeError, choice
 
 #: the most scores that the plain torch backend holds at a time; 256 MiB in float32
 MOST_SCORES = 1 << 26
-#: FlexAttention is compiled for each shape, which pays for calls with at least as many queries
-FEWEST_FLEX_QUERIES = 1024
 
 
 class Partial(NamedTuple):
@@ -48,19 +46,51 @@ def run_math(call: Call) -> Partial:
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
     rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
-    parts = [_block(call, start, min(start + rows, q_len)) for start in range(0, max(1, q_len), rows)]
+    starts = range(0, max(1, q_len), rows)
+    parts = [
+        _block(call, start, min(start + rows, q_len), *keys)
+        for start, keys in zip(starts, _key_ranges(call, rows, len(starts)), strict=True)
+    ]
     return parts[0] if len(parts) == 1 else Partial(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
 
 
-def _block(call: Call, start: int, stop: int) -> Partial:
-    """Return the result of queries start ... stop - 1."""
-    keys = min(call.k.shape[-2], call.visible.offset + stop) if call.visible.causal else call.k.shape[-2]
-    k, v = call.k[:, :, :keys], call.v[:, :, :keys]
+def _key_ranges(call: Call, rows: int, blocks: int) -> list[tuple[int, int]]:
+    """Return (first, stop) of the keys that each block of queries may see, by causality and band."""
+    visible, (q_len, k_len) = call.visible, call.lengths
+    stops = [min(k_len, visible.offset + (block + 1) * rows) if visible.causal else k_len for block in range(blocks)]
+    band = visible.band
+    if blocks == 1 or band is None:
+        return [(0, stop) for stop in stops]
+    q_groups = torch.nn.functional.pad(band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0)
+    q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
+    low, high = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)  # [B, blocks]
+    k_groups = band.k_group.reshape(-1, 1, k_len)
+    inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=k_groups.device)
+    if band.low is not None:
+        inside = inside & (k_groups <= high.unsqueeze(-1) - band.low)
+    if band.high is not None:
+        inside = inside & (k_groups > low.unsqueeze(-1) - band.high)
+    inside = inside.any(dim=0).int()  # [blocks, keys]
+    # read back once for all blocks: skipping keys saves far more time than waiting costs
+    first, last = torch.stack((inside.argmax(dim=-1), k_len - 1 - inside.flip(-1).argmax(dim=-1))).tolist()
+    found = inside.any(dim=-1).tolist()
+    return [
+        (a, min(b + 1, stop)) if any_key and a < stop else (0, 0)
+        for a, b, stop, any_key in zip(first, last, stops, found, strict=True)
+    ]
+
+
+def _block(call: Call, start: int, stop: int, first: int, last: int) -> Partial:
+    """Return the result of queries start ... stop - 1 and keys first ... last - 1."""
+    k, v = call.k[:, :, first:last], call.v[:, :, first:last]
+    if first == last:
+        lse = k.new_full((*call.q.shape[:2], stop - start), float("-inf"))
+        return Partial(lse.unsqueeze(-1).new_zeros(*lse.shape, v.shape[-1]), lse)
     groups = call.q.shape[1] // k.shape[1]
     q = call.q[:, :, start:stop].to(k.dtype).unflatten(1, (-1, groups))  # [B, Hk, G, S, D]
     # the heads of a group share their keys: one product with all of their queries
     scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (groups, -1))
-    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=call.visible.part(start, stop, keys)).full_mask()
+    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=call.visible.part(start, stop, first, last)).full_mask()
     if mask is not None:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)
@@ -94,7 +124,8 @@ def run_flex(call: Call) -> Partial:
     by_row = by_row or (visible.band is not None and (visible.band.q_group.ndim > 1 or visible.band.k_group.ndim > 1))
     by_head = visible.mask is not None and call.visible.mask.ndim > 2 and call.visible.mask.shape[-3] > 1  # type: ignore[union-attr]
     create, flex, options = _compiled_flex()
-    block = create(visible.at, batch if by_row else None, heads if by_head else None, q_len, k_len, device=call.q.device)
+    attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731 - FlexAttention counts the arguments of a function
+    block = create(attends, batch if by_row else None, heads if by_head else None, q_len, k_len, device=call.q.device)
     grouped = heads != call.k.shape[1]
     out, aux = flex(call.q, call.k, call.v, block_mask=block, scale=call.scale, enable_gqa=grouped, **options)
     return Partial(out, aux if isinstance(aux, Tensor) else aux.lse)
@@ -121,10 +152,8 @@ LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Par
 
 
 def attend_with_lse(call: Call, name: str | None = None) -> Partial:
-    """Return output and log-sum-exp by the named backend; None: FlexAttention for long calls on a GPU, else plain torch."""
-    if name is None:
-        name = "flex" if call.lengths[0] >= FEWEST_FLEX_QUERIES and flex_why_not(call) is None else "math"
-    why_not, run = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]
+    """Return output and log-sum-exp by the named backend; None is plain torch."""
+    why_not, run = LSE_BACKENDS[choice("backend", name or "math", LSE_BACKENDS)]
     if reason := why_not(call):
         raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)
     return run(call)

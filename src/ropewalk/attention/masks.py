@@ -104,21 +104,21 @@ class Visibility:
         """The caller's mask if it is a float one, else None."""
         return self.mask if self.mask is not None and self.mask.is_floating_point() else None
 
-    def part(self, start: int, stop: int, keys: int) -> Visibility:
-        """Return the masking of queries start ... stop - 1 and the first `keys` keys."""
-        mask, band = self.mask, self.band
+    def part(self, start: int, stop: int, first: int, last: int) -> Visibility:
+        """Return the masking of queries start ... stop - 1 and keys first ... last - 1."""
+        mask, band, keys = self.mask, self.band, slice(first, last)
         if mask is not None:
-            mask = mask if mask.shape[-1] == 1 else mask[..., :keys]
+            mask = mask if mask.shape[-1] == 1 else mask[..., keys]
             mask = mask if mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., start:stop, :]
         if band is not None:
-            band = replace(band, q_group=band.q_group[..., start:stop], k_group=band.k_group[..., :keys])
+            band = replace(band, q_group=band.q_group[..., start:stop], k_group=band.k_group[..., keys])
         return replace(
             self,
-            padding=None if self.padding is None else self.padding[:, :keys],
+            padding=None if self.padding is None else self.padding[:, keys],
             q_documents=None if self.q_documents is None else self.q_documents[:, start:stop],
-            k_documents=None if self.k_documents is None else self.k_documents[:, :keys],
+            k_documents=None if self.k_documents is None else self.k_documents[:, keys],
             mask=mask,
-            offset=self.offset + start,
+            offset=self.offset + start - first,
             band=band,
         )
 

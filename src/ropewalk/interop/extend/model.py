@@ -47,7 +47,7 @@ def extend(
     search           longrope: a loss as a function of the long factors, minimised by `search_factors` with `search_options`;
                      while it runs, the model uses the factors it is called with
     options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor, low_freq_factor, ...;
-                     of the remapping: window, log_n_length, slowdown, group, chunk, local
+                     of the remapping: window, log_n_length, slowdown, group, chunk, local, and backend="flex" for a GPU
 
     The model uses the new frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
     angles of its rotary modules are compared with the new spec at several lengths; if they differ, everything is restored and

@@ -65,6 +65,7 @@ class RemappedLayers:
     remapping: Remapping
     specs: dict[int, RopeSpec]
     recorded: Recorded
+    backend: str | None = None
     called: set[int] | None = None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ class RemappedLayers:
 
         # without a mask, transformers means causality, aligned at the first key; a single query sees all keys
         visible = Visibility(causal=mask is None and q.shape[-2] > 1, mask=mask)
-        return attend_remapped(self.remapping, rotate, v, positions, k_positions, scale, visible)
+        return attend_remapped(self.remapping, rotate, v, positions, k_positions, scale, visible, self.backend)
 
 
 def _key_positions(positions: Tensor, mask: Tensor | None, keys: int) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ropewalk.attention.lse import LSE_BACKENDS
 from ropewalk.attention.remap import REMAPPINGS, Remapping
 from ropewalk.attention.remapped import check_remapping, slowed_spec
 from ropewalk.errors import RopeError, choice, integer
@@ -66,7 +67,7 @@ def remap_transformers(
     factor: float | None,
     original_length: int | None,
     names: Sequence[str] | None,
-    options: Mapping[str, Any],
+    options: dict[str, Any],
 ) -> Extension:
     """Give a loaded transformers model a remapping; on an error everything is restored."""
     if target.model is None:
@@ -75,6 +76,9 @@ def remap_transformers(
     before, trained = specs_and_length(target.config, original_length)
     if kind == "dca" and factor is None and not options:
         options = _dual_chunk_options(target.config)
+    backend = options.pop("backend", None)
+    if backend is not None:
+        choice("backend", backend, LSE_BACKENDS)
     remapping = make_remapping(kind, trained, factor, options)
     by_layer = _layers(target.config, names)
     for spec in dict.fromkeys(by_layer.values()):
@@ -82,7 +86,7 @@ def remap_transformers(
     specs = {name: spec for name, spec in before.items() if spec in by_layer.values()}
     # refuses a model whose rotary modules compute other angles than its config says
     target.served(ConfigChange({}, specs, (), target.config, None, trained, specs, specs))
-    layers = RemappedLayers(remapping, by_layer, Recorded())
+    layers = RemappedLayers(remapping, by_layer, Recorded(), backend)
     extension = Extension(kind, factor, specs, {}, (f"{kind}: {UNSAVED}",), (_note(remapping),), False, [], target.model)
     extension._swaps.append(AttentionSwap(target.model, layers, list(target.rotary.values()), (EXTENSION, extension)))
     try:
