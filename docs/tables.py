@@ -6,6 +6,8 @@ The encodings are measured now; benchmarks are read from `results/`, with their 
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +140,49 @@ def families_page(text: str) -> str:
     return text
 
 
+def engines_page(text: str) -> str:
+    """The page about engines: how many configs each computes as their spec says, and every config with every engine."""
+    measured = rows.read(RESULTS / "engines.jsonl")
+    engines = list(dict.fromkeys(row["engine"] for row in measured))
+    summary = ["| engine | run | as the spec says | differ | refused |", "|---|---|---:|---:|---:|"]
+    for engine in engines:
+        own = [row for row in measured if row["engine"] == engine]
+        counts = Counter(row["verdict"] for row in own)
+        differ = len(own) - counts["same"] - counts["error"] - counts["no spec"]
+        summary.append(f"| {engine} {own[0]['version']} | {own[0]['date']} | {counts['same']} | {differ} | {counts['error']} |")
+    cells: dict[str, dict[str, list[str]]] = {}
+    for row in measured:
+        started = "" if row["max_model_len"] is None else f", started for {row['max_model_len']:,}"
+        name = f"{row['config']}, {row['length']:,} tokens{started}"
+        cells.setdefault(name, {}).setdefault(row["engine"], []).append(_engine_cell(row))
+    lines = [f"| config | {' | '.join(engines)} |", "|---|" + "---|" * len(engines)]
+    for name, found in cells.items():
+        lines.append(f"| {name} | {' | '.join(' / '.join(dict.fromkeys(found[engine])) for engine in engines)} |")
+    text = filled(text, "engines-summary", "\n".join(summary) + "\n")
+    return filled(text, "engines-matrix", "\n".join(lines) + "\n")
+
+
+def _engine_cell(row: dict[str, Any]) -> str:
+    """What one engine does with one config: same, or the first pair that differs and the factor on the logits."""
+    if row["verdict"] in ("same", "no spec"):
+        return row["verdict"]
+    if row["verdict"] == "error":
+        return "refused"
+    if row["verdict"] == "rotated":
+        return "not rotated" if row["magnitude"] is None else "rotated"
+    parts = [] if row["first_pair"] is None else [f"pair {row['first_pair']}"]
+    if "magnitude" in row["verdict"]:
+        parts.append(f"logits x {(row['magnitude'] / row['spec_magnitude']) ** 2:.3g}")
+    return ", ".join(parts)
+
+
 def main() -> None:
-    """Rewrite the pages and charts, and print their paths."""
+    """Rewrite the pages and charts, and print their paths; with the argument `engines` only the page about engines."""
+    engines = DOCS / "engines.md"
+    engines.write_text(engines_page(engines.read_text(encoding="utf-8")), encoding="utf-8")
+    if sys.argv[1:] == ["engines"]:
+        print(engines)
+        return
     names = ("encodings", "benchmarks", "peers", "lab-results", "inspect", "families")
     encodings, benchmarks, peers, lab, inspect, families = (DOCS / f"{name}.md" for name in names)
     inspect.write_text(guide_page(inspect.read_text(encoding="utf-8")), encoding="utf-8")
@@ -154,7 +197,7 @@ def main() -> None:
     chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
     for name in ("gpu", "cpu"):
         reduced(DOCS / "images" / f"{name}.png")
-    print(encodings, benchmarks, peers, lab, inspect, families, sep="\n")
+    print(encodings, benchmarks, peers, lab, inspect, families, engines, sep="\n")
 
 
 if __name__ == "__main__":

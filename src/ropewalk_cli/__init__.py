@@ -40,6 +40,10 @@ COMMANDS: dict[str, Command | str] = {
         "ropewalk_cli.options:audit", UNDERSTAND, "Show what other engines compute from the same config.",
         "ropewalk audit config.json --length 131072",
     ),
+    "engines": Command(
+        "ropewalk_cli.options:engines", UNDERSTAND, "Run the installed engines and compare their ropes with the specs.",
+        "ropewalk engines --only mlx-lm --match llama",
+    ),
     "figures": Command(
         "ropewalk_cli.options:figures", UNDERSTAND, "Write every figure and a contact sheet.",
         "ropewalk figures pictures --format svg --dark --only decay",

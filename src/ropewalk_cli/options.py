@@ -73,6 +73,21 @@ def audit(
     """
 
 
+@runs("ropewalk.commands.engines:engines")
+def engines(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run only this engine: hf, vllm, sglang, mlx-lm or llama.cpp; may be repeated.")
+    ] = None,
+    match: Annotated[str, typer.Option(help="Run only the configs whose name contains this.")] = "",
+    all_rows: Annotated[bool, typer.Option("--all-rows", help="Run every config of the matrix, not only real ones.")] = False,
+    json: Json = False,
+) -> None:
+    """Run the inference engines that are installed here on small models, and compare their ropes with each config's spec.
+
+    Each engine builds its own model from the config and rotates unit vectors. Engines that are not installed are named.
+    """
+
+
 @runs("ropewalk.commands.figures:figures")
 def figures(
     folder: Annotated[Path, typer.Argument(help="The folder to write to.")],

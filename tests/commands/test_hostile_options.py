@@ -25,7 +25,7 @@ from door import as_users_call
 from finetune_tiny import write_checkpoint
 from ropewalk import cli, selfcheck
 from ropewalk.bench import cpu
-from ropewalk.commands import demo, figures
+from ropewalk.commands import demo, engines, figures
 from ropewalk.explorer import launch
 from ropewalk.lab import runs
 from ropewalk.lab.distributed import Parallel
@@ -98,7 +98,8 @@ def valid(files) -> dict[str, list[str]]:
     """The arguments with which each command succeeds."""
     config = str(files / "config.json")
     return {
-        "inspect": [config], "audit": [config], "figures": ["pictures"], "explore": ["--port", "8599", "--no-browser"],
+        "inspect": [config], "audit": [config], "engines": ["--match", "llama-2"], "figures": ["pictures"],
+        "explore": ["--port", "8599", "--no-browser"],
         "convert": [str(files / "model"), "--from", "half", "--to", "interleaved", "--dry-run"],
         "extend": [config, "yarn", "--factor", "2"], "demo": [], "bench": [], "info": [], "train": ["smoke"],
         "lab sample": ["new"], "lab evaluate": [str(files / "tuned"), str(files / "sample" / "test.json")],
@@ -116,6 +117,7 @@ def quick(monkeypatch, tmp_path, files):
     timed = {**row, "copy_us": 1.0, "times_copy": 1.0, "peak_bytes": 3}
     monkeypatch.setattr(cpu, "measure", lambda *_, **__: iter([timed, {**row, "skipped": "needs 'ropewalk[bench]'"}]))
     monkeypatch.setattr(selfcheck, "steps", lambda *_: iter([]))
+    monkeypatch.setattr(engines, "run", lambda name, some: {"engine": name, "version": "1", "results": []})
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
     monkeypatch.setattr(demo, "_benchmark", lambda rounds: demo.Table("t", ("a",), []))
     monkeypatch.setattr(demo, "_study", lambda out, *_: ({}, out / "report.html"))

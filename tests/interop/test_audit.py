@@ -1,4 +1,7 @@
-"""Each engine's numbers by hand: the disagreements that users ran into, from the formulas and not from our own output."""
+"""Each engine's numbers by hand: the disagreements that users ran into, from the formulas and not from our own output.
+
+tests/interop/test_engine_runs.py holds the same rules against what the engines computed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropewalk import RopeError
 from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.engines.readers import ENGINES, REFERENCE
+from ropewalk.interop.engines.runs import RUNS
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
 BASE = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 1e6}
@@ -30,7 +34,7 @@ MINIMIND = {
 PHI = {
     "model_type": "phi3", "hidden_size": 80, "num_attention_heads": 8, "rope_theta": 1e4,
     "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
-    "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0]},
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0]},
 }  # fmt: skip
 DYNAMIC = {**BASE, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
 QWEN_VL = {
@@ -107,7 +111,7 @@ def test_the_reference_does_not_read_truncate_beside_layer_types():
     assert found["vllm"].difference.first_pair is not None
 
 
-@pytest.mark.parametrize("engine", OTHERS)
+@pytest.mark.parametrize("engine", ["sglang", "mlx-lm", "llama.cpp"])
 def test_minimind_asks_for_1_and_gets_1_277(engine):
     assert one(MINIMIND, "hf").magnitude == 1.0
     finding = one(MINIMIND, engine)
@@ -116,35 +120,51 @@ def test_minimind_asks_for_1_and_gets_1_277(engine):
     assert finding.difference.first_pair is None
     assert finding.difference.until_tenth is None
     assert finding.difference.score_worst == pytest.approx(1.2772588722239782**2 - 1)
-    assert any(rule.about == "attention_factor" for rule in finding.rules)
+    assert finding.rules
 
 
-def test_the_reports_are_named():
+def test_vllm_reads_attention_factor():
+    assert one(MINIMIND, "vllm").agrees
+
+
+def test_the_sources_and_the_runs_are_named():
     named = {engine: " ".join(r.reference for r in one(MINIMIND, engine).rules) for engine in OTHERS}
-    assert "vllm#48351" in named["vllm"]
-    assert "mlx-lm#1507" in named["mlx-lm"]
+    assert "yarn.py" in named["sglang"]
+    assert "rope_utils.py" in named["mlx-lm"]
     assert "llama.cpp#17945" in named["llama.cpp"]
     assert all(rule.read.startswith("2026-") for f in audit(MINIMIND).findings for rule in f.rules)
+    for engine in ENGINES:
+        version, date, _ = RUNS[engine]
+        assert one(MINIMIND, engine).evidence == f"run, {ENGINES[engine].title} {version}, {date}"
+    assert "not run" in audit({**MINIMIND, "model_type": "cwm"}).of("vllm")[0].evidence
 
 
 @pytest.mark.parametrize(
     ("extra", "model_type", "expected"),
     [
-        # vllm#48351: factor 64 with 1.0 asked for runs with 1.4159
-        ({"factor": 64.0, "attention_factor": 1.0}, "llama", {"hf": 1.0, **dict.fromkeys(OTHERS, m(64))}),
-        # vllm#48621: both keys 1 cancel for those who read them
+        # factor 64 with 1.0 asked for runs with 1.4159, except in vLLM since 0.30
         (
-            {"mscale": 1.0, "mscale_all_dim": 1.0},
+            {"factor": 64.0, "attention_factor": 1.0},
+            "llama",
+            {"hf": 1.0, **dict.fromkeys(OTHERS, m(64)), "vllm": 1.0},
+        ),
+        # both keys 1 cancel for those who read them
+        (
+            {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
             "ministral3",
-            {"hf": 1.0, "vllm": m(16), "sglang": 1.0, "mlx-lm": 1.0, "llama.cpp": 1.0},
+            {"hf": 1.0, "vllm": 1.0, "sglang": 1.0, "llama.cpp": 1.0},
         ),
         ({"mscale": 1.0, "mscale_all_dim": 1.0}, "llama", {"hf": 1.0, "llama.cpp": m(16)}),
         # llama.cpp takes mscale for 1 whatever it is
-        ({"mscale": 0.5, "mscale_all_dim": 0.8}, "ministral3", {"hf": m(16, 0.5) / m(16, 0.8), "llama.cpp": m(16) / m(16, 0.8)}),
+        (
+            {"mscale": 0.5, "mscale_all_dim": 0.8, "llama_4_scaling_beta": 0.1},
+            "ministral3",
+            {"hf": m(16, 0.5) / m(16, 0.8), "llama.cpp": m(16) / m(16, 0.8)},
+        ),
         # one key alone counts in mlx-lm only
         ({"mscale": 0.5}, "llama", {"hf": m(16), "vllm": m(16), "sglang": m(16), "mlx-lm": m(16, 0.5), "llama.cpp": m(16)}),
-        # vLLM's own key multiplies
-        ({"attn_factor": 0.5}, "llama", {"hf": m(16), "vllm": 0.5 * m(16), "sglang": 0.5 * m(16), "mlx-lm": m(16)}),
+        # a key of SGLang alone multiplies
+        ({"attn_factor": 0.5}, "llama", {"hf": m(16), "vllm": m(16), "sglang": 0.5 * m(16), "mlx-lm": m(16)}),
         ({}, "llama", dict.fromkeys(ENGINES, m(16))),
     ],
 )  # fmt: skip
@@ -156,7 +176,7 @@ def test_magnitudes_of_yarn(extra, model_type, expected):
         assert finding.magnitude == pytest.approx(magnitude), engine
         same = magnitude == pytest.approx(expected["hf"])
         assert finding.agrees == same, engine
-        assert same or any(rule.about in ("attention_factor", "mscale") for rule in finding.rules), engine
+        assert same or finding.rules, engine
 
 
 @pytest.mark.parametrize(("weight", "others"), [(0.707, 1.0), (1.0, 1.0)])
@@ -238,12 +258,12 @@ def test_longrope_magnitudes_that_are_asked_for():
     by_length = math.sqrt(1 + math.log(32) / math.log(4096))
     assert one(asked, "hf", length=9000).magnitude == 1.5
     for engine in OTHERS:
-        finding = one(asked, engine, length=9000)
+        finding = one(asked, engine, length=9000, max_model_len=131072)
         assert finding.magnitude == pytest.approx(by_length)
         assert any(rule.about == "attention_factor" for rule in finding.rules)
     by_key = {**PHI, "rope_scaling": {**PHI["rope_scaling"], "short_mscale": 1.1, "long_mscale": 1.2}}
-    for engine, magnitude in {"hf": by_length, "vllm": 1.2, "sglang": 1.2, "mlx-lm": by_length}.items():
-        assert one(by_key, engine, length=9000).magnitude == pytest.approx(magnitude), engine
+    for engine, magnitude in {"hf": by_length, "vllm": 1.2, "sglang": 1.2, "mlx-lm": 1.2}.items():
+        assert one(by_key, engine, length=9000, max_model_len=131072).magnitude == pytest.approx(magnitude), engine
 
 
 @pytest.mark.parametrize("length", [3000, 6000, 16384])
@@ -253,7 +273,7 @@ def test_dynamic_ntk_is_frozen_in_servers(length):
 
     expected = {
         "hf": slowed(4 * max(length, 4096) / 4096 - 3),
-        "vllm": slowed(4 * 16384 / 4096 - 3),
+        "vllm": ladder(128, 1e6),
         "sglang": slowed(4 * 4 - 3),
         "mlx-lm": slowed(4 * max(length, 4096) / 4096 - 3),
         "llama.cpp": ladder(128, 1e6),
@@ -264,14 +284,18 @@ def test_dynamic_ntk_is_frozen_in_servers(length):
         assert finding.agrees == np.allclose(radians, expected["hf"], rtol=1e-6, atol=0)
 
 
-def test_dynamic_ntk_below_the_trained_length_has_no_table_in_vllm():
-    finding = one(DYNAMIC, "vllm", max_model_len=512)
-    assert finding.problem.startswith("no table")
-    assert "vllm#52665" in finding.rules[0].reference
-    assert finding in audit(DYNAMIC, max_model_len=512).disagreements
-    # a little below it the base shrinks instead
-    finding = one(DYNAMIC, "vllm", max_model_len=3500)
-    np.testing.assert_allclose(finding.radians, ladder(128, 1e6 * (4 * 3500 / 4096 - 3) ** (128 / 126)), rtol=1e-9)
+def test_vllm_starts_a_longrope_for_the_trained_length_by_default():
+    plain = ladder(10, 1e4)
+    np.testing.assert_allclose(one(PHI, "vllm", length=9000).radians, plain / SHORT, rtol=1e-12)
+    np.testing.assert_allclose(one(PHI, "vllm", length=9000, max_model_len=131072).radians, plain / LONG, rtol=1e-12)
+
+
+def test_a_partial_rope_that_transformers_ignores_is_obeyed_by_vllm():
+    config = {**BASE, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
+    finding = one(config, "vllm")
+    np.testing.assert_allclose(finding.radians, ladder(32, 1e6), rtol=1e-9)
+    assert (finding.difference.first_pair, finding.difference.pairs) == (1, 63)
+    assert one(config, "llama.cpp").agrees
 
 
 def test_a_band_that_is_not_rounded_is_rounded_by_two_engines():
@@ -318,7 +342,6 @@ def test_a_change_of_scores_is_the_norm_of_the_difference_of_two_rotations():
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         },
-        {"rope_type": "proportional", "partial_rotary_factor": 0.5},
     ],
     ids=lambda rope: "default" if rope is None else rope["rope_type"],
 )  # fmt: skip
@@ -328,25 +351,26 @@ def test_engines_agree_on_the_rest(rope):
     assert [f.engine for f in audit(config).findings] == list(ENGINES)
 
 
-def test_sglang_does_not_slow_a_proportional_rope():
-    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 4.0}
-    config = {**BASE, "max_position_embeddings": 32768, "rope_scaling": rope}
+def test_servers_do_not_slow_a_proportional_rope():
+    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 4.0, "rope_theta": 1e6}
+    config = {
+        "model_type": "gemma4_text", "head_dim": 128, "global_head_dim": 128, "max_position_embeddings": 32768,
+        "rope_parameters": {"full_attention": rope},
+    }  # fmt: skip
     radians = np.where(np.arange(64) < 32, ladder(128, 1e6), 0)
-    np.testing.assert_allclose(one(config, "sglang").radians, radians)
-    np.testing.assert_allclose(one(config, "hf").radians, radians / 4)
+    for engine in ("vllm", "sglang", "llama.cpp"):
+        np.testing.assert_allclose(one(config, engine).radians, radians, err_msg=engine)
+    for engine in ("hf", "mlx-lm"):
+        np.testing.assert_allclose(one(config, engine).radians, radians / 4, err_msg=engine)
 
 
 ERNIE = {
     "model_type": "ernie4_5_vl_moe_text", "hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 4096,
 }  # fmt: skip
-HUNYUAN = {
-    **BASE, "model_type": "hunyuan_v1_dense", "max_position_embeddings": 4096,
-    "rope_scaling": {"type": "dynamic", "alpha": 1000.0},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("config", "unknown"), [(ERNIE, ["sglang", "llama.cpp"]), (HUNYUAN, ["mlx-lm", "llama.cpp"])], ids=["ernie", "hunyuan"]
+    ("config", "unknown"), [(ERNIE, OTHERS), ({**MINIMIND, "model_type": "new"}, OTHERS)], ids=["ernie", "new"]
 )
 def test_what_was_not_read_is_not_known(config, unknown):
     result = audit(config)
@@ -375,7 +399,7 @@ def test_it_reads_a_file_and_tells_what_is_not_read(tmp_path):
     rope = {**MINIMIND["rope_scaling"], "finetuned": True}
     (tmp_path / "config.json").write_text(json.dumps({**MINIMIND, "rope_scaling": rope}))
     result = audit(tmp_path)
-    assert one(tmp_path / "config.json", "vllm").magnitude == pytest.approx(m(16))
+    assert one(tmp_path / "config.json", "sglang").magnitude == pytest.approx(m(16))
     assert any("finetuned" in text for text in result.warnings)
     assert "warning: finetuned" in str(result)
 

@@ -33,30 +33,31 @@ def test_a_verdict_comes_first_then_one_table(call):
     code, out, err = call(CONFIG)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "4 of 4 engines differ from transformers at 32,768 tokens: vLLM, SGLang, mlx-lm, llama.cpp."
+    assert lines[0].startswith("2 of 5 engines agree; SGLang differs in attention_factor: logits x 1.63; mlx-lm ")
     assert [line[0] for line in lines].count("┏") == 1
     rows = {line.split("│")[2].strip(): line for line in lines if line.startswith("│") and line.split("│")[2].strip()}
     assert "reference" in rows["transformers"]
-    assert "x 1.631" in rows["vLLM"]
+    assert "x 1.631" in rows["SGLang"]
+    assert "the same" in rows["vLLM"]
     assert "attention_factor" in out
     assert "after" in rows["mlx-lm"]
     assert "logits: factor on every attention logit" in out
-    assert "vllm#48351" not in out
+    assert "yarn.py" not in out
     assert "\x1b[" not in out
 
 
 def test_details_have_the_magnitudes_and_the_source_of_every_rule(call):
     out = call(CONFIG, "--details")[1]
     assert "1.2773" in out
-    assert "vllm#48351" in out
-    assert "read 2026-" in out
+    assert "yarn.py" in out
+    assert "run, vLLM 0.32" in out.replace("\n", " ")
 
 
 def test_where_engines_agree_no_column_is_empty(call):
     out = call({key: value for key, value in CONFIG.items() if key != "rope_scaling"})[1].splitlines()
-    assert out[0] == "The 4 other engines compute the same as transformers."
+    assert out[0] == "All 5 engines agree."
     header = next(line for line in out if line.startswith("┃"))
-    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["tokens", "engine", "result"]
+    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["tokens", "engine", "result", "known by"]
 
 
 def test_json_is_one_object(call):
@@ -65,13 +66,13 @@ def test_json_is_one_object(call):
     found = json.loads(out)
     assert found["max_model_len"] == 8192
     assert {f["length"] for f in found["findings"]} == {5000}
-    vllm = next(f for f in found["findings"] if f["engine"] == "vllm")
-    assert vllm["difference"]["temperature"] == pytest.approx(1.2772588722239782**2)
-    assert len(vllm["radians"]) == 48
+    sglang = next(f for f in found["findings"] if f["engine"] == "sglang")
+    assert sglang["difference"]["temperature"] == pytest.approx(1.2772588722239782**2)
+    assert len(sglang["radians"]) == 48
 
 
 def test_what_is_not_known_and_what_is_not_read_are_shown(call):
-    config = {**CONFIG, "model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 10.0, "colour": 1}}
+    config = {**CONFIG, "model_type": "new", "rope_scaling": {"type": "dynamic", "alpha": 10.0, "colour": 1}}
     code, out, _ = call(config)
     assert code == 0
     assert "not known" in out

@@ -34,30 +34,39 @@ def audit(
     out.print(verdict(result), style="bold", soft_wrap=True)
     for text in result.warnings:
         out.print(f"warning: {text}", soft_wrap=True)
-    columns = ("result", "why", "logits", "pairs", "change of a score", "0.1 rad off")
+    columns = ("result", "why", "logits", "pairs", "change of a score", "0.1 rad off", "known by")
     out.print(_table(columns, result, _cells, LEGEND if result.disagreements else ""))
     if not details:
         out.print("--details shows the engines' rules with their sources, and more measures of each difference", soft_wrap=True)
         return
-    columns = ("magnitude", "first pair", "mean change", "pi off", "tokens that differ")
+    columns = ("magnitude", "first pair", "mean change", "pi off", "tokens that differ", "evidence")
     out.print(_table(columns, result, _more_cells, DETAILS_LEGEND))
     for line in _rules(result):
         out.print(line, soft_wrap=True)
 
 
 def verdict(result: Audit) -> str:
-    """Return one line: which engines differ from transformers."""
-    different = list(dict.fromkeys(finding.engine for finding in result.disagreements))
-    unknown = list(dict.fromkeys(f.engine for f in result.findings if f.problem and f.engine not in different))
-    others = len({finding.engine for finding in result.findings} - {REFERENCE})
-    reference = ENGINES[REFERENCE].title
-    if different:
-        lengths = sorted({finding.length for finding in result.disagreements})
-        names, tokens = _titles(different), " and ".join(f"{length:,}" for length in lengths)
-        text = f"{len(different)} of {others} engines differ from {reference} at {tokens} tokens: {names}."
-    else:
-        text = f"The {others - len(unknown)} other engines compute the same as {reference}."
-    return text + (f" Not known for {_titles(unknown)}." if unknown else "")
+    """Return one line: how many engines agree, and what each of the others does otherwise."""
+    engines = list(dict.fromkeys(finding.engine for finding in result.findings))
+    different = [name for name in engines if any(f.engine == name for f in result.disagreements)]
+    unknown = [name for name in engines if name not in different and any(f.problem for f in result.of(name))]
+    agree = len(engines) - len(different) - len(unknown)
+    parts = [f"{agree} of {len(engines)} engines agree" if different or unknown else f"All {agree} engines agree"]
+    parts += [_differs(name, next(f for f in result.disagreements if f.engine == name)) for name in different]
+    return "; ".join(parts) + "." + (f" Not known for {_titles(unknown)}." if unknown else "")
+
+
+def _differs(engine: str, finding: Finding) -> str:
+    """Return what an engine does otherwise, and what follows, as a part of a sentence."""
+    title, difference = ENGINES[engine].title, finding.difference
+    if difference is None:
+        return f"{title} has {finding.problem}"
+    rule = next((rule for rule in finding.rules if rule.about not in ("model code", "K-shift")), None)
+    what = "differs" if rule is None else f"{'ignores' if rule.does.startswith('not ') else 'differs in'} {rule.about}"
+    effects = [f"logits x {difference.temperature:.2f}"] if abs(difference.temperature - 1) > 1e-6 else []
+    if difference.pairs:
+        effects.append(f"{difference.pairs} of {len(finding.radians)} pairs differ")
+    return f"{title} {what}: {', '.join(effects)}"
 
 
 def _titles(engines: list[str]) -> str:
@@ -79,22 +88,31 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     why = ", ".join(dict.fromkeys(rule.about for rule in finding.rules))
     if difference is None:
         result = finding.problem or ("reference" if finding.engine == REFERENCE else "the same")
-        return result, "", "", "", "", ""
+        return result, "", "", "", "", "", finding.evidence.split(",")[0]
     pairs = f"{difference.pairs} of {len(finding.radians)}" if difference.pairs else ""
     off = "" if difference.until_tenth is None else f"after {difference.until_tenth:,}"
-    return "differs", why, f"x {difference.temperature:.4g}", pairs, f"{difference.score_worst:.3g}", off
+    return (
+        "differs",
+        why,
+        f"x {difference.temperature:.4g}",
+        pairs,
+        f"{difference.score_worst:.3g}",
+        off,
+        finding.evidence.split(",")[0],
+    )
 
 
 def _more_cells(finding: Finding) -> tuple[str, ...]:
     magnitude, difference = "" if finding.magnitude is None else f"{finding.magnitude:.5g}", finding.difference
     if difference is None:
-        return magnitude, "", "", "", ""
+        return magnitude, "", "", "", "", finding.evidence
     return (
         magnitude,
         "" if difference.first_pair is None else str(difference.first_pair),
         f"{difference.score_mean:.3g}",
         "" if difference.until_half_turn is None else f"after {difference.until_half_turn:,}",
         difference.tokens,
+        finding.evidence,
     )
 
 

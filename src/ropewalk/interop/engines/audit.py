@@ -19,7 +19,8 @@ from ropewalk.interop.config.hf import explain, from_hf
 from ropewalk.interop.config.keys import LATENT_KEY
 from ropewalk.interop.config.layers import layer_ropes
 from ropewalk.interop.config.values import served_length
-from ropewalk.interop.engines.readers import ENGINES, REFERENCE, Case, EngineRule, Reading
+from ropewalk.interop.engines.readers import ENGINES, REFERENCE, Case, Engine, EngineRule, Reading
+from ropewalk.interop.engines.runs import RUNS
 from ropewalk.interop.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
@@ -27,6 +28,8 @@ from ropewalk.spec import RopeSpec
 DISTANCES = 512
 #: the largest difference assumed between the axes of an image token and its text position
 IMAGE_SIDE = 32
+#: the scalings whose code was read in every engine
+SCALINGS_READ = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "ntk")
 #: relative tolerance below which frequencies count as equal, because float32 would round them to the same value
 SAME = 1e-6
 
@@ -68,6 +71,8 @@ class Finding:
     rules: tuple[EngineRule, ...]
     difference: Difference | None = None
     problem: str | None = None
+    #: "run, vLLM 0.32.0, 2026-11" if this family and scaling were run in that release, else "read, not run"
+    evidence: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -108,7 +113,8 @@ class Audit:
     def __str__(self) -> str:
         lines = [f"model_type {self.model_type or 'not given'}, served up to {self.max_model_len} tokens"]
         for finding in self.findings:
-            lines.append(f"{finding.layer_type} at {finding.length}: {ENGINES[finding.engine].title}: {_in_words(finding)}")
+            title = ENGINES[finding.engine].title
+            lines.append(f"{finding.layer_type} at {finding.length}: {title}: {_in_words(finding)} ({finding.evidence})")
             lines += [f"    {rule}" for rule in finding.rules]
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
@@ -123,7 +129,7 @@ def _in_words(finding: Finding) -> str:
     """Describe the difference from the reference in one line."""
     if finding.problem is not None:
         return finding.problem
-    if finding.engine == REFERENCE:
+    if finding.engine == REFERENCE and finding.difference is None:
         return f"the reference, magnitude {finding.magnitude:.6g}"
     difference = finding.difference
     if difference is None:
@@ -145,7 +151,8 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
                    depend on it
     max_model_len  the longest sequence that an engine is started for; None: the config's own
 
-    The rules were read in the engines' sources in the month that each one names; a newer version may differ.
+    The rules were read in the engines' sources and held against runs of the releases that `evidence` names; other releases
+    may differ.
     """
     config = hf_config(GgufFile(config)) if is_gguf(config) else config
     text = config_file.text_part(config_file.load(config))
@@ -176,7 +183,10 @@ def _case(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_le
     limit = _default_limit(spec, max_position) if max_model_len is None else integer("max_model_len", max_model_len, low=1)
     nested = any(value.where == f"rope_parameters.{layer_type}" for value in rope.values())
     keys = {key: value.value for key, value in rope.items()}
-    return Case(spec, keys, model_type, max_position, limit, limit, text.get(LATENT_KEY) is not None, nested)
+    is_latent = text.get(LATENT_KEY) is not None
+    return Case(
+        spec, keys, model_type, max_position, limit, limit, is_latent, nested, text, layer_type, max_model_len is not None
+    )
 
 
 def _default_limit(spec: RopeSpec, max_position: int | None) -> int:
@@ -200,38 +210,66 @@ def _lengths(case: Case, length: int | None) -> tuple[int, ...]:
 
 
 def _findings(layer_type: str, case: Case) -> list[Finding]:
-    readings = {name: engine.read(case) for name, engine in ENGINES.items()}
+    readings = {name: _read(engine, case) for name, engine in ENGINES.items()}
+    # where transformers cannot compute it, engines are compared with what the config describes
+    reference = readings[REFERENCE] if readings[REFERENCE].problem is None else Reading(case)
     findings = []
     for name, reading in readings.items():
         is_known = reading.problem is None
-        difference = compare(readings[REFERENCE], reading, case.length) if is_known and name != REFERENCE else None
+        difference = compare(reference, reading, case.length) if is_known and name != REFERENCE else None
         axis_of_pair = reading.spec.axis_of_pair if is_known else ()
-        numbers = (*reading.frequencies(), axis_of_pair)
-        findings.append(Finding(name, layer_type, case.length, *numbers, tuple(reading.rules), difference, reading.problem))
+        findings.append(
+            Finding(
+                name, layer_type, case.length, *reading.frequencies(), axis_of_pair, tuple(reading.rules), difference,
+                reading.problem, evidence(name, case),
+            )
+        )  # fmt: skip
     return findings
+
+
+def evidence(engine: str, case: Case) -> str:
+    """Return whether the engine was run with this family and scaling, in which release and when, or only read."""
+    version, date, families = RUNS[engine]
+    title = ENGINES[engine].title
+    if case.spec.scaling.name in families.get(case.model_type or "", ()):
+        return f"run, {title} {version}, {date}"
+    return f"read, {title} {version}, not run"
+
+
+def _read(engine: Engine, case: Case) -> Reading:
+    """Return what an engine computes; scalings of the user's own, and numbers that no spec can have, are not known."""
+    if engine is not ENGINES[REFERENCE] and case.spec.scaling.name not in SCALINGS_READ:
+        return Reading(case).fail(f"not known: rope_type {case.spec.scaling.name}")
+    try:
+        reading = engine.read(case)
+        reading.frequencies()
+    except RopeError as error:
+        return Reading(case).fail(f"not known: {error}")
+    return reading
 
 
 def compare(reference: Reading, engine: Reading, length: int) -> Difference | None:
     """Return how far two known readings differ over `length` tokens; None if they are the same."""
     (ours, our_magnitude), (theirs, their_magnitude) = reference.frequencies(), engine.frequencies()
-    if len(ours) != len(theirs):
-        raise RopeError("engine", f"must rotate the same {len(ours)} pairs as the reference", len(theirs))
+    pairs = max(len(ours), len(theirs))
+    ours, theirs = (radians + (0.0,) * (pairs - len(radians)) for radians in (ours, theirs))  # pairs that do not rotate
     first, second = (torch.tensor(radians, dtype=torch.float64) for radians in (ours, theirs))
     frequency_differs = (first - second).abs() > SAME * first.abs()
-    axes = [torch.tensor(reading.spec.axis_of_pair) for reading in (reference, engine)]
-    axis_differs = axes[0] != axes[1]
-    pairs = (frequency_differs | axis_differs).nonzero().flatten().tolist()
+    axes = [torch.tensor((*each.spec.axis_of_pair, *[0] * pairs)[:pairs]) for each in (reference, engine)]
+    axis_differs = (axes[0] != axes[1]) & ~frequency_differs
+    different = (frequency_differs | axis_differs).nonzero().flatten().tolist()
     temperature = (their_magnitude / our_magnitude) ** 2  # type: ignore[operator]  # both are known
-    if not pairs and abs(temperature - 1) <= SAME:
+    if not different and abs(temperature - 1) <= SAME:
         return None
     only_image = bool(axis_differs.any()) and not bool(frequency_differs.any()) and abs(temperature - 1) <= SAME
     # if only axes differ, the angle of a pair is off by its frequency times the difference of the two coordinates
     gap = torch.where(axis_differs, first, 0.0) if only_image else torch.where(frequency_differs, second - first, 0.0)
     max_distance = min(length, IMAGE_SIDE) if only_image else length
     change = _score_change(first, first - gap if only_image else second, temperature, max_distance)
-    first_pair = pairs[0] if pairs else None
+    at = different[0] if different else None
+    radians_there = (None, None) if at is None else (ours[at], theirs[at])
     return Difference(
-        first_pair, len(pairs), *((None, None) if first_pair is None else (ours[first_pair], theirs[first_pair])), temperature,
+        at, len(different), *radians_there, temperature,
         float(change.max()) * our_magnitude**2, float(change.mean()) * our_magnitude**2,  # type: ignore[operator]
         _until(gap, 0.1), _until(gap, math.pi), "image" if only_image else "all",
     )  # fmt: skip

@@ -1,0 +1,68 @@
+"""`ropewalk engines`: run the engines that are installed here and compare what they compute with the spec of each config."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections import Counter
+from typing import Any
+
+from ropewalk.commands import console, table
+from ropewalk.errors import RopeError, choice
+from ropewalk.interop.engines import ENGINES
+from ropewalk.interop.engines.installed import run, why_not
+from ropewalk.interop.engines.matrix import Row
+from ropewalk.interop.engines.matrix_rows import REAL, rows
+from ropewalk.interop.engines.record import verdict_rows
+
+
+def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> None:
+    """Print a verdict for each engine that is installed, and the configs in which it differs from the spec."""
+    names = [choice("only", name, ENGINES) for name in only or ENGINES]
+    some = _rows(match, all_rows)
+    reasons = {name: why_not(name) for name in names}
+    found: list[dict[str, Any]] = []
+    by_id = {row.id: row for row in some}
+    for name in (name for name in names if reasons[name] is None):
+        found += verdict_rows(run(name, some), by_id, date="")
+    if json:
+        print(json_format.dumps({"rows": found, "not_run": {name: why for name, why in reasons.items() if why}}, indent=2))
+        return
+    out = console()
+    for line in verdicts(found):
+        out.print(line, style="bold", soft_wrap=True)
+    for name, why in reasons.items():
+        if why is not None:
+            out.print(f"{ENGINES[name].title}: not run, because {why}", soft_wrap=True)
+    different = [row for row in found if row["verdict"] not in ("same", "no spec")]
+    lines = [
+        (row["engine"], row["config"], f"{row['length']:,}", row["verdict"], _text(row.get("first_pair")),
+         _text(row.get("magnitude")), row.get("error", ""))
+        for row in different
+    ]  # fmt: skip
+    if lines:
+        columns = ("engine", "config", "tokens", "differs in", "first pair", "magnitude", "error")
+        out.print(table("", columns, lines, "first pair: the first that rotates otherwise than the spec of the config says."))
+
+
+def verdicts(found: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each engine: how many configs it computes as their spec says."""
+    lines = []
+    for engine in dict.fromkeys(row["engine"] for row in found):
+        own = [row for row in found if row["engine"] == engine]
+        counts = Counter(row["verdict"] for row in own)
+        differs = sum(count for name, count in counts.items() if name not in ("same", "error", "no spec"))
+        parts = [f"{counts['same']} of {len(own)} as their spec says", f"{differs} differ", f"{counts['error']} refused"]
+        lines.append(f"{engine} {own[0]['version']}: {', '.join(parts)}.")
+    return lines or ["No engine was run."]
+
+
+def _rows(match: str, all_rows: bool) -> list[Row]:
+    """Return the rows to run: those of real checkpoints, or all, whose name contains `match`."""
+    some = [row for row in rows() if match in row.name and (all_rows or row.name.partition(",")[0] in REAL)]
+    if not some:
+        raise RopeError("match", "must be a part of the name of a config; --all-rows adds the traps", match)
+    return some
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

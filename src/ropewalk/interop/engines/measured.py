@@ -1,0 +1,103 @@
+"""Compare the ropes that were read back from an engine with the spec of the config."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.config import file as config_file
+from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.config.layers import NO_ROPE
+from ropewalk.spec import RopeSpec
+
+#: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
+SAME_RADIANS = 2e-5
+SAME_MAGNITUDE = 2e-5
+#: a pair that rotates by less in a step stands still: llama.cpp divides the frequencies of such pairs by 1e30
+STILL = 1e-20
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rope of one layer: radians per step and axis of each pair, the magnitude, and the layout of the pairs.
+
+    Pairs at the end that stand still are left out, so that a partial rope and one with zero frequencies are the same.
+    """
+
+    radians: tuple[float, ...]
+    magnitude: float
+    axis: tuple[int, ...]
+    layout: str | None = None
+
+    @classmethod
+    def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> Table:
+        """Return a table without the pairs at the end that stand still."""
+        count = max((index + 1 for index, value in enumerate(radians) if abs(value) > STILL), default=0)
+        return cls(tuple(radians[:count]), magnitude, tuple(axis[:count]), layout)
+
+    @classmethod
+    def read(cls, rope: Mapping[str, Any]) -> Table:
+        """Return the table that a runner read back."""
+        return cls.of(rope["radians"], rope["magnitude"], rope["axis"], rope["layout"])
+
+    @classmethod
+    def of_spec(cls, spec: RopeSpec, length: int) -> Table:
+        """Return the table that a spec gives sequences of `length` tokens."""
+        frequencies = spec.ladder_frequencies(length)
+        return cls.of(frequencies.radians.tolist(), float(frequencies.magnitude), spec.axis_of_pair, spec.layout)
+
+
+def first_difference(ours: Table, theirs: Table) -> int | None:
+    """Return the first pair with another frequency or axis; None if there is none."""
+    for pair in range(max(len(ours.radians), len(theirs.radians))):
+        if pair >= len(ours.radians) or pair >= len(theirs.radians):
+            return pair
+        first, second = ours.radians[pair], theirs.radians[pair]
+        if abs(first - second) > SAME_RADIANS * abs(first) or ours.axis[pair] != theirs.axis[pair]:
+            return pair
+    return None
+
+
+def same_magnitude(ours: Table, theirs: Table) -> bool:
+    """Return whether two tables have one magnitude."""
+    return abs(ours.magnitude - theirs.magnitude) <= SAME_MAGNITUDE * ours.magnitude
+
+
+def verdict(ours: Table | None, theirs: Table | None) -> str:
+    """Return "same", or what differs: rotated, pairs, magnitude, layout."""
+    if ours is None or theirs is None:
+        return "same" if ours is theirs else "rotated"
+    different = [] if first_difference(ours, theirs) is None else ["pairs"]
+    if not same_magnitude(ours, theirs):
+        different.append("magnitude")
+    return " and ".join(different) or "same"
+
+
+def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeError:
+    """Return the spec of each layer type of a config, or the reason why there is none."""
+    text = config_file.text_part(config_file.load(dict(config)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            specs = from_hf(text, per_layer=True, precision="exact")
+        except RopeError as error:
+            return error
+    assert isinstance(specs, dict)  # for the type checker: per_layer gives one
+    return specs
+
+
+def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str, int]:
+    """Return the index of the first layer of each type."""
+    text = config_file.text_part(config_file.load(dict(config)))
+    declared = text.get("layer_types")
+    rotates = text.get("no_rope_layers")
+    found = {}
+    for name in layer_types:
+        if name == NO_ROPE:
+            found[name] = next((index for index, flag in enumerate(rotates or []) if not flag), 3)
+        else:
+            found[name] = declared.index(name) if declared and name in declared else 0
+    return found

@@ -1,0 +1,158 @@
+"""How llama.cpp (2026-10) reads a config: what its converter writes into the GGUF file, and what its runtime makes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropewalk.axes import AxisMap
+from ropewalk.frequencies import Dynamic, Linear, Llama3, LongRope, Ntk, Proportional, Yarn
+from ropewalk.frequencies.formulas import mscale
+from ropewalk.interop.engines.readings import Case, Reading, names
+
+#: families whose converter writes theta and the scaling as the shared code does; others write what is named below
+SHARED = names(
+    "llama mistral mixtral arcee apertus smollm3 granite granitemoe qwen2 qwen2_moe qwen3 qwen3_moe gemma3_text gemma4_text glm4 "
+    "glm4_moe glm4_moe_lite deepseek_v2 deepseek_v3 kimi_k2 gpt_oss olmo olmo2 olmo3 olmoe starcoder2 exaone4 seed_oss "
+    "hunyuan_v1_dense hunyuan_v1_moe ernie4_5 ernie4_5_moe nemotron minimax_m2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text "
+    "qwen3_vl_text qwen3_vl_moe_text ministral3 mistral4 cohere cohere2 phi3 phimoe bitnet dots1 lfm2 llama4_text afmoe"
+)
+#: families whose converter writes no scaling, and those of them for which it writes no theta: 10,000 is used
+NO_SCALING = names("phi gemma gemma2 gpt_neox falcon stablelm glm cohere cohere2")
+NO_THETA = names("phi gemma gemma2 gpt_neox falcon stablelm glm")
+#: families whose converter writes which part of the head rotates; for others the whole head does
+PARTIAL = names("phi phi3 phimoe gpt_neox stablelm glm glm4 glm4_moe nemotron minimax_m2 cohere2 exaone4 qwen3_next gemma4_text")
+#: families for which llama3's factors are written as a tensor; for others they are lost
+LLAMA3 = names("llama mistral mixtral arcee apertus smollm3 exaone4 llama4_text afmoe")
+#: what the converter's transformers (4.57) has as default, where a later one has another
+OLD_THETA = {"cohere": 10_000.0, "falcon_h1": 100_000.0, "qwen3_vl_text": 5e6, "qwen3_vl_moe_text": 5e6}
+#: model types besides those with latent attention for which the converter writes `mscale_all_dim`
+WRITES_LOG_MULTIPLIER = ("mistral3", "ministral3", "mistral4")
+CONVERTER = "convert_hf_to_gguf.py"
+
+
+def read_llama_cpp(case: Case) -> Reading:
+    """Read a case as llama.cpp does: what its converter writes, with its own formula for the magnitude."""
+    reading = Reading(case)
+    if case.model_type not in SHARED | NO_SCALING:
+        return reading.fail(f"not known: what the converter writes for {case.model_type}")
+    if (problem := _refusal(case)) is not None:
+        return reading.fail(problem)
+    if case.model_type in NO_THETA:
+        reading.use("rope_theta", "not written: 10,000 is used", CONVERTER, theta=10_000.0)
+    elif case.rope.get("rope_theta", case.config.get("rope_theta")) is None and case.model_type in OLD_THETA:
+        reading.use("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
+    if case.model_type == "gpt_neox" and case.config.get("rotary_pct") is None:
+        reading.rotate(case.spec.head_dim // 4, "not read in rope_parameters", CONVERTER)
+    if case.model_type not in PARTIAL and not case.latent and case.spec.rotary_dim != case.spec.head_dim:
+        reading.rotate(case.spec.head_dim, "not written", CONVERTER)
+    _axes(reading)
+    _scaling(reading)
+    return reading
+
+
+def _refusal(case: Case) -> str | None:
+    """Return why the converter fails; None if it does not."""
+    scaling, config = case.spec.scaling, case.config
+    original = case.original_length
+    if isinstance(scaling, Yarn) and original is None and case.model_type not in NO_SCALING:
+        return "no table: the converter fails without original_max_position_embeddings"
+    if original is None and (case.model_type == "phimoe" or (case.model_type == "phi3" and _old_class_refuses(case))):
+        return "no table: the converter fails without original_max_position_embeddings"
+    if isinstance(scaling, Llama3) and case.model_type in ("granite", "granitemoe", "smollm3"):
+        return "no table: this architecture has no place for llama3's factors"
+    if isinstance(scaling, (Dynamic, Ntk)) and case.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        alpha, lengths = case.rope.get("alpha"), (32_768, 262_144)
+        is_known = alpha is not None and case.spec.theta == 10_000 and case.max_position in lengths
+        if not is_known or (case.model_type == "hunyuan_v1_moe" and (alpha != 1000 or case.spec.head_dim != 128)):
+            return "no table: the converter takes the released checkpoints' alpha, theta and lengths alone"
+    if case.model_type == "cohere2" and config.get("rotary_pct") is None:
+        return "no table: the converter fails without rotary_pct"
+    if case.model_type == "minimax_m2" and config.get("rotary_dim") is None:
+        return "no table: the converter fails without rotary_dim"
+    if case.model_type == "ministral3":
+        needed = {"mscale_all_dim", "llama_4_scaling_beta"}
+        if not isinstance(scaling, Yarn) or not needed <= case.rope.keys():
+            return "no table: the converter takes yarn alone, with mscale_all_dim and llama_4_scaling_beta"
+    if case.model_type == "gemma4_text" and _gemma4_full(config).get("rope_type") != "proportional":
+        return "no table: the converter takes rope_parameters with a proportional rope of the full layers alone"
+    return None
+
+
+def _gemma4_full(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rope of Gemma 4's full layers."""
+    return (config.get("rope_parameters") or {}).get("full_attention") or {}
+
+
+def _old_class_refuses(case: Case) -> bool:
+    """Return whether transformers 4.57's class refuses the config: the converter then has no default of the trained length."""
+    return case.spelling == 4 and not isinstance(case.spec.scaling, LongRope) and case.rope_type != "default"
+
+
+def _axes(reading: Reading) -> None:
+    """Let pairs beyond the interleaved sections stand still: they follow a fourth axis, which text and images leave at 0."""
+    case, axes = reading.case, reading.spec.axes
+    if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved":
+        return
+    sections = [int(count) for count in case.rope.get("mrope_section", case.family.sections)]
+    reading.still = frozenset(pair for pair in range(reading.spec.pairs) if pair >= 3 * sections[pair % 3])
+    if reading.still:
+        does = f"pairs {', '.join(map(str, sorted(reading.still)))} follow a fourth axis and stand still"
+        reading.add("M-RoPE", does, "ggml-cpu/ops.cpp")
+
+
+def _scaling(reading: Reading) -> None:
+    case, scaling = reading.case, reading.spec.scaling
+    if case.model_type == "nemotron" and not isinstance(scaling, Linear) and case.rope.get("factor") is not None:
+        does = "any scaling with a factor is written as linear"
+        reading.use(case.rope_type, does, CONVERTER, scaling=Linear(case.rope["factor"]))
+    elif isinstance(scaling, Ntk):
+        if case.model_type not in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+            reading.fail("not known: static NTK")
+    elif isinstance(scaling, Dynamic):
+        reading.drop_scaling("not written by the converter: unscaled at every length", CONVERTER)
+    elif isinstance(scaling, LongRope):
+        _longrope(reading, scaling)
+    elif case.model_type in NO_SCALING or case.model_type in ("phi3", "phimoe"):
+        reading.drop_scaling("not written by the converter", CONVERTER)
+    elif isinstance(scaling, Llama3):
+        _llama3(reading)
+    elif isinstance(scaling, Yarn):
+        _yarn(reading, scaling)
+    elif isinstance(scaling, Proportional) and case.model_type != "gemma4_text":
+        reading.drop_scaling("not known to the converter", CONVERTER)
+    elif isinstance(scaling, Proportional) and reading.change(factor=1.0):
+        reading.add("factor", "not written for rope_type proportional", CONVERTER)
+
+
+def _longrope(reading: Reading, scaling: LongRope) -> None:
+    case = reading.case
+    if case.model_type not in ("phi3", "phimoe"):
+        reading.drop_scaling("the factors are written for Phi-3 and PhiMoE alone", CONVERTER)
+        return
+    reading.switch_once(scaling, "the context", "llama.cpp#24875, llama-model.cpp", case.max_model_len)
+    reading.set_longrope_magnitude(scaling, "llama.cpp#24875, llama-model.cpp")
+
+
+def _llama3(reading: Reading) -> None:
+    case = reading.case
+    if case.model_type not in LLAMA3:
+        reading.drop_scaling("not written for this family", CONVERTER)
+    elif case.original_length is None and reading.change(original_length=8192):
+        reading.add("original_max_position_embeddings", "8192 is used where it is missing", CONVERTER)
+
+
+def _yarn(reading: Reading, yarn: Yarn) -> None:
+    case = reading.case
+    is_written = case.latent or case.model_type in WRITES_LOG_MULTIPLIER
+    weight = (yarn.mscale_all_dim or 0.0) if is_written else 0.0
+    # the runtime assumes mscale = 1, except in DeepSeek-V2's architecture, where it assumes mscale = mscale_all_dim
+    assumed_mscale = weight if case.latent and weight not in (0.0, 1.0) else 1.0
+    magnitude = float(mscale(yarn.factor, assumed_mscale)) / (float(mscale(yarn.factor, weight)) if weight else 1.0)
+    does = "attn_factor computed from factor with mscale = 1"
+    reading.set_yarn_magnitude(magnitude, does, "llama.cpp#17945, llama-context.cpp")
+    reading.round_band("not written", "ggml rope_yarn_corr_dims")
+    if reading.change(beta_fast=32.0, beta_slow=1.0):
+        reading.add("beta_fast, beta_slow", "written, and replaced by 32 and 1 when a context starts", "llama-context.cpp")
+    if magnitude != 1:
+        reading.add("K-shift", "shifting a KV cache multiplies its keys by the magnitude again", "llama-kv-cache.cpp")

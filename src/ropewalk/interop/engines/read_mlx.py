@@ -1,0 +1,220 @@
+"""How mlx-lm 0.32 reads a config: the fields of each model's `ModelArgs`, then `initialize_rope`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropewalk.frequencies import Default, Dynamic, Linear, Llama3, LongRope, Ntk, Proportional, Scaling, Yarn
+from ropewalk.frequencies.formulas import mscale
+from ropewalk.interop.engines.readings import Case, Reading, names
+
+
+@dataclass(frozen=True)
+class Model:
+    """What one file of mlx_lm.models reads.
+
+    theta     the default of rope_theta; None: it must be given
+    v5        whether `rope_parameters` is read: "" not at all, "theta" its theta, "all" also its scaling
+    scaling   "shared": rope_scaling goes to `initialize_rope`; "none": it is not read; or the name of a special rule
+    partial   the default of partial_rotary_factor; None: it is not read; 0: it must be given
+    """
+
+    theta: float | None = 10_000.0
+    v5: str = ""
+    scaling: str = "shared"
+    partial: float | None = None
+    theta_key: str = "rope_theta"
+    needs_scaling: bool = False
+
+
+_SHARED, _PLAIN = Model(), Model(scaling="none")
+#: model_type: what its file reads
+MODELS: dict[str, Model] = {
+    **dict.fromkeys(names("llama mistral olmo2 olmoe seed_oss smollm3 bitnet"), _SHARED),
+    **dict.fromkeys(names("granite granitemoe apertus dots1 olmo3"), replace(_SHARED, theta=None)),
+    **dict.fromkeys(names("qwen2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text"), replace(_SHARED, theta=1e6)),
+    **dict.fromkeys(names("qwen3 qwen3_vl_text"), replace(_SHARED, theta=None, v5="all")),
+    "exaone4": replace(_SHARED, theta=None, needs_scaling=True),
+    "gpt_oss": replace(_SHARED, theta=150_000.0),
+    "gemma3_text": replace(_SHARED, theta=1e6),
+    "gemma4_text": replace(_SHARED, v5="nested"),
+    "ministral3": replace(_SHARED, theta=None, v5="only"),
+    **dict.fromkeys(names("deepseek_v3 kimi_k2 deepseek_v32"), _SHARED),
+    "deepseek_v2": replace(_SHARED, needs_scaling=True, scaling="yarn"),
+    "glm4_moe_lite": replace(_SHARED, theta=1e6),
+    "longcat_flash": replace(_SHARED, theta=None),
+    "qwen3_next": replace(_SHARED, theta=None, partial=0),
+    "phi3": replace(_SHARED, scaling="phi3", partial=1.0),
+    "phimoe": replace(_SHARED, scaling="phimoe"),
+    "nemotron": replace(_SHARED, scaling="nemotron", partial=0.5),
+    **dict.fromkeys(names("hunyuan_v1_dense"), replace(_SHARED, scaling="alpha")),
+    **dict.fromkeys(names("gemma gemma2"), _PLAIN),
+    **dict.fromkeys(names("ernie4_5 ernie4_5_moe helium qwen3_moe qwen3_vl_moe_text"), replace(_PLAIN, theta=None)),
+    "mixtral": replace(_PLAIN, theta=1e6),
+    "cohere": replace(_PLAIN, theta=8e6),
+    "cohere2": replace(_PLAIN, theta=5e4),
+    "starcoder2": replace(_PLAIN, theta=1e5),
+    "minimax_m2": replace(_PLAIN, theta=None),
+    "phi": replace(_PLAIN, partial=0.4),
+    "glm": replace(_PLAIN, partial=1.0, scaling="whole head"),
+    "glm4": replace(_PLAIN, theta=None, partial=0),
+    "glm4_moe": replace(_PLAIN, theta=None, partial=0, needs_scaling=True),
+    "stablelm": replace(_PLAIN, theta=None, partial=0),
+    "gpt_neox": replace(_PLAIN, theta=None, theta_key="rotary_emb_base", partial=0),
+    "qwen2_moe": replace(_PLAIN, theta=1e6, scaling="qwen2_moe"),
+}
+#: the rope of Gemma 4 where the config has no rope_parameters
+GEMMA4: dict[str, dict[str, Any]] = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+#: families that mlx-lm has no model for
+MISSING = names("falcon arcee persimmon gptj jetmoe zamba2 hyperclovax cwm csm")
+
+
+def read_mlx(case: Case) -> Reading:
+    """Read a case as mlx-lm does: one axis, a band of whole pairs, long factors only."""
+    reading = Reading(case)
+    if case.model_type in MISSING:
+        return reading.fail(f"no table: mlx-lm has no model for {case.model_type}")
+    if case.model_type == "olmo":
+        return reading.fail("no table: mlx-lm's olmo needs the package ai2-olmo")
+    model = MODELS.get(case.model_type or "")
+    if model is None:
+        return reading.fail(f"not known: how mlx-lm reads {case.model_type}")
+    where = f"models/{case.model_type}.py"
+    if case.mrope:
+        reading.spec = reading.spec.with_(axes=None)
+        reading.add("M-RoPE", "sections accepted but ignored: every pair uses the text position", "rope_utils.py")
+    given = _given(case, model)
+    if isinstance(given, str):
+        return reading.fail(given)
+    theta, scaling, partial = given
+    reading.use("rope_theta", f"not read where the config has it: {theta:g} is used", where, theta=theta)
+    if partial is not None and not case.latent:
+        reading.rotate(int(case.spec.head_dim * partial), "not read where the config has it", where)
+    elif not case.latent and case.model_type != "minimax_m2" and not isinstance(case.spec.scaling, Proportional):
+        reading.rotate(case.spec.head_dim, "not read", where)
+    return _with_scaling(reading, model, scaling, where)
+
+
+def _given(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, float | None] | str:
+    """Return theta, the scaling's keys and the fraction as the model's arguments have them; or why they cannot be built."""
+    config, v5 = case.config, case.config.get("rope_parameters") or {}
+    theta, scaling, partial = config.get(model.theta_key), config.get("rope_scaling"), config.get("partial_rotary_factor")
+    if model.theta_key == "rotary_emb_base":
+        partial = config.get("rotary_pct")
+    if model.v5 == "nested":
+        own = (v5 or GEMMA4).get(case.layer_type, {})
+        return own.get("rope_theta", 10_000.0), own, None
+    if model.v5 == "only":
+        if not {"rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"} <= v5.keys():
+            return "no table: rope_parameters must have rope_theta, llama_4_scaling_beta and original_max_position_embeddings"
+        theta, scaling = v5["rope_theta"], v5
+    elif model.v5 == "all" and v5:
+        theta, scaling = v5.get("rope_theta") if theta is None else theta, v5 if scaling is None else scaling
+    elif case.model_type == "gemma3_text" and case.layer_type == "sliding_attention":
+        theta, scaling = config.get("rope_local_base_freq", 10_000.0), None
+    elif case.model_type == "olmo3" and case.layer_type == "sliding_attention":
+        scaling = None
+    theta = model.theta if theta is None else theta
+    if theta is None:
+        return f"no table: {model.theta_key} must be given outside rope_parameters"
+    if model.partial == 0 and partial is None:
+        return "no table: the fraction that rotates must be given outside rope_parameters"
+    if model.needs_scaling and (scaling is None and "rope_scaling" not in config):
+        return "no table: rope_scaling must be given"
+    if case.model_type == "minimax_m2" and config.get("rotary_dim") is None:
+        return "no table: rotary_dim must be given"
+    if model.scaling == "whole head":
+        return theta, None, 1.0
+    return theta, scaling, None if model.partial is None else (model.partial if partial is None else partial)
+
+
+def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None, where: str) -> Reading:
+    """Put the scaling that the model builds from `keys` in the place of the config's."""
+    case, rule = reading.case, model.scaling
+    # `type` takes precedence, and a model with a rule of its own reads it alone
+    kind = None if not keys else keys.get("type") or keys.get("rope_type", "default")
+    if rule in ("none", "whole head") or not keys:
+        keys, kind = None, "default"
+    elif rule == "phi3":
+        if "type" not in keys or "long_factor" not in keys:
+            return reading.fail("no table: rope_scaling must have the keys type and long_factor")
+        kind = {"su": "longrope"}.get(str(kind), kind)
+    elif rule == "phimoe":
+        if not {"short_factor", "long_factor", "short_mscale", "long_mscale"} <= keys.keys():
+            return reading.fail("no table: rope_scaling must have both factors and both mscales")
+        kind = "longrope"
+    elif case.model_type == "gpt_oss" and kind in ("dynamic", "longrope"):
+        return reading.fail(f"no table: gpt_oss passes no served length, which {kind} needs")
+    elif rule == "qwen2_moe":
+        if "type" not in keys or keys["type"] != "linear":
+            return reading.fail("no table: rope_scaling must have the key type, and only linear is taken")
+        keys, kind = None, "default"
+    elif rule == "nemotron":
+        if keys.get("type") != "linear":
+            return reading.fail("no table: rope_scaling must have the key type, and only linear is taken")
+    elif rule == "alpha":
+        return _alpha(reading, keys)
+    elif rule == "yarn":
+        kind = "yarn"
+    if kind == "longrope":
+        return _longrope(reading, keys or {}, where)
+    scaling = _scaling(case, str(kind), keys or {})
+    if isinstance(scaling, str):
+        return reading.fail(scaling)
+    if scaling == Default() and not isinstance(case.spec.scaling, Default):
+        reading.drop_scaling("not read", where)
+    else:
+        unread = [key for key in ("attention_factor", "truncate") if case.rope.get(key) is not None and kind == "yarn"]
+        does = "not read" if unread else "read with mlx-lm's own keys and defaults"
+        reading.use(", ".join(unread) or case.rope_type, does, "rope_utils.py", scaling=scaling)
+    return reading
+
+
+def _alpha(reading: Reading, keys: Mapping[str, Any]) -> Reading:
+    if not {"factor", "type"} <= keys.keys():
+        return reading.fail("no table: rope_scaling must have the keys factor and type")
+    if not isinstance(reading.spec.scaling, Ntk):
+        return reading.fail("not known: HunYuan without alpha")
+    return reading
+
+
+def _scaling(case: Case, kind: str, keys: Mapping[str, Any]) -> Scaling | str:
+    """Return what `initialize_rope` builds; or why it fails."""
+    if kind in ("default", "mrope"):
+        return Default()
+    if "factor" not in keys and kind != "proportional":
+        return "no table: factor must be given"
+    original = keys.get("original_max_position_embeddings")
+    if kind == "linear":
+        return Linear(keys["factor"])
+    if kind == "dynamic":
+        return Dynamic(keys["factor"], case.max_position or 2048)
+    if kind == "llama3":
+        low, high = keys.get("low_freq_factor", 1.0), keys.get("high_freq_factor", 4.0)
+        return Llama3(keys["factor"], low, high, 8192 if original is None else original)
+    if kind in ("yarn", "deepseek_yarn"):
+        factor = keys["factor"]
+        magnitude = float(mscale(factor, keys.get("mscale", 1))) / float(mscale(factor, keys.get("mscale_all_dim", 0)))
+        return Yarn(
+            original_length=4096 if original is None else original, factor=factor, beta_fast=keys.get("beta_fast", 32),
+            beta_slow=keys.get("beta_slow", 1), attention_factor=magnitude, truncate=True,
+        )  # fmt: skip
+    if kind == "proportional":
+        return Proportional(keys.get("factor", 1.0), keys.get("partial_rotary_factor", 1.0))
+    return f"no table: rope_type {kind} is not known to mlx-lm"
+
+
+def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
+    scaling = reading.spec.scaling
+    if not isinstance(scaling, LongRope):
+        return reading.fail("not known: LongRoPE with other factors than the config's")
+    if reading.case.model_type not in ("phi3", "phimoe") and "original_max_position_embeddings" not in keys:
+        return reading.fail("no table: original_max_position_embeddings must be given in rope_scaling")
+    reading.switch(scaling, True, "long factors for every sequence, short factors never", "rope_utils.py")
+    reading.set_longrope_magnitude(scaling, "rope_utils.py", keys.get("long_mscale"))
+    return reading

@@ -1,0 +1,122 @@
+"""How SGLang 0.5.23 reads a config: transformers' config class, then what each model passes to `get_rope`."""
+
+from __future__ import annotations
+
+from ropewalk.axes import AXIS_ORDERS, AxisMap
+from ropewalk.frequencies import Default, Dynamic, LongRope, Ntk, Proportional, Yarn
+from ropewalk.frequencies.formulas import mscale
+from ropewalk.interop.engines.read_transformers import read_hf, refusal
+from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
+
+#: families that run inside SGLang as transformers' own code
+TRANSFORMERS_CODE = names("gpt_neox smollm3 seed_oss ernie4_5 nemotron")
+#: families that SGLang can neither build with code of its own nor as transformers' code
+MISSING = {"falcon": "transformers' code is not compatible", "glm": "its tensor-parallel plan is not supported"}
+#: families whose model passes no scaling to `get_rope`
+NO_SCALING = names("phi starcoder2 stablelm gemma gemma2 gemma3_text mixtral olmo")
+#: families whose model passes the scaling
+SHARED = names(
+    "llama mistral ministral3 apertus arcee phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen2_vl qwen2_5_vl qwen2_vl_text "
+    "qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text glm4 glm4_moe granite granitemoe cohere cohere2 deepseek_v2 deepseek_v3 "
+    "kimi_k2 gpt_oss exaone4 minimax_m2 olmo2 olmo3 hunyuan_v1_dense hunyuan_v1_moe gemma4_text"
+)
+#: families that read `partial_rotary_factor` outside `rope_parameters` alone, in either spelling, or never
+PARTIAL_OUTSIDE = names("llama mistral ministral3 apertus arcee phi3 gemma3_text phi stablelm")
+PARTIAL = names("glm4 glm4_moe")
+
+
+def read_sglang(case: Case) -> Reading:
+    """Read a case as SGLang does: the classes of vLLM with other switches."""
+    if case.model_type in TRANSFORMERS_CODE:
+        reading = read_hf(case)
+        reading.add("model code", f"{case.model_type} runs as transformers' own code", "models/registry.py")
+        return reading
+    reading = Reading(case)
+    if case.model_type in MISSING:
+        return reading.fail(f"no table: SGLang has no code for {case.model_type}, and {MISSING[case.model_type]}")
+    if case.model_type not in SHARED | NO_SCALING:
+        return reading.fail(f"not known: how SGLang builds the rope of {case.model_type}")
+    if (problem := refusal(case)) is not None:
+        return reading.fail(problem)
+    where = f"models/{case.model_type}.py"
+    if case.model_type == "olmo3" and case.nested:
+        reading.use(
+            "rope_parameters",
+            "by layer type not read: theta is 10,000, unscaled",
+            "models/olmo2.py",
+            theta=10_000.0,
+            scaling=Default(),
+        )
+        return reading
+    _partial(reading, where)
+    _axes(reading)
+    if reading.problem is None:
+        _scaling(reading, where)
+    return reading
+
+
+def _partial(reading: Reading, where: str) -> None:
+    case, spec = reading.case, reading.spec
+    if case.latent or isinstance(spec.scaling, Proportional) or case.model_type in PARTIAL:
+        return
+    if case.model_type == "minimax_m2":
+        reading.rotate(case.config.get("rotary_dim") or spec.head_dim, "not read", where)
+    elif case.model_type in PARTIAL_OUTSIDE:
+        outside = case.config.get("partial_rotary_factor")
+        fraction = case.family.partial if outside is None else outside
+        width = int(spec.head_dim * fraction)
+        if isinstance(spec.scaling, LongRope) and len(spec.scaling.short_factor) != width // 2:
+            reading.fail(
+                "no table: partial_rotary_factor is not read in rope_parameters, and the factors do not fit the whole head"
+            )
+            return
+        reading.rotate(width, "read outside rope_parameters alone", where)
+    else:
+        reading.rotate(spec.head_dim, "not read", where)
+
+
+def _axes(reading: Reading) -> None:
+    """Interleave the axes of M-RoPE only if the config says so."""
+    case, axes = reading.case, reading.spec.axes
+    if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
+        return
+    sections = case.rope.get("mrope_section", case.family.sections)
+    reading.use("mrope_interleaved", "the sections are chunked unless the config says mrope_interleaved", "factory.py",
+                axes=AXIS_ORDERS["chunked"]([int(count) for count in sections]))  # fmt: skip
+
+
+def _scaling(reading: Reading, where: str) -> None:
+    case, scaling = reading.case, reading.spec.scaling
+    if case.model_type in NO_SCALING:
+        reading.drop_scaling("not passed to the rotary module", where)
+    elif isinstance(scaling, Yarn):
+        _yarn(reading, scaling)
+    elif isinstance(scaling, LongRope):
+        # compares a position with the trained length, not a length: one token later than transformers
+        long = case.length - 1 > scaling.original_length
+        does = "long factors for the whole batch if any sequence has a position above the trained length"
+        reading.switch(scaling, long, does, "rope_variant.py")
+        reading.set_longrope_magnitude(scaling, "rope_variant.py", case.rope.get("long_mscale" if long else "short_mscale"))
+    elif isinstance(scaling, Dynamic):
+        stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
+        does = "one base for every sequence, computed for factor times the trained length"
+        reading.freeze_ntk(stretch, does, "rope_variant.py")
+    elif isinstance(scaling, Ntk) and case.model_type not in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        reading.fail("not known: static NTK")
+    elif isinstance(scaling, Proportional) and case.model_type != "gemma4_text":
+        reading.fail("not known: rope_type proportional outside Gemma 4")
+    elif isinstance(scaling, Proportional) and reading.change(factor=1.0):
+        reading.add("factor", "not read for rope_type proportional", "factory.py")
+
+
+def _yarn(reading: Reading, yarn: Yarn) -> None:
+    case = reading.case
+    if case.model_type == "qwen3_moe" and case.rope.get("attention_factor") is not None:
+        reading.fail("not known: the fused kernel of qwen3_moe reads attention_factor, the rotary module does not")
+        return
+    has_both = case.rope.get("mscale") is not None and case.rope.get("mscale_all_dim") is not None
+    magnitude = magnitude_of_mscales(case, yarn) if has_both or case.latent else float(mscale(yarn.factor))
+    does = "attention_factor not read, 0.1 ln(factor) + 1 used"
+    reading.set_yarn_magnitude(magnitude * case.rope.get("attn_factor", 1.0), does, "yarn.py")
+    if case.latent:
+        reading.round_band("not read", "rope_variant.py")

@@ -1,0 +1,102 @@
+"""How vLLM 0.32 reads a config: transformers' config class, then `get_rope` with its `rope_parameters`."""
+
+from __future__ import annotations
+
+from ropewalk.axes import AXIS_ORDERS, AxisMap
+from ropewalk.frequencies import Default, Dynamic, LongRope, Proportional, Yarn
+from ropewalk.frequencies.formulas import mscale
+from ropewalk.interop.config.families import FAMILIES
+from ropewalk.interop.engines.read_transformers import LONGROPE_ONLY, read_hf, refusal
+from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
+
+#: families that run inside vLLM as transformers' own code (its registry says so)
+TRANSFORMERS_CODE = names(
+    "arcee bitnet cwm flex_olmo glm gpt_neox helium hunyuan_v1_dense hunyuan_v1_moe jais2 mellum olmo olmo2 olmo3 phi seed_oss "
+    "smollm3 starcoder2 vaultgemma"
+)
+BETAS = ("beta_fast", "beta_slow")
+#: families of `from_hf` for which vLLM has neither code of its own nor a mapping to transformers' code
+NOT_READ = names(
+    "aria_text axk2 bailing_hybrid bamba blt chameleon codegen diffllama doge dots1 eurobert esm t5gemma csm emu3_text_model "
+    "gemma4_unified_text gpt_neox_japanese gte idefics jetmoe minimax minimax_m1 minimax_m3_vl_text minimax_text_01 ministral "
+    "mistral4 mistral_large4_text mllama_text_model modernbert modernbert-decoder nomic_bert openai_privacy_filter persimmon "
+    "phi4_multimodal recurrent_gemma roformer solar_open youtu glm_image_text glmasr gptj deepseek_v4 "
+    "ernie4_5_vl_moe_text"
+)
+
+
+def read_vllm(case: Case) -> Reading:
+    """Read a case as vLLM does: max_model_len alone decides everything that depends on a length."""
+    if case.model_type in TRANSFORMERS_CODE:
+        reading = read_hf(case)
+        reading.add("model code", f"{case.model_type} runs as transformers' own code", "registry.py")
+        return reading
+    reading = Reading(case)
+    if case.model_type in NOT_READ or case.model_type not in FAMILIES:
+        return reading.fail(f"not known: how vLLM builds the rope of {case.model_type}")
+    if (problem := refusal(case)) is not None:
+        return reading.fail(problem)
+    if case.model_type == "minimax_m2" and case.config.get("rotary_dim") is None:
+        return reading.fail("no table: minimax_m2 needs rotary_dim")
+    if case.model_type == "gpt_oss" and not (isinstance(case.spec.scaling, Yarn) and {"factor", *BETAS} <= case.rope.keys()):
+        return reading.fail("no table: gpt_oss takes yarn alone, with factor, beta_fast and beta_slow")
+    _partial(reading)
+    _axes(reading)
+    _scaling(reading)
+    return reading
+
+
+def _partial(reading: Reading) -> None:
+    """Rotate the fraction of the head that the config gives, in every family."""
+    case, spec = reading.case, reading.spec
+    if case.fraction is None or case.latent or case.mrope or isinstance(spec.scaling, Proportional):
+        return
+    reading.rotate(int(spec.head_dim * case.fraction), "read in every family", "rotary_embedding/__init__.py")
+
+
+def _axes(reading: Reading) -> None:
+    """Interleave the axes of M-RoPE only if the config says so."""
+    case, axes = reading.case, reading.spec.axes
+    if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
+        return
+    sections = case.rope.get("mrope_section", case.family.sections)
+    reading.use("mrope_interleaved", "the sections are chunked unless the config says mrope_interleaved", "mrope.py",
+                axes=AXIS_ORDERS["chunked"]([int(count) for count in sections]))  # fmt: skip
+
+
+def _scaling(reading: Reading) -> None:
+    case, scaling = reading.case, reading.spec.scaling
+    if isinstance(scaling, Yarn) and case.latent:
+        magnitude = magnitude_of_mscales(case, scaling)
+        reading.set_yarn_magnitude(magnitude, "mscale keys read, attention_factor not read", "deepseek_scaling_rope.py")
+        reading.round_band("not read", "deepseek_scaling_rope.py")
+    elif isinstance(scaling, Yarn):
+        # gpt-oss passes neither of these keys on
+        keys = {} if case.model_type == "gpt_oss" else case.rope
+        given, both = keys.get("attention_factor"), keys.get("mscale") and keys.get("mscale_all_dim")
+        magnitude = magnitude_of_mscales(case, scaling) if both else float(mscale(scaling.factor))
+        reading.set_yarn_magnitude(magnitude if given is None else given, "{key} read as vLLM does", "yarn_scaling_rope.py")
+        if case.mrope and reading.change(original_length=4 * scaling.original_length):
+            does = "the band is computed for four times the trained length"
+            reading.add("M-RoPE", does, "mrope.py: the table's length is passed on")
+    elif case.latent and not isinstance(scaling, Default):
+        reading.fail(f"not known: rope_type {case.rope_type} with latent attention")
+    elif isinstance(scaling, LongRope):
+        long = reading.switch_once(scaling, "max_model_len", "phi3_long_rope_scaled_rope.py", _limit(case, scaling))
+        magnitude = case.rope.get("long_mscale" if long else "short_mscale")
+        reading.set_longrope_magnitude(scaling, "phi3_long_rope_scaled_rope.py", magnitude)
+    elif isinstance(scaling, Dynamic):
+        reading.drop_scaling(
+            "the base is computed for max_position_embeddings: unscaled at every length", "dynamic_ntk_scaling_rope.py"
+        )
+    elif isinstance(scaling, Proportional) and reading.change(factor=1.0):
+        reading.add("factor", "not read for rope_type proportional", "gemma4_rope.py")
+
+
+def _limit(case: Case, scaling: LongRope) -> int:
+    """Return max_model_len: the caller's, or by default the trained length that a config with LongRoPE has beside its rope."""
+    if case.is_asked:
+        return case.max_model_len
+    beside = case.config.get("original_max_position_embeddings")
+    default = scaling.original_length if case.model_type in LONGROPE_ONLY else case.max_model_len
+    return default if beside is None else int(beside)

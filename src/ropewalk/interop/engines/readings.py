@@ -1,0 +1,223 @@
+"""What an engine computes from a config: the case that it is given, and the reading that its rules make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ropewalk.axes import AxisMap
+from ropewalk.frequencies import Default, LongRope, Scaling, Yarn
+from ropewalk.frequencies.formulas import mscale, ntk_theta
+from ropewalk.interop.config.families import Family, family_of
+from ropewalk.spec import RopeSpec
+
+
+def names(text: str) -> frozenset[str]:
+    """Return the model types that a text lists."""
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class EngineRule:
+    """One rule that an engine applies: its topic, what the engine does, and where and when that was read."""
+
+    about: str
+    does: str
+    reference: str
+    read: str = "2026-11"
+
+    def __str__(self) -> str:
+        return f"{self.about}: {self.does} ({self.reference}, read {self.read})"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer type of a config and how it is served.
+
+    spec           the spec that the config describes
+    rope           the config keys of its rope
+    max_position   the config's served length, or None
+    max_model_len  the longest sequence that the engine is started for
+    length         tokens of the longest sequence of the batch
+    latent         whether attention is latent, with a separate rotated part (DeepSeek)
+    nested         whether the rope is given in `rope_parameters` by layer type
+    config         the keys of the text model
+    layer_type     the name of this layer type
+    is_asked       whether the caller gave `max_model_len`; else every engine has a default of its own
+    """
+
+    spec: RopeSpec
+    rope: Mapping[str, Any]
+    model_type: str | None
+    max_position: int | None
+    max_model_len: int
+    length: int
+    latent: bool = False
+    nested: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    layer_type: str = "full_attention"
+    is_asked: bool = False
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.model_type)
+
+    @property
+    def rope_type(self) -> str:
+        """The name of the scaling as the config writes it."""
+        return str(self.rope.get("rope_type") or self.rope.get("type") or "default")
+
+    @property
+    def fraction(self) -> float | None:
+        """The `partial_rotary_factor` of the rope or of the config."""
+        return self.rope.get("partial_rotary_factor", self.config.get("partial_rotary_factor"))
+
+    @property
+    def original_length(self) -> int | None:
+        """The trained length that the rope or the config gives."""
+        key = "original_max_position_embeddings"
+        return self.rope.get(key, self.config.get(key))
+
+    @property
+    def spelling(self) -> int:
+        """5 if the rope is in `rope_parameters`, else 4."""
+        return 5 if self.config.get("rope_parameters") else 4
+
+    @property
+    def mrope(self) -> bool:
+        return isinstance(self.spec.axes, AxisMap)
+
+    @property
+    def ernie(self) -> bool:
+        return self.mrope and self.spec.axis_of_pair[:2] == (1, 2)
+
+
+class Reading:
+    """What an engine computes: the frequencies of `spec` at `length`, unless there is a `problem`.
+
+    It starts as what the config describes; the reader of an engine changes it and adds the rules behind the changes.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.spec, self.length = case, case.spec, case.length
+        self.rules: list[EngineRule] = []
+        self.problem: str | None = None
+        #: pairs that stand still
+        self.still: frozenset[int] = frozenset()
+
+    def fail(self, problem: str) -> Reading:
+        """Set the problem."""
+        self.problem = problem
+        return self
+
+    def frequencies(self) -> tuple[tuple[float, ...], float | None]:
+        """Return radians per step and the magnitude; () and None if there is a problem."""
+        if self.problem is not None:
+            return (), None
+        frequencies = self.spec.ladder_frequencies(self.length)
+        radians = (0.0 if pair in self.still else value for pair, value in enumerate(frequencies.radians.tolist()))
+        return tuple(radians), float(frequencies.magnitude)
+
+    def use(self, about: str, does: str, reference: str, **fields: Any) -> None:
+        """Change fields of the spec, and add the rule if that changes what is computed."""
+        before, self.spec = self.spec, self.spec.with_(**fields)
+        if self.spec.axis_of_pair != before.axis_of_pair or not _same_frequencies(self.spec, before, self.length):
+            self.add(about, does, reference)
+
+    def drop_scaling(self, does: str, reference: str) -> None:
+        """Compute without the config's scaling."""
+        about = {"dynamic": "dynamic NTK"}.get(self.case.rope_type, self.case.rope_type)
+        self.use(about, does, reference, scaling=Default())
+
+    def rotate(self, width: int, does: str, reference: str) -> None:
+        """Rotate `width` dimensions of the head, from its start."""
+        if width == self.spec.rotary_dim:
+            return
+        axes = self.spec.axes if width == self.spec.rotary_dim else None
+        self.use("partial_rotary_factor", f"{does}: {width} of {self.spec.head_dim} dimensions rotate", reference,
+                 rotary_dim=width, rotary_start=0, axes=axes, scaling=_for_width(self.spec.scaling, width))  # fmt: skip
+
+    def add(self, about: str, does: str, reference: str) -> None:
+        """Add a rule."""
+        self.rules.append(EngineRule(about, does, reference))
+
+    def change(self, **parameters: Any) -> bool:
+        """Change parameters of the scaling; returns whether that made a difference."""
+        scaling = replace(self.spec.scaling, **parameters)
+        changed = scaling != self.spec.scaling
+        if changed:
+            self.spec = self.spec.with_(scaling=scaling)
+        return changed
+
+    def round_band(self, does: str, reference: str) -> None:
+        """Round the band of YaRN to whole pairs."""
+        if self.change(truncate=True):
+            self.add("truncate", f"{does}: the band is rounded to whole pairs", reference)
+
+    def set_yarn_magnitude(self, magnitude: float, does: str, reference: str) -> None:
+        """Set the magnitude of YaRN; `does` may contain {key}, the config key that is not read."""
+        yarn = self.spec.scaling
+        assert isinstance(yarn, Yarn)  # for the type checker
+        key = "mscale" if yarn.attention_factor is None else "attention_factor"
+        expected = float(yarn.frequencies(2, 10.0).magnitude)
+        if self.change(attention_factor=magnitude) and expected != magnitude:
+            self.add(key, f"{does.format(key=key)}: {magnitude:.6g} instead of {expected:.6g}", reference)
+
+    def switch(self, scaling: LongRope, long: bool, does: str, reference: str) -> None:
+        """Use the long or the short factors of LongRoPE, whatever the length of this sequence."""
+        self.length = scaling.original_length + 1 if long else 1
+        self.add("length switching", does, reference)
+
+    def switch_once(self, scaling: LongRope, name: str, reference: str, limit: int) -> bool:
+        """Switch LongRoPE by the length `limit` that the engine is started for; returns whether that gives the long factors."""
+        long = limit > scaling.original_length
+        does = f"{'long' if long else 'short'} factors for every sequence, because {name} is {limit}"
+        self.switch(scaling, long, does, reference)
+        return long
+
+    def set_longrope_magnitude(self, scaling: LongRope, reference: str, magnitude: float | None = None) -> None:
+        """Set the magnitude of LongRoPE to `magnitude` or sqrt(1 + ln(L / L0) / ln L0), without factor and attention_factor."""
+        if self.case.max_position is None:
+            return
+        before = self.spec.ladder_frequencies().magnitude
+        self.change(factor=self.case.max_position / scaling.original_length, attention_factor=magnitude)
+        if self.spec.ladder_frequencies().magnitude != before:
+            self.add("attention_factor", "not read: the magnitude is computed from the two lengths", reference)
+
+    def freeze_ntk(self, stretch: float, does: str, reference: str) -> None:
+        """Replace dynamic NTK by one base for every length; `stretch` is the factor on the slowest wavelength."""
+        self.add("dynamic NTK", does, reference)
+        if stretch <= 0:
+            self.fail(f"no table: the base is multiplied by a fractional power of {stretch:.4g}")
+        else:
+            theta = float(ntk_theta(self.spec.theta, stretch, 2 * self.spec.pairs))
+            self.spec = self.spec.with_(theta=theta, scaling=Default())
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine: its title, the version that was read and run, and the function that reads a case as it does."""
+
+    title: str
+    tree: str
+    read: Callable[[Case], Reading]
+
+
+def _same_frequencies(first: RopeSpec, second: RopeSpec, length: int) -> bool:
+    """Return whether two specs rotate alike at a length."""
+    one, other = (spec.ladder_frequencies(length) for spec in (first, second))
+    return one.radians.tolist() == other.radians.tolist() and float(one.magnitude) == float(other.magnitude)
+
+
+def _for_width(scaling: Scaling, width: int) -> Scaling:
+    """Return a scaling that fits `width` rotated dimensions: LongRoPE has one factor for each pair."""
+    if isinstance(scaling, LongRope) and len(scaling.short_factor) != width // 2:
+        return Default()
+    return scaling
+
+
+def magnitude_of_mscales(case: Case, yarn: Yarn) -> float:
+    """Return m(s, mscale or 1) / m(s, mscale_all_dim or 0)."""
+    upper, lower = case.rope.get("mscale", 1.0), case.rope.get("mscale_all_dim", 0.0)
+    return float(mscale(yarn.factor, upper)) / float(mscale(yarn.factor, lower))

@@ -1,0 +1,129 @@
+"""Read a rope back from the vectors it rotated. Used by the runners, which run in an engine's own environment: numpy only.
+
+A runner rotates the D unit vectors of a head at a position that is 1 on one axis and 0 on the others. The results are the
+columns of a D x D matrix. `read_back` finds the pairs in it, their angles and the common magnitude.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+#: entries of a matrix below this are rounding
+NOISE = 1e-12
+#: how far a matrix may be from the rotation that was read from it
+TOLERANCE = 2e-5
+#: (layout of the input, layout of the output): where the two members of a pair are
+LAYOUTS = (("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"))
+
+
+def members(layout: str, width: int, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the first and of the second members of the pairs of a rotated slice."""
+    pairs = np.arange(width // 2)
+    first, second = (pairs, pairs + width // 2) if layout == "half" else (2 * pairs, 2 * pairs + 1)
+    return first + start, second + start
+
+
+def read_back(matrices: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the rope behind the matrices of one step on each axis: radians, magnitude, axis of each pair, layouts, width.
+
+    None if nothing rotates. The matrix of axis a has what the unit vector e_i becomes in its column i.
+    ValueError if it is not a rotation of pairs.
+    """
+    if all(np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices):
+        return None
+    found = [_read_one(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
+    best = max(found, key=lambda each: each["width"])
+    radians, axis = np.array(best["radians"]), np.zeros(len(best["radians"]), dtype=int)
+    turning = np.zeros((len(found), len(radians)))
+    for index, each in enumerate(found):
+        here = np.array(each["radians"])
+        turning[index, : len(here)] = here
+    if len(found) > 1:
+        axis = np.abs(turning).argmax(axis=0)
+        radians = turning[axis, np.arange(len(radians))]
+        if np.count_nonzero(np.abs(turning) > NOISE, axis=0).max() > 1:
+            axis = np.full(len(radians), -1)  # every pair follows more than one axis
+    return {**best, "radians": [float(f"{value:.7g}") for value in radians], "axis": axis.tolist()}
+
+
+def _read_one(matrix: np.ndarray) -> dict[str, Any]:
+    size = matrix.shape[0]
+    candidates = []
+    for layouts in LAYOUTS:
+        for width, start in _slices(size, layouts[0]):
+            fit = _fit(matrix, layouts, width, start)
+            if fit is not None:
+                candidates.append((fit[0], -width, start != 0, fit[1]))
+    if not candidates:
+        raise ValueError("the engine's result is not a rotation of pairs")
+    exact = [each for each in candidates if each[0] < TOLERANCE]
+    return min(exact, key=lambda each: each[1:3])[3]
+
+
+def _slices(size: int, layout: str) -> list[tuple[int, int]]:
+    widths = range(2, size + 1, 2)
+    return [(width, start) for width in widths for start in {0, size - width}]
+
+
+def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -> tuple[float, dict[str, Any]] | None:
+    """Return (distance, rope) of the rotation of this slice that is nearest to the matrix; None if it is another one."""
+    first, second = members(layouts[0], width, start)
+    first_out, second_out = members(layouts[1], width, start)
+    radians = np.arctan2(matrix[second_out, first], matrix[first_out, first])
+    sizes = np.hypot(matrix[second_out, first], matrix[first_out, first])
+    magnitude = float(np.median(sizes))
+    rebuilt = np.eye(matrix.shape[0])
+    inside = slice(start, start + width)
+    rebuilt[inside, inside] = 0
+    rebuilt[first_out, first], rebuilt[second_out, first] = sizes * np.cos(radians), sizes * np.sin(radians)
+    rebuilt[first_out, second], rebuilt[second_out, second] = -sizes * np.sin(radians), sizes * np.cos(radians)
+    distance = float(np.abs(rebuilt - matrix).max())
+    if distance >= TOLERANCE or np.ptp(sizes) > TOLERANCE * max(1.0, magnitude):
+        return None
+    rope = {
+        "radians": radians.tolist(), "magnitude": round(magnitude, 6), "layout": layouts[0], "layout_out": layouts[1],
+        "width": width, "start": start,
+    }  # fmt: skip
+    return distance, rope
+
+
+def serve(engine: str, version: Callable[[], str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Read rows (name, config, length, max_model_len) from the JSON file argv[1] and write what `measure` finds to argv[2].
+
+    `measure` returns {"layers": [index of a rope or None], "ropes": [...]}; an exception becomes {"error": its text}.
+    """
+    with open(sys.argv[1], encoding="utf-8") as file:
+        rows = json.load(file)
+    results = []
+    for row in rows:
+        try:
+            found = measure(row)
+        except (Exception, SystemExit) as error:  # any failure of an engine is a result: it cannot run this config
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            found = {
+                "error": f"{type(error).__name__}: {error}"[:300],
+                "where": f"{where.filename.split('/')[-1]}:{where.lineno}",
+            }
+        results.append({"name": row["name"], "length": row.get("length"), "max_model_len": row.get("max_model_len"), **found})
+        print(f"{engine}: {row['name']}: {found.get('error', 'read')}", file=sys.stderr)
+    with open(sys.argv[2], "w", encoding="utf-8") as file:
+        json.dump({"engine": engine, "version": version(), "results": results}, file)
+
+
+def distinct(ropes: Sequence[dict[str, Any] | None], **more: Any) -> dict[str, Any]:
+    """Return the ropes of all layers with each distinct one written once."""
+    seen: list[dict[str, Any]] = []
+    layers: list[int | None] = []
+    for rope in ropes:
+        if rope is not None and rope not in seen:
+            seen.append(rope)
+        layers.append(None if rope is None else seen.index(rope))
+    return {"layers": layers, "ropes": seen, **more}

@@ -1,0 +1,175 @@
+"""Run llama.cpp: convert the small model of a config with its own converter, decode one token, read every ROPE node.
+
+    LLAMA_CPP=folder-of-the-converter WEIGHTS=folder-of-make_weights python run_llama_cpp.py rows.json results.json
+
+Before a ROPE node is computed its input is overwritten with unit vectors and its position with 1, so that what comes out
+are the cos and sin of one step, times the magnitude.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import llama_library as llama
+import numpy as np
+import probe
+from checkpoints import folder_name
+
+sys.path[:0] = [os.environ["LLAMA_CPP"], os.environ["LLAMA_CPP"] + "/gguf-py"]
+import gguf
+import torch
+from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+logging.disable(logging.CRITICAL)
+LIBRARY = llama.load()
+MESSAGES: list[str] = []
+#: bits of a ROPE node's mode: pairs (i, i + n/2); the axes of each pair by sections; those interleaved
+NEOX, MROPE, IMROPE = 2, 8, 40
+
+
+@llama.LogCallback
+def _keep(level: int, text: bytes, _: Any) -> None:
+    if level >= 4:
+        MESSAGES.append(text.decode(errors="replace").strip())
+
+
+class Rotations:
+    """The eval callback: overwrites the input of the first ROPE node of every layer and keeps its output."""
+
+    def __init__(self) -> None:
+        self.axis = 0
+        self.layers: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self.pending: tuple[int, Any] | None = None
+        self.callback = llama.EvalCallback(self._on_node)
+
+    def _on_node(self, pointer: Any, ask: bool, _: Any) -> bool:
+        node = pointer.contents
+        if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
+            name = node.name.decode()
+            layer = int(name.rpartition("-")[2].split(" ")[0]) if "-" in name else len(self.layers)
+            if ask:
+                self._overwrite(node)
+            elif self.axis not in self.layers.setdefault(layer, {}):
+                self.layers[layer][self.axis] = self._read(node)
+        return True
+
+    def _overwrite(self, node: llama.Tensor) -> None:
+        source, positions = node.src[0].contents, node.src[1].contents
+        first, second = _members(node)
+        values = np.full(source.ne[0], 0.5, dtype=np.float32)
+        values[first], values[second] = 1.0, 0.0
+        vector = np.ctypeslib.as_array(ctypes.cast(source.data, ctypes.POINTER(ctypes.c_float)), (source.ne[0],))
+        vector[:] = values
+        where = np.ctypeslib.as_array(ctypes.cast(positions.data, ctypes.POINTER(ctypes.c_int32)), (positions.ne[0],))
+        where[:] = 0
+        where[self.axis] = 1
+
+    def _read(self, node: llama.Tensor) -> tuple[Any, ...]:
+        out = np.ctypeslib.as_array(ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)).astype(np.float64)
+        first, second = _members(node)
+        return np.arctan2(out[second], out[first]), np.hypot(out[second], out[first]), node.op_params[2], node.op_params[1]
+
+
+def _members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    width, mode = node.op_params[1], node.op_params[2]
+    return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width)
+
+
+def measure(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the ropes of the layers of one config at one length."""
+    weights = Path(os.environ["WEIGHTS"]) / folder_name(row["config"])
+    if not weights.exists():
+        raise ValueError("no weights: transformers cannot build this model")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in weights.glob("*.safetensors*"):
+            (folder / file.name).symlink_to(file)
+        (folder / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
+        # Gemma's converter counts the tokens here
+        tokens = {"model": {"vocab": {str(index): index for index in range(_vocabulary(row["config"]))}}, "added_tokens": []}
+        (folder / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
+        target = folder / "model.gguf"
+        _convert(folder, target)
+        return _decode(target, row)
+
+
+def _vocabulary(config: dict[str, Any]) -> int:
+    return config.get("text_config", config)["vocab_size"]
+
+
+def _convert(folder: Path, target: Path) -> None:
+    """Write the GGUF file of a checkpoint, without a tokenizer."""
+    with torch.inference_mode():
+        hparams = ModelBase.load_hparams(folder, False)
+        model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+        model_class.set_vocab = _no_vocabulary
+        model_class(folder, gguf.LlamaFileType.ALL_F32, target).write()
+
+
+def _no_vocabulary(model: Any) -> None:
+    model.gguf_writer.add_tokenizer_model("none")
+    key = f"{gguf.MODEL_ARCH_NAMES[model.model_arch]}.vocab_size"
+    if not any(key in shard for shard in model.gguf_writer.kv_data):
+        model.gguf_writer.add_vocab_size(model.hparams["vocab_size"])
+
+
+def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
+    MESSAGES.clear()
+    model = LIBRARY.llama_model_load_from_file(str(file).encode(), LIBRARY.llama_model_default_params())
+    if not model:
+        raise ValueError("; ".join(MESSAGES)[:300] or "llama.cpp did not load the file")
+    rotations, params = Rotations(), LIBRARY.llama_context_default_params()
+    reads_context = "longrope" in json.dumps(row["config"]) or '"su"' in json.dumps(row["config"])
+    params.n_ctx = (row.get("max_model_len") or 0) if reads_context else 64
+    params.n_batch = params.n_ubatch = 32
+    params.n_threads = params.n_threads_batch = 1
+    params.cb_eval = rotations.callback
+    context = LIBRARY.llama_init_from_model(model, params)
+    try:
+        if not context:
+            raise ValueError("; ".join(MESSAGES)[:300] or "llama.cpp did not start")
+        for axis in range(3 if row.get("axes") == 3 else 1):
+            rotations.axis = axis
+            LIBRARY.llama_memory_clear(LIBRARY.llama_get_memory(context), True)
+            batch = LIBRARY.llama_batch_init(1, 0, 1)
+            batch.n_tokens, batch.token[0], batch.pos[0], batch.n_seq_id[0], batch.seq_id[0][0] = 1, 3, 0, 1, 0
+            batch.logits[0] = 1
+            if LIBRARY.llama_decode(context, batch):
+                raise ValueError("; ".join(MESSAGES)[:300] or "llama_decode failed")
+        used = LIBRARY.llama_n_ctx(context) if reads_context else None
+    finally:
+        if context:
+            LIBRARY.llama_free(context)
+        LIBRARY.llama_model_free(model)
+    text = row["config"].get("text_config", row["config"])
+    ropes = [_rope(rotations.layers[index]) if index in rotations.layers else None for index in range(text["num_hidden_layers"])]
+    return probe.distinct(ropes, max_model_len_used=used)
+
+
+def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
+    turning = np.abs(np.array([angles for angles, *_ in by_axis.values()]))
+    _, sizes, mode, width = by_axis[0]
+    axis = turning.argmax(axis=0)
+    layout = "half" if mode & (NEOX | MROPE) else "interleaved"
+    radians = np.array([angles for angles, *_ in by_axis.values()])[axis, np.arange(turning.shape[1])]
+    return {
+        "radians": [float(f"{value:.7g}") for value in radians], "magnitude": round(float(np.median(sizes)), 6),
+        "layout": layout, "layout_out": layout, "width": int(width), "start": 0, "axis": axis.tolist(),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    LIBRARY.llama_log_set(_keep, None)
+    LIBRARY.llama_backend_init()
+    probe.serve("llama.cpp", lambda: version("xllamacpp"), measure)

@@ -1,0 +1,75 @@
+"""Run mlx-lm: build the small model of a config and rotate unit vectors with the rope of every attention layer.
+
+python run_mlx_lm.py rows.json results.json
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import probe
+from mlx import nn
+from mlx_lm.utils import _get_classes
+
+#: attributes under which attention modules keep their rope
+NAMES = ("rope", "rotary_emb", "rope_emb")
+
+
+def measure(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the ropes of the layers of one config at one length."""
+    config = row["config"]
+    model_class, arguments_class = _get_classes(config)
+    model = model_class(arguments_class.from_dict(config))
+    ropes: list[dict[str, Any] | None] = []
+    for layer in model.layers:
+        rope, size = _rope_of(layer, config)
+        ropes.append(None if rope is None else probe.read_back([_matrix(rope, size, row["length"])]))
+    return probe.distinct(ropes)
+
+
+def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
+    """Return the rope of a layer, None if it has none or does not use it, and the size of the vectors that it takes."""
+    for _, module in layer.named_modules():
+        for name in NAMES:
+            rope = getattr(module, name, None)
+            if rope is not None and callable(rope):
+                unused = getattr(module, "use_sliding_window", True) is False and config["model_type"] == "cohere2"
+                used = not unused and getattr(module, "use_rope", True)
+                size = config.get("text_config", config).get("qk_rope_head_dim")
+                return (rope if used else None), size or _head_dim(module)
+    return None, 0
+
+
+def _head_dim(module: nn.Module) -> int:
+    """Return the size of the heads of an attention module: what its output projection reads, by head."""
+    if isinstance(getattr(module, "head_dim", None), int):
+        return module.head_dim
+    heads = next(
+        getattr(module, name) for name in ("n_heads", "num_heads", "num_attention_heads", "heads") if hasattr(module, name)
+    )
+    projection = next(getattr(module, name) for name in ("o_proj", "dense", "wo", "out_proj") if hasattr(module, name))
+    return projection.weight.shape[-1] // heads
+
+
+def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
+    """Return what one step makes of the unit vectors, in columns.
+
+    A rope that computes its base from the length of the call is called with the whole sequence, whose second token is read.
+    """
+    if "Dynamic" not in type(rope).__name__:
+        return np.array(rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]).T  # [batch, heads, tokens, size]
+    columns = []
+    for index in range(size):
+        tokens = mx.zeros((1, 1, length, size))
+        tokens[0, 0, 1, index] = 1.0
+        columns.append(np.array(rope(tokens, offset=0)[0, 0, 1]))
+    return np.stack(columns, axis=1)
+
+
+if __name__ == "__main__":
+    probe.serve("mlx-lm", lambda: version("mlx-lm"), measure)

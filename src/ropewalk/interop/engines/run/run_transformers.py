@@ -1,0 +1,102 @@
+"""Run transformers: build the small model of a config, run it, and read what its code does to unit vectors in every layer.
+
+python run_transformers.py rows.json results.json
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import probe
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel
+
+#: how functions that rotate are named in the modeling files
+ROTATES = ("apply_rotary", "apply_multimodal_rotary")
+
+
+def measure(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the ropes of the layers of one config at one length."""
+    config = AutoConfig.for_model(**row["config"]).get_text_config()
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()
+    layers = next(module for name, module in model.named_modules() if name.split(".")[-1] in ("layers", "h"))
+    axes = 3 if row.get("axes") == 3 else 1
+    recorded: dict[int, list[torch.Tensor]] = {}
+    current = [0]
+
+    def enter(index: int):
+        def hook(*_: Any) -> None:
+            current[0] = index
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(enter(index)) for index, layer in enumerate(layers)]
+    code = importlib.import_module(type(model).__module__)
+    names = [name for name in vars(code) if name.startswith(ROTATES) and "vision" not in name]
+    originals = {name: getattr(code, name) for name in names}
+    inside = [False]
+    for name, function in originals.items():
+        setattr(code, name, _recording(function, recorded, current, inside))
+    try:
+        positions = _positions(axes, row["length"])
+        with torch.no_grad():
+            tokens = torch.zeros(1, positions.shape[-1], dtype=torch.long)
+            model(input_ids=tokens, position_ids=positions, use_cache=False)
+    finally:
+        for name, function in originals.items():
+            setattr(code, name, function)
+        for hook in hooks:
+            hook.remove()
+    ropes = []
+    for index in range(len(layers)):
+        matrices = recorded.get(index)
+        ropes.append(None if matrices is None else probe.read_back([matrix.numpy() for matrix in matrices[1 : 1 + axes]]))
+    return probe.distinct(ropes)
+
+
+def _positions(axes: int, length: int) -> torch.Tensor:
+    """Return positions of 0, one step on each axis, and the last position: [1, S], or [3, 1, S] if there are three axes."""
+    if axes == 1:
+        return torch.tensor([[0, 1, length - 1]])
+    steps = torch.cat([torch.zeros(1, 3), torch.eye(3), torch.full((1, 3), length - 1.0)]).long()
+    return steps.T[:, None]
+
+
+def _recording(function: Any, recorded: dict[int, list[torch.Tensor]], current: list[int], inside: list[bool]) -> Any:
+    """Return `function` that also rotates unit vectors by the same tables and keeps the result for the current layer."""
+    takes = list(inspect.signature(function).parameters)
+
+    def call(q: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        if inside[0]:
+            return function(q, *rest, **named)
+        inside[0] = True
+        try:
+            size = q.shape[-1]
+            # heads are on axis 1 unless the tokens are: the test sequences have 3 or 5 tokens, the models other head counts
+            tokens_first = q.ndim == 4 and q.shape[1] in (3, 5)
+            units = torch.eye(size, dtype=q.dtype)
+            shape = (1, q.shape[1], size, size) if tokens_first else (1, size, q.shape[2], size)
+            basis = (units[None, None] if tokens_first else units[None, :, None]).expand(shape).contiguous()
+            arguments = [basis if index == 0 and name in ("k", "xk", "key") else value
+                         for index, (name, value) in enumerate(zip(takes[1:], rest, strict=False))]  # fmt: skip
+            named_basis = {name: basis if name in ("k", "xk", "key") else value for name, value in named.items()}
+            result = function(basis, *arguments, **named_basis)
+            result = result[0] if isinstance(result, tuple) else result
+            columns = result[0].permute(0, 2, 1) if tokens_first else result[0].permute(1, 2, 0)
+            recorded.setdefault(current[0], list(columns.float()))
+            return function(q, *rest, **named)
+        finally:
+            inside[0] = False
+
+    return call
+
+
+if __name__ == "__main__":
+    probe.serve("transformers", lambda: transformers.__version__, measure)

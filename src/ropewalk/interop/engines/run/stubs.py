@@ -1,0 +1,66 @@
+"""Empty modules in the place of packages that an engine imports and a rotary module does not need."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+
+class Anything(type):
+    """A class that has every attribute, may be called, and is a base class like any other."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return make(name)
+
+
+def make(name: str) -> Any:
+    """Return a class that takes any arguments."""
+    return Anything(name, (), {"__init__": lambda self, *args, **named: None, "__call__": lambda self, *args, **named: None})
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return make(name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] in self.names:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = _Module(spec.name)
+        module.__path__ = []
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def install(*names: str) -> None:
+    """Answer imports of these packages with empty modules where they are not installed.
+
+    transformers asks once which packages are there; it is made to ask before, so that it does without them.
+    """
+    from transformers.utils import import_utils
+
+    for name in dir(import_utils):
+        if name.startswith("is_") and name.endswith("_available"):
+            with contextlib.suppress(Exception):
+                getattr(import_utils, name)()
+    sys.meta_path.append(_Finder(names))

@@ -1,0 +1,42 @@
+"""Read the ropes of a model that runs inside another engine as transformers' own code."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+
+def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None]:
+    """Return the ropes of a model that is transformers' own code: read from the tables of its rotary module."""
+    modules = [
+        module
+        for name, module in model.named_modules()
+        if type(module).__module__.startswith("transformers.") and type(module).__name__.endswith("RotaryEmbedding")
+        and "vis" not in name
+    ]  # fmt: skip
+    if not modules:
+        raise ValueError("the model has no rotary module")
+    config, takes = modules[0].config, inspect.signature(modules[0].forward).parameters
+    count = config.num_hidden_layers
+    skips = getattr(config, "no_rope_layers", None) or [1] * count
+    kinds = config.layer_types if "layer_type" in takes else [None] * count
+    ropes = {kind: _table(modules[0], length, {} if kind is None else {"layer_type": kind}) for kind in dict.fromkeys(kinds)}
+    return [ropes[kind] if rotates else None for kind, rotates in zip(kinds, skips, strict=True)]
+
+
+def _table(module: torch.nn.Module, length: int, kind: dict[str, str]) -> dict[str, Any]:
+    """Return the rope behind the cos and sin of transformers' rotary module for a sequence of `length` tokens."""
+    cos, sin = module(torch.zeros(1), torch.tensor([[1, length - 1]]), **kind)[:2]
+    cos, sin = cos[0, 0].double(), sin[0, 0].double()
+    pairs = cos.shape[-1] // 2
+    interleaved = bool(torch.equal(cos[0::2], cos[1::2]) and not torch.equal(cos[:pairs], cos[pairs:]))
+    pick = slice(0, None, 2) if interleaved else slice(0, pairs)
+    return {
+        "radians": [float(f"{value:.7g}") for value in torch.atan2(sin, cos)[pick].tolist()],
+        "magnitude": round(float(torch.hypot(cos, sin).median()), 6), "layout": None, "layout_out": None,
+        "width": 2 * pairs, "start": 0, "axis": [0] * pairs,
+    }  # fmt: skip

@@ -1,0 +1,98 @@
+"""The light runners, where their engines are installed, and the arithmetic that reads a rope back from rotated unit vectors."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ropewalk.interop.engines.installed as installed
+from ropewalk import RopeError
+from ropewalk.interop.engines.matrix_rows import rows
+from ropewalk.interop.engines.measured import Table
+from ropewalk.interop.engines.record import TABLES, cells, table_of
+
+RESULTS = Path(__file__).parents[2] / "results"
+#: one config of each kind
+NAMES = ("llama-3.1, v5", "deepseek-v3, v4", "gemma-3 linear, v4")
+
+
+@pytest.fixture(scope="module")
+def probe():
+    spec = importlib.util.spec_from_file_location("probe", installed.RUNNERS / "probe.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def matrix(probe, size, radians, layouts, magnitude=1.0):
+    """The rotation by `radians`, written out pair by pair."""
+    made, width = np.eye(size), 2 * len(radians)
+    made[:width, :width] = 0
+    (first, second), (first_out, second_out) = (probe.members(layout, width) for layout in layouts)
+    for i, angle in enumerate(radians):
+        c, s = magnitude * math.cos(angle), magnitude * math.sin(angle)
+        made[first_out[i], first[i]], made[second_out[i], first[i]] = c, s
+        made[first_out[i], second[i]], made[second_out[i], second[i]] = -s, c
+    return made
+
+
+@pytest.mark.parametrize("layouts", [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half")])
+@pytest.mark.parametrize(("size", "magnitude"), [(10, 1.0), (14, 1.3)])
+def test_a_rotation_is_read_back(probe, layouts, size, magnitude):
+    radians = [1.0, 0.3, 0.02, 1e-4, 1e-7]
+    found = probe.read_back([matrix(probe, size, radians, layouts, magnitude)])
+    assert found["radians"] == pytest.approx(radians, rel=1e-6)
+    assert (found["layout"], found["layout_out"], found["width"], found["axis"]) == (*layouts, 10, [0] * 5)
+    assert found["magnitude"] == pytest.approx(magnitude)
+
+
+def test_axes_are_read_back_and_what_is_no_rotation_is_refused(probe):
+    radians = np.array([1.0, 0.5, 0.1])
+    steps = [matrix(probe, 6, np.where(np.array([0, 2, 1]) == axis, radians, 0), ("half", "half")) for axis in range(3)]
+    assert probe.read_back(steps)["axis"] == [0, 2, 1]
+    assert probe.read_back([np.eye(6)]) is None
+    with pytest.raises(ValueError, match="not a rotation"):
+        probe.read_back([np.arange(36.0).reshape(6, 6)])
+
+
+@pytest.mark.parametrize("engine", ["hf", "mlx-lm"])
+def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp_path):
+    """In this process, because a new one would import torch again."""
+    if installed.why_not(engine) is not None:
+        pytest.skip(installed.why_not(engine))
+    record = json.loads((RESULTS / TABLES).read_text(encoding="utf-8"))
+    ran = record["engines"][engine]
+    monkeypatch.syspath_prepend(str(installed.RUNNERS))
+    script, package = installed.SCRIPTS[engine]
+    runner = importlib.import_module(script.removesuffix(".py"))
+    version = importlib.import_module(package).__version__
+    if version != ran["version"]:
+        pytest.skip(f"{package} {version} is installed, {ran['version']} was recorded")
+    some = {row.id: row for row in rows() if row.name in NAMES}
+    found = [{"name": row.name, "length": row.length, "max_model_len": row.max_model_len, **runner.measure(vars(row))}
+             for row in some.values()]  # fmt: skip
+    assert len(some) == len(NAMES)
+    for row, layer_type, rope in cells({"results": found}, some):
+        recorded = ran["rows"][row.id][layer_type]
+        assert (None if recorded is None else table_of(record, recorded)) == (None if rope is None else Table.read(rope)), row.id
+    for name in (script.removesuffix(".py"), "probe"):
+        sys.modules.pop(name, None)
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert installed.why_not("vllm") == "vllm is not installed"
+
+
+def test_a_runner_that_fails_is_told(monkeypatch, tmp_path):
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such engine')", encoding="utf-8")
+    monkeypatch.setattr(installed, "RUNNERS", tmp_path)
+    monkeypatch.setitem(installed.SCRIPTS, "hf", ("broken.py", "transformers"))
+    with pytest.raises(RopeError, match="no such engine"):
+        installed.run("hf", [])

@@ -1,0 +1,89 @@
+"""What `audit` says is what the engines computed: its rules against the ropes that were read back from runs of every engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.engines.audit import audit
+from ropewalk.interop.engines.matrix_rows import rows
+from ropewalk.interop.engines.measured import Table, specs_of, verdict
+from ropewalk.interop.engines.readers import ENGINES
+from ropewalk.interop.engines.record import TABLES, VERDICTS, runs_module, table_of
+
+RESULTS = Path(__file__).parents[2] / "results"
+RECORD = json.loads((RESULTS / TABLES).read_text(encoding="utf-8"))
+ROWS = {row.id: row for row in rows()}
+
+
+def claims(row):
+    """(engine, layer type, finding, what was recorded) of everything that audit says about a row."""
+    for finding in audit(row.config, length=row.length, max_model_len=row.max_model_len).findings:
+        yield finding, RECORD["engines"][finding.engine]["rows"][row.id][finding.layer_type]
+
+
+def is_right(finding, recorded) -> bool:
+    """Whether what audit says is what was run: the numbers, or that the engine does not start."""
+    if isinstance(recorded, str):
+        return finding.problem is not None
+    if finding.problem is not None:
+        return False
+    ours = Table.of(finding.radians, finding.magnitude, finding.axis_of_pair, None)
+    return verdict(ours, None if recorded is None else table_of(RECORD, recorded)) == "same"
+
+
+def count(some) -> tuple[int, int, list[str]]:
+    known = unknown = 0
+    wrong = []
+    for row in some:
+        if isinstance(specs_of(row.config), RopeError):
+            continue
+        for finding, recorded in claims(row):
+            if finding.problem is not None and finding.problem.startswith("not known"):
+                unknown += 1
+                continue
+            known += 1
+            if not is_right(finding, recorded):
+                wrong.append(f"{finding.engine}: {row.id}: {finding.problem}")
+    return known, unknown, wrong
+
+
+@pytest.mark.slow
+def test_no_verdict_is_wrong(full):
+    """Every row with --full, else every eighth."""
+    known, unknown, wrong = count(list(ROWS.values())[:: 1 if full else 8])
+    assert wrong == []
+    assert known > 200
+    assert unknown <= 0.05 * (known + unknown)
+
+
+def test_a_wrong_number_is_seen():
+    row = ROWS["llama-2, v4 at 4096"]
+    finding, recorded = next(iter(claims(row)))
+    assert is_right(finding, recorded)
+    other = {**row.config, "rope_theta": 10_001.0}
+    assert not is_right(audit(other, length=4096).findings[0], recorded)
+
+
+def test_every_engine_ran_every_row():
+    assert list(RECORD["engines"]) == list(ENGINES)
+    assert len({row.name for row in ROWS.values()}) >= 60
+    for engine, ran in RECORD["engines"].items():
+        assert ran["rows"].keys() == ROWS.keys(), engine
+        assert ENGINES[engine].tree in ran["version"]
+
+
+def test_the_committed_files_belong_together():
+    lines = [json.loads(line) for line in (RESULTS / VERDICTS).read_text(encoding="utf-8").splitlines()]
+    recorded = {
+        (ENGINES[engine].title, name, layer_type)
+        for engine, ran in RECORD["engines"].items() for name, found in ran["rows"].items() for layer_type in found
+    }  # fmt: skip
+    ids = {(row.name, row.length, row.max_model_len): row.id for row in ROWS.values()}
+    told = {(line["engine"], ids[line["config"], line["length"], line["max_model_len"]], line["layer_type"]) for line in lines}
+    assert told == recorded
+    module = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "runs.py"
+    assert module.read_text(encoding="utf-8") == runs_module(RECORD)
