@@ -209,6 +209,19 @@ def test_info_json_names_every_backend_with_its_reason(capsys):
     assert found["table_bytes"]["full"] == 131_072 * 64 * 2 * 4 + 64 * 8
 
 
+def test_info_tells_whether_a_plugin_is_installed_and_on(monkeypatch):
+    from importlib import metadata
+
+    from ropewalk.commands import info
+
+    assert info.plugins() == {"vLLM": "not installed"}
+    point = metadata.EntryPoint("ropewalk", "ropewalk_vllm:register", "vllm.general_plugins")
+    monkeypatch.setattr(info.metadata, "entry_points", lambda group: [point] if group == point.group else [])
+    assert info.plugins()["vLLM"].startswith("installed, off; set ROPEWALK_VLLM=1")
+    monkeypatch.setenv("ROPEWALK_VLLM", "1")
+    assert info.plugins()["vLLM"] == "installed, on"
+
+
 def test_info_shows_every_cache_with_its_bounds(capsys):
     ropewalk.Rope(ropewalk.RopeSpec(24)).cos_sin(torch.arange(7))
     caches = {cache["name"]: cache for cache in json.loads(call(capsys, "info", "--json")[1])["caches"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import os
 import platform
 import re
 from importlib import metadata
@@ -20,6 +21,8 @@ from ropewalk.table import memory
 
 #: packages whose versions are shown besides ropewalk and Python
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "streamlit")
+#: engine: the group of entry points in which ropewalk's plug-in is found, and the variable that turns it on
+PLUGINS = {"vLLM": ("vllm.general_plugins", "ROPEWALK_VLLM")}
 # `dev` is only for developing ropewalk
 _NOT_SHOWN = ("dev",)
 MEMORY_LENGTH = 131_072
@@ -42,6 +45,7 @@ def info(json: bool) -> None:
         ("Caches", caches),
         (table_bytes, report["table_bytes"]),
         ("Extras", dict.fromkeys(report["extras"], "installed") | extras),
+        ("Plug-ins of inference engines", report["plugins"]),
     ):
         out.print(_pairs(title, rows))
     for device, backends in report["backends"].items():
@@ -61,9 +65,20 @@ def gather() -> dict[str, Any]:
         },
         "extras": {name: missing for name, missing in extras().items() if name not in _NOT_SHOWN},
         "backends": {device: available(device) for device in devices},
+        "plugins": plugins(),
         "caches": [each._asdict() for each in cache_infos()],
         "table_bytes": memory(RopeSpec(128), MEMORY_LENGTH),
     }
+
+
+def plugins() -> dict[str, str]:
+    """Return for each engine whether ropewalk's plug-in is installed, and whether it is on."""
+    states = {}
+    for engine, (group, switch) in PLUGINS.items():
+        installed = any(each.name == "ropewalk" for each in metadata.entry_points(group=group))
+        on = "on" if os.environ.get(switch) == "1" else f"off; set {switch}=1 to turn it on"
+        states[engine] = f"installed, {on}" if installed else "not installed"
+    return states
 
 
 def extras() -> dict[str, list[str]]:
