@@ -69,3 +69,30 @@ def test_a_training_step_is_timed_on_models_with_equal_losses():
     )
     assert [row["contender"] for row in rows] == ["ropewalk, eager", "transformers, eager"]
     assert all(row["loss_error"] < 1e-5 and row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_real_models_runs_every_part_on_the_given_model_and_texts(tmp_path):
+    import argparse
+
+    import real_models
+
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("a.txt", "b.txt", "c.md"):
+        (texts / name).write_text(name * (3 if name == "b.txt" else 1))
+    args = argparse.Namespace(
+        model=Path("m.gguf"), texts=texts, out=tmp_path / "out", preset="gpu", set=["seeds=2"], to=64, windows=3, search=0
+    )
+    fit = real_models.command("fit", args)
+    assert fit[1:5] == ["-m", "ropewalk", "fit", "m.gguf"]
+    assert [fit[place + 1] for place, word in enumerate(fit) if word == "--text"] == [str(texts / "a.txt"), str(texts / "b.txt")]
+    tune = real_models.command("real_tune", args)
+    changes = [tune[place + 1] for place, word in enumerate(tune) if word == "--set"]
+    assert changes[:3] == ['model="m.gguf"', f'text=["{texts}/a.txt", "{texts}/b.txt"]', "seeds=2"]
+    assert changes[3] == f'train_text="{texts}/b.txt"'
+    from ropewalk.lab.studies import STUDIES
+
+    for part in real_models.LIMITS.keys() - {"fit"}:
+        given = [each for each in changes if part == "real_tune" or not each.startswith("train_text")]
+        assert STUDIES[part].settings("gpu", given)["model"] == "m.gguf"
+    assert sum(real_models.LIMITS.values()) <= 600

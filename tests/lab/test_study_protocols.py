@@ -288,4 +288,6 @@ def test_attention_is_measured_where_every_distance_exists(text, trainings, monk
 
 def test_every_watched_study_is_a_study():
     modules = (decay, encodings, extend, linear, matching, migrate, mlm_lengths, multimodal, norms, passkey, precision, relative)
-    assert {module.STUDY.name for module in modules} | {"base"} == set(STUDIES)
+    # the studies on pretrained models have tests of their own: test_real_studies.py
+    real = {name for name in STUDIES if name.startswith("real_")}
+    assert {module.STUDY.name for module in modules} | {"base"} | real == set(STUDIES)

@@ -10,6 +10,8 @@ from torch import nn
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.fit.passkeys import Encode
+from ropewalk.interop.gguf import hf_config, tokenizer
+from ropewalk.interop.gguf.weights import GgufWeights
 
 
 def open_model(
@@ -30,29 +32,27 @@ def open_model(
         path = files[0]
     if not path.exists():
         raise RopeError("model", "must be a Hugging Face folder or a .gguf file on this machine", str(path))
-    model, tokenizer = _from_gguf(path, dtype) if path.is_file() else _from_folder(path, dtype)
-    return model.to(device).eval(), encoder(tokenizer)  # type: ignore[return-value]
+    model, encode = _from_gguf(path, dtype) if path.is_file() else _from_folder(path, dtype)
+    return model.to(device).eval(), encode
 
 
-def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     transformers = import_transformers()
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    return model, transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return model, encoder(transformers.AutoTokenizer.from_pretrained(path, local_files_only=True))
 
 
-def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return the model with dequantised weights; transformers needs the gguf package for this."""
-    transformers = import_transformers()
-    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=dtype, **options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **options)
-    except ImportError as missing:
-        raise RopeError("model", f"needs the gguf package to be read ({missing.name}): pip install gguf", str(path)) from None
-    # the weights are plain tensors now; with these marks `save_pretrained` refuses the model
-    model.config.quantization_config = None
-    model.is_quantized, model.hf_quantizer = False, None
-    return model, tokenizer
+def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
+    """Return a transformers model with the dequantised weights of a GGUF file, and the file's own tokenizer."""
+    weights, transformers = GgufWeights(path), import_transformers()
+    config = {key: value for key, value in weights.config.items() if key != "rope_theta"} | hf_config(weights.file)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)).to(dtype)
+    missing, unexpected = model.load_state_dict({name: weights.read(name) for name in weights.names}, strict=False)
+    if unexpected or set(missing) - ({"lm_head.weight"} if model.config.tie_word_embeddings else set()):
+        raise RopeError("model", "must hold the weights of its architecture and no others", [*missing, *unexpected])
+    model.tie_weights()
+    made = tokenizer(path)
+    return model, lambda text: made.encode(text, add_special_tokens=False).ids
 
 
 def import_transformers() -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, integer
-from ropewalk.interop.fit.reader import MAX_LOGITS, Reader
+from ropewalk.interop.fit.reader import Reader
 
 Band = tuple[int, int]
 #: LongPPL's limits in nats: a long context lowers the loss of a key token by more than GAIN, to less than LIMIT
@@ -71,7 +71,7 @@ def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) ->
     found[: first - 1] = reader.losses(window[None, :first])[0]
     starts = list(range(stride, length - context, stride))
     full = [start for start in starts if start + context + stride <= length]
-    batch = max(1, min(BATCH_TOKENS // (context + stride), MAX_LOGITS // (context + stride)))
+    batch = max(1, BATCH_TOKENS // (context + stride))
     for place in range(0, len(full), batch):
         some = full[place : place + batch]
         losses = reader.losses(torch.stack([window[start : start + context + stride] for start in some]))

@@ -15,6 +15,11 @@ from ropewalk.lab.studies import (
     norms,
     passkey,
     precision,
+    real_extend,
+    real_kv,
+    real_passkey,
+    real_precision,
+    real_tune,
     relative,
 )
 from ropewalk.lab.studies.study import Study, read_study, run_study
@@ -23,6 +28,7 @@ STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
     for module in (
         encodings, extend, base, norms, passkey, mlm_lengths, matching, linear, migrate, multimodal, decay, relative, precision,
+        real_extend, real_passkey, real_tune, real_precision, real_kv,
     )
 }  # fmt: skip
 

@@ -1,0 +1,52 @@
+"""LongCE: cross entropy in which tokens that need a long context weigh more; computed in chunks of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ropewalk.interop.fit.reader import MAX_LOGITS
+
+#: the largest weight of a token
+MOST = 5.0
+
+
+def token_weights(short: Tensor, full: Tensor, context: int) -> Tensor:
+    """Return the weight of each token: exp(short - full), at most MOST; 1 for the first `context` tokens. No gradient.
+
+    short, full  losses [S] with a short context and with all of it, beginning with token 1
+    """
+    weights = (short - full).detach().exp().clamp(max=MOST)
+    weights[: context - 1] = 1.0
+    return weights
+
+
+def chunked_loss(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    vocab_size: int,
+    short: Tensor | None = None,
+    context: int = 1,
+) -> Tensor:
+    """Return the mean loss of targets [S] after hidden states [S, width]; weighted as LongCE if `short` is given.
+
+    Logits are computed chunk by chunk, and again in the backward pass.
+    """
+    size, total = max(1, MAX_LOGITS // vocab_size), hidden.new_zeros((), dtype=torch.float32)
+    for start in range(0, len(targets), size):
+        part = slice(start, start + size)
+        losses = checkpoint(_losses, hidden[part], head, targets[part], use_reentrant=False)
+        assert isinstance(losses, Tensor)
+        if short is not None:
+            losses = losses * token_weights(short[part], losses, max(1, context - start))
+        total = total + losses.sum()
+    return total / len(targets)
+
+
+def _losses(hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+    return F.cross_entropy(head(hidden).float(), targets, reduction="none")

@@ -1,0 +1,97 @@
+"""What the studies on pretrained models share: the model, the texts, and rows that are stored while a job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.interop.fit.ledger import Ledger
+from ropewalk.interop.fit.measure import Meter, Samples
+from ropewalk.interop.fit.methods import methods
+from ropewalk.interop.fit.open_model import import_transformers, open_model
+from ropewalk.interop.fit.passkeys import Encode, depths
+from ropewalk.interop.fit.reader import Reader
+from ropewalk.interop.fit.text import bands_of, read_text, windows_of
+from ropewalk.lab.downloads import find_fetched
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
+from ropewalk.lab.studies.rows import digest
+
+#: a random Llama of bytes and Python's documentation: enough to run every line of a study, not to conclude anything
+TINY, PYTHON = "tiny", "python"
+#: characters of each text that windows are taken from
+CHARACTERS = 3_000_000
+#: the settings that every study on a pretrained model has, by preset
+SOURCES: dict[str, dict[str, Any]] = {
+    "smoke": {"model": TINY, "text": [PYTHON], "seeds": 1},
+    "cpu": {"model": "smollm2", "text": ["moby-dick", "sotu"], "seeds": 1},
+    "gpu": {"model": "smollm2", "text": ["moby-dick", "sotu"], "seeds": 1},
+    "cluster": {"model": "smollm2", "text": ["moby-dick", "sotu"], "seeds": 1},
+}
+
+
+def open_real(name: str, device: torch.device, dtype: torch.dtype | None = None) -> tuple[nn.Module, Encode]:
+    """Return a model by its name in DOWNLOADS or its path, and its function from text to tokens."""
+    if name != TINY:
+        return open_model(find_fetched(name), device, dtype)
+    transformers = import_transformers()
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+    return model.to(device, dtype or torch.float32).eval(), lambda text: list(text.encode())
+
+
+def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
+    """Return `count` characters of a text from the character `first`."""
+    if name == PYTHON:
+        from pydoc_data.topics import topics
+
+        return "\n\n".join(topics[each] for each in sorted(topics))[first : first + min(count, 60_000)]
+    return read_text(find_fetched(name))[first : first + count]
+
+
+def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int) -> Tensor:
+    """Return windows [count, length], the same number of each text."""
+    shares = [count // len(texts) + (place < count % len(texts)) for place in range(len(texts))]
+    made = [windows_of(encode(real_text(text)), length, share) for text, share in zip(texts, shares, strict=True) if share]
+    return torch.cat(made)
+
+
+def make_meter(
+    workspace: Workspace, model: nn.Module, encode: Encode, texts: Sequence[str], *, name: str, trained: int, factor: float,
+    windows: int = 0, lengths: Sequence[int] = (), num_depths: int = 10, spare: int = 0, seed: int = 0,
+) -> tuple[Meter, Tensor | None]:  # fmt: skip
+    """Return a meter whose rows are kept in the workspace, and a window that is not measured if `spare` is 1."""
+    to = round(factor * trained)
+    taken = real_windows(texts, encode, to, windows + spare) if windows else torch.empty(0, to, dtype=torch.long)
+    asked = tuple((length, depth) for length in lengths for depth in depths(num_depths))
+    samples = Samples(trained, to, taken[: len(taken) - spare], tuple(bands_of(trained, to)), asked, encode, seed)
+    dtype = str(next(model.parameters()).dtype)
+    setting = {"model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "asked": asked, "seed": seed}
+    ledger = Ledger(workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting)
+    return Meter(Reader(model), samples, ledger), taken[-1] if spare else None
+
+
+def known_methods(names: Sequence[str], long_factor: tuple[float, ...] | None = None) -> dict[str, Any]:
+    """Return the methods of `fit` by name, in the given order; longrope only with factors."""
+    found = methods(long_factor)
+    return {name: found[name] for name in names if name in found}
+
+
+def real_facts(runner: JobRunner, trained: int) -> dict[str, Any]:
+    """Return what the tables of a study on a pretrained model name: model, trained length and texts."""
+    names = [Path(name).name for name in (runner.settings["model"], *runner.settings["text"])]
+    return {"model": names[0], "trained": trained, "text": names[1:]}
+
+
+def source_note(facts: dict[str, Any]) -> str:
+    """Return a sentence with model, texts and seeds, for the notes of tables."""
+    texts = ", ".join(facts.get("text", []))
+    return f"Model {facts.get('model')}, trained to {facts.get('trained'):,} tokens; text {texts}; {facts['seeds']} seed."

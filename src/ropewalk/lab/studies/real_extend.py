@@ -1,0 +1,146 @@
+"""Study `real_extend`: a pretrained model beyond its trained length, zero-shot, with every method: loss by band and LongPPL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.fit.reader import trained_length
+from ropewalk.interop.fit.summary import short_length
+from ropewalk.interop.fit.text import long_ppl
+from ropewalk.interop.patch import patched
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_order, line_figure
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.real import SOURCES, known_methods, make_meter, open_real, real_facts, source_note
+from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by, select
+from ropewalk.lab.studies.study import Study
+
+ALL = ["none", "linear", "ntk", "dynamic", "by_parts", "yarn", "dynamic_yarn", "llama3", "longrope"]
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {**SOURCES["smoke"], "methods": ["none", "linear", "yarn"], "factors": [2], "windows": 3, "search": 0},
+    "cpu": {**SOURCES["cpu"], "methods": ["none", "yarn"], "factors": [1.25], "windows": 2, "search": 0},
+    "gpu": {**SOURCES["gpu"], "methods": ALL, "factors": [4], "windows": 12, "search": 64},
+    "cluster": {**SOURCES["cluster"], "methods": ALL, "factors": [2, 4, 8], "windows": 12, "search": 256},
+}
+#: an earlier run on the same model and texts with other windows (H200, bfloat16, 12 windows of 32,768): last band, ± its error
+EARLIER = {
+    "none": (7.721, 0.087), "linear": (5.356, 0.086), "ntk": (3.791, 0.097), "dynamic": (4.192, 0.091), "yarn": (3.746, 0.104),
+    "dynamic_yarn": (3.746, 0.104), "llama3": (4.124, 0.091),
+}  # fmt: skip
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one job for each factor; its rows are stored window by window."""
+    shared = runner.pick("model", "text", "methods", "windows", "search")
+    rows = runner.run(Job(f"factor-{factor:g}", measure, {"factor": factor, **shared}) for factor in runner.settings["factors"])
+    return real_facts(runner, rows[0]["trained"])
+
+
+def measure(
+    workspace: Workspace, *, factor: float, model: str, text: list[str], methods: list[str], windows: int, search: int
+) -> list[Row]:
+    """Measure every method at one factor on the same windows."""
+    loaded, encode = open_real(model, workspace.device)
+    trained = trained_length(loaded)
+    with patched(loaded):
+        meter, spare = make_meter(
+            workspace, loaded, encode, text, name=model, trained=trained, factor=factor, windows=windows, spare=int(search > 0)
+        )
+        searched = search > 0 and "longrope" in methods and spare is not None
+        factors = meter.find_longrope(spare, search, from_hf(loaded.config).pairs) if searched else None  # type: ignore[union-attr, arg-type]
+        known = known_methods(methods, factors)
+        skipped = {}
+        for name, method in known.items():
+            try:
+                meter.measure(name, method)
+            except RopeError as error:  # a family may not have every scaling
+                skipped[name] = str(error)
+    return [each for name in known if name not in skipped for each in _rows(meter, name, factor)]
+
+
+def _rows(meter: Any, name: str, factor: float) -> list[Row]:
+    samples = meter.samples
+    measured = [each for each in meter.ledger.rows if each["method"] == name and each["metric"] == "text"]
+    far = sorted((each for each in measured if each["length"] == samples.to), key=lambda each: each["window"])
+    near = sorted((each for each in measured if each["length"] == samples.trained), key=lambda each: each["window"])
+    fields = {"method": name, "factor": factor, "trained": samples.trained}
+    rows = [
+        row("loss", [each["bands"][place] for each in far], band=f"{short_length(low)}-{short_length(high)}", **fields)
+        for place, (low, high) in enumerate(samples.bands)
+    ]
+    rows.append(row("loss", [each["loss"] for each in near], band="within", **fields))
+    ppl = long_ppl([each["key_sum"] for each in far], [each["key_count"] for each in far])
+    if ppl is not None:
+        rows.append(row("long_ppl", min(ppl, 1e9), keys=sum(each["key_count"] for each in far), **fields))
+    return [*rows, row("seconds", [each["seconds"] for each in far], **fields)]
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss by method and band for each factor, LongPPL, and the claims."""
+    tables, series = [], {}
+    for factor in distinct(rows, "loss", "factor"):
+        own = select(rows, "loss", factor=factor)
+        bands, names = distinct(own, "loss", "band"), distinct(own, "loss", "method")
+        cells = []
+        for name in names:
+            ppl = select(rows, "long_ppl", factor=factor, method=name)
+            losses = [cell(score(own, "loss", method=name, band=band)) for band in bands]
+            cells.append((name, *losses, f"{ppl[0]['mean']:.2f}" if ppl else "-"))
+        windows = len(own[0]["values"])
+        note = f"Nats per token ± standard error over {windows} windows, zero-shot. 'within': texts of the trained length."
+        tables.append(
+            Table(
+                f"Loss at {factor:g}x by band of positions", ("method", *bands, "LongPPL"), cells, f"{note} {source_note(facts)}"
+            )
+        )
+        inside = [band for band in bands if band != "within"]
+        for name in names:
+            means = [select(own, "loss", method=name, band=band)[0]["mean"] for band in inside]
+            series[f"{name}, {factor:g}x"] = ([float(place) for place in range(len(inside))], means)
+    figure = line_figure(
+        series, title="Loss by band, zero-shot", x="band of positions, from near to far", y="nats per token", log_x=False
+    )
+    return Findings(tables + _earlier(rows, facts), {"real_extend": figure}, claims(rows))
+
+
+def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
+    """Return the last band at 4x beside an earlier run, and whether both agree within two standard errors."""
+    own = [each for each in rows if each["metric"] == "loss" and each["factor"] == 4 and each["band"] != "within"]
+    if "smollm2" not in facts.get("model", "").lower() or not own:
+        return []
+    last, cells = own[-1]["band"], []
+    for name, (mean, error) in EARLIER.items():
+        ours = score(own, "loss", method=name, band=last)
+        if ours is not None:
+            agrees = abs(ours.mean - mean) <= 2 * float(np.hypot(ours.error, error))
+            cells.append((name, cell(ours), f"{mean:.3f} ± {error:.3f}", "yes" if agrees else "no"))
+    note = "The earlier run had other windows of the same texts, so its differences are not paired."
+    return [Table(f"{last} at 4x beside an earlier run", ("method", "here", "earlier", "within two errors"), cells, note)]
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """Claim the usual order of methods in the last band of each factor."""
+    result = []
+    for factor in distinct(rows, "loss", "factor"):
+        own = select(rows, "loss", factor=factor)
+        names = distinct(own, "loss", "method")
+        last = [band for band in distinct(own, "loss", "band") if band != "within"][-1]
+        losses: dict[str, Score | None] = dict(scores_by(own, "loss", "method", names, band=last))
+        for better, worse in (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yarn")):
+            if better in losses and worse in losses:
+                text = f"At {factor:g}x, {better} has a lower loss than {worse} in {last}"
+                result.append(claim_order(text, losses, [better, worse], same_model=True))
+    return result
+
+
+STUDY = Study(
+    "real_extend",
+    "How far beyond its trained length does a pretrained model read, and with which method?",
+    PRESETS,
+    run,
+    findings,
+)

@@ -1,0 +1,180 @@
+"""Study `real_kv`: a pretrained model continues from a cache whose keys were re-rotated, instead of reading the text again.
+
+shift     all keys move by the same distance, and the next tokens follow them
+evict     a stretch of old tokens is dropped; the rest keeps its positions, or closes the gap
+reuse     a chunk that was read on its own is placed behind another text, at its own positions or re-rotated to the new ones
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.fit.ledger import Ledger
+from ropewalk.interop.fit.open_model import import_transformers
+from ropewalk.interop.fit.reader import trained_length
+from ropewalk.interop.patch import patched
+from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_within
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.real import SOURCES, open_real, real_facts, real_windows, source_note
+from ropewalk.lab.studies.rows import Row, digest, distinct, row, score
+from ropewalk.lab.studies.study import Study
+from ropewalk.plots import LIGHT, blank, finish, label_axes
+from ropewalk.rope import Rope
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {**SOURCES["smoke"], "length": 48, "next": 8, "sinks": 4, "shift": 1000, "windows": 3},
+    "cpu": {**SOURCES["cpu"], "length": 320, "next": 64, "sinks": 4, "shift": 4096, "windows": 6},
+    "gpu": {**SOURCES["gpu"], "length": 4096, "next": 512, "sinks": 4, "shift": 3000, "windows": 12},
+    "cluster": {**SOURCES["cluster"], "length": 7168, "next": 1024, "sinks": 4, "shift": 100_000, "windows": 32},
+}
+#: what each way of continuing is compared with
+AGAIN, AGAIN_SHORTER = "read again", "read again, without the dropped tokens"
+REFERENCES = {
+    "shift": AGAIN, "evict, gap kept": AGAIN_SHORTER, "evict, gap closed": AGAIN_SHORTER, "reuse, re-rotated": AGAIN,
+    "reuse, as cached": AGAIN,
+}  # fmt: skip
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one job; its rows are stored window by window."""
+    rows = runner.run([Job("caches", measure, runner.pick("model", "text", "length", "next", "sinks", "shift", "windows"))])
+    return real_facts(runner, rows[0]["trained"])
+
+
+def measure(
+    workspace: Workspace, *, model: str, text: list[str], length: int, next: int, sinks: int, shift: int, windows: int
+) -> list[Row]:
+    """Return the loss of the next tokens for every way of continuing, on the same windows."""
+    loaded, encode = open_real(model, workspace.device)
+    taken = real_windows(text, encode, length + next, windows).to(workspace.device)
+    setting = {"model": model, "text": text, "length": length, "next": next, "sinks": sinks, "shift": shift, "windows": windows}
+    ledger = Ledger(workspace.models / "real" / f"kv-{digest(setting)}.jsonl", setting)
+    with patched(loaded):
+        reader = Continuation(loaded)
+        for place in range(windows):
+            if ledger.find(window=place) is None:
+                ledger.add(window=place, losses=reader.losses(taken[place], next, sinks, shift))
+    names = ledger.rows[0]["losses"]
+    values = {name: [ledger.find(window=place)["losses"][name] for place in range(windows)] for name in names}  # type: ignore[index]
+    return [row("loss", own, way=name, trained=trained_length(loaded), length=length) for name, own in values.items()]
+
+
+class Continuation:
+    """A transformers model that continues from a cache at chosen positions."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        self.rope = Rope(from_hf(model.config))  # type: ignore[arg-type]
+        self.new_cache = import_transformers().DynamicCache
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, cache: Any, first: int) -> Tensor:
+        """Add tokens [S] to a cache at positions from `first`, and return their logits [S, vocabulary]."""
+        positions = torch.arange(first, first + len(tokens), device=tokens.device)[None]
+        return self.model(tokens[None], past_key_values=cache, position_ids=positions, use_cache=True).logits[0].float()
+
+    def cached(self, tokens: Tensor, first: int = 0) -> Any:
+        """Return the cache after tokens [S]."""
+        cache = self.new_cache()
+        self.read(tokens, cache, first)
+        return cache
+
+    def loss(self, tokens: Tensor, cache: Any, first: int) -> float:
+        """Return the mean loss of tokens after the first, which continue a cache at positions from `first`."""
+        logits = self.read(tokens[:-1], cache, first)
+        return float(F.cross_entropy(logits, tokens[1:]).double())
+
+    def move(self, cache: Any, before: Tensor, after: Tensor) -> Any:
+        """Re-rotate all keys of a cache from some positions to others, in place."""
+        for layer in cache.layers:
+            layer.keys = self.rope.rerotate(layer.keys, before, after)
+        return cache
+
+    def losses(self, window: Tensor, count: int, sinks: int, shift: int) -> dict[str, float]:
+        """Return the loss of the last `count` tokens for every way of continuing."""
+        text, length = window[:-count], len(window) - count
+        coming = window[length - 1 :]  # the first of these is the last token of the text, which has no loss of its own
+        seen, places = text[:-1], torch.arange(length - 1, device=window.device)
+        last, half = length - 1, length // 2
+        found = {AGAIN: self.loss(coming, self.cached(seen), last)}
+        found["shift"] = self.loss(coming, self.move(self.cached(seen), places, places + shift), last + shift)
+        kept = torch.cat([places[:sinks], places[half:]])
+        found[AGAIN_SHORTER] = self.loss(coming, self.cached(seen[kept]), len(kept))
+        found["evict, gap kept"] = self.loss(coming, _select(self.cached(seen), kept), last)
+        closed = self.move(_select(self.cached(seen), kept), kept, torch.arange(len(kept), device=kept.device))
+        found["evict, gap closed"] = self.loss(coming, closed, len(kept))
+        for name in ("reuse, re-rotated", "reuse, as cached"):
+            front, chunk = self.cached(seen[:half]), self.cached(seen[half:])
+            if name == "reuse, re-rotated":
+                own = torch.arange(last - half, device=window.device)
+                chunk = self.move(chunk, own, own + half)
+            found[name] = self.loss(coming, _join(front, chunk), last)
+        return found
+
+
+def _select(cache: Any, kept: Tensor) -> Any:
+    """Keep some tokens of a cache, in place."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+    return cache
+
+
+def _join(front: Any, chunk: Any) -> Any:
+    """Append the keys and values of a chunk to a cache, in place."""
+    for one, other in zip(front.layers, chunk.layers, strict=True):
+        one.keys, one.values = torch.cat([one.keys, other.keys], 2), torch.cat([one.values, other.values], 2)
+    return front
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss of each way of continuing and its paired difference to reading again."""
+    ways, cells = distinct(rows, "loss", "way"), []
+    for way in ways:
+        own, base = score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES.get(way, way))
+        gap = "-"
+        if own is not None and base is not None and way in REFERENCES:
+            paired = own.values - base.values
+            error = paired.std(ddof=1) / paired.size**0.5 if paired.size > 1 else 0.0
+            gap = f"{paired.mean():+.4f} ± {error:.4f}"
+        cells.append((way, cell(own), REFERENCES.get(way, "the reference"), gap))
+    note = f"Loss of the next tokens, nats per token ± standard error; differences are paired over windows. {source_note(facts)}"
+    table = Table("Continue from a re-rotated cache", ("way", "loss", "compared with", "difference"), cells, note)
+    return Findings([table], {"real_kv": _bars(rows, ways)}, claims(rows))
+
+
+def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
+    def draw() -> Any:
+        figure, (ax,) = blank(LIGHT, 8.5, 3.6)
+        scores = [each for way in ways if (each := score(rows, "loss", way=way)) is not None]
+        colours = [LIGHT.colour(place) for place in range(len(scores))]
+        ax.barh(range(len(scores)), [each.mean for each in scores], xerr=[each.error for each in scores], color=colours)
+        ax.set_yticks(range(len(scores)), ways)
+        ax.invert_yaxis()
+        label_axes(ax, LIGHT, title="Loss of the next tokens", x="nats per token")
+        return finish(figure, LIGHT)
+
+    return draw
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """Claim that a shifted cache equals reading again, and that re-rotation loses less than a hundredth of a nat."""
+    result = []
+    for way, limit in (("shift", 0.01), ("evict, gap closed", 0.1), ("reuse, re-rotated", 0.1), ("reuse, as cached", 0.1)):
+        text = f"{way}: within {limit:g} nats of '{REFERENCES[way]}'"
+        result.append(claim_within(text, score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES[way]), limit))
+    return result
+
+
+STUDY = Study(
+    "real_kv",
+    "What does a pretrained model lose if it continues from a shifted or reused cache?",
+    PRESETS,
+    run,
+    findings,
+)

@@ -1,0 +1,121 @@
+"""Study `real_passkey`: a pretrained model finds five digits in a long text, by length and depth, with every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.fit.passkeys import passkey_lengths, shortest_passkey
+from ropewalk.interop.fit.reader import trained_length
+from ropewalk.interop.patch import patched
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.real import SOURCES, known_methods, make_meter, open_real, real_facts, source_note
+from ropewalk.lab.studies.rows import Row, distinct, row, select
+from ropewalk.lab.studies.study import Study
+from ropewalk.plots import LIGHT, blank, finish, label_axes
+
+ALL = ["none", "linear", "ntk", "dynamic", "by_parts", "yarn", "dynamic_yarn", "llama3"]
+#: within and beyond the trained length of SmolLM2, 8,192
+LENGTHS = [2_000, 4_000, 7_800, 12_000, 16_000, 24_000, 31_000]
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {**SOURCES["smoke"], "methods": ["none", "yarn"], "factor": 8.0, "depths": 2, "lengths": []},
+    "cpu": {**SOURCES["cpu"], "methods": ["none", "yarn"], "factor": 4.0, "depths": 5, "lengths": [1900]},
+    "gpu": {
+        **SOURCES["gpu"],
+        "methods": ALL,
+        "factor": 4.0,
+        "depths": 10,
+        "lengths": [2000, 4000, 7800, 12000, 16000, 24000, 31000],
+    },
+    "cluster": {**SOURCES["cluster"], "methods": ALL, "factor": 8.0, "depths": 20, "lengths": []},
+}
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one job; its rows are stored length by length."""
+    rows = runner.run([Job("passkey", measure, runner.pick("model", "text", "methods", "factor", "depths", "lengths"))])
+    return real_facts(runner, rows[0]["trained"])
+
+
+def measure(
+    workspace: Workspace, *, model: str, text: list[str], methods: list[str], factor: float, depths: int, lengths: list[int]
+) -> list[Row]:
+    """Ask every method for the same pass keys; without `lengths` the usual ones up to the factor."""
+    loaded, encode = open_real(model, workspace.device)
+    trained = trained_length(loaded)
+    shortest = shortest_passkey(encode)
+    asked = lengths or [each for each in passkey_lengths(trained, round(factor * trained)) if each >= shortest]
+    with patched(loaded):
+        meter, _ = make_meter(
+            workspace, loaded, encode, text, name=model, trained=trained, factor=factor, lengths=asked, num_depths=depths
+        )
+        rows = []
+        for name, method in known_methods(methods).items():
+            try:
+                meter.measure(name, method)
+            except RopeError:  # a family may not have every scaling
+                continue
+            own = [each for each in meter.ledger.rows if each["method"] == name]
+            fields = {"method": name, "factor": factor, "trained": trained}
+            rows += [row("found", each["found"], length=each["length"], depth=each["depth"], **fields) for each in own]
+    return rows
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the share of pass keys found by method and length, a heat map, and the claims."""
+    names, lengths, places = (distinct(rows, "found", field) for field in ("method", "length", "depth"))
+    cells = [(name, *(_share(_values(rows, name, length)) for length in lengths)) for name in names]
+    note = f"{len(places)} depths for each length; the model has to continue with the five digits. {source_note(facts)}"
+    table = Table("Pass keys found", ("method", *(f"{length:,}" for length in lengths)), cells, note)
+    return Findings([table], {"real_passkey": _heat_map(rows, names, lengths, places)}, claims(rows, facts["trained"]))
+
+
+def _values(rows: list[Row], name: str, length: int) -> list[float]:
+    return [each["mean"] for each in select(rows, "found", method=name, length=length)]
+
+
+def _share(values: list[float]) -> str:
+    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{np.mean(values):.0%} ± {error:.0%}" if values else "-"
+
+
+def _heat_map(rows: list[Row], names: list[str], lengths: list[int], places: list[float]) -> Callable[[], Any]:
+    def draw() -> Any:
+        figure, panels = blank(LIGHT, max(6.0, 2.2 * len(names)), 3.4, across=len(names))
+        found = {(each["method"], each["length"], each["depth"]): each["mean"] for each in rows if each["metric"] == "found"}
+        for ax, name in zip(panels, names, strict=True):
+            grid = [[found.get((name, length, depth), np.nan) for length in lengths] for depth in places]
+            ax.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+            ax.grid(visible=False)
+            ax.set_xticks(range(len(lengths)), [f"{length / 1000:.3g}k" for length in lengths], rotation=90)
+            ax.set_yticks(range(len(places)), [f"{depth:.0%}" for depth in places] if ax is panels[0] else [""] * len(places))
+            label_axes(ax, LIGHT, title=name, x="tokens", y="depth" if ax is panels[0] else "")
+        return finish(figure, LIGHT)
+
+    return draw
+
+
+def claims(rows: list[Row], trained: int) -> list[Claim]:
+    """Claim that YaRN finds more beyond the trained length than the model as it is, and dynamic YaRN no fewer within it."""
+    names = distinct(rows, "found", "method")
+
+    def missed(name: str, beyond: bool) -> Score | None:
+        own = [each for each in select(rows, "found", method=name) if (each["length"] > trained) == beyond]
+        return Score(np.array([[1 - each["mean"] for each in own]])) if own else None
+
+    result = []
+    for better, worse, beyond in (("yarn", "none", True), ("none", "yarn", False), ("dynamic_yarn", "yarn", False)):
+        if {better, worse} <= set(names):
+            pair = {name: missed(name, beyond) for name in (better, worse)}
+            where = "Beyond" if beyond else "Within"
+            text = f"{where} the trained length, {better} misses fewer pass keys than {worse}"
+            result.append(claim_order(text, pair, [better, worse], same_model=True))
+    return result
+
+
+STUDY = Study("real_passkey", "At which lengths and depths does a pretrained model find a pass key?", PRESETS, run, findings)

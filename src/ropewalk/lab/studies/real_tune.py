@@ -1,0 +1,226 @@
+"""Study `real_tune`: train a pretrained model a little at a longer length, with cross entropy and with LongCE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.fit.ledger import Ledger
+from ropewalk.interop.fit.measure import Meter
+from ropewalk.interop.fit.methods import Method, extended
+from ropewalk.interop.fit.passkeys import shortest_passkey
+from ropewalk.interop.fit.reader import Reader, trained_length
+from ropewalk.interop.fit.summary import short_length
+from ropewalk.interop.fit.text import limited_losses, windows_of
+from ropewalk.interop.patch import patched
+from ropewalk.lab.long_ce import chunked_loss
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Table, cell, line_figure
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.real import (
+    CHARACTERS,
+    PYTHON,
+    SOURCES,
+    known_methods,
+    make_meter,
+    open_real,
+    real_facts,
+    real_text,
+    source_note,
+)
+from ropewalk.lab.studies.rows import Row, digest, distinct, row, score, select
+from ropewalk.lab.studies.study import Study
+
+CE, LONG_CE = "cross entropy", "LongCE"
+#: the bars: far loss at most this much above that at the trained length, and this share of pass keys
+CLOSE, FOUND = 0.02, 0.9
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        **SOURCES["smoke"], "methods": ["none", "yarn"], "objectives": [LONG_CE], "factor": 4.0, "steps": 2, "rate": 1e-3,
+        "train_text": PYTHON, "windows": 2, "depths": 2,
+    },
+    "cpu": {
+        **SOURCES["cpu"], "methods": ["yarn"], "objectives": [CE], "factor": 1.25, "steps": 2, "rate": 2e-5, "train_text": "sotu",
+        "windows": 2, "depths": 0,
+    },
+    "gpu": {
+        **SOURCES["gpu"], "methods": ["yarn", "ntk", "none"], "objectives": [CE, LONG_CE], "factor": 4.0, "steps": 200,
+        "rate": 2e-5, "train_text": "sotu", "windows": 6, "depths": 10,
+    },
+    "cluster": {
+        **SOURCES["cluster"], "methods": ["none", "linear", "ntk", "yarn", "llama3"], "objectives": [CE, LONG_CE], "factor": 4.0,
+        "steps": 1000, "rate": 2e-5, "train_text": "sotu", "windows": 12, "depths": 20,
+    },
+}  # fmt: skip
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train with each method, objective and seed, then measure loss by band and pass keys."""
+    s = runner.settings
+    shared = runner.pick("model", "text", "factor", "steps", "rate", "train_text", "windows", "depths")
+    rows = runner.run(
+        Job(
+            f"{method}-{objective.replace(' ', '-')}-{seed}",
+            measure,
+            {"method": method, "objective": objective, "seed": seed, **shared},
+        )
+        for seed in runner.seeds
+        for method in s["methods"]
+        for objective in s["objectives"]
+    )
+    return real_facts(runner, rows[0]["trained"]) | {"train_text": Path(s["train_text"]).name}
+
+
+def _case(method: str, objective: str, seed: int) -> dict[str, Any]:
+    return {"method": method, "objective": objective, "seed": seed}
+
+
+def measure(
+    workspace: Workspace, *, method: str, objective: str, seed: int, model: str, text: list[str], factor: float, steps: int,
+    rate: float, train_text: str, windows: int, depths: int,
+) -> list[Row]:  # fmt: skip
+    """Train one model and measure it before and after; texts of the training are not among the windows."""
+    loaded, encode = open_real(model, workspace.device, torch.float32)
+    trained = trained_length(loaded)
+    to = round(factor * trained)
+    tokens = torch.tensor(encode(real_text(train_text, CHARACTERS if train_text != PYTHON else 0, 3 * CHARACTERS)))
+    chosen = known_methods([method])[method]
+    asked = [n for n in (round(0.95 * trained), round(0.95 * to)) if depths and n >= shortest_passkey(encode)]
+    with patched(loaded), torch.autocast(workspace.device.type, torch.bfloat16, enabled=workspace.device.type == "cuda"):
+        name = f"{model}-{digest([method, objective, seed, steps, rate, train_text])}"
+        meter, _ = make_meter(
+            workspace,
+            loaded,
+            encode,
+            text,
+            name=name,
+            trained=trained,
+            factor=factor,
+            windows=windows,
+            lengths=asked,
+            num_depths=depths,
+        )
+        curve = train(loaded, chosen, tokens, trained, factor, objective, steps, rate, seed)
+        meter.ledger = Ledger(None, {})  # a trained model is measured afresh: its weights are not kept
+        meter.measure(method, chosen)
+    fields = {"method": method, "objective": objective, "seed": seed, "trained": trained, "steps": steps}
+    return [row("training", curve, **fields), *_rows(meter, method, fields)]
+
+
+def train(
+    model: nn.Module,
+    method: Method,
+    tokens: Tensor,
+    trained: int,
+    factor: float,
+    objective: str,
+    steps: int,
+    rate: float,
+    seed: int,
+) -> list[float]:
+    """Train at the new length, one window a step, and return the loss of each step."""
+    reader, to = Reader(model), round(factor * trained)
+    rows = windows_of(tokens, to, min(steps, len(tokens) // to))
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.95))
+    warm_up = max(1, steps // 10)
+    if callable(enable := getattr(model, "gradient_checkpointing_enable", None)):
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    curve = []
+    with extended(model, method, factor, trained):
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, (step + 1) / warm_up)
+            curve.append(_step(reader, rows[order[step % len(rows)]], trained, objective))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if not np.isfinite(curve[-1]):
+                raise RopeError("rate", "must be smaller: the loss is not finite", rate)
+    if callable(disable := getattr(model, "gradient_checkpointing_disable", None)):
+        disable()
+    model.eval()
+    return curve
+
+
+def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float:
+    """Add the gradients of one window, and return its loss."""
+    window, context, short = window.to(reader.device), max(2, trained // 2), None
+    if objective == LONG_CE:
+        reader.model.eval()
+        short = limited_losses(reader, window.cpu(), context, max(1, context // 4)).to(reader.device)
+    reader.model.train()
+    hidden = reader.hidden(window[None])[0, :-1]
+    loss = chunked_loss(hidden, reader.head, window[1:], reader.vocab_size, short, context)
+    loss.backward()
+    return float(loss.detach())
+
+
+def _rows(meter: Meter, method: str, fields: dict[str, Any]) -> list[Row]:
+    samples = meter.samples
+    texts = sorted((each for each in meter.ledger.rows if each["metric"] == "text"), key=lambda each: each["window"])
+    far = [each for each in texts if each["length"] == samples.to]
+    rows = [
+        row("loss", [each["bands"][place] for each in far], band=f"{short_length(low)}-{short_length(high)}", end=high, **fields)
+        for place, (low, high) in enumerate(samples.bands)
+    ]
+    found: dict[int, list[float]] = {}
+    for each in (each for each in meter.ledger.rows if each["metric"] == "passkey"):
+        found.setdefault(each["length"], []).append(each["found"])
+    return [*rows, *(row("found", values, length=length, **fields) for length, values in found.items())]
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss by band and the pass keys of each method and objective after training."""
+    bands, lengths = distinct(rows, "loss", "band"), distinct(rows, "found", "length")
+    cells, series = [], {}
+    for method in distinct(rows, "loss", "method"):
+        for objective in distinct(rows, "loss", "objective", method=method):
+            own = {"method": method, "objective": objective}
+            losses = [score(rows, "loss", band=band, **own) for band in bands]
+            keys = [score(rows, "found", length=length, **own) for length in lengths]
+            shares = (f"{each.mean:.0%} ± {each.error:.0%}" if each else "-" for each in keys)
+            cells.append((f"{method}, {objective}", *(cell(each) for each in losses), *shares))
+            series[f"{method}, {objective}"] = ([float(n) for n in range(len(bands))], [each.mean for each in losses if each])
+    steps = select(rows, "loss")[0]["steps"]
+    note = f"After {steps} steps on {facts.get('train_text')}. {source_note(facts)} ± standard error over windows and pass keys."
+    columns = ("method, objective", *bands, *(f"keys in {length:,}" for length in lengths))
+    figure = line_figure(
+        series, title=f"Loss by band after {steps} steps", x="band, from near to far", y="nats per token", log_x=False
+    )
+    return Findings([Table("After training at the new length", columns, cells, note)], {"real_tune": figure}, claims(rows, facts))
+
+
+def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
+    """Claim both bars for every method: the far loss is close to the near one, and pass keys are found at the new length."""
+    result = []
+    for method in distinct(rows, "loss", "method"):
+        for objective in distinct(rows, "loss", "objective", method=method):
+            own = select(rows, "loss", method=method, objective=objective)
+            near = next((each for each in own if each["end"] == facts["trained"]), None)
+            if near is not None:
+                gaps = np.array(own[-1]["values"]) / np.array(near["values"]) - 1
+                error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
+                text = f"{method}, {objective}: the loss in {own[-1]['band']} is within {CLOSE:.0%} of that in {near['band']}"
+                result.append(Claim(text, _verdict(gaps.mean(), error, CLOSE), f"{gaps.mean():+.1%} ± {error:.1%}"))
+            for each in select(rows, "found", method=method, objective=objective)[-1:]:
+                missed = 1 - np.array(each["values"])
+                error = missed.std(ddof=1) / len(missed) ** 0.5 if len(missed) > 1 else 0.0
+                text = f"{method}, {objective}: at least {FOUND:.0%} of the pass keys in {each['length']:,} tokens are found"
+                result.append(Claim(text, _verdict(missed.mean(), error, 1 - FOUND), f"{1 - missed.mean():.0%} ± {error:.0%}"))
+    return result
+
+
+def _verdict(value: float, error: float, limit: float) -> str:
+    """Return whether a value is at most the limit, with two standard errors of margin."""
+    return HOLDS if value + 2 * error <= limit + 1e-9 else FAILS if value - 2 * error > limit else TIED
+
+
+STUDY = Study(
+    "real_tune", "How much does a little training at the new length help a pretrained model, and with which objective?",
+    PRESETS, run, findings,
+)  # fmt: skip

@@ -1,0 +1,144 @@
+"""Studies on pretrained models, with a tiny random Llama: rows equal the written-out definitions."""
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ropewalk.interop.fit.reader import Reader
+from ropewalk.interop.patch import patched
+from ropewalk.lab.long_ce import chunked_loss, token_weights
+from ropewalk.lab.studies import real_kv, real_precision, real_tune
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED
+from ropewalk.lab.studies.jobs import Workspace
+from ropewalk.lab.studies.real import known_methods, open_real, real_windows
+from ropewalk.lab.studies.rows import row
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return open_real("tiny", CPU)
+
+
+def test_long_ce_is_the_published_one():
+    """The weights and the loss of three tokens, as the reference implementation gives them."""
+    short, full = torch.tensor([5.0, 3.0, 1.0]), torch.tensor([1.5, 2.5, 0.2])
+    weights = token_weights(short, full, 1)
+    torch.testing.assert_close(weights, torch.tensor([5.0, math.exp(0.5), math.exp(0.8)]))
+    assert float((weights * full).mean()) == pytest.approx(4.022304, abs=1e-6)
+    assert token_weights(short, full, 3).tolist() == pytest.approx([1.0, 1.0, math.exp(0.8)])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_chunked_loss_has_the_value_and_gradient_of_the_whole(weighted, monkeypatch):
+    torch.manual_seed(0)
+    hidden, weight, targets = (
+        torch.randn(11, 5, dtype=torch.float64),
+        torch.randn(7, 5, dtype=torch.float64),
+        torch.arange(11) % 7,
+    )
+    short = torch.rand(11, dtype=torch.float64) * 4 if weighted else None
+    whole, parts = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    losses = F.cross_entropy(whole @ weight.T, targets, reduction="none")
+    factors = 1.0
+    if short is not None:
+        factors = torch.minimum((short - losses).detach().exp(), torch.tensor(5.0, dtype=torch.float64))
+        factors[:2] = 1.0  # a context of 3: tokens 1 and 2
+    (losses * factors).mean().backward()
+    monkeypatch.setattr("ropewalk.lab.long_ce.MAX_LOGITS", 7 * 2)
+    loss = chunked_loss(parts, lambda x: x @ weight.T, targets, 7, short, 3)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float((losses * factors).mean().detach()), rel=1e-5)
+    torch.testing.assert_close(parts.grad, whole.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_kl_is_that_of_all_logits(tiny):
+    model, encode = tiny
+    rounded = copy.deepcopy(model).to(torch.float16)
+    tokens = real_windows(["python"], encode, 33, 2)[:1]
+    with torch.no_grad():
+        exact, other = (each(tokens).logits[0].double().log_softmax(-1) for each in (model, rounded))
+    expected = float((exact.exp() * (exact - other)).sum(-1).mean())
+    assert real_precision.mean_kl(model, rounded, tokens, 0) == pytest.approx(expected, rel=2e-2)
+    assert real_precision.mean_kl(model, model, tokens, 0) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_with_exact_angles_far_positions_change_nothing(tiny):
+    """transformers computes the angles in float32, which at ten million differs; ours do not."""
+    model, encode = tiny
+    tokens = real_windows(["python"], encode, 33, 2)[:1]
+    own = copy.deepcopy(model)
+    theirs = real_precision.mean_kl(model, own, tokens, 10_000_000)
+    with patched(own):
+        ours = real_precision.mean_kl(model, own, tokens, 10_000_000)
+    assert ours < 1e-6
+    assert theirs > 100 * ours
+
+
+def test_a_shifted_cache_is_like_reading_again(tiny):
+    model, encode = tiny
+    window = real_windows(["python"], encode, 40, 2)[0]
+    with patched(model):
+        losses = real_kv.Continuation(model).losses(window, 8, 4, 1000)
+    with torch.no_grad():
+        logits = model(window[None]).logits[0]
+    expected = float(F.cross_entropy(logits[31:39], window[32:40]))
+    assert losses["read again"] == pytest.approx(expected, rel=1e-5)
+    assert losses["shift"] == pytest.approx(expected, rel=1e-4)
+    shorter = torch.cat([window[:4], window[16:]])
+    with torch.no_grad():
+        logits = model(shorter[None]).logits[0]
+    expected = float(F.cross_entropy(logits[-9:-1], shorter[-8:]))
+    assert losses["read again, without the dropped tokens"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_layer_has_no_hidden_context_so_re_rotated_keys_are_exact(tiny):
+    """Keys of the first layer depend on their own token only: after re-rotation they are those of reading again."""
+    model, encode = tiny
+    window = real_windows(["python"], encode, 40, 2)[1]
+    with patched(model):
+        losses = real_kv.Continuation(model).losses(window, 8, 4, 1000)
+    assert losses["evict, gap closed"] == pytest.approx(losses["read again, without the dropped tokens"], rel=1e-4)
+    assert losses["reuse, re-rotated"] == pytest.approx(losses["read again"], rel=1e-4)
+    assert abs(losses["reuse, as cached"] - losses["read again"]) > 1e-3
+
+
+@pytest.mark.parametrize("objective", [real_tune.CE, real_tune.LONG_CE])
+def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
+    model, encode = open_real("tiny", CPU)
+    tokens = real_windows(["python"], encode, 512, 2).flatten()
+    before = Reader(model).losses(tokens[None, :256]).mean()
+    curve = real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, objective, 12, 1e-2, 0)
+    assert len(curve) == 12
+    assert np.mean(curve[-3:]) < np.mean(curve[:3])
+    assert not model.training
+    assert model.config.max_position_embeddings == 64
+    assert Reader(model).losses(tokens[None, :256]).mean() < before
+
+
+def test_the_bars_of_tuning_are_judged_with_their_errors():
+    fields = {"method": "yarn", "objective": "LongCE", "seed": 0, "trained": 64, "steps": 9}
+    rows = [
+        row("loss", [3.0, 3.2, 3.1], band="0-32", end=32, **fields), row("loss", [3.0, 3.2, 3.1], band="32-64", end=64, **fields),
+        row("loss", [3.01, 3.21, 3.11], band="64-128", end=128, **fields), row("found", [1.0] * 9 + [0.0], length=120, **fields),
+    ]  # fmt: skip
+    close, found = real_tune.claims(rows, {"trained": 64})
+    assert close.verdict == HOLDS
+    assert found.verdict == TIED
+    rows[2] = row("loss", [3.5, 3.7, 3.6], band="64-128", end=128, **fields)
+    rows[3] = row("found", [0.0] * 9 + [1.0], length=120, **fields)
+    assert [claim.verdict for claim in real_tune.claims(rows, {"trained": 64})] == [FAILS, FAILS]
+
+
+def test_workspace_rows_resume(tmp_path, monkeypatch):
+    workspace = Workspace(Path(tmp_path), CPU)
+    settings = {"model": "tiny", "text": ["python"], "length": 24, "next": 4, "sinks": 2, "shift": 9, "windows": 2}
+    first = real_kv.measure(workspace, **settings)
+    monkeypatch.setattr(real_kv.Continuation, "losses", lambda *_: pytest.fail("measured again"))
+    assert real_kv.measure(workspace, **settings) == first
