@@ -37,6 +37,12 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
 }  # fmt: skip
 #: verdicts of tests/interop/family_walk.py that may be committed
 FAMILY_VERDICTS = ("equal", "refused", "no rotation", "unused", "not built")
+#: studies on a pretrained model, and what the tutorial says where there are no rows yet
+REAL = ("real_extend", "real_passkey", "real_tune", "real_precision", "real_kv")
+TUTORIALS = {
+    "tutorial.md": "Not yet measured on a GPU; run `ropewalk lab run {} --preset gpu`.",
+    "zh/tutorial.md": "尚未在 GPU 上测量；请运行 `ropewalk lab run {} --preset gpu`。",  # noqa: RUF001 - full-width punctuation is right in Chinese
+}
 START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
 
@@ -176,6 +182,20 @@ def _engine_cell(row: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def tutorial_page(text: str, missing: str) -> str:
+    """A tutorial with the tables of every study on a pretrained model; `missing` is said where there are no rows of a GPU."""
+    parts = []
+    for study in REAL:
+        parts.append(f"### {study}\n\n{STUDIES[study].about}\n")
+        runs = [folder for folder in (RESULTS / "lab" / f"{place}_{study}" for place in ("h200", "cpu")) if folder.exists()]
+        for folder in runs:
+            notes = "\n".join(f"{table.title}. {table.note}" for table in STUDIES[study].findings(*read_study(folder)).tables)
+            parts.append(f"{notes}\n\n{study_block(folder, 2, ())}")
+        if not any(folder.name.startswith("h200") for folder in runs):
+            parts.append(missing.format(study) + "\n")
+    return filled(text, "real-models", "\n" + "\n".join(parts) + "\n")
+
+
 def main() -> None:
     """Rewrite the pages and charts, and print their paths; with the argument `engines` only the page about engines."""
     engines = DOCS / "engines.md"
@@ -191,6 +211,9 @@ def main() -> None:
     encodings.write_text(filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())), encoding="utf-8")
     benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
     peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, missing in TUTORIALS.items():
+        page = DOCS / name
+        page.write_text(tutorial_page(page.read_text(encoding="utf-8"), missing), encoding="utf-8")
     from pictures import reduced  # beside this file
 
     chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")

@@ -48,8 +48,8 @@ def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (tmp_path / "out" / "rows.jsonl").read_text() == rows
     assert [each["method"] for each in found["table"]] == ["none", "yarn", "linear"]
-    if (tmp_path / "out" / "config.json").exists():
-        assert rw.from_hf(tmp_path / "out" / "config.json").scaling.name == found["in_config"]["method"]
+    if (tmp_path / "out" / "fit-config.json").exists():
+        assert rw.from_hf(tmp_path / "out" / "fit-config.json").scaling.name == found["in_config"]["method"]
 
 
 def test_a_model_that_was_not_fetched_is_refused(capsys, monkeypatch, tmp_path):

@@ -27,6 +27,7 @@ from ropewalk import cli, selfcheck
 from ropewalk.bench import cpu
 from ropewalk.commands import demo, engines, figures
 from ropewalk.explorer import launch
+from ropewalk.interop.fit import session
 from ropewalk.lab import runs
 from ropewalk.lab.distributed import Parallel
 from ropewalk.lab.finetuning import Files, finetuning_preset
@@ -34,6 +35,7 @@ from ropewalk.lab.samples import write_sample
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.studies import STUDIES
 from ropewalk.lab.studies.findings import Findings
+from ropewalk.lab.studies.real import open_real
 from ropewalk.lab.trainer import Outcome
 from ropewalk.models import DecoderConfig
 
@@ -101,6 +103,8 @@ def valid(files) -> dict[str, list[str]]:
         "inspect": [config], "audit": [config], "engines": ["--match", "llama-2"], "figures": ["pictures"],
         "explore": ["--port", "8599", "--no-browser"],
         "convert": [str(files / "model"), "--from", "half", "--to", "interleaved", "--dry-run"],
+        "fit": ["tiny", "--to", "80", "--windows", "2", "--passkeys", "0", "--method", "linear"],
+        "lab fetch": ["moby-dick", "--dry-run"],
         "extend": [config, "yarn", "--factor", "2"], "demo": [], "bench": [], "info": [], "train": ["smoke"],
         "lab sample": ["new"], "lab evaluate": [str(files / "tuned"), str(files / "sample" / "test.json")],
         "lab finetune": [str(files / "roformer"), "--train", str(files / "sample" / "train.json"), "--length", "16"],
@@ -118,6 +122,10 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr(cpu, "measure", lambda *_, **__: iter([timed, {**row, "skipped": "needs 'ropewalk[bench]'"}]))
     monkeypatch.setattr(selfcheck, "steps", lambda *_: iter([]))
     monkeypatch.setattr(engines, "run", lambda name, some: {"engine": name, "version": "1", "results": []})
+    opened, cpu_device = session.open_model, torch.device("cpu")
+    tiny = lambda path, *rest: open_real("tiny", cpu_device) if Path(path).name == "tiny" else opened(path, *rest)
+    monkeypatch.setattr(session, "open_model", tiny)
+    monkeypatch.setattr("ropewalk.commands.fit.write_page", lambda *_: None)
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
     monkeypatch.setattr(demo, "_benchmark", lambda rounds: demo.Table("t", ("a",), []))
     monkeypatch.setattr(demo, "_study", lambda out, *_: ({}, out / "report.html"))

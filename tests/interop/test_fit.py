@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import warnings
 from dataclasses import replace
 
@@ -18,9 +17,9 @@ from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.fit import reader as reader_module
 from ropewalk.interop.fit import session
 from ropewalk.interop.fit.decide import Recommendation, beats, decide, scores_of
-from ropewalk.interop.fit.passkeys import make_passkey, passkey_lengths
+from ropewalk.interop.fit.passkeys import make_passkey
 from ropewalk.interop.fit.reader import Reader
-from ropewalk.interop.fit.text import bands_of, key_tokens, limited_losses, long_ppl, read_text, windows_of
+from ropewalk.interop.fit.text import bands_of, key_tokens, limited_losses, windows_of
 
 
 def encode(text: str) -> list[int]:
@@ -124,28 +123,6 @@ def test_key_tokens_are_those_that_a_longer_context_helps(model, tokens):
     assert mask.tolist() == expected
 
 
-def test_long_ppl_weights_windows_by_their_key_tokens():
-    assert long_ppl([1.5, 2.5], [1, 1]) == pytest.approx(math.exp(2.0))
-    assert long_ppl([1.5 + 1.5, 4.0], [2, 1]) == pytest.approx(math.exp(7 / 3))
-    assert long_ppl([0.0], [0]) is None
-
-
-@pytest.mark.parametrize("depth", [0.0, 0.37, 1.0])
-def test_a_pass_key_is_stated_once_and_asked_at_the_end(depth):
-    made = make_passkey(encode, 700, depth, seed=5)
-    text = bytes(made.tokens.tolist()).decode()
-    key = text[-5:]
-    assert key.isdigit()
-    assert made.answer == 6
-    assert len(made.tokens) <= 700
-    assert text.count(key) == 3
-    assert text.endswith(f"What is the pass key? The pass key is {key}")
-    before, after = text.split(f"The pass key is {key}. Remember it. {key} is the pass key.\n")
-    grass = [part.count("The grass is green") for part in (before, after)]
-    assert grass[0] == round(depth * sum(grass))
-    assert make_passkey(encode, 700, depth, seed=6).tokens.tolist() != made.tokens.tolist()
-
-
 def test_a_pass_key_is_found_if_greedy_decoding_says_it(model):
     made = make_passkey(encode, 300, 0.5)
     reader, prompt = Reader(model), made.tokens[: -made.answer]
@@ -155,10 +132,6 @@ def test_a_pass_key_is_found_if_greedy_decoding_says_it(model):
     wrong = said.clone()
     wrong[0, -1] = (wrong[0, -1] + 1) % 256
     assert not bool(reader.says(wrong, made.answer))
-
-
-def test_pass_keys_are_asked_within_the_trained_length_and_beyond():
-    assert passkey_lengths(8192, 32768) == [round(0.95 * n) for n in (2048, 4096, 8192, 12288, 16384, 24576, 32768)]
 
 
 def test_pass_keys_of_a_fit(model, tokens, tmp_path):
@@ -229,6 +202,12 @@ def test_noise_is_no_difference():
     assert not found.beats
 
 
+def test_a_method_that_is_no_better_than_none_is_not_recommended_though_a_config_can_express_it():
+    losses = {"none": (3.500, 3.5), "yarn": (3.4999, 3.5)}
+    scores = scores_of(rows_for(losses, dict.fromkeys(losses, (1.0, 1.0))), 100, 400)
+    assert decide(scores, prefer=["yarn"]).method == "none"
+
+
 def test_a_config_that_can_be_saved_is_preferred_among_equals():
     losses = {"none": (5.0, 3.5), "dynamic_yarn": (3.49999, 3.5), "yarn": (3.5, 3.5)}
     keys = {"none": (1.0, 0.0), "dynamic_yarn": (1.0, 1.0), "yarn": (1.0, 1.0)}
@@ -258,12 +237,12 @@ def test_the_config_is_that_of_extend_and_none_is_left_over(model, tokens, tmp_p
     choice = Recommendation("by_parts", "", (), ())
     monkeypatch.setattr(session, "decide", lambda scores, **_: choice)
     found = rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(json.dumps(found.config))
+    assert json.loads((tmp_path / "fit-config.json").read_text()) == json.loads(json.dumps(found.config))
     assert found.config["rope_parameters"] == expected["rope_parameters"]
     assert found.config["max_position_embeddings"] == 128
     monkeypatch.setattr(session, "decide", lambda scores, **_: replace(choice, method="none"))
     rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)
-    assert not (tmp_path / "config.json").exists()
+    assert not (tmp_path / "fit-config.json").exists()
 
 
 def test_longrope_is_searched_on_a_window_of_its_own(model, tokens):
@@ -285,12 +264,6 @@ def test_refusals(model, tokens, tmp_path):
         rw.fit(model.model, 64, text=tokens)
     with pytest.raises(RopeError, match=r"model: must be a Hugging Face folder or a \.gguf file"):
         rw.fit(tmp_path / "nothing", 64)
-
-
-def test_chapters_are_read_in_their_order(tmp_path):
-    for number in (10, 2, 1):
-        (tmp_path / f"chapter_{number}.txt").write_text(f"part {number}")
-    assert read_text(tmp_path) == "part 1\n\npart 2\n\npart 10"
 
 
 def test_a_decoder_is_measured_too(tokens):

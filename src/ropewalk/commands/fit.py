@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ropewalk.commands import console, device_of, table
 from ropewalk.interop.fit import fit as fit_model
+from ropewalk.interop.fit.session import CONFIG
 from ropewalk.interop.fit.summary import note
 from ropewalk.lab.downloads import find_fetched
 from ropewalk.lab.fit_page import PAGE, write_page
@@ -53,5 +54,5 @@ def fit(
     console().print(table(f"{found.facts['model']} at {to:,} tokens", columns, cells, note(found.facts)))
     for line in found.sentences():
         console().print(line, soft_wrap=True)
-    written = [name for name in ("config.json", "fit.png", PAGE) if (out / name).exists()]
+    written = [name for name in (CONFIG, "fit.png", PAGE) if (out / name).exists()]
     console().print(f"written to {out}: rows.jsonl, fit.json, {', '.join(written)}", soft_wrap=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ropewalk.interop.engines import audit
 from ropewalk.interop.fit import Fit
+from ropewalk.interop.fit.session import CONFIG
 from ropewalk.interop.fit.summary import note, short_length
 from ropewalk.lab import report_html as html
 from ropewalk.lab.json_lines import write_atomically
@@ -56,8 +57,8 @@ def write_page(fit: Fit, folder: str | Path) -> Path:
     body += _depths(fit)
     if fit.config is not None:
         lines = str(audit(fit.config)).splitlines()
-        body.append(html.table_html(Table("What engines compute from config.json", ("",), [(line,) for line in lines]), "words"))
-        body.append(html.details_html("config.json", json.loads(json.dumps(fit.config, default=str))))
+        body.append(html.table_html(Table(f"What engines compute from {CONFIG}", ("",), [(line,) for line in lines]), "words"))
+        body.append(html.details_html(CONFIG, json.loads(json.dumps(fit.config, default=str))))
     body.append(html.details_html("Settings", json.loads(json.dumps(fit.facts, default=str))))
     write_atomically(folder / PAGE, html.document("ropewalk fit", body))
     return folder / PAGE

@@ -94,11 +94,9 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
 
     best = min(unbeaten, key=order)
     equal = [name for name in scores if name != best and _alike(scores[best], scores[name])]
-    for name in (NONE, *prefer):
-        if name in equal and best not in prefer:
-            equal = [best if each == name else each for each in equal]
-            best = name
-            break
+    instead = next((name for name in (NONE, *(() if best in prefer else prefer)) if name in equal), None)
+    if instead is not None:
+        best, equal = instead, [best if name == instead else name for name in equal]
     beaten = tuple(name for name in scores if name != best and beats(scores[best], scores[name]))
     return Recommendation(best, _reason(best, scores), tuple(equal), beaten)
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.fit.passkeys import Encode
-from ropewalk.interop.gguf import hf_config, tokenizer
+from ropewalk.interop.gguf import hf_config
+from ropewalk.interop.gguf import tokenizer as gguf_tokenizer
 from ropewalk.interop.gguf.weights import GgufWeights
 
 
@@ -38,8 +39,19 @@ def open_model(
 
 def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     transformers = import_transformers()
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    return model, encoder(transformers.AutoTokenizer.from_pretrained(path, local_files_only=True))
+    logging = transformers.utils.logging
+    had_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # stderr is for one line of an error, or for the progress of the fit
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        return model, encoder(tokenizer)
+    except Exception as error:  # transformers raises errors of many types for a folder that it cannot read
+        reason = " ".join(str(error).split())[:200]
+        raise RopeError("model", f"must be a folder that transformers loads, with its tokenizer ({reason})", str(path)) from None
+    finally:
+        if had_bar:
+            logging.enable_progress_bar()
 
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
@@ -51,7 +63,7 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     if unexpected or set(missing) - ({"lm_head.weight"} if model.config.tie_word_embeddings else set()):
         raise RopeError("model", "must hold the weights of its architecture and no others", [*missing, *unexpected])
     model.tie_weights()
-    made = tokenizer(path)
+    made = gguf_tokenizer(path)
     return model, lambda text: made.encode(text, add_special_tokens=False).ids
 
 

@@ -30,7 +30,10 @@ from ropewalk.interop.patch import patched
 from ropewalk.machine import machine
 from ropewalk.models.decoder import Decoder
 
-ROWS, FACTS = "rows.jsonl", "fit.json"
+#: files in the folder of a fit; none has a name that a folder with a model has
+ROWS, FACTS, CONFIG = "rows.jsonl", "fit.json", "fit-config.json"
+#: more pass keys for one length, or candidates of a search, would be a typing error
+MOST = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +106,9 @@ def fit(
         encode = tokenizer if tokenizer is None or not hasattr(tokenizer, "add_special_tokens") else encoder(tokenizer)
     trained = trained_length(model) if trained is None else integer("trained", trained, low=8)
     integer("to", to, low=trained + 1)
+    integer("windows", windows, low=1)
+    integer("passkeys", passkeys, low=0, high=MOST)
+    integer("search", search, low=0, high=MOST)
     tokens = _tokens(text, encode)
     samples, spare = _samples(tokens, encode, trained, to, windows, passkeys, seed, bool(search))
     facts = _facts(name, model, text, tokens, samples)
@@ -123,7 +129,7 @@ def fit(
         Path(out).mkdir(parents=True, exist_ok=True)
         kept = facts | {"recommended": vars(result.recommendation), "skipped": skipped}
         (Path(out) / FACTS).write_text(json.dumps(kept, indent=2, default=str) + "\n", encoding="utf-8")
-        path = Path(out) / "config.json"
+        path = Path(out) / CONFIG
         path.unlink(missing_ok=True)  # of an earlier call with other settings
         if result.config is not None:
             path.write_text(json.dumps(result.config, indent=2, default=str) + "\n", encoding="utf-8")

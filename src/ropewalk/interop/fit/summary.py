@@ -77,8 +77,7 @@ def sentences(
     if best.equal:
         lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
     if in_config.method != best.method:
-        words = f"of the methods that one can: {in_config.method} ({in_config.reason})"
-        lines.append(f"No config can express {best.method}; {words}.")
+        lines.append(f"The best method that a config can express: {in_config.method} ({in_config.reason}).")
     own = [row for row in rows if row["method"] == best.method and row["metric"] == "text"]
     far = [row["bands"] for row in own if row["length"] == facts["to"]]
     place = next((i for i, (_, high) in enumerate(facts["bands"]) if high == facts["trained"]), None)

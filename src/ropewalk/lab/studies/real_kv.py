@@ -22,7 +22,7 @@ from ropewalk.interop.patch import patched
 from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_within
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.real import SOURCES, open_real, real_facts, real_windows, source_note
-from ropewalk.lab.studies.rows import Row, digest, distinct, row, score
+from ropewalk.lab.studies.rows import Row, digest, distinct, row, score, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.plots import LIGHT, blank, finish, label_axes
 from ropewalk.rope import Rope
@@ -143,7 +143,10 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
             error = paired.std(ddof=1) / paired.size**0.5 if paired.size > 1 else 0.0
             gap = f"{paired.mean():+.4f} ± {error:.4f}"
         cells.append((way, cell(own), REFERENCES.get(way, "the reference"), gap))
-    note = f"Loss of the next tokens, nats per token ± standard error; differences are paired over windows. {source_note(facts)}"
+    first = select(rows, "loss")[0]
+    count = len(first["values"])
+    after = f"Loss of the next tokens after {first['length']:,}, nats per token ± standard error over {count} windows"
+    note = f"{after}; differences are paired over windows. {source_note(facts)}"
     table = Table("Continue from a re-rotated cache", ("way", "loss", "compared with", "difference"), cells, note)
     return Findings([table], {"real_kv": _bars(rows, ways)}, claims(rows))
 
