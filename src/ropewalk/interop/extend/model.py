@@ -10,11 +10,12 @@ from typing import Any
 from torch import nn
 
 from ropewalk.attention.remap import REMAPPINGS
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, choice
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.extend.angles import Served, lengths_around, served_layers
 from ropewalk.interop.extend.extension import Extension, Swap
 from ropewalk.interop.extend.keys import ConfigChange, config_change
+from ropewalk.interop.extend.longrope2 import search_longrope2
 from ropewalk.interop.extend.remap import remappable
 from ropewalk.interop.extend.remapped_model import extend_decoder, remap_transformers
 from ropewalk.interop.extend.search import search_factors
@@ -45,7 +46,8 @@ def extend(
     layer_types      the layer types to extend, if they have separate ropes; None: those with full attention
     overwrite        replace a scaling that the config already has, instead of raising an error
     search           longrope: a loss as a function of the long factors, minimised by `search_factors` with `search_options`;
-                     while it runs, the model uses the factors it is called with
+                     while it runs, the model uses the factors it is called with. search_options={"method": "longrope2"}
+                     searches as LongRoPE2 does (`search_longrope2`)
     options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor, low_freq_factor, ...;
                      of the remapping: window, log_n_length, slowdown, group, chunk, local, and backend="flex" for a GPU
 
@@ -95,8 +97,9 @@ def _longrope_options(
         rule = "must be given for longrope (CLI: --set long_factor=[...]), or else search=, but not both"
         raise RopeError("long_factor", rule, options.get("long_factor"))
     # an NTK change needs no factor per pair, so it can be computed first and gives the number of pairs
-    specs = config_change(target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0}).specs
-    pairs = next(iter(specs.values())).pairs
+    first = config_change(target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0})
+    name, spec = next(iter(first.specs.items()))
+    pairs = spec.pairs
     options = {"short_factor": (1.0,) * pairs, **options}
     if search is None:
         return options
@@ -111,7 +114,11 @@ def _longrope_options(
 
     if arguments["factor"] is None:
         raise RopeError("factor", "must be given for longrope: how many times longer the context becomes", None)
-    return {**options, "long_factor": search_factors(loss, pairs, arguments["factor"], **search_options)}
+    method = choice("method", search_options.pop("method", "longrope"), ("longrope", "longrope2"))
+    if method == "longrope2":
+        search_options = {"theta": first.before[name].theta, "length": first.trained, **search_options}
+    found = (search_factors if method == "longrope" else search_longrope2)(loss, pairs, arguments["factor"], **search_options)
+    return {**options, "long_factor": found}
 
 
 class _Target:

@@ -1,0 +1,117 @@
+"""LongRoPE2's search: find the critical pair and the factors from it on; the pairs before it follow from its factor.
+
+A pair is critical if it is the first that does not complete a turn in training. In theory that follows from its frequency; the
+slow pairs are trained less well than the theory assumes, so the real one lies a little earlier and is searched too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+from ropewalk.errors import RopeError, integer, number
+from ropewalk.interop.extend.search import Factors
+
+
+def critical_dimension(dim: int, theta: float, length: float, turns: float = 1.0) -> int:
+    """Return ceil(d/2 * log_theta(length / (2 pi turns))): how many pairs complete `turns` turns within `length` tokens."""
+    return math.ceil(dim / 2 * math.log(length / (2 * math.pi * turns)) / math.log(theta))
+
+
+def rescale_factors(critical: int, slow: Factors) -> Factors:
+    """Return the factors of all pairs from those of pair `critical` on, `slow`; pair i before it has slow[0]^(i/critical)."""
+    return (*(slow[0] ** (pair / critical) for pair in range(critical)), *slow)
+
+
+def search_longrope2(
+    loss: Callable[[Factors], float],
+    pairs: int,
+    factor: float,
+    *,
+    theta: float,
+    length: int,
+    population: int = 64,
+    rounds: int = 40,
+    step: float = 0.01,
+    mutation: float = 0.3,
+    seed: int = 0,
+) -> Factors:
+    """Return the factors with the smallest loss that an evolutionary search finds; the same for the same seed.
+
+    loss      takes one factor per pair, fastest pair first. LongRoPE2 uses the loss of the answer to a question about the
+              start of a long text alone, since most tokens do not need a long context
+    factor    how many times longer the context becomes; factors from the critical pair on are between this and twice this,
+              and never decrease
+    theta, length  the base and the trained length, which determine the candidates for the critical pair
+    mutation  the probability that a factor of a mutant changes
+    """
+    integer("pairs", pairs, low=1)
+    number("factor", factor, low=1)
+    integer("population", population, low=8)
+    integer("rounds", rounds, low=0)
+    number("step", step, above=0)
+    number("mutation", mutation, above=0, high=1)
+    # pairs are counted from 0, the formula's dimensions from 1
+    last = min(max(critical_dimension(2 * pairs, theta, length) - 1, 0), pairs - 1)
+    first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0) - 1, 0), last)
+    search = _Search(loss, pairs, factor, step, mutation, random.Random(seed))
+    for critical in range(first, last + 1):
+        search.evaluate(critical, [factor] * (pairs - critical))
+        search.evaluate(critical, [factor * (1 + i / max(1, pairs - critical - 1)) for i in range(pairs - critical)])
+    for _ in range(rounds):
+        parents = search.best(max(2, population // 4))
+        for _ in range(population // 2):
+            search.evaluate(*search.mutant(search.random.choice(parents)))
+            search.evaluate(*search.child(search.random.choice(parents), search.random.choice(parents)))
+    best = search.best(1)[0]
+    if not math.isfinite(search.losses[best]):
+        raise RopeError("search", "must give a finite loss for some factors", search.losses[best])
+    return rescale_factors(*best)
+
+
+#: the critical pair and the factors from it on
+Candidate = tuple[int, Factors]
+
+
+class _Search:
+    """Every candidate tried so far with its loss; no candidate is tried twice."""
+
+    def __init__(
+        self, loss: Callable[[Factors], float], pairs: int, factor: float, step: float, mutation: float, source: random.Random
+    ) -> None:
+        self.loss, self.pairs, self.factor, self.step, self.mutation, self.random = loss, pairs, factor, step, mutation, source
+        self.losses: dict[Candidate, float] = {}
+
+    def evaluate(self, critical: int, slow: list[float]) -> None:
+        """Round the factors to multiples of `step`, limit them, make them non-decreasing, and record their loss."""
+        kept, lower = [], self.factor
+        for value in slow:
+            rounded = self.factor + round((value - self.factor) / self.step) * self.step
+            lower = max(lower, min(2 * self.factor, rounded))
+            kept.append(round(lower, 10))
+        candidate = critical, tuple(kept)
+        if candidate not in self.losses:
+            value = float(self.loss(rescale_factors(*candidate)))
+            self.losses[candidate] = math.inf if math.isnan(value) else value
+
+    def best(self, count: int) -> list[Candidate]:
+        """Return the candidates with the smallest losses."""
+        return sorted(self.losses, key=self.losses.__getitem__)[:count]
+
+    def mutant(self, parent: Candidate) -> tuple[int, list[float]]:
+        """Return `parent` with some of its factors drawn anew between their neighbours."""
+        critical, slow = parent
+        bounds = (self.factor, *slow, 2 * self.factor)
+        drawn = [
+            self.random.uniform(bounds[i], bounds[i + 2]) if self.random.random() < self.mutation else value
+            for i, value in enumerate(slow)
+        ]
+        return critical, drawn
+
+    def child(self, one: Candidate, other: Candidate) -> tuple[int, list[float]]:
+        """Return a candidate with the critical pair of one parent; its slowest pairs have the factors of the other."""
+        critical, slow = one
+        shared = min(len(slow), len(other[1]))
+        cut = self.random.randrange(shared + 1)
+        return critical, [*slow[: len(slow) - cut], *other[1][len(other[1]) - cut :]]

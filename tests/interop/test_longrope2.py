@@ -1,0 +1,78 @@
+"""LongRoPE2's search keeps its rules, finds a known optimum, and runs on a model through `extend`."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from itertools import pairwise
+
+import pytest
+
+import ropewalk as rw
+from ropewalk import RopeError
+from ropewalk.interop.extend import critical_dimension, rescale_factors, search_longrope2
+
+FACTOR, PAIRS, THETA, LENGTH = 4.0, 16, 1e4, 512
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 31,
+    "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": LENGTH, "rope_theta": THETA,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dim", "theta", "length", "first", "last"), [(96, 1e4, 2048, 19, 31), (128, 5e5, 8192, 24, 35)], ids=["phi3", "llama3"]
+)
+def test_the_critical_dimension_is_the_papers(dim, theta, length, first, last):
+    assert critical_dimension(dim, theta, length) == last
+    assert critical_dimension(dim, theta, length, turns=10.0) == first
+
+
+def test_fast_pairs_follow_from_the_critical_one():
+    assert rescale_factors(2, (3.0, 3.5)) == pytest.approx((1, 1.732051, 3, 3.5), abs=1e-6)
+
+
+def test_every_candidate_keeps_the_rules_and_is_judged_once():
+    seen = []
+    options = {"theta": THETA, "length": LENGTH, "rounds": 4, "population": 12}
+    search_longrope2(lambda factors: seen.append(factors) or sum(factors), PAIRS, FACTOR, **options)
+    assert len(seen) == len(set(seen)) > 12
+    # candidates for the critical pair, by hand: 16 ln(512 / 20 pi) / ln 1e4 = 3.6 and 16 ln(512 / 2 pi) / ln 1e4 = 7.6
+    expected = range(3, 8)
+    for factors in seen:
+        assert all(a <= b for a, b in pairwise(factors))
+        assert any(follows_from(critical, factors) for critical in expected)
+
+
+def follows_from(critical, factors):
+    fast = [factors[critical] ** (i / critical) for i in range(critical)]
+    in_range = all(FACTOR <= factor <= 2 * FACTOR for factor in factors[critical:])
+    return in_range and factors[:critical] == pytest.approx(fast)
+
+
+def test_it_finds_a_known_optimum_and_repeats_it():
+    wanted = rescale_factors(5, tuple(FACTOR + 0.3 * i for i in range(PAIRS - 5)))
+    loss = lambda factors: sum((a - b) ** 2 for a, b in zip(factors, wanted, strict=True))
+    options = {"theta": THETA, "length": LENGTH, "rounds": 30, "population": 32}
+    found = [search_longrope2(loss, PAIRS, FACTOR, seed=seed, **options) for seed in (1, 1)]
+    assert found[0] == found[1]
+    assert loss(found[0]) < 0.05 < loss(rescale_factors(5, (FACTOR,) * (PAIRS - 5)))
+
+
+def test_extend_searches_as_longrope2_does_on_request():
+    config, judged = copy.deepcopy(CONFIG), []
+
+    def loss(factors):
+        spec = rw.from_hf(config)
+        assert spec.scaling.long_factor == factors  # the config has the factors while they are judged
+        judged.append(factors)
+        return sum(factors)
+
+    options = {"method": "longrope2", "rounds": 1, "population": 8}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # engines that read longrope otherwise
+        report = rw.extend(config, "longrope", factor=FACTOR, search=loss, search_options=options)
+    assert min(judged, key=sum) == rw.from_hf(config).scaling.long_factor
+    assert all(factors[-1] >= FACTOR for factors in judged)
+    assert report.kind == "longrope"
+    with pytest.raises(RopeError, match="method"):
+        rw.extend(copy.deepcopy(CONFIG), "longrope", factor=FACTOR, search=loss, search_options={"method": "third"})
