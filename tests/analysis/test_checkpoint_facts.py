@@ -59,8 +59,8 @@ def test_a_layer_that_stands_still_has_no_facts():
 
 
 def test_a_folder_is_read_and_a_warning_is_told_by_the_explanation(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"rope_scaling": YARN | {"surplus": 1}}))
-    assert any("surplus" in text for text in analysis.read_checkpoint(tmp_path).explanation.warnings)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"rope_scaling": YARN | {"finetuned": True}}))
+    assert any("finetuned" in text for text in analysis.read_checkpoint(tmp_path).explanation.warnings)
 
 
 def test_a_length_that_nobody_knows_or_that_is_none_is_refused():

@@ -137,7 +137,7 @@ CHECKS: tuple[Check, ...] = (
         "the pairs use {f.spec.num_axes} axes",
     ),
     Check(
-        "causal_only", "variants",
+        "causal_only", "decay",
         lambda f: isinstance(f.spec.scaling, XPos),
         "Use it for causal attention only.",
         "xPos magnitudes grow without bound if a key comes after its query",
