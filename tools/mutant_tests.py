@@ -43,7 +43,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "attention/backends": _ATTENTION,
     "attention/softmax": _ATTENTION,
     "attention/cache": ("attention/test_cache", "attention/test_softmax", "attention/test_cache_random"),
-    **{f"attention/{name}": ("attention/test_whole_sequence", "attention/test_linear") for name in ("linear", "linear_sums")},
+    **{
+        f"attention/{name}": ("attention/test_whole_sequence", "attention/test_linear", "kernels/test_linear_kernels")
+        for name in ("linear", "linear_sums")
+    },
     "attention/documents": ("attention/test_whole_sequence", "attention/test_softmax", "attention/test_linear"),
     # interop
     **{f"interop/config/{name}": _CONFIG for name in ("checks", "hf", "layers", "read", "scalings", "values", "write")},

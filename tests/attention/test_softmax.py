@@ -229,3 +229,10 @@ def test_a_token_before_the_latest_is_rotated_for_the_length_of_the_cache():
     layer(x[:, :4], positions=positions[:, :4], cache=cache)
     steps = [layer(x[:, i : i + 1], positions=positions[:, i : i + 1], cache=cache).out for i in range(4, SEQ)]
     torch.testing.assert_close(steps[-1][:, 0], layer(x, positions=positions).out[:, -1], atol=1e-10, rtol=1e-8)
+
+
+def test_an_encoding_of_ones_own_is_told_which_tensor_is_the_key(monkeypatch):
+    layer, twice = make("none"), make("none", scale=0.8)
+    monkeypatch.setattr(layer.encoding, "rotate", lambda x, positions, key, length=None: 2 * x if key else x)
+    x = torch.randn(BATCH, SEQ, MODEL_DIM).double()
+    torch.testing.assert_close(layer(x).out, twice(x).out, atol=1e-12, rtol=1e-10)

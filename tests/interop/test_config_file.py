@@ -79,3 +79,22 @@ def test_a_path_without_a_config_is_refused(path, tmp_path):
 def test_a_device_is_not_a_config():
     with pytest.raises(RopeError, match=r"config\.json"):
         from_hf(Path("/dev/zero"))
+
+
+def test_many_objects_beside_each_other_are_not_deep(tmp_path):
+    parts = ", ".join(f'"part {i}": {{"list": [1]}}' for i in range(200))
+    path = tmp_path / "config.json"
+    path.write_text(f'{{{GOOD}, "model_type": "llama", {parts}}}')
+    assert from_hf(path).head_dim == 16
+
+
+def test_what_is_no_config_is_refused():
+    for wrong in (5, None, ["config.json"], object()):
+        with pytest.raises(RopeError, match="must be a dict, a transformers config, or the path"):
+            from_hf(wrong)
+
+
+def test_a_text_part_without_a_type_has_that_of_the_model():
+    """The theta of the family is used, then; a type of the part itself takes precedence."""
+    assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128}}).theta == 5e5
+    assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128, "model_type": "llama"}}).theta == 1e4
