@@ -7,7 +7,9 @@ from pathlib import Path
 from PIL import Image
 
 from ropewalk import RopeSpec, plots, selfcheck
-from ropewalk.plots import Look
+from ropewalk.attention.remap import REMAPPINGS
+from ropewalk.attention.temperature import FloorLog, LogAbove, LogN, Power
+from ropewalk.plots import Look, methods
 
 IMAGES = Path(__file__).parent / "images"
 LOOKS = {"": Look(), "-dark": Look(dark=True)}
@@ -17,6 +19,8 @@ def main() -> None:
     """Write every picture, on light and on dark paper, and print its path."""
     # this figure compares with 60 digits of the definition instead of float64 frequencies
     curves, clock_hands = selfcheck.precision_curves(), RopeSpec(12).frequencies().radians.tolist()
+    remappings = {name: remapping.for_length(4096, 16384) for name, remapping in REMAPPINGS.items()}
+    factors = {"log-n, 4096": LogN(4096), "Llama 4": FloorLog(0.1, 8192, shift=1), "Beam": Power(), "Inkling, 8192": LogAbove()}
     print(plots.save_reading(plots.View(), IMAGES / "reading.gif"))
     for suffix, look in LOOKS.items():
         drawn = {name: plots.draw(name, plots.View(look=look)) for name in plots.FIGURES}
@@ -26,6 +30,8 @@ def main() -> None:
         pictures |= {
             "precision": plots.precision_lines(curves, look),
             "clocks": plots.clock_faces(clock_hands, (0, 1, 4, 64), look),
+            "remapping": methods.distance_lines(remappings, 16383, trained=4096, look=look),
+            "temperature": methods.temperature_lines(factors, 65536, look),
         }
         for name, figure in pictures.items():
             print(reduced(plots.save(figure, IMAGES / f"{name}{suffix}.png")))

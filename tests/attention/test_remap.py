@@ -1,5 +1,6 @@
 """Remapped distances: the published numbers, and attention in pieces against the definition pair by pair."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -10,7 +11,7 @@ from remap_definition import RULES, attend, log_n, score
 from door import assert_refused
 from ropewalk.attention import Attention, KVCache, lse
 from ropewalk.attention.backends import Call
-from ropewalk.attention.masks import Visibility
+from ropewalk.attention.masks import Band, Visibility
 from ropewalk.attention.remap import REMAPPINGS, DualChunk, LeakyReRope, ReRope, SelfExtend
 from ropewalk.attention.remapped import attend_remapped, slowed_spec
 from ropewalk.encodings import Sizes
@@ -121,6 +122,26 @@ def test_attention_equals_the_definition(name, kind, monkeypatch):
     close(layer(x, **call).out, expected)
     monkeypatch.setattr(lse, "MOST_SCORES", BATCH * HEADS * SEQ * 3)  # blocks of 3 queries, the last one shorter
     close(layer(x, **call).out, expected)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_gives_the_same_output_and_log_sum_exp(monkeypatch):
+    """Run here without the compiler, which needs a GPU: the same masks, and -inf for queries without keys."""
+    module = pytest.importorskip("torch.nn.attention.flex_attention")
+    if not hasattr(module, "AuxRequest"):
+        pytest.skip("torch before 2.9 returns the log-sum-exp by another option")
+    functions = (module.create_block_mask, module.flex_attention, {"return_aux": module.AuxRequest(lse=True)})
+    monkeypatch.setattr(lse, "_compiled_flex", lambda: functions)
+    for each in (Visibility, Band):  # dynamo cannot trace the suite's run-time type checks
+        for name in {"at", "holds"} & vars(each).keys():
+            monkeypatch.setattr(each, name, inspect.unwrap(getattr(each, name)))
+    q, k, v = torch.randn(2, 4, 17, 16), torch.randn(2, 2, 20, 16), torch.randn(2, 2, 20, 16)
+    q_group, k_group = torch.arange(17) + 3, torch.arange(20)
+    padding = k_group.expand(2, -1) >= torch.tensor([[6], [0]])
+    visible = Visibility(True, offset=3, padding=padding, band=Band(q_group.expand(2, -1), k_group, 2, 9))
+    call = Call(q, k, v, 0.25, visible)
+    for mine, theirs in zip(lse.run_math(call), lse.run_flex(call), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
 
 
 def test_memory_stays_bounded(monkeypatch):

@@ -40,6 +40,19 @@ CASES = {
     ),
     "minimind moe": ("Qwen3Moe", {"head_dim": 4, **EXPERTS, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3, windows": ("SmolLM3", {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 3}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "llama_4_scaling_beta": 0.4,
+                "original_max_position_embeddings": 3,
+            },
+        },
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ropewalk.attention import Attention, KVCache, linear_attention
 from ropewalk.attention.linear import identity_rope
 from ropewalk.encodings.rotary import Rotary
-from ropewalk.models.decoder_config import DecoderConfig
+from ropewalk.models.decoder_config import WINDOWED, DecoderConfig
 from ropewalk.models.layer_caches import RunningState
 from ropewalk.rope import Rope
 
@@ -20,7 +20,7 @@ class PackedAttention(Attention):
         super().__init__(
             config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
             encoding="none" if config.input_encoding else config.layer_encoding(layer_type),
-            window=config.window if layer_type == "sliding" else None, dropout=config.attention_dropout or 0.0,
+            window=config.window if layer_type in WINDOWED else None, dropout=config.attention_dropout or 0.0,
             o_bias=config.o_bias, qk_norm=config.qk_norm, norm_eps=config.norm_eps, length=config.length,
             temperature=config.layer_temperature(layer_type), remapping=config.layer_remapping(layer_type),
         )  # fmt: skip

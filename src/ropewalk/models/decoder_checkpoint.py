@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ropewalk.attention.temperature import FloorLog, Temperature
 from ropewalk.errors import RopeError, choice, flag, integer
 from ropewalk.frequencies import Dynamic
-from ropewalk.interop.config.hf import from_hf, to_hf
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+from ropewalk.interop.config.hf import from_hf, layer_specs, temperatures_from_hf, to_hf
+from ropewalk.interop.config.keys import TEMPERATURE_KEY
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.checkpoint_formats import CheckpointFormat, is_legacy
 from ropewalk.models.decoder import Decoder
@@ -32,6 +35,7 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", mlp_bias=None),
     "mistral": Architecture("MistralForCausalLM", qkv_bias=False, o_bias=False),
+    "ministral3": Architecture("Ministral3ForCausalLM", qkv_bias=False, o_bias=False),
     "smollm3": Architecture("SmolLM3ForCausalLM", mlp_bias=None, tied=True),
     "qwen2": Architecture("Qwen2ForCausalLM", qkv_bias=True, o_bias=False),
     "qwen3": Architecture("Qwen3ForCausalLM", qk_norm=True),
@@ -85,8 +89,14 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
         o_bias=attention_bias if architecture.o_bias is None else architecture.o_bias,
         mlp_bias=_flag(raw, "mlp_bias", False) if architecture.mlp_bias is None else architecture.mlp_bias,
         tie_embeddings=_flag(raw, "tie_word_embeddings", architecture.tied),
+        temperature=_temperature(raw),
         **_experts(raw, model_type, layers),
     )
+
+
+def _temperature(raw: Mapping[str, Any]) -> Temperature | None:
+    """Return the temperature of the config, which all supported architectures have in every layer or not at all."""
+    return next(iter(temperatures_from_hf(raw).values()), None)
 
 
 def _own_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def _flag(raw: Mapping[str, Any], key: str, default: bool) -> bool:
 def _layer_types(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[tuple[str, ...], int | None]:
     """Return the type of each layer, and the window of the sliding ones."""
     window = raw.get("sliding_window")
-    if model_type != "mistral" and not _flag(raw, "use_sliding_window", False):
+    if model_type not in ("mistral", "ministral3") and not _flag(raw, "use_sliding_window", False):
         window = None
     window = None if window is None else integer("sliding_window", window, low=1)
     declared = raw.get("layer_types")
@@ -118,22 +128,17 @@ def _layer_types(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[
     else:
         layer_types = ("full" if window is None else "sliding",) * layers
     if model_type == "smollm3":
+        if declared is None and window is not None:  # its layers with a window are those that are not rotated
+            layer_types = tuple("full" if spec is not None else "sliding" for spec in layer_specs(raw))
         layer_types = _with_nope_layers(raw, layer_types)
-    return layer_types, window if "sliding" in layer_types else None
+    return layer_types, window if {"sliding", "nope_sliding"} & {*layer_types} else None
 
 
 def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple[str, ...]:
-    """Replace the type of the layers that SmolLM3 does not rotate by "nope"."""
-    rotated = raw.get("no_rope_layers")  # despite its name, 1 means that the layer is rotated
-    if rotated is None:
-        interval = integer("no_rope_layer_interval", raw.get("no_rope_layer_interval", 4), low=1)
-        rotated = [int((index + 1) % interval != 0) for index in range(len(layer_types))]
-    if not isinstance(rotated, list | tuple) or len(rotated) != len(layer_types):
-        raise RopeError("no_rope_layers", f"must be 1 (rotated) or 0 for each of the {len(layer_types)} layers", rotated)
-    flags = [integer("no_rope_layers", each, low=0, high=1) for each in rotated]
-    if any(layer_type == "sliding" and not each for each, layer_type in zip(flags, layer_types, strict=True)):
-        raise RopeError("no_rope_layers", "must be 1 for sliding layers; only full layers can be left unrotated", rotated)
-    return tuple(layer_type if each else "nope" for each, layer_type in zip(flags, layer_types, strict=True))
+    """Replace the type of the layers that SmolLM3 does not rotate by "nope", or "nope_sliding" if they have a window."""
+    names = {"full": "nope", "sliding": "nope_sliding"}
+    rotated = [spec is not None for spec in layer_specs({**raw, "num_hidden_layers": len(layer_types)})]
+    return tuple(each if rotates else names[each] for each, rotates in zip(layer_types, rotated, strict=True))
 
 
 def _encoding(specs: Any, layer_types: tuple[str, ...]) -> str | RopeSpec | dict[str, RopeSpec | None]:
@@ -167,9 +172,11 @@ def model_type_of(config: DecoderConfig) -> str:
     """Return the transformers model_type that can express this config."""
     if config.num_experts:
         return "qwen3_moe"
+    if isinstance(config.temperature, FloorLog):
+        return "ministral3"
     if config.qk_norm:
         return "qwen3"
-    if "nope" in config.layer_types:  # type: ignore[operator]
+    if {"nope", "nope_sliding"} & {*config.layer_types}:  # type: ignore[misc]
         return "smollm3"
     if config.qkv_bias and not config.o_bias:
         return "qwen2"
@@ -184,7 +191,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     if config.attention != "softmax":
         raise RopeError("attention", "must be 'softmax' to be saved for transformers", config.attention)
     # no layer uses the encoding then
-    unrotated = set(config.layer_types) == {"nope"} and config.input_encoding is None  # type: ignore[arg-type]
+    unrotated = set(config.layer_types) <= {"nope", "nope_sliding"} and config.input_encoding is None  # type: ignore[arg-type]
     spec = RopeSpec(head_dim=config.head_dim or 0) if config.encoding == "rope" or unrotated else config.encoding
     if not isinstance(spec, RopeSpec):
         raise RopeError("encoding", "must be 'rope' or one RopeSpec for all layers to be saved for transformers", spec)
@@ -206,8 +213,11 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     if architecture.mlp_bias is None:
         hf_config["mlp_bias"] = config.mlp_bias
     if model_type == "smollm3":
-        hf_config["no_rope_layers"] = [int(each != "nope") for each in config.layer_types]  # type: ignore[union-attr]
+        hf_config["no_rope_layers"] = [int(not each.startswith("nope")) for each in config.layer_types]  # type: ignore[union-attr]
     rope = to_hf(spec, model_type=model_type)
+    if isinstance(config.temperature, FloorLog):
+        keys = {TEMPERATURE_KEY: config.temperature.scale, TRAINED_LENGTH_KEY: config.temperature.length}
+        rope["rope_parameters"] = {**rope["rope_parameters"], **keys}
     # max_position_embeddings is the trained length for dynamic NTK, and the served length for all others
     hf_config = hf_config | rope if isinstance(spec.scaling, Dynamic) else rope | hf_config
     own = {"precision": spec.precision} if spec.precision != "hf_frequencies" else {}
@@ -222,9 +232,9 @@ def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
     if model_type == "llama":
         return {}
     keys = {"sliding_window": config.window, "use_sliding_window": config.window is not None}
-    if model_type in ("mistral", "qwen3_moe"):
+    if model_type in ("mistral", "ministral3", "qwen3_moe"):
         return keys
-    names = ["sliding_attention" if each == "sliding" else "full_attention" for each in config.layer_types]  # type: ignore[union-attr]
+    names = ["sliding_attention" if each.endswith("sliding") else "full_attention" for each in config.layer_types]  # type: ignore[union-attr]
     return {"layer_types": names, **keys, "max_window_layers": 0}
 
 

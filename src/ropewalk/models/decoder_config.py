@@ -14,7 +14,9 @@ from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.spec import RopeSpec
 
-LAYER_TYPES = ("full", "sliding", "nope")
+LAYER_TYPES = ("full", "sliding", "nope", "nope_sliding")
+#: layer types that attend to the latest tokens only
+WINDOWED = ("sliding", "nope_sliding")
 ATTENTIONS = ("softmax", "linear")
 #: bounds on sizes, which may come from untrusted files, so that nothing larger is ever allocated
 MAX_SIZE = 1 << 22
@@ -27,8 +29,8 @@ class DecoderConfig:
     """Sizes and options of a decoder-only language model as in Llama, Qwen, Mistral and MiniMind.
 
     encoding      a name from ENCODINGS, a RopeSpec, or a dict of them by layer type (None: no encoding)
-    layer_types   "full", "sliding" (attends to `window` tokens) or "nope" (no encoding) for each layer; None: all
-                  sliding if there is a window, else all full
+    layer_types   "full", "sliding" (attends to `window` tokens), "nope" (no encoding) or "nope_sliding" (both) for each layer;
+                  None: all sliding if there is a window, else all full
     attention     "softmax", or "linear" with time and memory linear in the length
     qk_norm       RMS norm of each head of q and k before rotation
     dropout       of both block outputs and, unless `attention_dropout` is given, of the attention weights
@@ -112,11 +114,12 @@ class DecoderConfig:
             choice("layer_types", layer_type, LAYER_TYPES)
         if len(types) != self.num_layers:
             raise RopeError("layer_types", f"must have one entry for each of the {self.num_layers} layers", types)
-        if "sliding" in types and self.window is None:
+        windowed = any(each in WINDOWED for each in types)
+        if windowed and self.window is None:
             raise RopeError("window", "must be given if a layer is sliding", None)
-        if self.window is not None and "sliding" not in types:
+        if self.window is not None and not windowed:
             raise RopeError("window", "must be None if no layer is sliding; layer_types=None makes all sliding", self.window)
-        if self.attention == "linear" and "sliding" in types:
+        if self.attention == "linear" and windowed:
             raise RopeError("window", "must be None for linear attention, which cannot drop old tokens", self.window)
         put("layer_types", types)
 
@@ -149,7 +152,7 @@ class DecoderConfig:
 
     def layer_encoding(self, layer_type: str) -> str | RopeSpec:
         """Return the encoding of layers of that type: a name or a spec."""
-        if layer_type == "nope":
+        if layer_type.startswith("nope"):
             return "none"
         if not isinstance(self.encoding, Mapping):
             return self.encoding

@@ -56,19 +56,35 @@ class Migration:
         return "\n".join(lines)
 
 
+#: method -> the fields of the config that it changes; an entry added here can be used as `migrate(to=...)`
+MIGRATIONS: dict[str, dict[str, Any]] = {
+    # DroPE: no layer is rotated any more; recalibrate the model at its trained length afterwards
+    "drope": {"encoding": "none"},
+}
+
+
 def migrate(
-    source: nn.Module | str | os.PathLike[str], encoding: str | RopeSpec = "rope", *, freeze: str = "none", **changes: Any
+    source: nn.Module | str | os.PathLike[str],
+    encoding: str | RopeSpec = "rope",
+    *,
+    to: str | None = None,
+    freeze: str = "none",
+    **changes: Any,
 ) -> Migration:
     """Create a model like `source` with another encoding, and copy every weight that is not positional.
 
     source    a RoFormer or Decoder, a transformers RoFormer or BERT, or the folder of a checkpoint
     encoding  a name from ENCODINGS or a RopeSpec
+    to        a method from MIGRATIONS instead of an encoding: "drope" drops RoPE from a Decoder
     freeze    a policy from FREEZES: which weights are not trained
     changes   further fields of the config, such as head="classification" or attention="linear"
 
     The source is not changed. Weights that the source does not have are initialised as in a new model.
     """
     choice("freeze", freeze, FREEZES)
+    if to is not None:
+        changes = {**MIGRATIONS[choice("to", to, MIGRATIONS)], **changes}
+        encoding = changes.pop("encoding", encoding)
     unused: tuple[str, ...] = ()
     if isinstance(source, str | os.PathLike):
         source = load(source)

@@ -3,6 +3,6 @@
 The public functions are in `hf`; `families` holds the facts that only a model's code contains.
 """
 
-from ropewalk.interop.config.hf import Explanation, explain, from_hf, layer_specs, to_hf
+from ropewalk.interop.config.hf import Explanation, explain, from_hf, layer_specs, temperatures_from_hf, to_hf
 
-__all__ = ["Explanation", "explain", "from_hf", "layer_specs", "to_hf"]
+__all__ = ["Explanation", "explain", "from_hf", "layer_specs", "temperatures_from_hf", "to_hf"]

@@ -65,8 +65,11 @@ ROPE_CHECKS: dict[str, Check] = {
 NEVER_NULL = frozenset(keys.THETA_KEYS)
 
 
-def check_values(config: Mapping[str, Any]) -> None:
-    """Raise a RopeError that names the first rotary key of a text config with an impossible value, or an unknown one."""
+def check_values(config: Mapping[str, Any], null_theta: bool = False) -> None:
+    """Raise a RopeError that names the first rotary key of a text config with an impossible value, or an unknown one.
+
+    null_theta  the theta may be null: the family's code then rotates no layer
+    """
     layer_types(config)
     for key, check in CONFIG_CHECKS.items():
         if key in config:
@@ -74,6 +77,8 @@ def check_values(config: Mapping[str, Any]) -> None:
     settings = _settings()
     for where, rope in _ropes(config).items():
         _refuse_unknown(rope, where, beside_layers=where == "rope_parameters" and is_nested(config))
+        if null_theta and rope.get("rope_theta", 0) is None:
+            rope = {key: value for key, value in rope.items() if key != "rope_theta"}
         _check_rope(rope, where, settings)
 
 

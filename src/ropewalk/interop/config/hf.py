@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ropewalk.attention.temperature import Temperature
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import diffusion
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.checks import check_values
 from ropewalk.interop.config.families import FAMILIES, family_of
-from ropewalk.interop.config.layers import gives_rope, layer_ropes, refuse_other_encodings, stray_keys
+from ropewalk.interop.config.layers import gives_rope, layer_ropes, layer_types, refuse_other_encodings, stray_keys
 from ropewalk.interop.config.read import read_layer
+from ropewalk.interop.config.temperatures import WITHOUT_ROPE, read_temperatures
 from ropewalk.interop.config.unrotated import layer_names
 from ropewalk.interop.config.values import Entry, Layer
 from ropewalk.interop.config.write import config_keys
@@ -78,6 +80,14 @@ def layer_specs(config: Any) -> list[RopeSpec | None]:
     return [specs.get(name) for name in layer_names(text, family_of(text.get("model_type")), specs)]
 
 
+def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
+    """Return the temperature of each layer type, as `from_hf(per_layer=True)` names them; None if queries have no factor."""
+    text = config_file.text_part(config_file.load(config))
+    if text.get("model_type") in WITHOUT_ROPE:
+        return read_temperatures(text, dict.fromkeys(layer_types(text) or ("full_attention",), False))
+    return read_temperatures(text, {name: spec is not None for name, spec in _read(text)[0].items()})
+
+
 def explain(config: Any) -> Explanation:
     """Return each value of the spec that a config describes, and the config key or default it came from."""
     return _read(config)[1]
@@ -115,7 +125,7 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
         raise RopeError("rope_parameters", "or rope_theta must be given for a model_type that is not known", model_type)
     if family.must_be_given and not (text.get("rope_parameters") or text.get("rope_scaling")):
         raise RopeError("rope_parameters", f"must be given: without it {model_type} falls back to a scaled rope", None)
-    check_values(text)
+    check_values(text, null_theta=family.rope_is_optional)
     specs: dict[str, RopeSpec | None] = {}
     entries: list[Entry] = []
     messages: list[str] = [f"rope_parameters.{key}: not read beside layer types" for key in stray_keys(text)]
@@ -128,6 +138,9 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
         specs[name] = read_layer(layer, precision)
         entries += layer.entries
         messages += layer.warnings
+    for name, temperature in read_temperatures(text, {name: spec is not None for name, spec in specs.items()}).items():
+        if temperature is not None:
+            entries.append(Entry(name, "temperature", temperature, f"code of {model_type}"))
     return specs, Explanation(model_type, tuple(entries), tuple(dict.fromkeys(messages)))
 
 

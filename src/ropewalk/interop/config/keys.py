@@ -27,7 +27,8 @@ ROPE_KEYS = (
 COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
 AXIS_KEYS = frozenset(("mrope_section", "xdrope_section", "mrope_interleaved", "interleaved"))
 #: keys of a rope object that the rotation does not depend on: Ministral 3 scales its queries by them
-OTHER_KEYS = frozenset(("llama_4_scaling_beta", SERVED_LENGTH_KEY))
+TEMPERATURE_KEY = "llama_4_scaling_beta"
+OTHER_KEYS = frozenset((TEMPERATURE_KEY, SERVED_LENGTH_KEY))
 #: keys of a rope object that checkpoints have for other engines or for their own code; transformers does not read them
 UNREAD_KEYS = frozenset(("attn_factor", "extrapolation_factor", "apply_yarn_scaling", "finetuned"))
 #: one theta for each layer, 0 for layers that are not rotated; it takes precedence over the theta of the rope (Granite SWA)

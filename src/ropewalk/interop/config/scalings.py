@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError, flag, number
 from ropewalk.frequencies import SCALINGS, Clipped, Dynamic, LongRope, Ntk, Scaling, Yarn
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, Setting, settings_of
 from ropewalk.interop.config.families import Family
-from ropewalk.interop.config.keys import AXIS_KEYS, COMMON_KEYS, FRACTION_KEYS, OTHER_KEYS, UNREAD_KEYS
+from ropewalk.interop.config.keys import AXIS_KEYS, COMMON_KEYS, FRACTION_KEYS, OTHER_KEYS, TEMPERATURE_KEY, UNREAD_KEYS
 from ropewalk.interop.config.values import Layer, Value, find, served_length
 
 #: keys that HunYuan's checkpoints have beside `alpha` and that their code does not read
@@ -42,7 +42,9 @@ def inner_keys() -> set[str]:
 def read_scaling(layer: Layer) -> Scaling:
     """Return the scaling that the rope of a layer type names; warn about keys that this scaling does not read."""
     kind = SCALINGS[layer.rope_type]
-    read_keys = {*COMMON_KEYS, *AXIS_KEYS, *OTHER_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
+    read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
+    if TEMPERATURE_KEY in layer.rope:
+        read_keys |= {*OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them
     if kind is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.is_known):
         scaling: Scaling = Ntk(layer.use("factor", layer.rope["alpha"], number))
         read_keys |= UNREAD_WITH_ALPHA
