@@ -5,7 +5,7 @@ from __future__ import annotations
 from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.interop.engines.read_transformers import read_hf, refusal
+from ropewalk.interop.engines.read_transformers import read_hf, refusal, use_class_default
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
 
 #: families that run inside SGLang as transformers' own code
@@ -48,6 +48,11 @@ def read_sglang(case: Case) -> Reading:
             scaling=Default(),
         )
         return reading
+    if case.model_type == "olmo3" and case.layer_type == "sliding_attention" and case.spec.theta != 5e5:
+        return reading.fail("not known: theta of OLMo 3's sliding layers")
+    if case.model_type == "gemma4_text" and not case.nested:
+        return reading.fail("not known: Gemma 4 without rope_parameters by layer type")
+    use_class_default(reading)
     _partial(reading, where)
     _axes(reading)
     if reading.problem is None:

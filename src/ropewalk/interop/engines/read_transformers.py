@@ -8,6 +8,7 @@ from ropewalk.interop.engines.readings import Case, Reading
 
 #: families whose config class takes no other scaling than LongRoPE
 LONGROPE_ONLY = ("phi3", "phi4_multimodal")
+PHI3_TRAINED = 4096
 
 
 def refusal(case: Case) -> str | None:
@@ -16,7 +17,21 @@ def refusal(case: Case) -> str | None:
         return "no table: transformers 5 renames type su after it looked for the trained length, and refuses the config"
     if case.model_type in LONGROPE_ONLY and not isinstance(case.spec.scaling, (LongRope, Default)):
         return f"no table: {case.model_type} refuses rope_type {case.rope_type}"
+    if case.model_type == "phimoe" and not isinstance(case.spec.scaling, (LongRope, Default)):
+        return f"no table: phimoe refuses rope_type {case.rope_type}"
+    if case.model_type == "mixtral" and case.config.get("head_dim") is None and isinstance(case.spec.scaling, LongRope):
+        return "no table: mixtral refuses LongRoPE without head_dim"
     return None
+
+
+def use_class_default(reading: Reading) -> None:
+    """Use the trained length that Phi-3's config class has by default: a key inside the rope does not replace it."""
+    case = reading.case
+    if case.model_type not in LONGROPE_ONLY or case.config.get("original_max_position_embeddings") is not None:
+        return
+    if isinstance(reading.spec.scaling, LongRope) and reading.change(original_length=PHI3_TRAINED):
+        does = f"read beside the rope alone: {PHI3_TRAINED} is used"
+        reading.add("original_max_position_embeddings", does, "configuration_phi3.py")
 
 
 def read_hf(case: Case) -> Reading:
@@ -28,6 +43,12 @@ def read_hf(case: Case) -> Reading:
         return reading.fail(
             "no table: this family's code rotates whole heads, and a scaled partial rope is an error in its forward"
         )
+    if (problem := _missing(case)) is not None:
+        return reading.fail(problem)
+    use_class_default(reading)
+    if case.model_type == "olmo3" and not case.nested and case.layer_type == "sliding_attention":
+        reading.use("rope_theta", "read for full layers alone, 500,000 for the others", "configuration_olmo3.py", theta=5e5)
+    scaling = reading.spec.scaling
     if isinstance(scaling, Dynamic):
         does = "base of the longest sequence of the batch; a later, shorter batch keeps it until below the trained length"
         reading.add("dynamic NTK", does, "transformers#25104, modeling_rope_utils.py")
@@ -41,6 +62,17 @@ def read_hf(case: Case) -> Reading:
     if isinstance(scaling, Yarn) and case.nested:
         reading.round_band("not read in a rope given by layer type", "modeling_rope_utils.py 5.22")
     return reading
+
+
+def _missing(case: Case) -> str | None:
+    """Return which key the model's code needs and the config does not have; None if it has all of them."""
+    if case.model_type == "mixtral" and case.config.get("head_dim") is None and isinstance(case.spec.scaling, (Yarn, Dynamic)):
+        return f"no table: mixtral needs head_dim for rope_type {case.rope_type}"
+    if case.model_type == "ministral3" and (case.rope.get("llama_4_scaling_beta") is None or case.original_length is None):
+        return "no table: ministral3 needs llama_4_scaling_beta and original_max_position_embeddings"
+    if case.model_type == "gemma4_text" and not case.nested:
+        return "no table: gemma4_text needs rope_parameters by layer type"
+    return None
 
 
 def _breaks(case: Case) -> bool:

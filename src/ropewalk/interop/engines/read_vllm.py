@@ -6,7 +6,7 @@ from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.engines.read_transformers import LONGROPE_ONLY, read_hf, refusal
+from ropewalk.interop.engines.read_transformers import LONGROPE_ONLY, read_hf, refusal, use_class_default
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
 
 #: families that run inside vLLM as transformers' own code (its registry says so)
@@ -40,6 +40,12 @@ def read_vllm(case: Case) -> Reading:
         return reading.fail("no table: minimax_m2 needs rotary_dim")
     if case.model_type == "gpt_oss" and not (isinstance(case.spec.scaling, Yarn) and {"factor", *BETAS} <= case.rope.keys()):
         return reading.fail("no table: gpt_oss takes yarn alone, with factor, beta_fast and beta_slow")
+    if case.model_type == "gemma4_text" and not case.nested:
+        return reading.fail("not known: Gemma 4 without rope_parameters by layer type")
+    if isinstance(case.spec.scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
+        is_refused = case.model_type in ("cohere", "cohere2", "glm4")
+        return reading.fail(f"{'no table' if is_refused else 'not known'}: LongRoPE with interleaved pairs")
+    use_class_default(reading)
     _partial(reading)
     _axes(reading)
     _scaling(reading)
@@ -49,7 +55,7 @@ def read_vllm(case: Case) -> Reading:
 def _partial(reading: Reading) -> None:
     """Rotate the fraction of the head that the config gives, in every family."""
     case, spec = reading.case, reading.spec
-    if case.fraction is None or case.latent or case.mrope or isinstance(spec.scaling, Proportional):
+    if case.fraction is None or case.mrope or isinstance(spec.scaling, Proportional):
         return
     reading.rotate(int(spec.head_dim * case.fraction), "read in every family", "rotary_embedding/__init__.py")
 
@@ -66,7 +72,11 @@ def _axes(reading: Reading) -> None:
 
 def _scaling(reading: Reading) -> None:
     case, scaling = reading.case, reading.spec.scaling
-    if isinstance(scaling, Yarn) and case.latent:
+    if case.mrope and not isinstance(scaling, (Default, Yarn)):
+        reading.fail(f"no table: rope_type {case.rope_type} has no axes in vLLM")
+    elif case.mrope and isinstance(scaling, Yarn) and case.family.axis_order == "interleaved":
+        reading.fail("not known: the band of YaRN in families with interleaved axes")
+    elif isinstance(scaling, Yarn) and case.latent:
         magnitude = magnitude_of_mscales(case, scaling)
         reading.set_yarn_magnitude(magnitude, "mscale keys read, attention_factor not read", "deepseek_scaling_rope.py")
         reading.round_band("not read", "deepseek_scaling_rope.py")
