@@ -6,6 +6,10 @@ without it would silently return tensors without gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -213,9 +217,31 @@ torch.library.register_vmap("ropewalk::turn", _vmapped_turn)
 torch.library.register_vmap("ropewalk::cos_sin", _vmapped_cos_sin)
 
 
+class _Replaced:
+    """What replaces the registered ops while something is exported; None: nothing."""
+
+    rotate: Callable[[tuple[Tensor, ...], AnyRequest], tuple[Tensor, ...]] | None = None
+    tables: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+@contextmanager
+def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iterator[None]:
+    """Within this context, traced calls run these functions instead of the registered ops: `interop.onnx` exports so.
+
+    rotate  (xs, request) -> the rotated tensors;  tables  (request, positions, dtype, key) -> cos and sin
+    """
+    _Replaced.rotate, _Replaced.tables = rotate, tables
+    try:
+        yield
+    finally:
+        _Replaced.rotate = _Replaced.tables = None
+
+
 def request_tables(request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
     """Return cos and sin of a request through the registered op; sin is not negated for an inverse rotation."""
     positions = request.explicit_positions(seq, device)
+    if _Replaced.tables is not None:
+        return _Replaced.tables(request, positions, dtype, key)
     return torch.ops.ropewalk.cos_sin(
         positions, _as_tensor(request.length, device), _as_text(request), dtype, request.magnitude_power, key
     )
@@ -227,7 +253,9 @@ def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
 
 def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False) -> tuple[Tensor, ...]:
     """Rotate `xs` by a registered op; under vmap (`mapped`) no op writes in place."""
-    if isinstance(request, TableRequest):
+    if _Replaced.rotate is not None:
+        rotated = _Replaced.rotate(xs, request)
+    elif isinstance(request, TableRequest):
         table = (request.cos, request.sin, request.layout_in, request.layout_out, request.start, request.seq_dim)
         rotated = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
     else:

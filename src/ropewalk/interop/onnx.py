@@ -1,0 +1,143 @@
+"""Export models that use Rope to ONNX: the standard RotaryEmbedding operator where it fits, plain operators elsewhere.
+
+cos and sin are computed in the graph, in float64, from small tables of the four bytes of a position: the graph has no maximum
+length, and is as exact at token 10,000,000 as at token 10.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ropewalk import levels
+from ropewalk.errors import RopeError, integer
+from ropewalk.kernels.reference import join_pairs, split_pairs
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest
+from ropewalk.ops import replaced_ops
+from ropewalk.spec import RopeSpec
+
+#: bits of the digits of a position; small tables, because a model holds them
+DIGITS = (8, 8, 8, 8)
+#: elements of a table for a head of 512 dimensions; larger weights are not compared with each other
+LARGEST_TABLE = 1 << 17
+#: the first opset with RotaryEmbedding
+OPSET = 23
+
+
+def export(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    opset_version: int = OPSET,
+    **options: Any,
+) -> Any:
+    """Export a model that uses Rope and return its `torch.onnx.ONNXProgram`; needs the extra `onnx`.
+
+    path            write the program to this file
+    dynamic_shapes  as in `torch.export.export`
+    options         of `torch.onnx.export`, such as input_names
+
+    Frequencies must be fixed; positions are 32-bit integers.
+    """
+    try:
+        import onnxscript  # type: ignore[import-not-found]  # noqa: F401 - torch.onnx imports it late, and names no extra
+    except ImportError:
+        raise RopeError("export", "needs onnx and onnxscript; run: pip install 'ropewalk[onnx]'", None) from None
+    integer("opset_version", opset_version, low=OPSET)
+    with replaced_ops(_rotate, _tables):
+        program = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    made = torch.onnx.export(program, dynamo=True, opset_version=opset_version, verbose=False, **options)
+    assert made is not None  # dynamo=True returns a program
+    _share(made.model)
+    if path is not None:
+        made.save(str(path))
+    return made
+
+
+def _share(model: Any) -> None:
+    """Let all layers share one copy of the tables, and of cos and sin."""
+    from onnx_ir.passes import common  # type: ignore[import-not-found]
+
+    common.LiftConstantsToInitializersPass()(model)
+    common.DeduplicateInitializersPass(size_limit=LARGEST_TABLE)(model)
+    common.CommonSubexpressionEliminationPass()(model)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The tables and magnitudes of a spec, for queries (False) and keys (True)."""
+
+    tables: dict[bool, tuple[np.ndarray, ...]]
+    magnitudes: dict[bool, float]
+
+
+def _prepared(spec: RopeSpec) -> _Prepared:
+    """Return what a graph needs of a spec."""
+    if spec.needs_length:
+        rule = "must not depend on the length to be exported; use its frequencies at one length, frequencies.Given(radians)"
+        raise RopeError("scaling", rule, spec.scaling)
+    # tensors have no data while a model is exported; that holds for this thread alone
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(_computed, spec).result()
+
+
+def _computed(spec: RopeSpec) -> _Prepared:
+    levels.check_spec(spec, None)
+    sides = {key: levels.levels(spec, None, key and spec.magnitude_on == "q", DIGITS, "float64") for key in (False, True)}
+    return _Prepared(sides, {key: levels.magnitude_of(spec, key) for key in (False, True)})
+
+
+def _tables(request: Request, positions: Tensor, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has."""
+    prepared = _prepared(request.spec)
+    parts, rest = [], positions.to(torch.int64)
+    for table in prepared.tables[key]:
+        digit = torch.remainder(rest, len(table))
+        rest = torch.div(rest - digit, len(table), rounding_mode="trunc")
+        parts.append(levels.rows_at(torch, levels.array(torch, table), digit, request.spec))
+    cos, sin = levels.added(parts)
+    if request.magnitude_power != 1:  # the tables have the magnitude to the power 1
+        factor = prepared.magnitudes[key] ** (request.magnitude_power - 1)
+        cos, sin = cos * factor, sin * factor
+    return cos.to(dtype), sin.to(dtype)
+
+
+def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
+    """Rotate each of `xs`."""
+    rotated = []
+    for i, x in enumerate(xs):
+        if isinstance(request, TableRequest):
+            cos, sin = request.cos, request.sin
+        else:
+            positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
+            cos, sin = _tables(request, positions, torch.float32, request.is_key(i))
+            sin = sin if request.sign > 0 else -sin
+        where = request.layout_in, request.layout_out, request.start, request.seq_dim
+        rotated.append(_rotate_by(x, cos, sin, *where))
+    return tuple(rotated)
+
+
+def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int) -> Tensor:
+    """Rotate by given tables: the standard operator for [B, H, S, D] whose rotated part is first, else plain operators."""
+    wide = x.to(torch.float32)
+    cos, sin = cos.to(torch.float32), sin.to(torch.float32)
+    pairs = cos.shape[-1]
+    if x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3:
+        tables = [table.expand(x.shape[0], x.shape[2], pairs) for table in (cos, sin)]
+        options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": 0 if 2 * pairs == x.shape[-1] else 2 * pairs}
+        return torch.onnx.ops.rotary_embedding(wide, *tables, **options).to(x.dtype)
+    if cos.ndim < 4:  # [S, pairs] or [B, S, pairs]; one more axis for the heads
+        cos, sin = (table.unsqueeze(-3 if seq_dim == -2 else -2) for table in (cos, sin))
+    a, b = split_pairs(wide[..., start : start + 2 * pairs], layout)
+    done = join_pairs(a * cos - b * sin, b * cos + a * sin, layout_out)
+    return torch.cat((wide[..., :start], done, wide[..., start + 2 * pairs :]), dim=-1).to(x.dtype)
