@@ -171,7 +171,8 @@ def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tupl
         factors, points = cached.frequencies.radians.to(dtype), points.to(dtype)
     else:
         factors, points = cached.steps, points.to(torch.int64)
-    angles = sum(point * factor[:, None] for point, factor in zip(points, factors.unbind(-1), strict=True))
+    products = [point * factor[:, None] for point, factor in zip(points, factors.unbind(-1), strict=True)]
+    angles = sum(products[1:], start=products[0])
     return (angles.cos(), angles.sin()) if angles.is_floating_point() else cos_sin_of_turns(angles)
 
 

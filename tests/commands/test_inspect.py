@@ -153,8 +153,8 @@ def test_a_folder_and_a_plot(capsys, write, tmp_path, monkeypatch):
 
 
 def test_warnings_of_the_config_are_shown(capsys, write):
-    path = write(LLAMA | {"rope_scaling": LLAMA["rope_scaling"] | {"surplus": 1}})
-    assert any("surplus" in text for text in report(capsys, path)["warnings"])
+    path = write(LLAMA | {"rope_scaling": LLAMA["rope_scaling"] | {"finetuned": True}})
+    assert any("finetuned" in text for text in report(capsys, path)["warnings"])
     assert "warning: " in call(capsys, path)[1]
 
 

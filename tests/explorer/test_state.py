@@ -34,7 +34,7 @@ def changed(name: str, control: controls.Control):
         return not control.default
     if control.kind == "numbers":
         return tuple(value * 1.5 for value in control.default)
-    if name.endswith(("fraction", "weight")):
+    if name.endswith(("fraction", "weight", "share")):
         return 0.5
     return 1.25 if control.kind == "maybe" else control.default * 2 + (control.kind == "integer")
 

@@ -87,7 +87,7 @@ def test_engines_are_told_in_both_languages():
     facts = Facts(RopeSpec(128, scaling=Dynamic(factor=4.0, original_length=4096)), 4096, 16_384)
     rows = engines.rows_of(engines.config_of(facts))
     words = {row.engine: row.words(ENGLISH) for row in rows}
-    assert "63 pairs differ, from pair 1 on" in words["vLLM, 4,096"]
+    assert "63 pairs differ, from pair 1 on" in words["SGLang, 4,096"]
     assert all(HAN.search(row.words(translator("zh"))) for row in rows)
     app = opened(step="engines", a__scaling="ntk")
     assert "No config can name ntk" in app.info[0].value

@@ -72,11 +72,11 @@ def test_json_is_one_object(call):
 
 
 def test_what_is_not_known_and_what_is_not_read_are_shown(call):
-    config = {**CONFIG, "model_type": "new", "rope_scaling": {"type": "dynamic", "alpha": 10.0, "colour": 1}}
+    config = {**CONFIG, "model_type": "new", "rope_scaling": {"type": "dynamic", "alpha": 10.0, "finetuned": True}}
     code, out, _ = call(config)
     assert code == 0
     assert "not known" in out
-    assert "warning: colour" in out
+    assert "warning: finetuned" in out
 
 
 def test_a_bad_config_is_one_line(call):

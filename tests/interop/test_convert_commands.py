@@ -103,7 +103,7 @@ def test_extend_prints_json(call, folder):
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert found["changes"][SCALED]["after"]["rope_type"] == "dynamic"
-    assert "vLLM" in found["disagreements"][0]
+    assert "SGLang" in found["disagreements"][0]
 
 
 @pytest.mark.parametrize(

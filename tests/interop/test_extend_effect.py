@@ -214,6 +214,7 @@ def test_rounded_frequencies_do_not_stand_in_the_way():
     assert rotary(model).inv_freq.dtype == torch.float32  # as a newly loaded model has them
 
 
+@pytest.mark.filterwarnings("ignore:mlx-lm at:UserWarning")
 def test_another_softmax_factor_needs_a_newly_loaded_model():
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32, "mscale": 1.0,
             "mscale_all_dim": 1.0}  # fmt: skip

@@ -230,10 +230,10 @@ def test_a_method_that_was_not_measured_in_full_is_not_chosen():
     assert scores_of(rows[:-1], 100, 400).keys() == {"none"}
 
 
+@pytest.mark.filterwarnings("ignore:.* at 128 tokens:UserWarning")
 def test_the_config_is_that_of_extend_and_none_is_left_over(model, tokens, tmp_path, monkeypatch):
     expected = model.config.to_dict()
-    with pytest.warns(UserWarning, match="attention_factor"):
-        rw.extend(expected, "yarn", factor=4, attention_factor=1.0)
+    rw.extend(expected, "yarn", factor=4, attention_factor=1.0)
     choice = Recommendation("by_parts", "", (), ())
     monkeypatch.setattr(session, "decide", lambda scores, **_: choice)
     found = rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)

@@ -216,7 +216,8 @@ class KVCache:
         positions = self._checked_positions(positions, len(seen.valid), self.size).expand_as(seen.positions).contiguous()
         if self._holds_rotations(encoding):
             target = to.rope if isinstance(to, Rotary) else None
-            k = encoding.rope.rerotate(seen.k, seen.positions, positions, target, match_magnitude=True, **lengths)
+            rope = encoding.rope  # type: ignore[union-attr]  # an encoding with rotations has one
+            k = rope.rerotate(seen.k, seen.positions, positions, target, match_magnitude=True, **lengths)  # type: ignore[operator]
         else:
             k = seen.k
         self._buffers = CachedTokens(k, seen.v, positions, seen.valid)
@@ -246,7 +247,8 @@ class KVCache:
         self._refuse_rerotation(encoding)
         k, positions = other.k, self._checked_positions(positions, len(other.valid), other.valid.shape[-1])
         if self._holds_rotations(encoding):
-            k = encoding.rope.rerotate(k, other.positions, positions.expand_as(other.positions).contiguous())
+            rope = encoding.rope  # type: ignore[union-attr]  # an encoding with rotations has one
+            k = rope.rerotate(k, other.positions, positions.expand_as(other.positions).contiguous())  # type: ignore[operator]
         self.append(k, other.v, positions, other.valid)
 
     def _refuse_rerotation(self, encoding: Encoding) -> None:

@@ -145,7 +145,7 @@ def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, origin: str, r
     at = 0
     for segment in row:
         if isinstance(segment, Text):
-            run = _Run(segment.tokens, (at,) * 3, (1, 1, 1), (segment.tokens, segment.tokens, segment.tokens))
+            run = _Run(segment.tokens, (at, at, at), (1, 1, 1), (segment.tokens, segment.tokens, segment.tokens))
             at += segment.tokens
         elif not isinstance(segment, Image | Video):
             raise RopeError("rows", "must be rows of Text, Image and Video segments", segment)

@@ -112,8 +112,8 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
 def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
     text = config_file.text_part(config_file.load(config))
     if diffusion.CLASS_KEY in text:
-        spec, entries = diffusion.read(text, precision)
-        return {diffusion.LAYER_TYPE: spec}, Explanation(text[diffusion.CLASS_KEY], entries)
+        spec, found = diffusion.read(text, precision)
+        return {diffusion.LAYER_TYPE: spec}, Explanation(text[diffusion.CLASS_KEY], found)
     model_type = text.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)

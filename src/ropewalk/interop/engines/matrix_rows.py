@@ -131,7 +131,7 @@ def _real() -> Iterator[Row]:
             yield Row(f"{name}, v{spelling}", config, length, axes=3 if model_type in VISION else 1)
     hunyuan = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
     yield Row("hunyuan, v4", config_of("hunyuan_v1_dense", 4, 32768, 1e4, hunyuan), 32768)
-    gemma = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
+    gemma: dict[str, Any] = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
     yield Row("gemma-3, v4", config_of("gemma3_text", 4, 32768, None, **gemma), 32768)
     yield Row("gemma-3 linear, v4", config_of("gemma3_text", 4, 131072, None, LINEAR, **gemma), 131072)
     local = {"rope_type": "default", "rope_theta": 1e4}

@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.config.layers import NO_ROPE
+from ropewalk.interop.config.unrotated import NO_ROPE
 from ropewalk.spec import RopeSpec
 
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32

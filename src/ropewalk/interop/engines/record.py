@@ -46,7 +46,8 @@ def cells(output: Mapping[str, Any], by_id: Mapping[str, Row]) -> Iterator[tuple
 
 def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each config and layer type: what the engine did, measured against the spec of `from_hf`."""
-    engine = ENGINES[KEYS.get(output["engine"], output["engine"])].title
+    name_of: str = output["engine"]
+    engine = ENGINES[KEYS.get(name_of, name_of)].title
     for row, name, rope in cells(output, by_id):
         made = {
             "engine": engine, "version": output["version"], "date": date, "config": row.name, "length": row.length,

@@ -83,7 +83,7 @@ def remap_transformers(
     by_layer = _layers(target.config, names)
     for spec in dict.fromkeys(by_layer.values()):
         _refuse_spec(spec, remapping)
-    specs = {name: spec for name, spec in before.items() if spec in by_layer.values()}
+    specs = {name: spec for name, spec in before.items() if spec is not None and spec in by_layer.values()}
     # refuses a model whose rotary modules compute other angles than its config says
     target.served(ConfigChange({}, specs, (), target.config, None, trained, specs, specs))
     layers = RemappedLayers(remapping, by_layer, Recorded(), backend)

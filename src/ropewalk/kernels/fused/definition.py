@@ -241,7 +241,7 @@ def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
     target = torch.where(live.any(), slots[source], 0)
     where = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
     for store, x, scale in zip((cache.k, cache.v), (k, v), cache.scales, strict=True):
-        if store is None:
+        if store is None or x is None:
             continue
         rows = _stored(x[source], store.dtype, scale)
         if cache.quantised:

@@ -64,7 +64,7 @@ def load() -> ctypes.CDLL:
     """Return the library inside the installed xllamacpp, silent."""
     import xllamacpp
 
-    library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
+    library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))
     for name, result, *arguments in (
         ("llama_model_default_params", ModelParams),
         ("llama_context_default_params", ContextParams),

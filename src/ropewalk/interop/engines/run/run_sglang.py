@@ -127,7 +127,7 @@ def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
 
     A second token is at the end of the sequence, because LongRoPE looks at all positions of a batch.
     """
-    size = rope.head_size
+    size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
     units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
     units = units.repeat(2, *[1] * (units.ndim - 1))
     call = getattr(rope, "forward_native", rope.forward)

@@ -115,7 +115,7 @@ def _uses(owner: torch.nn.Module, rope: torch.nn.Module, axes: int) -> bool:
 
 def _matrices(rope: torch.nn.Module, axes: int) -> list[Any]:
     """Return what one step on each axis makes of the unit vectors, in columns."""
-    size = rope.head_size
+    size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
     # the rope of latent attention takes heads on an axis of their own
     units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
     call = getattr(rope, "forward_native", rope.forward)

@@ -20,7 +20,8 @@ def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None
     ]  # fmt: skip
     if not modules:
         raise ValueError("the model has no rotary module")
-    config, takes = modules[0].config, inspect.signature(modules[0].forward).parameters
+    config: Any = modules[0].config
+    takes = inspect.signature(modules[0].forward).parameters
     count = config.num_hidden_layers
     skips = getattr(config, "no_rope_layers", None) or [1] * count
     kinds = config.layer_types if "layer_type" in takes else [None] * count
