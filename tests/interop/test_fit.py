@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
+from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import RopeError
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.fit import reader as reader_module
@@ -59,11 +60,11 @@ def true_losses(model, window):
 
 
 def test_fit_measures_every_method_of_extend(fitted):
-    assert set(fitted.facts["methods"]) == {"none", "by_parts", *kinds()} - {"longrope"}
+    assert set(fitted.facts["methods"]) == {"none", "by_parts", *kinds(), *REMAPPINGS} - {"longrope"}
     assert not fitted.skipped
 
 
-@pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic_yarn"])
+@pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic_yarn", "self_extend", "dca"])
 def test_losses_by_band_are_those_of_transformers(fitted, model, tokens, name):
     window, own = windows_of(tokens, 128, 3)[1], copy.deepcopy(model)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The methods that `fit` measures: every scaling that `extend` offers, and entries of METHODS."""
+"""The methods that `fit` measures: every scaling and remapping that `extend` offers, and entries of METHODS."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import choice
 from ropewalk.frequencies.scaling import Scaling
 from ropewalk.interop.config import file as config_file
@@ -51,7 +52,7 @@ def methods(long_factor: tuple[float, ...] | None = None) -> dict[str, Method]:
             found[name] = Method(name, factor=_takes_factor(scaling))
         elif long_factor is not None:
             found[name] = Method(name, options={"long_factor": tuple(long_factor)})
-    return found
+    return found | {name: Method(name) for name in REMAPPINGS}
 
 
 def _takes_factor(scaling: type[Scaling]) -> bool:
@@ -69,7 +70,7 @@ def extended(model: nn.Module, method: Method, factor: float, trained: int) -> I
     """Context manager: the model uses the method, and its own frequencies again afterwards."""
     if method.kind is None:
         yield
-    elif isinstance(model, Decoder):
+    elif isinstance(model, Decoder) and method.kind not in REMAPPINGS:
         with _decoder_extended(model, method, factor, trained):
             yield
     else:
@@ -137,7 +138,7 @@ def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
 
 def config_with(model: nn.Module, method: Method, factor: float, trained: int) -> dict[str, Any] | None:
     """Return the model's config with a method, in the spelling of `extend`; None if no config can express it."""
-    if method.kind is None or isinstance(model, Decoder):
+    if method.kind is None or method.kind in REMAPPINGS or isinstance(model, Decoder):
         return None
     config = dict(copy.deepcopy(config_file.load(model.config)))
     with quiet():
