@@ -76,7 +76,7 @@ def test_every_field_of_a_scaling_is_part_of_the_identity(name):
         "mscale": 0.5, "mscale_all_dim": 0.5, "ntk_turns": (1.5, 0.5), "keep_turns": (17.0, 2.0), "ntk_weight": 0.5,
         "keep_weight": 0.5, "short_factor": (2.0,), "long_factor": (2.0,), "low_freq_factor": 1.5, "high_freq_factor": 5.0,
         "fraction": 0.5, "scale_base": 100.0, "center": 5, "radians": (2.0,), "magnitude": 2.0, "start": fq.XPos(),
-        "inner": fq.Dynamic(), "pairs": 3, "soft": False, "alpha": (0.5,),
+        "inner": fq.Dynamic(), "pairs": 3, "soft": False, "alpha": (0.5,), "frames": 99, "repeat": 33, "share": 0.5,
     }  # fmt: skip
     plain = SCALINGS[name]()
     changed = [SCALINGS[name](**{field.name: other[field.name]}) for field in dataclasses.fields(plain)]

@@ -13,6 +13,8 @@ from transformers.utils import logging
 
 import ropewalk as rw
 from ropewalk import frequencies
+from ropewalk.attention.remap import SelfExtend
+from ropewalk.attention.temperature import FloorLog, LogN
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models import HEADS, Decoder, DecoderConfig, RoFormer, RoFormerConfig
@@ -70,6 +72,7 @@ DECODER: dict[str, list[Any]] = {
     "attention_dropout": [None, 0.3], "length": [24, 64], "num_experts": [0, 4], "experts_per_token": [1, 2],
     "moe_intermediate_size": [None, 8], "norm_topk": [True, False], "router_aux_coef": [0.0, 0.1],
     "dense_layers": [(), (0,), (0, 1)], "init_std": [0.02, 0.5],
+    "temperature": [None, FloorLog(0.3, 2), LogN(2), {"full": FloorLog(0.3, 2)}], "remapping": [None, SelfExtend(2, 2)],
 }  # fmt: skip
 #: config class -> (its model, values of its fields)
 CONFIGS = {RoFormerConfig: (RoFormer, ROFORMER), DecoderConfig: (Decoder, DECODER)}
