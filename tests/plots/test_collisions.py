@@ -63,7 +63,8 @@ def test_a_collision_is_seen():
 
 
 def test_every_figure_has_a_caption_and_no_caption_is_left_over():
-    assert list(plots.CAPTIONS) == list(plots.FIGURES)
+    # other tests take figures out and put them back, which changes the order
+    assert set(plots.CAPTIONS) == set(plots.FIGURES)
     assert all(text.endswith(".") and len(text) < 150 for text in plots.CAPTIONS.values())
 
 
