@@ -220,7 +220,7 @@ def test_importing_the_package_is_quick():
     assert any(cost() < 0.6 for _ in range(3))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=short_name)
+@pytest.mark.parametrize("path", [*SOURCES, *sorted((SOURCE.parent / "ropewalk_cli").glob("*.py"))], ids=lambda path: path.name)
 def test_no_file_is_too_long_to_read(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
 

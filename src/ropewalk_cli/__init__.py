@@ -69,7 +69,7 @@ COMMANDS: dict[str, Command | str] = {
         "ropewalk lab run encodings --preset cpu",
     ),
     "train": Command(
-        "ropewalk_cli.options:train", TRAIN, "Train a model from a preset, or continue a training.",
+        "ropewalk_cli.training_options:train", TRAIN, "Train a model from a preset, or continue a training.",
         "ropewalk train cpu --folder runs/rope --set model.encoding=rope",
     ),
     "demo": Command(

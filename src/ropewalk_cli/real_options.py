@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ropewalk_cli.options import Device, Json, lab, runs
+from ropewalk_cli.options import Device, Json, runs
+from ropewalk_cli.training_options import lab
 
 __all__ = ["fetch", "fit", "lab"]
 
