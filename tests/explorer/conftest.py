@@ -6,14 +6,30 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
+
+from browser import Browser
 
 
 @pytest.fixture(autouse=True)
 def main_kept(monkeypatch):
     """streamlit's harness leaves its script in the place of the main module, and processes spawned later would run it."""
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("chromium"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    """Where screenshots go; CI keeps them."""
+    return Path(os.environ.get("ROPEWALK_SCREENSHOTS") or tmp_path)
 
 
 def free_port() -> int:

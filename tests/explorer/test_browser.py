@@ -1,15 +1,13 @@
 """The page in a real browser: every kind of control by hand, both languages, a dropped config good and bad, a link restored."""
 
 import json
-import os
 import re
 import time
-from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
 
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM
 from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls
 from ropewalk.explorer.state import layers_of
@@ -18,19 +16,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/ru
 pytest.importorskip("websockets", reason="needs websockets, which streamlit brings along")
 VIEWS = [view for view in controls.VIEWS if view not in ("story", "report")]
 HAN = re.compile("[\u4e00-\u9fff]")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    opened = Browser(tmp_path_factory.mktemp("chromium"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def pictures(tmp_path) -> Path:
-    """Where screenshots go; CI keeps them."""
-    return Path(os.environ.get("ROPEWALK_SCREENSHOTS") or tmp_path)
 
 
 def link(browser) -> dict[str, str]:

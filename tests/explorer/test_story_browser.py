@@ -1,12 +1,9 @@
 """The story in a real browser, step by step in both languages: no text lies on another; the screenshots are those of the docs."""
 
-import os
-from pathlib import Path
-
 import pytest
 from geometry import overlaps
 
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM
 from ropewalk.explorer.controls import LANGUAGES, STEPS
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
@@ -15,19 +12,6 @@ LLAMA = (
     "a.theta=500000&a.scaling=llama3&a.llama3.factor=8&a.llama3.original_length=8192&a.llama3.low_freq_factor=1"
     "&a.llama3.high_freq_factor=4&trained=8192&served=131072"
 )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    opened = Browser(tmp_path_factory.mktemp("chromium"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def pictures(tmp_path) -> Path:
-    """Where screenshots go; CI keeps them."""
-    return Path(os.environ.get("ROPEWALK_SCREENSHOTS") or tmp_path)
 
 
 def drawn(browser, step: str) -> None:
