@@ -57,6 +57,13 @@ def test_stop_tokens_and_streams():
     assert torch.equal(torch.cat((prompt, streamed), dim=1), plain)
 
 
+def test_two_streams_at_the_same_time():
+    model, prompts = make(), torch.randint(0, 499, (2, 1, 9), device="cuda")
+    together = list(zip(*(model.stream(prompt, 30) for prompt in prompts), strict=True))
+    for prompt, tokens in zip(prompts, zip(*together, strict=True), strict=True):
+        assert torch.equal(model.generate(prompt, 30, graph=False)[:, 9:], torch.stack(tokens, dim=1))
+
+
 def test_sampling_with_a_seed_repeats():
     model, prompt = make(), torch.randint(0, 499, (2, 9), device="cuda")
     sampled = [model.generate(prompt, 20, temperature=1.0, top_k=20, seed=4, graph=graph) for graph in (True, True, False)]
@@ -86,9 +93,9 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_plain_path():
         want = exact(prompt)[:, -1]
         caches = model.caches()
         model(prompt[:, :-1], caches=caches)
-        step = captured_step(model, 1, 64)
-        step.start(caches)
-        error = (step(prompt[:, -1]).double() - want).norm() / want.norm()
+        with captured_step(model, 1, 64) as step:
+            step.start(caches)
+            error = (step(prompt[:, -1]).double() - want).norm() / want.norm()
         plain = (model(prompt)[:, -1].double() - want).norm() / want.norm()
     assert error < 1.5 * plain
 

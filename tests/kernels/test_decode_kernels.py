@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.kernels.decode.config import MOST_TILE_ROWS, pick_qkv_tile, pick_splits, pick_tile
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS, pick_keys, pick_qkv_tile, pick_splits, pick_tile
 from torch_release import needs_triton_3_6
 
 HERE = Path(__file__).parent
@@ -39,11 +39,23 @@ def test_the_kernels_keep_their_laws_on_the_gpu():
 @pytest.mark.parametrize("depth", [64, 1024, 4096, 14336])
 def test_tiles_fit_into_shared_memory(rows, depth):
     tiles = [pick_tile(rows, columns, depth, gate) for columns in (256, 4096, 151936) for gate in (False, True)]
-    for tile in (*tiles, pick_qkv_tile(rows, depth)):
+    if rows == 1:
+        assert pick_qkv_tile(1, depth, norm=True).rows == 1
+    for tile in tiles:
         assert (tile.rows == 1) == (rows == 1)
+    for tile in (*tiles, pick_qkv_tile(rows, depth, norm=False)):
         assert tile.rows <= MOST_TILE_ROWS
         # x and two blocks of weights, 2 bytes each, in every stage; one row uses registers instead
         assert tile.rows == 1 or (tile.rows + 2 * tile.columns) * tile.depth * 2 * tile.stages <= 227 * 1024
+
+
+@pytest.mark.parametrize("element_size", [2, 4])
+@pytest.mark.parametrize("dims", [16, 64, 128, 256])
+def test_the_tiles_of_attention_fit_into_shared_memory(dims, element_size):
+    keys = pick_keys(dims, element_size)
+    assert 16 <= keys <= 128
+    assert 3 * 2 * keys * dims * element_size <= 227 * 1024  # three stages of k and v
+    assert keys == 128 or 2 * 3 * 2 * keys * dims * element_size > 200 * 1024
 
 
 def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():

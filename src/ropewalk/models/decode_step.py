@@ -7,6 +7,8 @@ norm + gate and up products + gate; down product + residual.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -85,17 +87,25 @@ def _spec(attention: Any) -> RopeSpec:
     return encoding.rope.spec if isinstance(encoding, Rotary) else identity_rope(attention.head_dim).spec
 
 
-def captured_step(model: Any, rows: int, capacity: int) -> DecodeStep:
-    """Return the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest ones are kept."""
+@contextmanager
+def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
+    """Lend the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest ones are kept.
+
+    A step holds the keys and values of one generation, so a second generation at the same time gets a step of its own.
+    """
     capacity = max(256, power_of_two(capacity))
     key = (id(model), rows, capacity)
     step = _STEPS.newest(key)
     pointers = tuple(parameter.data_ptr() for parameter in model.parameters())
-    if step is None or step.pointers != pointers:
+    if step is None or step.busy or step.pointers != pointers:
         if step is None:
             weakref.finalize(model, _STEPS.pop, key, None)
         step = _STEPS.keep(key, DecodeStep(model, rows, capacity, pointers))
-    return step
+    step.busy = True
+    try:
+        yield step
+    finally:
+        step.busy = False
 
 
 class DecodeStep:
@@ -108,7 +118,7 @@ class DecodeStep:
     def __init__(self, model: Any, rows: int, capacity: int, pointers: tuple[int, ...]) -> None:
         config, weight = model.config, model.embed_tokens.weight
         device, dtype = weight.device, weight.dtype
-        self.pointers = pointers
+        self.pointers, self.busy = pointers, False
         shape = (rows, config.num_kv_heads, capacity, config.head_dim)
         self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers] for _ in range(2))
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
@@ -120,7 +130,7 @@ class DecodeStep:
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
         splits = pick_splits(rows, config.num_kv_heads, capacity, device)
         self.workspace = launch.Workspace(rows, *heads, splits, device)
-        self.x, self.attended = (weight.new_empty(rows, config.hidden_size) for _ in range(2))
+        self.x = weight.new_empty(rows, config.hidden_size)  # products add to it in place
         self.q, self.mixed = (weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2))
         self.normed = torch.empty_like(self.x)
         self.middle = weight.new_empty(rows, config.intermediate_size)
@@ -138,12 +148,13 @@ class DecodeStep:
             self._run(model)
 
     def _run(self, model: Any) -> None:
-        """Compute the logits after `token` and count it."""
+        """Compute the logits after `token`, make the most likely next token `token`, and count it."""
         torch.index_select(model.embed_tokens.weight, 0, self.token, out=self.x)
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
         x, norm = self._normed(self.x, model.norm)
         launch.product(x, model.head_weight, self.logits, norm=norm)
+        torch.argmax(self.logits, dim=-1, out=self.token)
         self.counters.add_(1)
 
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
@@ -161,11 +172,11 @@ class DecodeStep:
             self.q, k, v, self.mixed, self.first_keys, self.num_keys, attention.scale, self.workspace, window=attention.window
         )
         out, down = attention.o_proj, network.down_proj
-        launch.product(self.mixed.flatten(1), out.weight, self.attended, bias=out.bias, residual=self.x)
+        launch.product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)
         gate_up = network.gate_up_proj
-        x, norm = self._normed(self.attended, layer.post_attention_layernorm)
+        x, norm = self._normed(self.x, layer.post_attention_layernorm)
         launch.product(x, gate_up.weight, self.middle, norm=norm, bias=gate_up.bias, gate=True)
-        launch.product(self.middle, down.weight, self.x, bias=down.bias, residual=self.attended)
+        launch.product(self.middle, down.weight, self.x, bias=down.bias, residual=self.x)
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
         """Return (x, norm) for a product: it norms a single row itself, and several rows are normed by a launch of their own."""
@@ -184,8 +195,12 @@ class DecodeStep:
         self.num_keys.fill_(size + 1)
         torch.add(self.row_starts, size, out=self.slots)
 
-    def __call__(self, token: Tensor) -> Tensor:
-        """Return the logits [B, V] after `token` [B]; the same memory in every call."""
-        self.token.copy_(token)
+    def __call__(self, token: Tensor | None = None) -> Tensor:
+        """Return the logits [B, V] after `token` [B], by default the most likely one; the same memory in every call.
+
+        Afterwards `self.token` is the most likely next token.
+        """
+        if token is not None:
+            self.token.copy_(token)
         self.graph.replay()
         return self.logits

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import torch
@@ -49,8 +51,15 @@ class Sampling:
         if self.top_p is not None:
             number("top_p", self.top_p, above=0, high=1)
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is picked, whatever occurred before."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
     def pick(self, logits: Tensor, seen: Tensor | None, generator: torch.Generator | None) -> Tensor:
         """Return one token for each row of logits [B, V]; `seen` [B, V] is True for tokens that occurred before."""
+        if self.greedy:
+            return logits.argmax(dim=-1)
         logits = logits.float()
         if self.repetition_penalty != 1 and seen is not None:
             penalised = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
@@ -125,7 +134,7 @@ def steps(
     stops = None if stop is None else _stop_tokens(stop, vocabulary)
     filler = (stops[0] if stops else 0) if pad is None else integer("pad", pad, low=0, high=vocabulary - 1)
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
-    step = _captured_step(model, tokens, cache, max_new_tokens, capacity, graph)
+    lend_step = _lender(model, tokens, cache, max_new_tokens, capacity, graph)
     caches = cache
     if isinstance(cache, str):
         if choice("cache", cache, CACHES) == "static" and capacity is None:
@@ -133,15 +142,17 @@ def steps(
         caches = None if cache == "none" else model.caches(cache, capacity, sinks)
 
     @torch.no_grad()
-    def run(inputs: Tensor, padding: Tensor | None) -> Iterator[Tensor]:  # so that the checks above run at the call
+    def run(inputs: Tensor, padding: Tensor | None, lent: ExitStack) -> Iterator[Tensor]:
         seen = _tokens_seen(inputs, padding, vocabulary) if repetition_penalty != 1 else None
         done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
         if not max_new_tokens:
             return
         ends = None if stops is None else torch.tensor(stops, device=inputs.device)
         logits = _last_logits(model, inputs, padding, caches)
+        step = None
         for index in range(max_new_tokens):
-            new = sampling.pick(logits, seen, generator)
+            picked = index > 0 and step is not None and sampling.greedy  # by the step itself
+            new = step.token.clone() if picked else sampling.pick(logits, seen, generator)
             if ends is not None:
                 new = torch.where(done, filler, new)
                 done = done | torch.isin(new, ends)
@@ -151,10 +162,12 @@ def steps(
             all_done = None if ends is None else _to_host(done.all())
             if seen is not None:
                 seen = seen.scatter(1, new.unsqueeze(-1), True)
+            if index == 0 and lend_step is not None:
+                step = lent.enter_context(lend_step())
+                step.start(caches)
             if step is not None:
-                if index == 0:
-                    step.start(caches)
-                logits = step(new)  # starts before the host waits for `all_done`, so the GPU is never idle
+                # starts before the host waits for `all_done`, so the GPU is never idle
+                logits = step(None if picked and ends is None else new)
             if all_done is not None and all_done():
                 return
             if step is not None:
@@ -166,7 +179,11 @@ def steps(
                 padding = None if padding is None else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
             logits = _last_logits(model, inputs, padding, caches)
 
-    return run(tokens, padding)
+    def lending() -> Iterator[Tensor]:  # so that the checks above run at the call
+        with ExitStack() as lent:
+            yield from run(tokens, padding, lent)
+
+    return lending()
 
 
 def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: Any) -> Tensor:
@@ -174,8 +191,10 @@ def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: A
     return hidden @ model.head_weight.transpose(0, 1)
 
 
-def _captured_step(model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None) -> Any:
-    """Return the model's decode step as a CUDA graph, or None if `graph` is False or the step cannot be captured."""
+def _lender(
+    model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None
+) -> Callable[[], AbstractContextManager[Any]] | None:
+    """Return a function that lends the model's decode step as a CUDA graph, or None if `graph` is False or it cannot be."""
     fits = cache != "static" or capacity is None or tokens.shape[1] + new <= capacity  # the plain path raises the error
     if graph is False or not fits or (graph is None and not tokens.is_cuda):
         return None
@@ -183,7 +202,7 @@ def _captured_step(model: Model, tokens: Tensor, cache: Any, new: int, capacity:
     if reason is None:
         from ropewalk.models.decode_step import captured_step
 
-        return captured_step(model, tokens.shape[0], capacity or tokens.shape[1] + new)
+        return partial(captured_step, model, tokens.shape[0], capacity or tokens.shape[1] + new)
     if graph:
         raise RopeError("graph", f"the steps cannot be captured: {reason}; pass graph=None", graph)
     return None

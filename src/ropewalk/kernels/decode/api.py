@@ -43,8 +43,8 @@ def qkv_norm_rope(
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
     if backend is None:
-        # measured on an H200: with a head norm, or with more tokens, the library's product and a second launch are faster
-        backend = "definition" if reason or norm is not None or x.shape[:-1].numel() > MOST_TOKENS else "triton"
+        # measured on an H200: with more tokens, the library's product and a second launch are faster
+        backend = "definition" if reason or x.shape[:-1].numel() > MOST_TOKENS else "triton"
     if choice("backend", backend, BACKENDS) == "definition":
         packed = F.linear(x, weight, bias)
         q: Tensor = qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=norm, cache=cache, slots=slots)  # type: ignore[assignment]

@@ -10,6 +10,8 @@ from ropewalk.kernels.support import multiprocessors, power_of_two
 
 #: up to this many tokens the QKV product with the rotation inside is faster than the library's product and a second launch
 MOST_TOKENS = 16
+#: shared memory that the tiles of one program may use on Hopper
+SHARED_BYTES = 200 * 1024
 #: the most rows of a tile
 MOST_TILE_ROWS = 64
 
@@ -40,14 +42,24 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
         return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
     if columns > 32768:
         return Tile(1, 4, 1024, warps=1)
-    return Tile(1, 1, 1024 if depth < 4096 else 2048, warps=1)
+    return Tile(1, 1, 1024 if depth <= 2048 else 4096 if depth < 4096 else 2048, warps=1)
 
 
-def pick_qkv_tile(rows: int, depth: int) -> Tile:
-    """Return the tile of `qkv_product`; its columns are pairs."""
-    if rows > 1:
-        return Tile(min(MOST_TILE_ROWS, max(16, power_of_two(rows))), 32 if rows <= 16 else 16, stages=4)
-    return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
+def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
+    """Return the tile of `qkv_product`; its columns are pairs. With `norm`, the product norms its single row."""
+    if norm:
+        return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
+    if rows <= 16:
+        return Tile(16, 32, 256, stages=4)
+    return Tile(min(MOST_TILE_ROWS, power_of_two(rows)), 16, stages=4)
+
+
+def pick_keys(dim_block: int, element_size: int) -> int:
+    """Return how many keys `attend` reads at a time: at most 128, and three tiles of k and of v fit into shared memory."""
+    keys = 128
+    while keys > 16 and 3 * 2 * keys * dim_block * element_size > SHARED_BYTES:
+        keys //= 2
+    return keys
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ropewalk.kernels.decode import attend as attend_kernel
 from ropewalk.kernels.decode import product as device
 from ropewalk.kernels.decode import qkv as qkv_kernel
-from ropewalk.kernels.decode.config import MOST_TILE_ROWS, MOST_TOKENS, Tile, pick_qkv_tile, pick_tile
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS, MOST_TOKENS, Tile, pick_keys, pick_qkv_tile, pick_tile
 from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
 from ropewalk.kernels.fused.launch import cache_strides
@@ -87,7 +87,7 @@ def qkv_product(
         qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=head_norm, cache=cache, slots=slots, q_out=q_out)
         return
     q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
-    tile = pick_qkv_tile(rows, depth) if tile is None else tile
+    tile = pick_qkv_tile(rows, depth, norm is not None) if tile is None else tile
     spec_tables = tables(spec, x.device)
     magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     k_strides, v_strides, page_size = cache_strides(cache)
@@ -129,23 +129,26 @@ class Workspace:
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, first_keys: Tensor, num_keys: Tensor, scale: float, workspace: Workspace, *,
-    window: int | None = None, keys: int = 64, warps: int = 4,
+    window: int | None = None, keys: int | None = None, warps: int = 4,
 ) -> None:  # fmt: skip
     """Write the attention of q [B, Hq, D] over the cached k and v [B, Hk, N, D] into `out` [B, Hq, D].
 
     first_keys  [B], the index of each row's first key; the keys before it are padding
     num_keys    [1], how many keys the cache holds, those of q's own tokens included
+    keys        how many keys a program reads at a time
     """
     rows, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
     group = q_heads // k_heads
+    dim_block = max(16, power_of_two(head_dim))
+    keys = pick_keys(dim_block, k.element_size()) if keys is None else keys
     with torch.cuda.device_of(q):
         _ATTEND[(rows * k_heads, workspace.splits)](
             q, k, v, out, workspace.partial, workspace.statistics, workspace.arrived, first_keys, num_keys, scale,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
             out.stride(0), out.stride(1),
             GROUP=group, GROUP_BLOCK=max(16, power_of_two(group)), K_HEADS=k_heads, HEAD_DIM=head_dim,
-            DIM_BLOCK=max(16, power_of_two(head_dim)), SPLITS=workspace.splits, KEYS=keys, WINDOW=window or 0,
+            DIM_BLOCK=dim_block, SPLITS=workspace.splits, KEYS=keys, WINDOW=window or 0,
             TILES=-(-k.shape[2] // keys) if interpreting() else 0,
             num_warps=warps, num_stages=3, **_machine(q),
         )  # fmt: skip

@@ -17,16 +17,17 @@ from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 
 @triton.jit
 @no_type_check
-def _pair_dims(pair, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+def _pair_dims(pair, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Return the dims of both members of each pair; pairs from PAIRS on are made of the dims that are not rotated."""
     if INTERLEAVED:
         first, second = START + 2 * pair, START + 2 * pair + 1
     else:
         first, second = START + pair, START + PAIRS + pair
-    rest = 2 * (pair - PAIRS)
-    first_rest = tl.where(rest < START, rest, rest + 2 * PAIRS)
-    second_rest = tl.where(rest + 1 < START, rest + 1, rest + 1 + 2 * PAIRS)
-    return tl.where(pair < PAIRS, first, first_rest), tl.where(pair < PAIRS, second, second_rest)
+    if 2 * PAIRS < HEAD_DIM:  # otherwise the dims stay contiguous, and the compiler stores several at once
+        rest = 2 * (pair - PAIRS)
+        first = tl.where(pair < PAIRS, first, tl.where(rest < START, rest, rest + 2 * PAIRS))
+        second = tl.where(pair < PAIRS, second, tl.where(rest + 1 < START, rest + 1, rest + 1 + 2 * PAIRS))
+    return first, second
 
 
 @triton.jit
@@ -59,7 +60,7 @@ def _finish(
 ):  # fmt: skip
     """Norm and rotate pairs of one head of q or k, and store them; pairs of v are stored as they are."""
     live = pair < HEAD_DIM // 2
-    first_dim, second_dim = _pair_dims(pair, START, PAIRS, INTERLEAVED)
+    first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     is_query = head < Q_HEADS
     is_key = (head >= Q_HEADS) & (head < Q_HEADS + K_HEADS)
     if is_query | is_key:
@@ -78,7 +79,7 @@ def _finish(
         cos, sin = phase_cos_sin(position * step, QUICK)
         magnitude = tl.where(pair < PAIRS, tl.where(is_query, q_magnitude, k_magnitude), 1.0)
         first, second = rotated(first, second, cos * magnitude, sin * magnitude)
-        first_dim, second_dim = _pair_dims(pair, START, PAIRS, INTERLEAVED_OUT)
+        first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT)
     if is_query:
         queries = q_out + row.to(tl.int64) * q_row + head * q_head
         tl.store(queries + first_dim, first.to(q_out.dtype.element_ty), mask=row_live & live)
@@ -123,7 +124,7 @@ def qkv_product(
     pair = tl.program_id(0) % PARTS * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, pair < HALF
-    first_dim, second_dim = _pair_dims(pair, START, PAIRS, INTERLEAVED)
+    first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     MASKED: tl.constexpr = HALF % COLUMNS != 0 or K % DEPTH != 0
     first, second = products(
         x + row.to(tl.int64) * x_row, norm_weight,
