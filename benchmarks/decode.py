@@ -17,8 +17,8 @@ from torch import Tensor
 from ropewalk.bench.gpu import COLD_BYTES, replay_us
 from ropewalk.bench.rows import run_script
 from ropewalk.caches import clear_caches
-from ropewalk.kernels.decode import qkv_norm_rope
 from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
+from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec

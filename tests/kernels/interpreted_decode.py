@@ -14,9 +14,10 @@ import torch
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
-from ropewalk.kernels.decode import launch, qkv_norm_rope, why_not
+from ropewalk.kernels.decode import launch
 from ropewalk.kernels.decode.config import Tile
 from ropewalk.kernels.fused import KVSlots, QKNorm
+from ropewalk.kernels.qkv import qkv_norm_rope, why_not
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: the interpreter is slow, and multiplies the bits of bfloat16 as integers: 16-bit types are tested on the GPU

@@ -1,0 +1,165 @@
+"""qkv_norm_rope: the QKV product with head norm, rotation and cache write, in one launch where that is faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn import functional as F
+
+from ropewalk.errors import RopeError, choice
+from ropewalk.kernels.decode.config import MOST_TOKENS
+from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
+from ropewalk.kernels.fused.config import why_not_kernel
+from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm, QKNorm
+from ropewalk.kernels.prefill import launch as many_tokens
+from ropewalk.spec import RopeSpec
+
+
+def qkv_norm_rope(
+    x: Float[Tensor, "... K"],
+    weight: Float[Tensor, "N K"],
+    bias: Float[Tensor, " N"] | None = None,
+    *,
+    spec: RopeSpec,
+    positions: Shaped[Tensor, "..."],
+    heads: tuple[int, int],
+    cache: KVSlots | None = None,
+    slots: Shaped[Tensor, "..."] | None = None,
+    norm: QKNorm | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Return the heads of x @ weight^T + bias, those of q and k normed and rotated.
+
+    weight     [(Hq + 2 Hk) head_dim, K]: the rows of all queries, then of all keys, then of all values
+    positions  integers, one per token of x or fewer leading axes that broadcast; [axes, ...] if the spec has several axes
+    heads      (Hq, Hk)
+    cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is padding and not stored
+    norm       QKNorm of each head of q and k before the rotation, or None
+    backend    "triton", "definition" (F.linear, then qk_norm_rope), or None: the faster one that supports the call
+
+    Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and the norm's weights. With a
+    cache: q alone, without gradients.
+    """
+    call, shape = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
+    inputs = (x, weight, bias, *call.weights)
+    gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    if gradients and cache is not None:
+        raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
+    rows = x.reshape(-1, x.shape[-1])
+    kernel = _kernel(len(rows), cache, any_size=backend == "triton")
+    reason = _why_not(kernel, rows, weight, bias, call, gradients)
+    if backend is None:
+        backend = "definition" if reason else "triton"
+    if choice("backend", backend, BACKENDS) == "triton" and reason:
+        raise RopeError("backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(x.shape))
+    if backend == "definition":
+        return _separately(F.linear(x, weight, bias), call, shape, heads)
+    if kernel == "few":
+        return _few(rows, weight, bias, call).unflatten(0, shape)
+    packed = _Projection.apply(rows, weight, bias, call) if gradients else many_tokens.run(rows, weight, bias, call)
+    q, k, v = packed.view(*shape, -1, spec.head_dim).split_with_sizes((heads[0], heads[1], heads[1]), -2)
+    return (q, k, v) if cache is None else q
+
+
+def why_not(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, spec, positions, heads, cache=None, slots=None, norm=None
+) -> str | None:
+    """Return why no Triton kernel supports this call of `qkv_norm_rope`, or None if one does."""
+    call, _ = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
+    rows = x.reshape(-1, x.shape[-1])
+    gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, *call.weights))
+    return _why_not(_kernel(len(rows), cache, any_size=True), rows, weight, bias, call, gradients)
+
+
+def _kernel(tokens: int, cache: KVSlots | None, any_size: bool) -> str | None:
+    """Return the kernel for a number of tokens, "few" or "many"; None where two launches are faster, unless `any_size`."""
+    if cache is not None and tokens <= MOST_TOKENS:
+        return "few"
+    return "many" if any_size or tokens >= many_tokens.FEWEST_TOKENS else None
+
+
+def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, gradients: bool) -> str | None:
+    if kernel is None:
+        return f"between {MOST_TOKENS} and {many_tokens.FEWEST_TOKENS} tokens two launches are faster"
+    if torch.compiler.is_compiling():
+        return "torch.compile compiles the definition"
+    if reason := why_not_kernel(call):
+        return reason
+    if not rows.numel():
+        return "there are no tokens"
+    if kernel == "many":
+        if gradients and call.norm is not None:
+            return "the gradient of a norm needs the product itself"
+        return many_tokens.why_not(rows, weight, bias, call)
+    if isinstance(call.norm, LatentNorm):
+        return "the kernel normalises whole heads, not latents"
+    return None if weight.is_contiguous() and call.spec.head_dim % 2 == 0 else "the weight is not contiguous, or head_dim is odd"
+
+
+def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple[int, int]) -> Any:
+    """Norm and rotate the packed product by a second launch."""
+    options = {"spec": call.spec, "heads": heads, "norm": call.norm}
+    positions = call.positions.unflatten(-1, shape)
+    if call.cache is not None:
+        assert call.slots is not None
+        return qk_norm_rope(packed, positions=positions, cache=call.cache, slots=call.slots.unflatten(-1, shape), **options)
+    q, k = qk_norm_rope(packed, positions=positions, **options)
+    return q, k, packed.unflatten(-1, (-1, call.spec.head_dim))[..., sum(heads) :, :]
+
+
+def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    from ropewalk.kernels.decode import launch
+
+    assert call.cache is not None
+    assert call.slots is not None
+    q_heads, k_heads, norm = call.q.shape[1], call.k.shape[1], call.head_norm
+    q = rows.new_empty(len(rows), q_heads, call.spec.head_dim)
+    workspace = None if norm is None else launch.Workspace(len(rows), q_heads, k_heads, call.spec.head_dim, 1, rows.device)
+    launch.qkv_product(
+        rows, weight, q, call.cache, call.slots, call.positions, call.spec, bias=bias, head_norm=norm, workspace=workspace
+    )  # fmt: skip
+    return q
+
+
+class _Projection(torch.autograd.Function):
+    """The product with rotated heads of q and k. Its gradient rotates back, then is two products."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.call, ctx.has_bias = call, bias is not None
+        return many_tokens.run(rows, weight, bias, call)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor):
+        from ropewalk.kernels.fused.launch import run_backward
+
+        rows, weight = ctx.saved_tensors
+        call = ctx.call
+        counts = (call.q.shape[1], call.k.shape[1], call.k.shape[1])
+        q, k, v = grad.contiguous().view(len(rows), -1, call.spec.head_dim).split_with_sizes(counts, 1)
+        dq, dk, *_ = run_backward(replace(call, q=q, k=k), q, k, weight_grad=False)
+        back = torch.cat((dq, dk, v), dim=1).flatten(1)  # type: ignore[arg-type]  # both are tensors
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        return (
+            back @ weight if needs_x else None,
+            back.T @ rows if needs_weight else None,
+            back.sum(0) if needs_bias else None,
+            None,
+        )
+
+
+def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, spec, positions, heads, norm, cache, slots):
+    """Return the checked call, whose q and k have the product's shape without its memory, and the shape of the tokens."""
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and (t.dtype != x.dtype or t.device != x.device):
+            raise RopeError(name, f"must be {x.dtype} on {x.device}, like x", [t.dtype, t.device])
+    if weight.ndim != 2 or weight.shape[1] != x.shape[-1] or (bias is not None and bias.shape != weight.shape[:1]):
+        raise RopeError("weight", f"must be [N, {x.shape[-1]}], with a bias [N] or none", list(weight.shape))
+    packed = x.new_empty(weight.shape[0]).expand(*x.shape[:-1], -1)
+    return checked_call(packed, None, None, spec, positions, heads, norm, cache, slots, None)

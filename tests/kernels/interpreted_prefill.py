@@ -1,0 +1,158 @@
+"""Laws of the QKV product of many tokens against definitions in float64: on the GPU where there is one, else in the interpreter.
+
+`test_decode_kernels.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk import axes, frequencies
+from ropewalk.errors import RopeError
+from ropewalk.kernels.fused import KVSlots, QKNorm
+from ropewalk.kernels.prefill import launch
+from ropewalk.kernels.qkv import qkv_norm_rope, why_not
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: relative error; the interpreter multiplies the bits of bfloat16 as integers, and float32 is for it alone
+DTYPES = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2} if DEVICE == "cuda" else {torch.float32: 4e-6}
+#: one more row than two tiles hold, and a depth that no tile divides
+TOKENS, DEPTH = 2 * launch.ROWS + 1, 72
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+SPECS = {
+    "half": rw.RopeSpec(128),
+    "interleaved": rw.RopeSpec(64, layout="interleaved"),
+    "magnitude": rw.RopeSpec(256, scaling=frequencies.Yarn(64, 4.0)),
+    "axes": rw.RopeSpec(128, axes=axes.chunked((32, 20, 12))),
+}
+
+
+def random(*sizes, dtype):
+    return torch.randn(*sizes).to(DEVICE, dtype)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(3)
+
+
+def inputs(spec, dtype, tokens=TOKENS):
+    """x, weight, bias, (q heads, k heads) and positions; the numbers of heads are the fewest, and differ where they can."""
+    k_heads = launch.COLUMNS // spec.head_dim
+    heads = (2 * k_heads, k_heads)
+    width = (heads[0] + 2 * heads[1]) * spec.head_dim
+    lead = (spec.num_axes,) if spec.num_axes > 1 else ()
+    positions = torch.randint(0, 1_000_000, (*lead, tokens), device=DEVICE)
+    return random(tokens, DEPTH, dtype=dtype), random(width, DEPTH, dtype=dtype) / 8, random(width, dtype=dtype), heads, positions
+
+
+def expected(x, weight, bias, norm, spec, heads, positions):
+    """q, k and v in float64 from the definitions: product, RMS norm of each head, rotation by plain cos and sin."""
+    packed = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    q, k, v = packed.view(len(x), -1, spec.head_dim).split((heads[0], heads[1], heads[1]), 1)
+    if norm is not None:
+        q, k = (
+            t / torch.sqrt((t * t).mean(-1, keepdim=True) + norm.eps) * w.double()
+            for t, w in ((q, norm.q_weight), (k, norm.k_weight))
+        )
+    rope, positions = rw.Rope(spec, backend="reference"), positions.unsqueeze(-2)
+    return *(rope.rotate(t[None], positions, seq_dim=-3, key=key)[0] for t, key in ((q, False), (k, True))), v
+
+
+def assert_near(got, want, dtype):
+    assert float((got.double() - want).abs().max() / want.abs().max()) < DTYPES[dtype]
+
+
+@dtypes
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("normed", [False, True])
+def test_heads_without_a_cache(dtype, name, normed):
+    spec = SPECS[name]
+    x, weight, bias, heads, positions = inputs(spec, dtype)
+    norm = QKNorm(*(random(spec.head_dim, dtype=dtype) for _ in range(2)), eps=0.01) if normed else None
+    bias = bias if normed else None
+    call = {"spec": spec, "positions": positions, "heads": heads, "norm": norm}
+    got = qkv_norm_rope(x, weight, bias, **call, backend="triton")
+    for ours, want in zip(got, expected(x, weight, bias, norm, spec, heads, positions), strict=True):
+        assert_near(ours, want, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_keys_and_values_in_their_slots(dtype, page_size):
+    spec = SPECS["half"]
+    x, weight, bias, heads, positions = inputs(spec, dtype)
+    slots = torch.randperm(320, device=DEVICE)[:TOKENS]
+    slots[::7] = -1
+    shape = (320, heads[1], 128) if page_size == 1 else (20, page_size, heads[1], 128)
+    cache = KVSlots(*(torch.full(shape, math.nan, device=DEVICE, dtype=dtype) for _ in range(2)))
+    call = {"spec": spec, "positions": positions, "heads": heads}
+    got = qkv_norm_rope(x, weight, bias, **call, cache=cache, slots=slots, backend="triton")
+    q, k, v = expected(x, weight, bias, None, spec, heads, positions)
+    assert_near(got, q, dtype)
+    written = slots >= 0
+    for stored, want in ((cache.k, k), (cache.v, v)):
+        stored = stored.reshape(320, heads[1], 128)
+        assert_near(stored[slots[written]], want[written], dtype)
+        untouched = torch.ones(320, dtype=torch.bool, device=DEVICE)
+        untouched[slots[written]] = False
+        assert stored[untouched].isnan().all()
+
+
+@dtypes
+@pytest.mark.parametrize("name", ["interleaved", "magnitude"])
+def test_gradients(dtype, name):
+    spec = SPECS[name]
+    *tensors, heads, positions = inputs(spec, dtype, tokens=9)
+    tensors = [t.requires_grad_() for t in tensors]
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    got = qkv_norm_rope(*tensors, spec=spec, positions=positions, heads=heads, backend="triton")
+    want = expected(*exact, None, spec, heads, positions)
+    factors = [torch.randn_like(t) for t in want]
+    for outputs, leaves in ((got, tensors), (want, exact)):
+        sum((out.double() * factor).sum() for out, factor in zip(outputs, factors, strict=True)).backward()
+        assert all(leaf.grad is not None for leaf in leaves)
+    for ours, theirs in zip(tensors, exact, strict=True):
+        assert_near(ours.grad, theirs.grad, dtype)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_definition_gives_the_same_heads_and_gradients(norm):
+    spec = rw.RopeSpec(16, rotary_dim=12)
+    x, weight = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(64, 8, dtype=torch.float64)
+    weights = [torch.randn(16, dtype=torch.float64) for _ in range(2)]
+    leaves = [t.requires_grad_() for t in (x, weight, *(weights if norm else ()))]
+    positions = torch.arange(7, 10)
+    head_norm = QKNorm(*weights, eps=0.01) if norm else None
+    got = qkv_norm_rope(x, weight, spec=spec, positions=positions, heads=(2, 1), norm=head_norm)
+    every = positions.expand(2, 3).reshape(-1)
+    want = expected(x.view(-1, 8), weight, None, head_norm, spec, (2, 1), every)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.flatten(0, 1), theirs)
+    factors = [torch.randn_like(t) for t in want]
+    both = [
+        torch.autograd.grad(sum((t.flatten(0, -3) * f).sum() for t, f in zip(outs, factors, strict=True)), leaves)
+        for outs in (got, want)
+    ]
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_what_the_kernel_refuses():
+    x, weight, _, heads, positions = inputs(SPECS["half"], next(iter(DTYPES)))
+    call = {"positions": positions, "heads": heads}
+    assert why_not(x, weight, spec=rw.RopeSpec(128), **call) is None
+    assert "whole heads" in why_not(x, weight, spec=rw.RopeSpec(128, rotary_dim=64), **call)
+    odd = {**call, "heads": (heads[0] + 2, heads[1] - 1)}
+    assert "multiple" in why_not(x, weight, spec=rw.RopeSpec(128), **odd)
+    normed = {
+        **call,
+        "norm": QKNorm(torch.ones(128, device=DEVICE, dtype=x.dtype), torch.ones(128, device=DEVICE, dtype=x.dtype)),
+    }
+    assert "gradient" in why_not(x.clone().requires_grad_(), weight, spec=rw.RopeSpec(128), **normed)
+    with pytest.raises(RopeError, match="triton"):
+        qkv_norm_rope(x, weight, spec=rw.RopeSpec(128, rotary_dim=64), **call, backend="triton")
