@@ -130,14 +130,15 @@ class Attention(nn.Module):
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         x = self.encoding.embed(x, positions)
-        q, k, v = self.project(x)
+        together = self.project_rotated(x, positions, cache)
+        q, k, v = self.project(x) if together is None else together
         if self.temperature is not None:
             q = self.temperature(q, positions)
         if self.remapping is not None:
             visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
             out, weights = remapped_attention(self, q, k, v, positions, visible, cache, return_weights), None
         else:
-            q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache)
+            q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache, together is not None)
             visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
             out, weights = self._attend(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
             if self.rotate_values:
@@ -155,6 +156,10 @@ class Attention(nn.Module):
         q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
         k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
         return q, k, k[..., :0] if self.shared_kv else self._heads(self.v_proj(x), self.num_kv_heads)
+
+    def project_rotated(self, x: Tensor, positions: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return `project(x)` with q and k rotated, if a layer can do both at once for these arguments; None otherwise."""
+        return None
 
     def backend_for(
         self,
@@ -226,17 +231,20 @@ class Attention(nn.Module):
         return (torch.arange(seq, device=device) + first).expand(batch, seq)
 
     def _rotated_with_cache(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, padding: Tensor | None, cache: KVCache | None
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, padding: Tensor | None, cache: KVCache | None, rotated: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return (q, k, v, key positions, key padding): q and k rotated, k and v with the cached tokens in front."""
-        if cache is None:
-            return *self._rotated(q, k, positions), self._rotated_values(v, positions), positions, padding
-        rotated = cache.keeps_rotated(self.encoding)
-        if rotated:
+        """Return (q, k, v, key positions, key padding): q and k rotated, k and v with the cached tokens in front.
+
+        `rotated` says that q and k are rotated already.
+        """
+        keeps_rotated = cache is None or cache.keeps_rotated(self.encoding)
+        if keeps_rotated and not rotated:
             q, k = self._rotated(q, k, positions)
+        if cache is None:
+            return q, k, self._rotated_values(v, positions), positions, padding
         seen = cache.append(k, v, positions, padding)
         k = seen.k
-        if not rotated:
+        if not keeps_rotated:
             length = cache.next_positions
             q = self._rotated_query(q, positions, length)
             k = self.encoding.rotate(k, seen.positions, key=True, length=length)

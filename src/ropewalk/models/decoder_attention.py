@@ -8,9 +8,16 @@ from torch import Tensor, nn
 from ropewalk.attention import Attention, KVCache, linear_attention
 from ropewalk.attention.linear import identity_rope
 from ropewalk.encodings.rotary import Rotary
+from ropewalk.kernels.fused.config import why_not_spec
+from ropewalk.kernels.fused.definition import QKNorm
+from ropewalk.kernels.qkv import qkv_norm_rope
+from ropewalk.kernels.support import why_no_triton
 from ropewalk.models.decoder_config import WINDOWED, DecoderConfig
 from ropewalk.models.layer_caches import RunningState
 from ropewalk.rope import Rope
+
+#: with fewer tokens the checks of the fused call take longer than the launches that it saves
+FEWEST_TOKENS = 256
 
 
 class PackedAttention(Attention):
@@ -32,6 +39,37 @@ class PackedAttention(Attention):
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, Hq + 2 Hk, S, D]
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return self.q_norm(q), self.k_norm(k), v
+
+    def project_rotated(self, x: Tensor, positions: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return q, k and v [B, heads, S, head_dim] of x, normed, q and k rotated, by one or two launches on a GPU."""
+        if torch.compiler.is_compiling() or not x.is_cuda or x.shape[:-1].numel() < FEWEST_TOKENS:
+            return None
+        if cache is not None and not cache.keeps_rotated(self.encoding):
+            return None
+        if self.why_not_together(x) is not None:
+            return None
+        norm = None
+        if isinstance(self.q_norm, nn.RMSNorm):
+            norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps or 0.0)
+        heads = qkv_norm_rope(
+            x, self.qkv_proj.weight, self.qkv_proj.bias, spec=self.encoding.rope.spec, positions=positions,
+            heads=(self.num_heads, self.num_kv_heads), norm=norm,
+        )  # fmt: skip
+        q, k, v = (t.transpose(1, 2) for t in heads)
+        return q, k, v
+
+    def why_not_together(self, x: Tensor) -> str | None:
+        """Return why the layer cannot project, norm and rotate x by the fused kernels, or None if it can."""
+        encoding, linear = self.encoding, self.qkv_proj
+        if not (isinstance(encoding, Rotary) and type(encoding).rotate is Rotary.rotate) or encoding.rope.spec.learned:
+            return f"{type(encoding).__name__} is not a plain rotation"
+        if self.remapping is not None or encoding.rope.spec.per_head:
+            return "a remapping or frequencies of each head have no fused kernel"
+        if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
+            return "the projection is not a plain nn.Linear"
+        if linear.weight.dtype != x.dtype or torch.is_autocast_enabled("cuda"):
+            return f"the weights are {linear.weight.dtype}, and x is {x.dtype}"
+        return why_no_triton(x) or why_not_spec(encoding.rope.spec.fingerprint, x.device)
 
     def attend(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: KVCache | None

@@ -46,9 +46,9 @@ class SelfAttention(Attention):
         """Return the attention output for x [B, S, hidden], which also attends to the cached tokens and is added to them."""
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
-    def _rotated_with_cache(self, q, k, v, positions, padding, cache):
+    def _rotated_with_cache(self, q, k, v, positions, padding, cache, rotated):
         v = self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
-        return super()._rotated_with_cache(q, k, v, positions, padding, cache)
+        return super()._rotated_with_cache(q, k, v, positions, padding, cache, rotated)
 
 
 class LinearSelfAttention(LinearAttention):

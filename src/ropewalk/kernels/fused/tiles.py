@@ -104,11 +104,25 @@ def weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT: tl.constexp
 
 @triton.jit
 @no_type_check
+def sum_of_dims(x, WIDTH: tl.constexpr):
+    """Return the sum over the last axis of x [tokens, heads, WIDTH], as a tree: neighbours first, then sums of neighbours.
+
+    tl.sum adds in an order that depends on how the axis is divided among threads, and so would its rounding.
+    """
+    TOKENS: tl.constexpr = x.shape[0]
+    HEADS: tl.constexpr = x.shape[1]
+    for level in tl.static_range(WIDTH.bit_length() - 1):
+        x = tl.sum(x.reshape(TOKENS, HEADS, WIDTH >> (level + 1), 2), axis=3)
+    return x.reshape(TOKENS, HEADS)
+
+
+@triton.jit
+@no_type_check
 def mean_product(a_first, a_second, a_rest, b_first, b_second, b_rest, HEAD: tl.constexpr):
     """Return mean(a b) over a head's dims, [tokens, heads, 1]."""
-    total = tl.sum(tl.fma(a_first, b_first, a_second * b_second), axis=2)
+    total = sum_of_dims(tl.fma(a_first, b_first, a_second * b_second), HEAD[3])
     if HEAD[4]:
-        total += tl.sum(a_rest * b_rest, axis=2)
+        total += sum_of_dims(a_rest * b_rest, HEAD[4])
     return (total / HEAD[0])[:, :, None]
 
 

@@ -1,0 +1,71 @@
+"""A Decoder on a CUDA device projects, norms and rotates by the fused kernels; its loss and gradients stay right."""
+
+import pytest
+import torch
+
+from ropewalk.kernels import qkv
+from ropewalk.kernels.prefill import launch
+from ropewalk.models import Decoder, DecoderConfig, decoder_attention
+
+pytestmark = pytest.mark.gpu
+SIZES = {"vocab_size": 97, "hidden_size": 256, "intermediate_size": 128, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4}
+OPTIONS = {"plain": {}, "head norm": {"qk_norm": True}, "biases": {"qkv_bias": True}}
+
+
+def model_of(options, dtype):
+    torch.manual_seed(5)
+    return Decoder(DecoderConfig(**SIZES, head_dim=64, init_std=0.1, **options)).to("cuda", dtype)
+
+
+def loss_and_gradients(model, tokens, **arguments):
+    loss = model.loss(tokens, **arguments)
+    loss.backward()
+    return loss.detach().double(), {name: p.grad.double() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str)
+def test_loss_and_gradients(options, dtype, tolerance, monkeypatch):
+    tokens = torch.randint(0, 97, (2, 1100), device="cuda")
+    documents = (torch.arange(1100, device="cuda") // 400).expand(2, -1)
+    model, exact = model_of(options, dtype), model_of(options, torch.float64)
+    exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
+    calls = []
+    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (calls.append(1), run(*args))[1])
+    loss, gradients = loss_and_gradients(model, tokens, documents=documents)
+    # float32 and the gradient of a norm take two launches
+    assert len(calls) == (2 if dtype == torch.bfloat16 and options != OPTIONS["head norm"] else 0)
+    monkeypatch.setattr(decoder_attention, "FEWEST_TOKENS", 1 << 30)  # the plain path
+    exact_loss, exact_gradients = loss_and_gradients(exact, tokens, documents=documents)
+    assert abs(loss - exact_loss) < tolerance
+    for name, gradient in gradients.items():
+        assert (gradient - exact_gradients[name]).norm() < tolerance * (1 + exact_gradients[name].norm()), name
+
+
+def test_a_prompt_with_a_cache_and_padding(monkeypatch):
+    model = model_of({"qk_norm": True}, torch.bfloat16).eval()
+    tokens = torch.randint(0, 97, (2, 1200), device="cuda")
+    padding = torch.ones_like(tokens, dtype=torch.bool)
+    padding[1, :300] = False
+    calls = []
+    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (calls.append(1), run(*args))[1])
+    with torch.no_grad():
+        fused = model(tokens, padding=padding, caches=model.caches())[padding].double()
+        assert len(calls) == 2
+        monkeypatch.setattr(decoder_attention, "FEWEST_TOKENS", 1 << 30)
+        plain = model(tokens, padding=padding, caches=model.caches())[padding].double()
+        exact = model.double()(tokens, padding=padding)[padding]
+    assert (fused - exact).norm() < 1.1 * (plain - exact).norm()
+
+
+def test_the_public_call_picks_the_kernel_for_many_tokens(monkeypatch):
+    from ropewalk.spec import RopeSpec
+
+    calls = []
+    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (calls.append(1), run(*args))[1])
+    weight = torch.randn(1024, 256, device="cuda", dtype=torch.bfloat16)
+    for tokens, expected in ((100, 0), (launch.FEWEST_TOKENS, 1)):
+        x = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16)
+        positions = torch.arange(tokens, device="cuda")
+        qkv.qkv_norm_rope(x, weight, spec=RopeSpec(128), positions=positions, heads=(4, 2))
+        assert len(calls) == expected
