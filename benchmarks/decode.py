@@ -1,4 +1,4 @@
-"""GPU times of decode steps: the QKV product with the rotation inside, and whole generation beside transformers.
+"""GPU times of generation by our Decoder and by transformers.
 
 The limit of a step is the time to read its weights and cached keys and values once, at the rate of a copy of 128 MiB measured
 in the same run. Weights are random.
@@ -14,18 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.bench.gpu import COLD_BYTES, replay_us
+from ropewalk.bench.gpu import replay_us
 from ropewalk.bench.rows import run_script
 from ropewalk.caches import clear_caches
-from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
-from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.models import Decoder, DecoderConfig
-from ropewalk.rope import Rope
-from ropewalk.spec import RopeSpec
 
-#: hidden size, query heads, key heads, head_dim of Llama-3-8B
-QKV = (4096, 32, 8, 128)
-ROWS = (1, 16, 64, 128)
 MODELS: dict[str, dict[str, Any]] = {
     "Llama-3-8B shape": {
         "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_layers": 32, "num_heads": 32,
@@ -44,56 +37,6 @@ def copy_rate() -> float:
     source = torch.empty(1 << 27, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / replay_us([lambda: target.copy_(source)]) * 1e6
-
-
-def qkv_rows() -> Iterator[dict[str, Any]]:
-    """Yield the times of the QKV product alone, with a separate rotation, and with the rotation inside."""
-    hidden, q_heads, k_heads, head_dim = QKV
-    width, spec = (q_heads + 2 * k_heads) * head_dim, RopeSpec(head_dim)
-    rope, count = Rope(spec), max(2, COLD_BYTES // (2 * width * hidden))
-    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-    weights = [make(width, hidden) / hidden**0.5 for _ in range(count)]
-    norm = QKNorm(make(head_dim), make(head_dim))
-    for rows in ROWS:
-        xs = [make(rows, hidden) for _ in range(count)]
-        positions, slots = torch.randint(0, 4000, (rows,), device="cuda"), torch.randperm(rows, device="cuda")
-        cache = KVSlots(make(rows, k_heads, head_dim), make(rows, k_heads, head_dim))
-
-        def product(i: int) -> Tensor:
-            return torch.mm(xs[i], weights[i].t())  # noqa: B023 - called within the iteration
-
-        def rotated(i: int) -> Any:
-            heads = product(i).view(1, rows, -1, head_dim)  # noqa: B023
-            q, k = heads[:, :, :q_heads], heads[:, :, q_heads : q_heads + k_heads]
-            return rope(q, k, positions[None], seq_dim=-3, inplace=True)  # noqa: B023
-
-        def stored(i: int, norm: QKNorm | None = norm) -> Any:
-            where = {"positions": positions, "slots": slots, "cache": cache}  # noqa: B023
-            return qk_norm_rope(product(i), spec=spec, heads=(q_heads, k_heads), norm=norm, **where)
-
-        def inside(i: int, norm: QKNorm | None, backend: str | None) -> Any:
-            where = {"positions": positions, "slots": slots, "cache": cache}  # noqa: B023
-            call = {"spec": spec, "heads": (q_heads, k_heads), "norm": norm, **where}
-            return qkv_norm_rope(xs[i], weights[i], backend=backend, **call)  # noqa: B023
-
-        def timed(call: Callable[[int], Any]) -> float:
-            return replay_us([lambda i=i: call(i) for i in range(count)])
-
-        with torch.no_grad():
-            alone = timed(product)
-            ways = {
-                "product, then rotation": rotated,
-                "product, then norm, rotation and cache": stored,
-                "rotation and cache inside": lambda i: inside(i, None, "triton"),
-                "norm, rotation and cache inside": lambda i: inside(i, norm, "triton"),
-                "qkv_norm_rope as it chooses": lambda i: inside(i, norm, None),
-            }
-            for way, call in ways.items():
-                us = timed(call)
-                yield {
-                    "what": "qkv", "shape": "Llama-3-8B", "rows": rows, "way": way, "us": round(us, 2),
-                    "product_us": round(alone, 2), "over_percent": round(100 * (us / alone - 1), 1),
-                }  # fmt: skip
 
 
 def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
@@ -185,7 +128,6 @@ def _on_gpu(build: Callable[[], Any]) -> Any:
 def measure() -> Iterator[dict[str, Any]]:
     """Yield all rows."""
     torch.manual_seed(0)
-    yield from qkv_rows()
     yield from generate_rows()
 
 

@@ -16,6 +16,7 @@ from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
 from ropewalk.kernels.decode import launch
 from ropewalk.kernels.decode.config import Tile
+from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused import KVSlots, QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
 
@@ -84,7 +85,7 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared):
     k, v = (random(batch, K_HEADS, tokens, dim, dtype=dtype) for _ in range(2))
     first = torch.tensor([0, 35], device=DEVICE)
     out = torch.full_like(q, math.nan)
-    workspace = launch.Workspace(batch, K_HEADS * shared, K_HEADS, dim, splits, q.device)
+    workspace = Workspace(batch, K_HEADS * shared, K_HEADS, dim, splits=splits, device=q.device)
     for _ in range(2):  # the second call finds the workspace as the first left it
         launch.attend(q, k, v, out, first, torch.tensor([num_keys], device=DEVICE), 0.3, workspace, window=window, keys=16)
     index = torch.arange(tokens, device=DEVICE)
@@ -133,7 +134,7 @@ def test_qkv_product(dtype, rows, tile, name, norm):
     lead = (spec.num_axes,) if spec.num_axes > 1 else ()
     positions = torch.randint(0, 1_000_000, (*lead, rows), device=DEVICE)
     q = torch.full((rows, Q_HEADS, spec.head_dim), math.nan, device=DEVICE, dtype=dtype)
-    workspace = launch.Workspace(rows, Q_HEADS, K_HEADS, spec.head_dim, 1, x.device)
+    workspace = Workspace(rows, Q_HEADS, K_HEADS, spec.head_dim, device=x.device)
     launch.qkv_product(
         x, weight, q, cache, slots, positions, spec, bias=bias, head_norm=head_norm, workspace=workspace, tile=tile
     )  # fmt: skip

@@ -110,6 +110,7 @@ def test_the_product_of_many_tokens_has_no_spills(tmp_path, layout, stored):
 def test_the_machine_code_has_no_spills(tmp_path):
     import ropewalk as rw
     from ropewalk.kernels.decode import launch
+    from ropewalk.kernels.decode.workspace import Workspace
     from ropewalk.kernels.fused import KVSlots, QKNorm
 
     spilled: dict[tuple[int, str], int] = {}
@@ -131,11 +132,11 @@ def test_the_machine_code_has_no_spills(tmp_path):
         for rows, head_norm in ((1, None), (16, QKNorm(zeros(128), zeros(128)))):
             launch.qkv_product(
                 zeros(rows, 4096), weight, zeros(rows, 32, 128), cache, index[:rows], index[:rows], rw.RopeSpec(128),
-                head_norm=head_norm, workspace=launch.Workspace(rows, 32, 8, 128, 1, index.device),
+                head_norm=head_norm, workspace=Workspace(rows, 32, 8, 128, device=index.device),
             )  # fmt: skip
         small = KVSlots(*(torch.zeros(4, 8, 128, dtype=torch.float8_e4m3fn) for _ in range(2)))
         launch.qkv_product(zeros(1, 4096), weight, zeros(1, 32, 128), small, index[:1], index[:1], rw.RopeSpec(128))
-        q, workspace = zeros(1, 32, 128), launch.Workspace(1, 32, 8, 128, 4, index.device)
+        q, workspace = zeros(1, 32, 128), Workspace(1, 32, 8, 128, splits=4, device=index.device)
         launch.attend(q, keys, keys, q.clone(), index[:1], index[:1], 0.1, workspace)
     assert len(spilled) == 7
     assert not any(spilled.values()), spilled

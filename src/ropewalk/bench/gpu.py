@@ -22,8 +22,8 @@ FORWARD_ONLY = ("ropewalk, in place", "ropewalk, positions", "ropewalk, interlea
 REPLAYS = 25
 
 
-def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
-    """Return the median microseconds of one call, from replays of a CUDA graph that contains all calls."""
+def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+    """Return a CUDA graph of all calls, ready to be timed, and their results."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -37,14 +37,23 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
             results.append(call())  # results stay alive, so that no two calls write to the same, cached memory
     for _ in range(3):
         graph.replay()
-    times = []
-    for _ in range(replays):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1000 / len(calls))
+    return graph, results
+
+
+def replayed_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
+    """Return the microseconds of one of the `calls` calls of a graph, from one replay."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) * 1000 / calls
+
+
+def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
+    """Return the median microseconds of one call, from replays of a CUDA graph that contains all calls."""
+    graph, results = captured(calls)
+    times = [replayed_us(graph, len(calls)) for _ in range(replays)]
     del graph, results
     return statistics.median(times)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ropewalk.errors import RopeError, choice
 from ropewalk.kernels.decode.config import MOST_TOKENS
+from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
 from ropewalk.kernels.fused.config import why_not_kernel
 from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm, QKNorm
@@ -30,6 +31,7 @@ def qkv_norm_rope(
     cache: KVSlots | None = None,
     slots: Shaped[Tensor, "..."] | None = None,
     norm: QKNorm | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> Any:
     """Return the heads of x @ weight^T + bias, those of q and k normed and rotated.
@@ -39,6 +41,8 @@ def qkv_norm_rope(
     heads      (Hq, Hk)
     cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is padding and not stored
     norm       QKNorm of each head of q and k before the rotation, or None
+    workspace  memory for a norm of few tokens, made once with Workspace(tokens, Hq, Hk, head_dim, device=...); calls on one
+               stream may share it. None: every such call allocates one and sets its counters to zero, by a launch more
     backend    "triton", "definition" (F.linear, then qk_norm_rope), or None: the faster one that supports the call
 
     Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and the norm's weights. With a
@@ -59,7 +63,7 @@ def qkv_norm_rope(
     if backend == "definition":
         return _separately(F.linear(x, weight, bias), call, shape, heads)
     if kernel == "few":
-        return _few(rows, weight, bias, call).unflatten(0, shape)
+        return _few(rows, weight, bias, call, workspace).unflatten(0, shape)
     packed = _Projection.apply(rows, weight, bias, call) if gradients else many_tokens.run(rows, weight, bias, call)
     q, k, v = packed.view(*shape, -1, spec.head_dim).split_with_sizes((heads[0], heads[1], heads[1]), -2)
     return (q, k, v) if cache is None else q
@@ -111,14 +115,15 @@ def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple
     return q, k, packed.unflatten(-1, (-1, call.spec.head_dim))[..., sum(heads) :, :]
 
 
-def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspace: Workspace | None) -> Tensor:
     from ropewalk.kernels.decode import launch
 
     assert call.cache is not None
     assert call.slots is not None
     q_heads, k_heads, norm = call.q.shape[1], call.k.shape[1], call.head_norm
     q = rows.new_empty(len(rows), q_heads, call.spec.head_dim)
-    workspace = None if norm is None else launch.Workspace(len(rows), q_heads, k_heads, call.spec.head_dim, 1, rows.device)
+    if norm is not None and workspace is None:
+        workspace = Workspace(len(rows), q_heads, k_heads, call.spec.head_dim, device=rows.device)
     launch.qkv_product(
         rows, weight, q, call.cache, call.slots, call.positions, call.spec, bias=bias, head_norm=norm, workspace=workspace
     )  # fmt: skip

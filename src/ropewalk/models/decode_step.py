@@ -20,6 +20,7 @@ from ropewalk.caches import Cache
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.kernels.decode import launch
 from ropewalk.kernels.decode.config import pick_splits
+from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.config import why_not_spec
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
 from ropewalk.kernels.support import power_of_two, why_no_triton
@@ -129,7 +130,7 @@ class DecodeStep:
         self.row_starts = torch.arange(rows, **integers) * capacity
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
         splits = pick_splits(rows, config.num_kv_heads, capacity, device)
-        self.workspace = launch.Workspace(rows, *heads, splits, device)
+        self.workspace = Workspace(rows, *heads, splits=splits, device=device)
         self.x = weight.new_empty(rows, config.hidden_size)  # products add to it in place
         self.q, self.mixed = (weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2))
         self.normed = torch.empty_like(self.x)

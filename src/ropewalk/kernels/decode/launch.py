@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from ropewalk.kernels.decode import attend as attend_kernel
 from ropewalk.kernels.decode import product as device
 from ropewalk.kernels.decode import qkv as qkv_kernel
-from ropewalk.kernels.decode.config import MOST_TILE_ROWS, MOST_TOKENS, Tile, pick_keys, pick_qkv_tile, pick_tile
+from ropewalk.kernels.decode.config import MOST_TOKENS, Tile, pick_keys, pick_qkv_tile, pick_tile
+from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
 from ropewalk.kernels.fused.launch import cache_strides
@@ -109,22 +110,6 @@ def qkv_product(
             QUICK=has_sine_unit(x), ROWS=tile.rows, COLUMNS=columns, HALF_BLOCK=half, DEPTH=min(tile.depth, power_of_two(depth)),
             **_machine(x), **tile.options(),
         )  # fmt: skip
-
-
-class Workspace:
-    """Memory in which the programs of one launch exchange their parts; launches on one stream may share it.
-
-    It is large enough for `attend` with `splits` parts, and for the head norm of `qkv_product` with the same rows and heads.
-    """
-
-    def __init__(self, rows: int, q_heads: int, k_heads: int, head_dim: int, splits: int, device: torch.device) -> None:
-        self.splits = splits
-        heads = q_heads + k_heads
-        padded_rows = -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS
-        size = max(rows * q_heads * splits, padded_rows * heads) * head_dim
-        self.partial = torch.empty(size, dtype=torch.float32, device=device)
-        self.statistics = torch.empty(rows * q_heads * splits * 2, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
 
 
 def attend(

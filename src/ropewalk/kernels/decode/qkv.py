@@ -50,13 +50,29 @@ def _norm_head(
 
 @triton.jit
 @no_type_check
+def _angles(
+    pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude,
+    PAIRS: tl.constexpr, AXES: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
+    """Return cos and sin of every pair and row, times the magnitude; pairs from PAIRS on have cos 1 and sin 0."""
+    step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
+    at = positions + row
+    if AXES > 1:
+        at += tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0) * axis_stride
+    cos, sin = phase_cos_sin(tl.load(at, mask=row_live, other=0).to(tl.int64) * step, QUICK)
+    magnitude = tl.where(pair < PAIRS, magnitude, 1.0)
+    return cos * magnitude, sin * magnitude
+
+
+@triton.jit
+@no_type_check
 def _finish(
-    first, second, pair, head, row, row_live,
-    q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, positions, slots, steps, axis_of_pair, num_slots, head_eps,
-    q_magnitude, k_magnitude, q_row, q_head, axis_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
+    first, second, cos, sin, pair, head, row, row_live, slot,
+    q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
+    k_page, k_slot, k_head, v_page, v_slot, v_head,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
-    AXES: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, HEAD_NORM: tl.constexpr,
-    HEAD_WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr, QUICK: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, HEAD_NORM: tl.constexpr, HEAD_WEIGHT: tl.constexpr,
+    PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate pairs of one head of q or k, and store them; pairs of v are stored as they are."""
     live = pair < HEAD_DIM // 2
@@ -71,21 +87,13 @@ def _finish(
             first, second = _norm_head(
                 first, second, first_dim, second_dim, weight, live, head_eps, HEAD_DIM, HEAD_WEIGHT, PLUS_ONE
             )
-        step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
-        at = positions + row
-        if AXES > 1:
-            at += tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0) * axis_stride
-        position = tl.load(at, mask=row_live, other=0).to(tl.int64)
-        cos, sin = phase_cos_sin(position * step, QUICK)
-        magnitude = tl.where(pair < PAIRS, tl.where(is_query, q_magnitude, k_magnitude), 1.0)
-        first, second = rotated(first, second, cos * magnitude, sin * magnitude)
+        first, second = rotated(first, second, cos, sin)
         first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT)
     if is_query:
         queries = q_out + row.to(tl.int64) * q_row + head * q_head
         tl.store(queries + first_dim, first.to(q_out.dtype.element_ty), mask=row_live & live)
         tl.store(queries + second_dim, second.to(q_out.dtype.element_ty), mask=row_live & live)
     else:
-        slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
         written = live & (slot >= 0) & (slot < num_slots)
         inverse_scale = 1.0
         if is_key:
@@ -126,11 +134,21 @@ def qkv_product(
     row_live, live = row < rows, pair < HALF
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     MASKED: tl.constexpr = HALF % COLUMNS != 0 or K % DEPTH != 0
+    magnitude = tl.where(head < Q_HEADS, q_magnitude, k_magnitude)
+    if ROWS > 1:
+        # before the product, which hides how long these loads take; one row needs its registers for the weights
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+        cos, sin = _angles(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK)
+        slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
     first, second = products(
         x + row.to(tl.int64) * x_row, norm_weight,
         weight + (head * HEAD_DIM + first_dim).to(tl.int64) * K, weight + (head * HEAD_DIM + second_dim).to(tl.int64) * K,
         row_live, live, eps, K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, PRECISION, PDL,
     )  # fmt: skip
+    if ROWS == 1:
+        cos, sin = _angles(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK)
+        slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
     if BIAS:
         first += tl.load(bias + head * HEAD_DIM + first_dim, mask=live, other=0.0).to(tl.float32)
         second += tl.load(bias + head * HEAD_DIM + second_dim, mask=live, other=0.0).to(tl.float32)
@@ -147,18 +165,21 @@ def qkv_product(
             every = tl.arange(0, HALF_BLOCK)[None, :]
             all_first = tl.load(rows_of_head + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
             all_second = tl.load(rows_of_head + HALF + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
+            all_cos, all_sin = _angles(
+                every, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK
+            )
             _finish(
-                all_first, all_second, every, head, row, row_live,
-                q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, positions, slots, steps, axis_of_pair, num_slots,
-                head_eps, q_magnitude, k_magnitude, q_row, q_head, axis_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
-                Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, AXES, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
-                HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED, QUICK,
+                all_first, all_second, all_cos, all_sin, every, head, row, row_live, slot,
+                q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
+                k_page, k_slot, k_head, v_page, v_slot, v_head,
+                Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
+                HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED,
             )  # fmt: skip
             return
     _finish(
-        first, second, pair, head, row, row_live,
-        q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, positions, slots, steps, axis_of_pair, num_slots,
-        head_eps, q_magnitude, k_magnitude, q_row, q_head, axis_stride, k_page, k_slot, k_head, v_page, v_slot, v_head,
-        Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, AXES, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
-        HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED, QUICK,
+        first, second, cos, sin, pair, head, row, row_live, slot,
+        q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
+        k_page, k_slot, k_head, v_page, v_slot, v_head,
+        Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
+        HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED,
     )  # fmt: skip

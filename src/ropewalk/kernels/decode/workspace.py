@@ -1,0 +1,25 @@
+"""Workspace: memory in which the programs of one decode kernel exchange their parts."""
+
+from __future__ import annotations
+
+import torch
+
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS
+
+
+class Workspace:
+    """Memory for the parts of one launch; launches on one stream may share it, and each leaves its counters at zero.
+
+    It is large enough for `attend` with `splits` parts, and for the head norm of `qkv_product` with the same rows and heads.
+    """
+
+    def __init__(
+        self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, device: torch.device | str
+    ) -> None:
+        self.splits = splits
+        heads = q_heads + k_heads
+        padded_rows = -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS
+        size = max(rows * q_heads * splits, padded_rows * heads) * head_dim
+        self.partial = torch.empty(size, dtype=torch.float32, device=device)
+        self.statistics = torch.empty(rows * q_heads * splits * 2, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
