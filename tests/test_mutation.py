@@ -62,3 +62,12 @@ def test_every_mistake_is_found():
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("killed: ") == len(MISTAKES)
+
+
+def test_every_mutated_module_and_its_tests_exist(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from mutant_tests import TESTS
+
+    modules = [f"src/ropewalk/{name}.py" for name in TESTS]
+    tests = [f"tests/{name}.py" for names in TESTS.values() for name in names]
+    assert [path for path in modules + tests if not (ROOT / path).is_file()] == []

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+
+def _each(folder: str, names: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The same tests for several modules of a folder."""
+    return {f"{folder}/{name}": tests for name in names.split()}
+
+
+def _in(folder: str, names: str) -> tuple[str, ...]:
+    """The paths of test files of a folder of tests/."""
+    return tuple(f"{folder}/test_{name}" for name in names.split())
+
+
 _FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table")
 _CALLS = ("test_reliability", "test_reliability_calls")
-_ATTENTION = tuple(f"attention/test_{name}" for name in ("whole_sequence", "attention_backends", "cache", "softmax", "linear"))
-_CONFIG = (
-    "interop/test_hf",
-    "interop/test_hf_refusals",
-    "interop/test_hf_strict",
-    "interop/test_hf_export",
-    "interop/test_hf_fuzz",
-)
-_EXTEND = ("interop/test_extend", "interop/test_extend_effect", "interop/test_extend_undo", "interop/test_extend_patched")
-_PATCH = ("interop/test_patch_rotations", "interop/test_patch_parts", "interop/test_patch", "interop/test_rotary_contract")
+_ATTENTION = _in("attention", "whole_sequence attention_backends cache softmax linear")
+_REMAP = _in("attention", "remap")
+_RECENT = ("encodings/test_recent",)
+_CONFIG = _in("interop", "hf hf_refusals hf_strict hf_export hf_rope_types hf_fuzz")
+_EXTEND = _in("interop", "extend extend_effect extend_undo extend_patched")
+_PATCH = _in("interop", "patch_rotations patch_parts patch rotary_contract")
+_CONVERT = _in("interop", "convert_completeness convert convert_families")
+_AUDIT = _in("interop", "audit audit_command")
+_GGUF = (*_in("interop", "gguf_file gguf_rope gguf_tokenizer gguf_quantization"), "models/test_gguf_models")
+_RUNS = _in("interop", "engine_runs engine_runners")
+_ENCODINGS = _in("encodings", "encodings rotary_encodings recent")
+_DECODER = _in("models", "decoder decoder_hf generation decoder_training")
+_ROFORMER = _in("models", "roformer roformer_options roformer_training checkpoints")
+_SAVED = _in("models", "checkpoints checkpoints_hostile saved_models")
+_TRAINING = _in("lab", "trainer batches evaluation schedule settings")
+_STUDIES = _in("lab", "study_parts study_protocols study_findings report")
+_REAL = _in("lab", "real_studies study_findings")
+_RING = ("distributed/test_ring",)
 
 TESTS: dict[str, tuple[str, ...]] = {
     # floors 0 to 2
     "errors": ("test_errors", "test_refusals"),
     "caches": ("test_caches",),
     "machine": ("test_machine",),
-    **{f"frequencies/{name}": _FREQUENCIES for name in ("scaling", "formulas", "basic", "banded", "per_pair")},
+    "examples": ("commands/test_examples",),
+    **_each("frequencies", "scaling formulas basic banded per_pair", _FREQUENCIES),
     "frequencies/double_double": ("test_double_double", "test_exactness", "test_frequencies"),
-    "axes": ("test_axes", "test_spec", "test_refusals"),
-    "positions": ("test_positions", "test_positions_hf"),
+    "frequencies/wrapping": ("test_wrapping", "test_frequencies"),
+    "axes": ("test_axes", "test_spec", "test_refusals", "test_head_axes", "test_scaled_axes"),
+    **_each("positions", "text grids multimodal", ("test_positions", "test_vision_positions", "test_positions_hf")),
+    "positions/diffusion": ("interop/test_diffusion_configs", "test_positions", "test_vision_positions"),
     "spec": ("test_spec", "test_refusals", "test_table", "test_axes"),
     "phase": ("test_table", "test_exactness", "test_table_cache"),
-    "table": ("test_table", "test_table_hf", "test_table_cache", "test_exactness", "test_checks"),
+    "table": ("test_table", "test_table_hf", "test_table_cache", "test_table_strategies", "test_exactness", "test_checks"),
+    "levels": ("test_levels", "test_table"),
     "layout": ("test_layout",),
+    "tracing": ("test_rope", "test_ops", "test_fast_path"),
     "checks": ("test_checks", "test_rotation", "test_laws", "test_rerotate", *_CALLS),
     "rotation": ("test_rotation", "test_rerotate", "test_laws", "test_ops", "test_exactness", *_CALLS),
     "rope": ("test_rope", "test_fast_path", "test_rotation", "test_laws", "test_rerotate", *_CALLS, "compiled"),
@@ -37,39 +61,80 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
     "kernels/request": ("test_rotation", "test_checks", "test_laws", "test_rerotate"),
     "kernels/launch": ("kernels/test_launch_plan", "kernels/test_cpu"),
-    **{f"kernels/cpu/{name}": ("kernels/test_cpu", "test_fast_path", "test_rotation") for name in ("backend", "call")},
+    "kernels/support": _in("kernels", "triton fused"),
+    **_each("kernels/cpu", "backend call library", ("kernels/test_cpu", "test_fast_path", "test_rotation")),
+    **_each("kernels/triton", "angle_source angles backend config kernel launch pairs plan", _in("kernels", "triton")),
+    **_each("kernels/fused", "api config definition kernel launch tiles", _in("kernels", "fused fused_latent")),
+    **_each("kernels/decode", "api attend config launch product qkv", _in("kernels", "decode_kernels")),
+    **_each("kernels/linear", "api kernel", _in("kernels", "linear_kernels")),
     # attention
-    "attention/masks": _ATTENTION,
-    "attention/backends": _ATTENTION,
-    "attention/softmax": _ATTENTION,
-    "attention/cache": ("attention/test_cache", "attention/test_softmax", "attention/test_cache_random"),
-    **{
-        f"attention/{name}": ("attention/test_whole_sequence", "attention/test_linear", "kernels/test_linear_kernels")
-        for name in ("linear", "linear_sums")
-    },
-    "attention/documents": ("attention/test_whole_sequence", "attention/test_softmax", "attention/test_linear"),
+    **_each("attention", "masks backends softmax", _ATTENTION),
+    "attention/cache": _in("attention", "cache softmax cache_random"),
+    **_each("attention", "linear linear_sums", _in("attention", "whole_sequence linear")),
+    "attention/documents": _in("attention", "whole_sequence softmax linear"),
+    "attention/latent": _in("attention", "latent"),
+    **_each("attention", "lse remap remapped", _REMAP),
+    **_each("attention", "path selective short_conv", _RECENT),
+    "attention/temperature": (*_in("attention", "temperature"), "interop/test_config_temperatures"),
+    # encodings
+    **_each("encodings", "absolute base bias fourier plus polar rotary", _ENCODINGS),
+    "encodings/vjepa2": ("encodings/test_vjepa2",),
     # interop
-    **{f"interop/config/{name}": _CONFIG for name in ("checks", "hf", "layers", "read", "scalings", "values", "write")},
-    "interop/config/file": ("interop/test_config_file", "interop/test_hf"),
-    "interop/checkpoint/shards": ("interop/test_shards", "interop/test_convert"),
-    "interop/checkpoint/safetensors_file": ("interop/test_shards", "interop/test_convert"),
-    "interop/checkpoint/atomic_folder": ("interop/test_convert", "interop/test_shards"),
-    "interop/checkpoint/which_layout": ("interop/test_which_layout", "interop/test_convert_commands"),
-    "interop/checkpoint/layout_record": ("interop/test_which_layout", "interop/test_convert"),
-    **{
-        f"interop/checkpoint/{name}": (
-            "interop/test_convert_completeness",
-            "interop/test_convert",
-            "interop/test_convert_families",
-        )
-        for name in ("attention_names", "convert", "tensor_rules")
-    },
-    **{f"interop/extend/{name}": _EXTEND for name in ("angles", "extension", "keys", "model", "swap")},
-    "interop/extend/search": ("interop/test_longrope_search",),
-    **{
-        f"interop/patch/{name}": _PATCH
-        for name in ("angles", "conventions", "functions", "length_hook", "methods", "model", "rotary", "trials")
-    },
-    "interop/engines/audit": ("interop/test_audit", "interop/test_audit_command"),
-    "interop/engines/readers": ("interop/test_audit", "interop/test_audit_command"),
+    **_each("interop/config", "checks families hf keys layers read scalings values write", _CONFIG),
+    "interop/config/file": _in("interop", "config_file hf"),
+    "interop/config/diffusion": _in("interop", "diffusion_configs"),
+    "interop/config/temperatures": _in("interop", "config_temperatures"),
+    "interop/config/unrotated": _in("interop", "unrotated"),
+    **_each("interop/checkpoint", "shards safetensors_file", _in("interop", "shards convert")),
+    "interop/checkpoint/atomic_folder": _in("interop", "convert shards"),
+    "interop/checkpoint/which_layout": _in("interop", "which_layout convert_commands"),
+    "interop/checkpoint/layout_record": _in("interop", "which_layout convert"),
+    **_each("interop/checkpoint", "attention_names convert tensor_rules", _CONVERT),
+    **_each("interop/extend", "angles extension keys model swap", _EXTEND),
+    "interop/extend/search": _in("interop", "longrope_search"),
+    "interop/extend/longrope2": _in("interop", "longrope2"),
+    **_each("interop/extend", "remap remapped_model", _in("interop", "extend_remap")),
+    **_each("interop/patch", "angles conventions functions length_hook methods model rotary trials", _PATCH),
+    **_each("interop/engines", "audit readers readings", _AUDIT),
+    **_each("interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT),
+    **_each("interop/engines", "installed matrix matrix_rows measured record runs", _RUNS),
+    **_each("interop/fit", "decide ledger measure methods open_model session summary", _in("interop", "fit")),
+    **_each("interop/fit", "passkeys reader text", _in("interop", "fit_samples fit")),
+    **_each("interop/gguf", "architectures factors file read tokenizer weights write", _GGUF),
+    "interop/gguf/quantization": _in("interop", "gguf_quantization gguf_file"),
+    "interop/onnx": _in("interop", "onnx"),
+    # analysis and models
+    "analysis/advice": _in("analysis", "advice"),
+    "analysis/checkpoint": _in("analysis", "checkpoint_facts"),
+    "analysis/comparison": _in("analysis", "comparison"),
+    "analysis/distance": _in("analysis", "distance"),
+    "analysis/exactness": _in("analysis", "exactness_curves"),
+    "analysis/facts": _in("analysis", "advice ladder checkpoint_facts"),
+    "analysis/ladder": _in("analysis", "ladder"),
+    "analysis/order": _in("analysis", "order"),
+    "analysis/statistics": (*_in("lab", "statistics"), "analysis/test_comparison"),
+    **_each("models", "decoder decoder_attention decoder_config decoder_loss experts layer_caches", _DECODER),
+    **_each("models", "generation decode_step", _in("models", "generation decoder")),
+    "models/decoder_checkpoint": _in("models", "decoder_hf saved_models checkpoints"),
+    **_each("models", "checkpoints checkpoint_formats presets", _SAVED),
+    **_each("models", "activations roformer roformer_checkpoint roformer_config roformer_heads", _ROFORMER),
+    "models/migrate": _in("models", "migrate"),
+    # lab
+    **_each("lab", "batches checkpoint evaluation gradients loader precision schedule settings trainer", _TRAINING),
+    **_each("lab", "corpus sources stateless_random", _in("lab", "corpus batches stateless_random labelled")),
+    **_each("lab", "data finetuning held_out model_folders runs", _in("lab", "finetuning settings")),
+    **_each("lab", "guide recommendations report report_html published", _in("lab", "guide published report")),
+    **_each("lab", "labelled objectives samples", _in("lab", "labelled tasks finetune_page settings")),
+    **_each("lab", "json_lines log progress", _in("lab", "progress_lines report trainer")),
+    "lab/long_ce": _in("lab", "real_studies"),
+    "lab/matching": _in("lab", "matching study_parts"),
+    "lab/recalibration": _in("lab", "recalibration"),
+    **_each("lab", "subwords text_rows tokenizer", _in("lab", "tokenizer text_rows labelled")),
+    **_each("lab", "tasks text_tasks", _in("lab", "tasks")),
+    **_each("lab/studies", "base decay encodings extend extension_methods findings jobs linear matching migrate", _STUDIES),
+    **_each("lab/studies", "mlm_lengths multimodal passkey precision relative rows study training", _STUDIES),
+    "lab/studies/norms": (*_in("lab", "norms_study"), *_STUDIES),
+    **_each("lab/studies", "real real_extend real_kv real_passkey real_precision real_tune", _REAL),
+    # distributed
+    **_each("distributed", "context_parallel placements ring ring_linear sharding tiles", _RING),
 }

@@ -1,157 +1,98 @@
 """Mutation testing: change the code in small ways, one at a time, and run the tests that should fail.
 
-    python tools/mutate.py --module table --per-module 50 --seed 1
-    python tools/mutate.py --per-module 25                              every module
-    python tools/mutate.py --per-module 25 --out results/mutants.jsonl  and write a row for each mutant; go on where the file ends
+    python tools/mutate.py --module table=50 --module attention=10 --seed 1
+    python tools/mutate.py --per-module 10 --workers 12                 every module, on twelve cores
+    python tools/mutate.py --per-module 10 --out results/mutants.jsonl  and write a row for each mutant; go on where the file ends
     python tools/mutate.py --list --module spec                         only print the mutants
 
-Each mutant is written to a copy of src/. A child process, forked after torch and transformers were imported, runs pytest -x
-on it, which takes a second or two: first the tests without the marker `slow`, then, if it survives, all. Mutants known to
-change no result are in tools/equivalent_mutants.toml, with the reason.
+Each mutant is written to a copy of src/, and a child process, forked after torch and transformers were imported, runs pytest -x
+on it. Before that, every test file is run once on the unchanged code: tests that fail there are named and left out. Quick
+tests come first; then the survivors get the tests that take longer. Mutants known to change no result are in
+tools/equivalent_mutants.toml, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import compileall
-import contextlib
-import importlib.util
 import json
-import os
 import random
-import re
-import shutil
-import signal
 import sys
-import tempfile
 import time
 import tomllib
-import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 from mutant_tests import TESTS
 from mutants import Mutant, mutants
+from mutation_bench import ROOT, Bench, Outcome, preload
 
-ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-#: tests that are run first
-QUICK = ("-m", "not slow")
-#: imported once, before the first fork
-PRELOAD = (
-    "torch", "torch.testing", "torch._dynamo", "numpy", "mpmath", "jaxtyping", "hypothesis", "hypothesis.strategies", "pytest",
-    "transformers.models.llama.modeling_llama",
-)  # fmt: skip
+#: seconds that a quick test takes at most
+QUICK = 2.0
+
+
+def test_files(module: str) -> list[str]:
+    """The test files of a module, in order."""
+    return [f"tests/{name}.py" for name in TESTS[module]]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How the tests ended: "killed", "survived" or "timeout", and how long they took."""
+class Baseline:
+    """The test files on the unchanged code: the seconds of each test, and the tests and files that fail."""
 
-    verdict: str
-    seconds: float
-    log: str
+    seconds: dict[str, dict[str, float]]
+    failed: dict[str, list[str]]
 
-    @property
-    def caught_by(self) -> str | None:
-        """The first test that failed; "import" if none was reached."""
-        if self.verdict != "killed":
-            return None if self.verdict == "survived" else "time"
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", self.log, re.MULTILINE)
-        return "import" if failed is None else failed[1]
+    def files(self, module: str) -> list[str]:
+        """The test files of a module that can be run."""
+        return [path for path in test_files(module) if path not in self.failed[path]]
 
+    def choice(self, module: str, quick: bool) -> tuple[list[str], frozenset[str], float]:
+        """The test files of a module, the tests left out of them, and the seconds after which a mutant counts as found.
 
-def preload() -> None:
-    """Import the packages that every child needs, so that no child imports them again."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in PRELOAD:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+        Tests that fail are left out, and those that are not quick, or those that are, because they were run before.
+        """
+        files = self.files(module)
+        seconds = {test: s for path in files for test, s in self.seconds[path].items()}
+        failed = {test for path in files for test in self.failed[path]}
+        left_out = frozenset(test for test, s in seconds.items() if test in failed or (s <= QUICK) != quick)
+        return files, left_out, 20 + 2 * sum(seconds.values())
 
 
-def test_arguments(module: str) -> list[str]:
-    """The existing test files of a module, in order."""
-    paths = [f"tests/{name}.py" for name in TESTS[module]]
-    return [path for path in paths if (ROOT / path).exists()]
+class Worker:
+    """One process with a bench of its own."""
 
+    bench: Bench
 
-class Bench:
-    """A copy of src/ in which one module at a time is replaced by a mutant."""
+    @classmethod
+    def start(cls) -> None:
+        cls.bench = Bench()
+        Finalize(None, cls.bench.close, exitpriority=1)
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
-        shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        compileall.compile_dir(self.folder / "src", quiet=2)  # once, because no child writes bytecode
+    @classmethod
+    def measure(cls, path: str) -> tuple[str, Outcome]:
+        """Run a test file on the unchanged code."""
+        return path, cls.bench.run_unchanged([path], timeout=300)
 
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def path(self, module: str) -> Path:
-        return self.folder / "src" / "ropewalk" / f"{module}.py"
-
-    def run(self, module: str, source: str | None, tests: list[str], timeout: float) -> Outcome:
-        """Run `tests` with `source` as the module; None keeps the module unchanged."""
-        original = self.path(module).read_text(encoding="utf-8")
-        # bytecode is reused if its source has the same size and the same second of change
-        Path(importlib.util.cache_from_source(str(self.path(module)))).unlink(missing_ok=True)
-        if source is not None:
-            self.path(module).write_text(source, encoding="utf-8")
-        try:
-            return self._run(tests, timeout)
-        finally:
-            self.path(module).write_text(original, encoding="utf-8")
-
-    def _run(self, tests: list[str], timeout: float) -> Outcome:
-        log, began = self.folder / "log.txt", time.monotonic()
-        child = os.fork()
-        if child == 0:
-            self._child(tests, log)
-        status = _wait(child, began + timeout)
-        if status is None:
-            # the whole process group, because some tests start processes
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        verdict = "timeout" if status is None else "survived" if status == 0 else "killed"
-        return Outcome(verdict, time.monotonic() - began, log.read_text(encoding="utf-8", errors="replace"))
-
-    def _child(self, tests: list[str], log: Path) -> None:
-        os.setsid()
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.chdir(ROOT)
-        # bytecode of an earlier mutant would be run instead of this one
-        sys.dont_write_bytecode = True
-        os.environ.update(PYTHONPATH=str(self.folder / "src"), PYTHONDONTWRITEBYTECODE="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-        sys.path.insert(0, str(self.folder / "src"))
-        # without beartype the suite skips its type-checking hook: tests must find a mutant by its numbers, and start faster
-        sys.modules["beartype"] = None  # type: ignore[assignment]
-        code = 2
-        try:
-            import pytest
-
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--assert=plain", *tests]))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-
-def _wait(child: int, deadline: float) -> int | None:
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(0.02)
-    return None
+    @classmethod
+    def judge(
+        cls, mutant: Mutant, tests: list[str], left_out: frozenset[str], limit: float, deadline: float
+    ) -> tuple[Mutant, Outcome | None]:
+        """Run a mutant; None if the deadline, a time of the monotonic clock, came before its verdict."""
+        left = deadline - time.monotonic()
+        if left < 1:
+            return mutant, None
+        outcome = cls.bench.run(mutant.module, mutant.source, tests, min(limit, left), left_out)
+        return mutant, None if outcome.verdict == "timeout" and left < limit else outcome
 
 
 def equivalents() -> set[tuple[str, str, str]]:
     """(module, before, after) of the mutants known to change no result."""
-    if not EQUIVALENT.exists():
-        return set()
     listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"]
     return {(entry["module"], entry["before"], entry["after"]) for entry in listed}
 
@@ -166,28 +107,40 @@ def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
     return [m for m in picked if (m.module, m.before, m.after) not in known]
 
 
-def study(bench: Bench, module: str, picked: list[Mutant], out: Path | None) -> list[Mutant]:
-    """Run the mutants of a module and return the survivors; append a row for each to `out`."""
-    tests = test_arguments(module)
-    whole = bench.run(module, None, tests, timeout=600)
-    if whole.verdict != "survived":
-        sys.exit(f"{module}: its tests fail on the unchanged module; fix them first\n{whole.log[-2000:]}")
-    limit, survivors, timeouts, began = 3 * whole.seconds + 15, [], 0, time.monotonic()
-    for mutant in picked:
-        outcome = bench.run(module, mutant.source, [*QUICK, *tests], limit)
-        if outcome.verdict == "survived":
-            outcome = bench.run(module, mutant.source, tests, limit)
-        timeouts += outcome.verdict == "timeout"
-        if outcome.verdict == "survived":
-            survivors.append(mutant)
-            print(f"SURVIVED {mutant}", flush=True)
-        if out is not None:
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row_of(mutant, outcome)) + "\n")
-    killed = len(picked) - len(survivors)
-    spent = time.monotonic() - began
-    print(f"{module}: {killed} of {len(picked)} killed ({timeouts} by time), {len(survivors)} survive, {spent:.0f} s", flush=True)
-    return survivors
+def measure(pool: ProcessPoolExecutor, paths: list[str], kept: Path | None) -> Baseline:
+    """Run every test file once on the unchanged code, unless `kept` has it, and name the tests that fail there."""
+    baseline = Baseline({}, {})
+    if kept is not None and kept.exists():
+        baseline = Baseline(**json.loads(kept.read_text(encoding="utf-8")))
+    for done in as_completed([pool.submit(Worker.measure, path) for path in paths if path not in baseline.seconds]):
+        path, outcome = done.result()
+        baseline.seconds[path] = outcome.seconds
+        baseline.failed[path] = outcome.failed or ([path] if outcome.verdict != "survived" else [])
+        for test in baseline.failed[path]:
+            print(f"left out, because it fails on the unchanged code: {test}", flush=True)
+    if kept is not None:
+        kept.write_text(json.dumps(vars(baseline)), encoding="utf-8")
+    spent = sum(sum(tests.values()) for tests in baseline.seconds.values())
+    print(f"{len(baseline.seconds)} test files take {spent:.0f} s of one core on the unchanged code", flush=True)
+    return baseline
+
+
+def study(pool: ProcessPoolExecutor, picked: list[Mutant], options: argparse.Namespace) -> Iterator[tuple[Mutant, Outcome]]:
+    """Run the mutants, in any order, and yield each with its outcome; stop at the limit of time."""
+    deadline = time.monotonic() + options.limit
+    baseline = measure(pool, sorted({path for m in picked for path in test_files(m.module)}), options.baseline)
+    # those of modules without a test that can be run have no outcome
+    waiting = {mutant: None for mutant in picked if baseline.files(mutant.module)}
+    for quick in (True, False):
+        work = [pool.submit(Worker.judge, mutant, *baseline.choice(mutant.module, quick), deadline) for mutant in waiting]
+        for done in as_completed(work):
+            mutant, outcome = done.result()
+            if outcome is not None and outcome.verdict == "survived":
+                waiting[mutant] = outcome
+            elif outcome is not None:
+                del waiting[mutant]
+                yield mutant, outcome
+    yield from ((mutant, outcome) for mutant, outcome in waiting.items() if outcome is not None)
 
 
 def row_of(mutant: Mutant, outcome: Outcome) -> dict[str, object]:
@@ -207,7 +160,7 @@ def not_in(out: Path | None, picked: list[Mutant]) -> list[Mutant]:
 
 def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:
     """Whether every replacement (module, before, after, test) makes its test fail, and all tests pass without it."""
-    unchanged = bench.run(replacements[0][0], None, sorted({each[3] for each in replacements}), 120)
+    unchanged = bench.run_unchanged(sorted({each[3] for each in replacements}), 120)
     if unchanged.verdict != "survived":
         sys.exit(f"the tests fail on the unchanged modules; fix them first\n{unchanged.log[-2000:]}")
     killed = []
@@ -223,10 +176,13 @@ def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--module", action="append", choices=sorted(TESTS), help="may be repeated; all by default")
-    parser.add_argument("--per-module", type=int, metavar="N", help="sample N mutants of each module; all by default")
+    parser.add_argument("--module", action="append", metavar="NAME[=N]", help="a module or folder; may be repeated; default: all")
+    parser.add_argument("--per-module", type=int, metavar="N", help="sample N mutants of each module; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="append a row for each mutant to this file, except those that it has already")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="run N mutants at a time")
+    parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="stop after this time")
+    parser.add_argument("--baseline", type=Path, help="keep what the tests do on the unchanged code in this file")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument(
         "--replace",
@@ -238,26 +194,53 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def wanted(options: argparse.Namespace) -> dict[str, int | None]:
+    """How many mutants of which modules are asked for."""
+    counts: dict[str, int | None] = {}
+    for asked in options.module or [""]:
+        name, _, count = asked.partition("=")
+        found = [module for module in TESTS if not name or f"{module}/".startswith(f"{name}/")]
+        if not found:
+            sys.exit(f"--module: must be a module or folder in tools/mutant_tests.py; got {name}")
+        counts |= dict.fromkeys(found, int(count) if count else options.per_module)
+    return counts
+
+
+def run(options: argparse.Namespace, picked: list[Mutant]) -> int:
+    """Run the mutants, print and write what became of them, and return the number of survivors."""
+    counts: Counter[str] = Counter()
+    random.Random(options.seed).shuffle(picked)  # so that a run that stops early leaves a fair sample
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("fork"), initializer=Worker.start) as pool:
+        for mutant, outcome in study(pool, picked, options):
+            counts[outcome.verdict] += 1
+            if outcome.verdict == "survived":
+                print(f"SURVIVED {mutant}", flush=True)
+            if options.out is not None:
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row_of(mutant, outcome)) + "\n")
+            if counts.total() % 50 == 0:
+                print(f"{counts.total()} of {len(picked)}: {dict(counts)}", flush=True)
+    found = counts["killed"] + counts["timeout"]
+    print(f"{found} of {counts.total()} mutants killed ({counts['timeout']} by time), {counts['survived']} survive", end="; ")
+    print(f"{len(picked) - counts.total()} not run, seed {options.seed}")
+    return counts["survived"]
+
+
 def main() -> int:
     """Return 0 if every mutant was killed."""
     options = arguments()
-    modules = options.module or list(TESTS)
+    picked = [m for module, count in wanted(options).items() for m in chosen(module, count, options.seed)]
     if options.list:
-        for module in modules:
-            print(*chosen(module, options.per_module, options.seed), sep="\n")
+        print(*picked, sep="\n")
         return 0
     preload()
-    bench = Bench()
-    try:
-        if options.replace:
+    if options.replace:
+        bench = Bench()
+        try:
             return 0 if run_replacements(bench, options.replace) else 1
-        picked = {module: not_in(options.out, chosen(module, options.per_module, options.seed)) for module in modules}
-        survivors = [m for module in modules if picked[module] for m in study(bench, module, picked[module], options.out)]
-    finally:
-        bench.close()
-    total = sum(map(len, picked.values()))
-    print(f"all: {total - len(survivors)} of {total} mutants killed, {len(survivors)} survive (seed {options.seed})")
-    return 1 if survivors else 0
+        finally:
+            bench.close()
+    return 1 if run(options, not_in(options.out, picked)) else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,159 @@
+"""Runs test files on a copy of src/ in which one module at a time is replaced by a mutant."""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: imported once, before the first fork
+PRELOAD = (
+    "torch", "torch.testing", "torch.distributed", "torch.nn.attention.flex_attention", "torch._dynamo", "numpy", "mpmath",
+    "jaxtyping", "hypothesis", "hypothesis.strategies", "pytest", "safetensors.torch", "tokenizers",
+    "transformers.models.auto.modeling_auto", "transformers.generation.logits_process",
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "gemma3", "phi3", "gptj", "roformer", "t5")),
+)  # fmt: skip
+#: exit codes of pytest: every test passed, or none was selected
+PASSED = (0, 5)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the tests ended: "killed", "survived" or "timeout"; which tests and files failed; and the seconds of each test."""
+
+    verdict: str
+    failed: list[str]
+    seconds: dict[str, float]
+    log: str
+
+    @property
+    def caught_by(self) -> str | None:
+        """The first test that failed; "import" if none was reached."""
+        if self.verdict != "killed":
+            return None if self.verdict == "survived" else "time"
+        return self.failed[0] if self.failed else "import"
+
+
+def preload() -> None:
+    """Import the packages that every child needs, so that no child imports them again."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in PRELOAD:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+class Record:
+    """A pytest plugin that leaves tests out by their ids, and writes down how long each test takes and what fails."""
+
+    def __init__(self, path: Path, left_out: frozenset[str]) -> None:
+        self.path, self.left_out = path, left_out
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        items[:] = [item for item in items if item.nodeid not in self.left_out]
+
+    def note(self, report) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([report.nodeid, getattr(report, "duration", 0), report.failed]) + "\n")
+
+    pytest_runtest_logreport = pytest_collectreport = note
+
+
+class Bench:
+    """A copy of src/ in which one module at a time is replaced by a mutant."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self.record = self.folder / "record.jsonl"
+        shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(self.folder / "src", quiet=2)  # once, because no child writes bytecode
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def path(self, module: str) -> Path:
+        return self.folder / "src" / "ropewalk" / f"{module}.py"
+
+    def run(self, module: str, source: str, tests: list[str], timeout: float, left_out: frozenset[str] = frozenset()) -> Outcome:
+        """Run `tests`, up to the first that fails, with `source` as the module."""
+        original = self.path(module).read_text(encoding="utf-8")
+        # bytecode is reused if its source has the same size and the same second of change
+        Path(importlib.util.cache_from_source(str(self.path(module)))).unlink(missing_ok=True)
+        self.path(module).write_text(source, encoding="utf-8")
+        try:
+            return self.run_unchanged(["-x", *tests], timeout, left_out)
+        finally:
+            self.path(module).write_text(original, encoding="utf-8")
+
+    def run_unchanged(self, tests: list[str], timeout: float, left_out: frozenset[str] = frozenset()) -> Outcome:
+        """Run `tests` on the copy as it is."""
+        log, deadline = self.folder / "log.txt", time.monotonic() + timeout
+        self.record.write_text("", encoding="utf-8")
+        child = os.fork()
+        if child == 0:
+            self._child(tests, left_out, log)
+        status = _wait(child, deadline)
+        with contextlib.suppress(ProcessLookupError):
+            # the whole process group, because some tests start processes
+            os.killpg(child, signal.SIGKILL)
+        if status is None:
+            os.waitpid(child, 0)
+        passed = status is not None and os.waitstatus_to_exitcode(status) in PASSED
+        verdict = "timeout" if status is None else "survived" if passed else "killed"
+        return Outcome(verdict, *self._recorded(), log.read_text(encoding="utf-8", errors="replace"))
+
+    def _recorded(self) -> tuple[list[str], dict[str, float]]:
+        failed, seconds = [], {}
+        for line in self.record.read_text(encoding="utf-8").splitlines():
+            name, duration, fails = json.loads(line)
+            seconds[name] = seconds.get(name, 0) + duration
+            failed += [name] * fails
+        return failed, seconds
+
+    def _child(self, tests: list[str], left_out: frozenset[str], log: Path) -> None:
+        os.setsid()
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(ROOT)
+        # bytecode of an earlier mutant would be run instead of this one
+        sys.dont_write_bytecode = True
+        source = str(self.folder / "src")
+        paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        os.environ.update(PYTHONPATH=paths, PYTHONDONTWRITEBYTECODE="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(self.folder / "hypothesis")
+        sys.path.insert(0, source)
+        # without beartype the suite skips its type-checking hook: tests must find a mutant by its numbers, and start faster
+        sys.modules["beartype"] = None  # type: ignore[assignment]
+        options = ["-q", "-p", "no:cacheprovider", "--tb=line", "--assert=plain", f"--basetemp={self.folder / 'tmp'}"]
+        code = 2
+        try:
+            import pytest
+
+            code = int(pytest.main([*options, *tests], plugins=[Record(self.record, left_out)]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _wait(child: int, deadline: float) -> int | None:
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.02)
+    return None
