@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
 import ropewalk
+from another_process import start_processes
 from ropewalk.attention import Attention
 from ropewalk.distributed.context_parallel import torch_why_not
 from ropewalk.distributed.ring import pick_engine, ring_attention, ring_forward
@@ -111,7 +112,7 @@ def test_fsdp_mixed_precision_leaves_angles_exact(found):
 
 
 def test_a_silent_or_a_lost_rank_is_an_error_not_a_hang(tmp_path):
-    context = torch.multiprocessing.start_processes(lost_rank.work, (str(tmp_path),), nprocs=2, join=False, start_method="spawn")
+    context = start_processes(lost_rank.work, (str(tmp_path),), 2, join=False)
     for process in context.processes:
         process.join(90)
     assert [process.exitcode for process in context.processes] == [0, lost_rank.LOST]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # optimizers import it, which takes seconds: here once, not in every run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lab_tiny import tiny_batches, tiny_model, tiny_settings, tiny_trainer

@@ -6,9 +6,9 @@ import socket
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from rank_cases import WORLD, evaluated_run, shared_run, start
 
+from another_process import start_processes
 from ropewalk.errors import RopeError
 from ropewalk.lab import checkpoint
 from ropewalk.lab.distributed import Parallel, launched, pick_device
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
         pytest.skip("this torch has no gloo")
     folder = tmp_path_factory.mktemp("ranks")
     alone = shared_run(folder, "none")
-    torch.multiprocessing.spawn(start, (str(folder), {kind: free_port() for kind in KINDS}), nprocs=WORLD)
+    start_processes(start, (str(folder), {kind: free_port() for kind in KINDS}), WORLD)
     return folder, alone
 
 
