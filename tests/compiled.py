@@ -44,9 +44,9 @@ def q_and_k(s):
     return torch.randn(B, H, s, HEAD_DIM), torch.randn(B, 1, s, HEAD_DIM)
 
 
-@pytest.mark.parametrize(
-    ("name", "where"), [*((name, "rows") for name in rw.SCALINGS), *((n, w) for n in ("default", "dynamic") for w in WHERE)]
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", rw.SCALINGS)
 def test_one_graph_the_same_bits_and_no_graph_a_length(name, where):
     rope, counted = rw.Rope(sample_spec(name)), Counted()
     compiled = torch.compile(rope, fullgraph=True, backend=counted)

@@ -1,4 +1,4 @@
-"""Shared fixtures: seeded randomness, and a switch for the long form of slow tests."""
+"""Seeded randomness, run-time checks of types, and no GPU tests without a GPU; `sampling` has the short form of the tests."""
 
 import os
 
@@ -10,6 +10,8 @@ import importlib.util
 import pytest
 import torch
 
+pytest_plugins = ["sampling"]
+
 # shapes and types of the public door are checked at run time, here only; a bare GPU machine may lack the checker
 if importlib.util.find_spec("beartype") is not None:
     from jaxtyping import install_import_hook
@@ -17,13 +19,12 @@ if importlib.util.find_spec("beartype") is not None:
     install_import_hook("ropewalk", "runtime_types.check")
 
 
-def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="run slow studies whole, not in their small form")
-
-
-@pytest.fixture
-def full(request) -> bool:
-    return request.config.getoption("--full")
+#: the files that take longest come first: where each worker takes a file at a time, all of them end together
+LONGEST = (
+    "test_studies", "test_site", "test_fresh_install", "test_patch", "test_ring", "test_browser", "test_ops", "test_triton",
+    "test_linear_kernels", "test_page", "test_fused", "test_architecture", "test_docs", "test_decoder", "test_cli",
+    "test_hostile_options", "test_extend", "test_finetuning", "test_laws", "test_fit", "test_story_browser", "test_mutation",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,7 @@ def _seeded():
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -99,6 +99,7 @@ def call(name, dtype, backend):
     return lambda x, positions=None, **where: rotation.rotate(x, spec, positions, length=length, backend=run_by, **where)
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_backend
 @every_dtype
 @every_scaling
@@ -117,6 +118,7 @@ def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
         assert torch.equal(turn(x[:, :, token : token + 1], positions[:, token : token + 1]), whole[:, :, token : token + 1])
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_backend
 @every_dtype
 @every_scaling

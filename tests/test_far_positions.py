@@ -31,6 +31,7 @@ def test_cos_and_sin_follow_the_formula(rule, bits):
             assert largest_error(cos.double().numpy() + 1j * sin.double().numpy(), wanted) <= LIMITS[bits], spec
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_rule
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("backend", rw.BACKENDS)

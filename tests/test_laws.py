@@ -50,6 +50,7 @@ def test_samples_cover_the_registry():
         assert type(sample_scaling(name)) is scaling
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_backend
 @every_layout
 @every_scaling
@@ -116,6 +117,7 @@ def test_scores_depend_on_distance_alone(backend, layout, layout_out, shift):
     exactly(scores(0), scores(shift % 2**20), max(tolerance, 1e-10))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("name", PURE)
 def test_scores_depend_on_distance_alone_on_every_axis(name, axis):
@@ -128,6 +130,7 @@ def test_scores_depend_on_distance_alone_on_every_axis(name, axis):
     exactly(near, far, 1e-10)
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_backend
 @every_layout
 @every_scaling
@@ -154,6 +157,7 @@ def test_linear(name, backend, scale, start):
     exactly(turn(scale * x + y), scale * turn(x) + turn(y), tolerance)
 
 
+@pytest.mark.sampled
 @every_layout
 @every_scaling
 def test_backward_is_the_transpose(name, layout, layout_out):

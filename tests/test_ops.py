@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropewalk as rw
+from another_process import run_tests
 from helpers import DTYPES, HEAD_DIM, sample_positions, sample_spec
 from ropewalk import axes, ops, rotation
 
@@ -281,15 +279,9 @@ def test_meta_tensors_give_shapes():
         assert (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
 
 
-def test_compiled():
+def test_compiled(full):
     """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
-    here = Path(__file__).parent
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--show-capture=no"]
-    command = [sys.executable, "-m", "pytest", *options, str(here / "compiled.py")]
-    path = os.pathsep.join([str(here), str(Path(rw.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    run_tests(Path(__file__).parent / "compiled.py", full, "--noconftest", "-p", "sampling", "--show-capture=no")
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

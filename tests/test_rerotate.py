@@ -20,6 +20,7 @@ def rebuilt(k, spec, positions, length=None):
     return definition(k, spec, positions, length, key=True)
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_backend
 @pytest.mark.parametrize("name", rw.SCALINGS)
 @pytest.mark.parametrize("axis", ["one", "chunked", "axial"])

@@ -70,6 +70,7 @@ TREATMENTS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("treatment", TREATMENTS)
 @pytest.mark.parametrize("name", FIXED)
 def test_no_treatment_changes_a_bit(name, treatment):

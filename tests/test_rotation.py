@@ -26,6 +26,7 @@ def bits(x):
     return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_backend
 @both_layouts
 @pytest.mark.parametrize("order", ORDERS)
@@ -197,6 +198,7 @@ def test_layouts_that_are_not_contiguous(backend, inplace):
         assert inplace or torch.equal(full, rest), name
 
 
+@pytest.mark.sampled(by=["backend"])
 @pytest.mark.parametrize("backend", [None, *rw.BACKENDS])
 @pytest.mark.parametrize("dtype", DTYPES)
 @both_layouts

@@ -48,6 +48,7 @@ WHERE = {
 }
 
 
+@pytest.mark.sampled(by=["backend"])
 @every_strategy
 @every_backend
 @every_spec

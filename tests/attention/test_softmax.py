@@ -46,6 +46,7 @@ def rules(kind):
     return {"causal": kind == "causal"}, {}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_encoding_and_mask_equals_the_definition(name, kind):
@@ -82,6 +83,7 @@ def test_lower_precision_stays_within_rounding(dtype):
     torch.testing.assert_close(got.double(), expected, atol=bound * expected.abs().max().item(), rtol=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in ENCODINGS if n not in ("rope_2d", "rope_3d")])
 @pytest.mark.parametrize(
     "cache_options", [{}, {"kind": "static", "capacity": 9}, {"rotated": False}, {"kind": "sliding", "capacity": 8}]

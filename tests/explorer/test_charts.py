@@ -75,6 +75,7 @@ def test_a_pair_that_does_not_rotate_leaves_the_logarithmic_charts():
     assert sorted(line(charts.coverage([spec], 64, 256, ENGLISH), "served with proportional")) == [0, 1, 2]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", list(SCALINGS))
 @pytest.mark.parametrize("view", [*charts.CHARTS, "map"])
 def test_every_scaling_has_every_chart(name, view):

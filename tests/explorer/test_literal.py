@@ -43,6 +43,7 @@ def test_random_texts_are_one_code_span():
         assert shown(literal(text)).split() == text.split()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["a.scaling", "a.theta", "view", "a.axes", "served", "animate"])
 def test_a_hostile_link_is_refused_with_its_text_as_it_is(name):
     for text in HOSTILE[:4]:

@@ -92,6 +92,7 @@ def test_every_control_but_those_of_scalings_changes_the_link(page):
         assert name in link(app) or name in before
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("scaling", list(SCALINGS))
 def test_every_field_of_a_scaling_has_a_control_that_works(page, scaling):
     app = page(view="code", a__scaling=scaling)
@@ -189,6 +190,7 @@ def test_a_good_config_after_a_bad_one_clears_the_message(page):
     assert link(app) == controls.to_link(controls.defaults() | layers_of(good)["full_attention"])
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_every_preset_fills_the_page(page, name):
     app = page(view="ladder")

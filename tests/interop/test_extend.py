@@ -46,6 +46,7 @@ def defined(kind, theta, length):
     return torch.tensor([float(each) for each in radians]), float(magnitude)
 
 
+@pytest.mark.sampled(every=3)
 @every
 @pytest.mark.parametrize("length", [TRAINED // 2, 3 * TRAINED])
 def test_the_model_has_the_frequencies_of_the_definition(family, kind, length):
@@ -58,6 +59,7 @@ def test_the_model_has_the_frequencies_of_the_definition(family, kind, length):
     assert magnitude == pytest.approx(size, rel=1e-6)
 
 
+@pytest.mark.sampled(every=3)
 @every
 def test_a_saved_model_loads_with_the_same_logits(family, kind, tmp_path):
     model = fresh(family)
@@ -74,6 +76,7 @@ def test_a_saved_model_loads_with_the_same_logits(family, kind, tmp_path):
         assert {name: read[name] for name in report.specs} == report.specs
 
 
+@pytest.mark.sampled(every=3)
 @every
 def test_undo_restores_every_bit(family, kind):
     model = fresh(family)
@@ -93,6 +96,7 @@ def test_undo_restores_every_bit(family, kind):
         extend(model, None)
 
 
+@pytest.mark.sampled(every=3)
 @every
 def test_a_copy_is_extended_and_undone_by_itself(family, kind):
     model = fresh(family)

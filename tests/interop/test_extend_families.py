@@ -25,6 +25,7 @@ FAMILY_CASES = list({case.model_type: name for name, case in CASES.items()}.valu
 new_only = pytest.mark.skipif(not V5, reason="older releases refuse scalings in their config classes")
 
 
+@pytest.mark.sampled(every=3)
 @new_only
 @pytest.mark.parametrize("name", FAMILY_CASES)
 def test_the_familys_code_loads_what_is_written_and_computes_it(name):

@@ -30,6 +30,7 @@ def test_a_patched_model_follows_and_goes_back(kind):
     assert torch.equal(logits(model, start=150), logits(built("llama"), start=150))
 
 
+@pytest.mark.sampled(every=3)
 @every
 def test_an_extended_model_may_be_patched_and_stays_extended(family, kind):
     model = fresh(family)

@@ -89,6 +89,7 @@ def test_rotated_q_and_k_are_those_of_the_model(case):
         assert_close(ours, theirs, rtol=0, atol=ROUNDING)
 
 
+@pytest.mark.sampled(every=3)
 def test_a_saved_config_reads_as_the_object_does(case, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(case.config.to_json_string(use_diff=False))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -19,7 +16,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-import ropewalk
+from another_process import run_tests
 from door import assert_refused
 from ropewalk import RopeError
 from ropewalk.interop.patch.methods import Replacement
@@ -323,12 +320,6 @@ def test_training_moves_a_patched_model_where_it_moves_the_unpatched():
 
 
 @needs_torch_2_7("it cannot compile a model of transformers 5 as one graph, patched or not")
-def test_compiled():
+def test_compiled(full):
     """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
-    here = Path(__file__).parent
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "--show-capture=no"]
-    command = [sys.executable, "-m", "pytest", *options, str(here / "patch_compiled.py")]
-    path = os.pathsep.join([str(here), str(Path(ropewalk.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parents[1], env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    run_tests(Path(__file__).parent / "patch_compiled.py", full, "--noconftest", "-p", "sampling", "--show-capture=no")

@@ -51,6 +51,7 @@ def test_a_patched_model_answers_within_the_rounding_of_the_unpatched(model):
     assert rms(ours - plain) <= 2 * rms(plain - wide)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in TABLED])
 def test_far_out_a_patched_model_is_nearer_to_float64(family):
     if family == "deepseek-v3":
@@ -60,6 +61,7 @@ def test_far_out_a_patched_model_is_nearer_to_float64(family):
     assert rms(ours - wide) <= 0.1 * rms(plain - wide)
 
 
+@pytest.mark.sampled(every=3)
 def test_unpatch_restores_every_bit_and_leaves_no_trace(model):
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
     with torch.no_grad():
@@ -71,6 +73,7 @@ def test_unpatch_restores_every_bit_and_leaves_no_trace(model):
         assert all(vars(module)[key] is value for key, value in before[name].items())
 
 
+@pytest.mark.sampled(every=3)
 def test_gradients_are_those_of_the_unpatched(model):
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -87,6 +90,7 @@ def test_gradients_are_those_of_the_unpatched(model):
             assert_close(mine, other, rtol=1e-3, atol=2e-5 * max(1.0, other.abs().max().item()))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [name for name in CAUSAL if not name.endswith("text")])
 def test_greedy_generation_is_token_for_token_the_same(name):
     model, asked = model_of(name), {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}

@@ -85,6 +85,7 @@ def family(request) -> str:
     return request.param
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["default", "linear", "yarn"])
 def test_the_tables_of_short_text_begin_those_of_long_text(family, name):
     model = patched_model(family, name)
@@ -115,6 +116,7 @@ def test_yarn_changes_text_of_every_length(family, length):
     assert not torch.allclose(plain[1], yarn[1], atol=1e-2)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["linear", "dynamic", "yarn"])
 @torch.no_grad()
 def test_a_scaled_model_answers_short_text_as_before_only_if_it_is_dynamic(family, name):

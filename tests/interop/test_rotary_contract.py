@@ -50,6 +50,7 @@ def positions_for(module: nn.Module) -> Tensor:
     return WHERE if sections is None else WHERE.expand(len(sections), *WHERE.shape)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("dtype", SLACK)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in TABLED])
 def test_a_direct_call_returns_what_the_family_returns(family, dtype):

@@ -20,6 +20,7 @@ from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused import KVSlots, QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
 
+pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: the interpreter is slow, and multiplies the bits of bfloat16 as integers: 16-bit types are tested on the GPU
 DTYPES = {torch.float32: 4e-6, **({torch.float16: 3e-3, torch.bfloat16: 2e-2} if DEVICE == "cuda" else {})}

@@ -16,6 +16,7 @@ from ropewalk import axes, frequencies
 from ropewalk.kernels.fused import Config, KVSlots, LatentNorm, QKNorm, qk_norm_rope, why_not
 from ropewalk.kernels.fused import launch as fused_launch
 
+pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Q, K, SLOTS = 6, 3, 12
 #: two dims before the ten that rotate and two after them

@@ -13,6 +13,7 @@ from ropewalk.attention.linear_sums import State
 from ropewalk.errors import RopeError
 from ropewalk.kernels.linear import api as kernels
 
+pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 B, H, S, D, WIDTH = 2, 3, 71, 10, 6
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -70,17 +71,17 @@ def test_equals_the_quadratic_definition(form, phi, dtype, layout):
     assert ((got.double() - exact).abs() / amplified).max() < TOLERANCE[dtype] * v.abs().max()
 
 
+@pytest.mark.parametrize(("first", "second"), [("torch", "triton"), ("triton", "torch"), ("triton", "triton")])
 @pytest.mark.parametrize(("form", "phi"), FORMS)
-def test_the_state_goes_on_where_the_other_backend_stopped(form, phi):
+def test_the_state_goes_on_where_the_other_backend_stopped(form, phi, first, second):
     q, k, v = draw()
     rope, how = rw.Rope(rw.RopeSpec(D)), {"form": form, "phi": phi}
     whole, last = linear_attention(q, k, v, rope, backend="torch", **how)
-    for first, second in [("torch", "triton"), ("triton", "torch"), ("triton", "triton")]:
-        head, state = linear_attention(*(t[:, :, :40] for t in (q, k, v)), rope, backend=first, **how)
-        tail, state = linear_attention(*(t[:, :, 40:] for t in (q, k, v)), rope, state=state, backend=second, **how)
-        assert_close(torch.cat((head, tail), dim=2), whole, atol=2e-5, rtol=1e-4)
-        for ours, theirs in zip(state, last, strict=True):
-            assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+    head, state = linear_attention(*(t[:, :, :40] for t in (q, k, v)), rope, backend=first, **how)
+    tail, state = linear_attention(*(t[:, :, 40:] for t in (q, k, v)), rope, state=state, backend=second, **how)
+    assert_close(torch.cat((head, tail), dim=2), whole, atol=2e-5, rtol=1e-4)
+    for ours, theirs in zip(state, last, strict=True):
+        assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
 
 
 def test_many_segments_share_one_row(monkeypatch):

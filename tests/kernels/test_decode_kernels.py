@@ -1,40 +1,28 @@
 """The decode kernels: their laws in Triton's interpreter and on a GPU, their tiles, and their machine code for sm_90."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from another_process import run_tests
 from ropewalk.kernels.decode.config import MOST_TILE_ROWS, pick_keys, pick_qkv_tile, pick_splits, pick_tile
 from torch_release import needs_triton_3_6
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+laws = pytest.mark.parametrize("laws", ["interpreted_decode.py", "interpreted_prefill.py"])
 
 
-def laws(interpret: bool) -> subprocess.CompletedProcess:
-    path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
-    environment = os.environ | {"TRITON_INTERPRET": str(int(interpret)), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += [str(HERE / name) for name in ("interpreted_decode.py", "interpreted_prefill.py")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
+@laws
+def test_the_kernels_keep_their_laws_in_the_interpreter(laws, full):
+    run_tests(HERE / laws, full, TRITON_INTERPRET="1")
 
 
-def test_the_kernels_keep_their_laws_in_the_interpreter():
-    done = laws(interpret=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
-
-
+@laws
 @pytest.mark.gpu
-def test_the_kernels_keep_their_laws_on_the_gpu():
-    done = laws(interpret=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+def test_the_kernels_keep_their_laws_on_the_gpu(laws):
+    run_tests(HERE / laws, full=True, TRITON_INTERPRET="0")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 64, 256])

@@ -19,6 +19,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 import ropewalk as rw
+from another_process import run_tests
 from frequency_oracle import oracle
 from ropewalk import axes, frequencies
 from ropewalk.kernels.fused import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
@@ -317,28 +318,21 @@ def test_evenly_spaced_pages_are_plain_slots_to_the_kernel():
     assert cache_strides(KVSlots(first, first)) == ((K * 4 * D, D, 4 * D),) * 2 + (4,)
 
 
-def child(*command: str, interpret: bool) -> subprocess.CompletedProcess:
-    path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
-    environment = os.environ | {"TRITON_INTERPRET": str(int(interpret)), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, cwd=ROOT, check=False)
-
-
-def test_the_kernel_keeps_its_laws_in_the_interpreter():
-    done = child("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_fused.py"), interpret=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+def test_the_kernel_keeps_its_laws_in_the_interpreter(full):
+    run_tests(HERE / "interpreted_fused.py", full, TRITON_INTERPRET="1")
 
 
 @pytest.mark.gpu
 def test_the_kernel_keeps_its_laws_on_the_gpu():
-    done = child("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_fused.py"), interpret=False)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    run_tests(HERE / "interpreted_fused.py", full=True, TRITON_INTERPRET="0")
 
 
 @cache
 def machine_code() -> dict[str, dict[str, int]]:
-    done = child(str(HERE / "sass_fused.py"), interpret=False)
+    path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    command = [sys.executable, str(HERE / "sass_fused.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,21 +9,17 @@ import torch
 from hopper import compile_for_hopper, registers_and_spills
 
 import ropewalk as rw
+from another_process import run_tests
 from ropewalk.attention import linear_attention
 from ropewalk.errors import RopeError
 from ropewalk.kernels.linear import api as kernels
 from torch_release import needs_triton_3_6
 
-TESTS = Path(__file__).parents[1]
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
 
 
-def test_every_law_holds_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "interpreted_linear.py"]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=TESTS / "kernels", capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+def test_every_law_holds_under_the_interpreter(full):
+    run_tests(Path(__file__).parent / "interpreted_linear.py", full, TRITON_INTERPRET="1")
 
 
 def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):

@@ -10,30 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from another_process import run_tests
 from ropewalk.kernels import available
 from ropewalk.kernels.support import power_of_two
 from ropewalk.kernels.triton.config import CONFIGS, SPECIAL_CONFIGS, pick_config
 
-TESTS = Path(__file__).parents[1]
 
-
-def in_another_process(*command: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, **environment},
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-
-
-def test_every_law_holds_under_the_interpreter():
+def test_every_law_holds_under_the_interpreter(full):
     """In a process of its own: Triton decides at import whether it interprets, and this one may have imported it."""
     pytest.importorskip("triton", reason="triton has no build for this platform")
-    laws = str(TESTS / "kernels" / "interpreted_triton.py")
-    done = in_another_process("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", laws, TRITON_INTERPRET="1")
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    run_tests(Path(__file__).parent / "interpreted_triton.py", full, TRITON_INTERPRET="1")
 
 
 def test_import_ropewalk_leaves_triton_alone():
@@ -41,7 +27,8 @@ def test_import_ropewalk_leaves_triton_alone():
     code = (
         "import sys, torch, ropewalk as rw; rw.Rope(rw.RopeSpec(8))(torch.zeros(1, 1, 2, 8)); assert 'triton' not in sys.modules"
     )
-    done = in_another_process("-c", code, TRITON_INTERPRET="0")
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

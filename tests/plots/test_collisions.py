@@ -44,6 +44,7 @@ def overlapping(figure) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("config", NAMES)
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_no_text_lies_on_another(monkeypatch, name, config):

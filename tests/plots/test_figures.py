@@ -197,6 +197,7 @@ def test_a_figure_is_a_small_picture_with_a_title_and_axis_labels(drawn, name, t
         assert figure.axes[0].get_ylabel()
 
 
+@pytest.mark.sampled
 @every_figure
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_figure_takes_any_spec(few_points, name, spec):

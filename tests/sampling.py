@@ -1,0 +1,66 @@
+"""The short form of the tests: `--full` runs every case; without it, tests marked `sampled` run a few of theirs.
+
+A module of its own, so that a process without the conftest has the option too: `pytest -p sampling --noconftest`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run slow studies and grids of cases whole, not in their small form")
+
+
+@pytest.fixture
+def full(request) -> bool:
+    return request.config.getoption("--full")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave out cases of tests marked `sampled`; a case that is asked for by its id always runs.
+
+    `sampled` keeps a few cases in which every value of every parameter occurs; `sampled(by=["backend"])` does so for each
+    backend, because one that is not installed skips all its cases. `sampled(every=3)` keeps a third of the cases, drawn by the
+    name of the test: another third in the next test of the file.
+    """
+    if config.getoption("--full") or any("[" in argument for argument in config.args):
+        return
+    grids = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and hasattr(item, "callspec"):
+            apart = (item.callspec.params[name] for name in mark.kwargs.get("by", ()))
+            grids[item.nodeid.partition("[")[0], mark.kwargs.get("every"), *apart].append(item)
+    dropped = set()
+    for (name, every, *_), cases in grids.items():
+        few = every and Random(name).sample(range(len(cases)), math.ceil(len(cases) / every))
+        kept = few or sample([values(case) for case in cases])
+        dropped |= {case for i, case in enumerate(cases) if i not in kept}
+    if dropped:
+        config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+        items[:] = [item for item in items if item not in dropped]
+
+
+def values(case: pytest.Item) -> set[tuple]:
+    """Return what each `parametrize` of a test gives to one of its cases; names that it gives together are one value."""
+    marks = [mark.args[0] for mark in case.iter_markers("parametrize")]
+    together = [names.replace(" ", "").split(",") if isinstance(names, str) else names for names in marks]
+    return {(tuple(names), *(id(case.callspec.params[name]) for name in names)) for names in together}
+
+
+def sample(cases: Sequence[set[tuple]]) -> set[int]:
+    """Return the indices of a few cases that have all values of all cases."""
+    missing, chosen = list(cases), set()
+    while any(missing):
+        best = max(range(len(cases)), key=lambda i: len(missing[i]))
+        chosen.add(best)
+        covered = missing[best]
+        missing = [each - covered for each in missing]
+    return chosen
