@@ -7,16 +7,18 @@ TRANSFORMERS ?= 4.57.6
 OTHER := build/transformers-$(TRANSFORMERS)
 TORCH ?= 2.6.0
 OTHER_TORCH := build/torch-$(TORCH)
-# modules are compiled when they are first imported, which most of them never are, and once, not in every process of a test
+# modules are compiled when they are first imported, which most of them never are, and once, not in every process of a test;
+# those of the command line by its first --help
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full test lint types tests test-transformers test-torch engines site bench clean
+.PHONY: help setup demo demo-full test test-full lint types tests test-transformers test-torch engines site bench clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
 	@echo "make demo-full   the same with more and longer trainings: 8 minutes"
 	@echo "make test   set up, then lint, types and all tests"
+	@echo "make test-full   the same with every case of every test and slow studies whole; takes long"
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
 	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
 	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm and llama.cpp under build/engines, run them, record what they compute"
@@ -28,6 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt torch
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
+	$(BIN)/ropewalk inspect --help > $(VENV)/help.txt
 	touch $@
 
 # one comparison and one extension
@@ -42,6 +45,10 @@ demo-full: setup
 test: lint
 	$(MAKE) --jobs=2 types tests
 
+# every case of every test, and slow studies whole
+test-full: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --full
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,9 +56,9 @@ lint: setup
 types: setup
 	$(BIN)/pyright
 
-# one thread a process: JOBS processes share the cores already
+# one thread a process: JOBS processes share the cores already; the tests of a file share its fixtures, in the order of conftest.py
 tests: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # an environment of its own; what an older release meets in a newer torch is deprecated there, not here
 test-transformers: setup
@@ -68,7 +75,7 @@ test-transformers: setup
 test-torch: setup
 	test -x $(OTHER_TORCH)/bin/python || $(PYTHON) -m venv $(OTHER_TORCH)
 	grep -v -e ^torch= -e ^triton constraints.txt > $(OTHER_TORCH)/constraints.txt
-	$(OTHER_TORCH)/bin/python $(PIP) torch==$(TORCH) "setuptools<82"
+	$(OTHER_TORCH)/bin/python $(PIP) torch==$(TORCH) "setuptools>=77,<82"
 	$(OTHER_TORCH)/bin/python $(PIP) -c $(OTHER_TORCH)/constraints.txt \
 		transformers accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist rich \
 		rotary-embedding-torch safetensors tokenizers typer
