@@ -1,7 +1,11 @@
-"""Draw the pictures of the documentation: `python docs/pictures.py` writes docs/images/*.png."""
+"""Draw the pictures of the documentation: `python docs/pictures.py` writes docs/images/*.png.
+
+`python docs/pictures.py further` draws only the loss of a pretrained model by position, from committed rows.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from PIL import Image
@@ -9,14 +13,22 @@ from PIL import Image
 from ropewalk import RopeSpec, plots, selfcheck
 from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.attention.temperature import FloorLog, LogAbove, LogN, Power
+from ropewalk.lab.studies import read_study
+from ropewalk.lab.studies.real_picture import picture
 from ropewalk.plots import Look, methods
 
+#: the rows of `ropewalk lab run real_extend` on a GPU
+FURTHER = Path(__file__).parents[1] / "results" / "lab" / "h200_real_extend"
 IMAGES = Path(__file__).parent / "images"
 LOOKS = {"": Look(), "-dark": Look(dark=True)}
 
 
 def main() -> None:
     """Write every picture, on light and on dark paper, and print its path."""
+    if FURTHER.is_dir():
+        draw_further(FURTHER, IMAGES)
+    if sys.argv[1:] == ["further"]:
+        return
     # this figure compares with 60 digits of the definition instead of float64 frequencies
     curves, clock_hands = selfcheck.precision_curves(), RopeSpec(12).frequencies().radians.tolist()
     remappings = {name: remapping.for_length(4096, 16384) for name, remapping in REMAPPINGS.items()}
@@ -36,6 +48,12 @@ def main() -> None:
         for name, figure in pictures.items():
             print(reduced(plots.save(figure, IMAGES / f"{name}{suffix}.png")))
         print(reduced(plots.save(plots.contact_sheet(drawn, look), IMAGES / f"figures{suffix}.png", dpi=80)))
+
+
+def draw_further(run: Path, folder: Path) -> None:
+    """Write the loss of a pretrained model by position, from the rows of a run, on light and dark paper and in Chinese."""
+    for suffix, look in (LOOKS | {"-zh": Look(language="zh")}).items():
+        print(reduced(plots.save(picture(*read_study(run), look), folder / f"further{suffix}.png")))
 
 
 def reduced(path: Path) -> Path:

@@ -13,9 +13,10 @@ from ropewalk.interop.fit.summary import short_length
 from ropewalk.interop.fit.text import long_ppl
 from ropewalk.interop.patch import patched
 from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_order, line_figure
+from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_order
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.real import SOURCES, known_methods, make_meter, open_real, real_facts, source_note
+from ropewalk.lab.studies.real_picture import picture
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk.lab.studies.study import Study
 
@@ -81,7 +82,7 @@ def _rows(meter: Any, name: str, factor: float) -> list[Row]:
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the loss by method and band for each factor, LongPPL, and the claims."""
-    tables, series = [], {}
+    tables = []
     for factor in distinct(rows, "loss", "factor"):
         own = select(rows, "loss", factor=factor)
         bands, names = distinct(own, "loss", "band"), distinct(own, "loss", "method")
@@ -97,14 +98,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
                 f"Loss at {factor:g}x by band of positions", ("method", *bands, "LongPPL"), cells, f"{note} {source_note(facts)}"
             )
         )
-        inside = [band for band in bands if band != "within"]
-        for name in names:
-            means = [select(own, "loss", method=name, band=band)[0]["mean"] for band in inside]
-            series[f"{name}, {factor:g}x"] = ([float(place) for place in range(len(inside))], means)
-    figure = line_figure(
-        series, title="Loss by band, zero-shot", x="band of positions, from near to far", y="nats per token", log_x=False
-    )
-    return Findings(tables + _earlier(rows, facts), {"real_extend": figure}, claims(rows))
+    return Findings(tables + _earlier(rows, facts), {"real_extend": lambda: picture(rows, facts)}, claims(rows))
 
 
 def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:

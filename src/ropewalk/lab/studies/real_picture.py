@@ -1,0 +1,39 @@
+"""The picture of study `real_extend`: the loss of a pretrained model by position, with and without each method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropewalk.lab.studies.rows import Row, distinct, score, select
+from ropewalk.plots.further import Band, loss_by_position
+from ropewalk.plots.look import LIGHT, Look
+
+#: how people write the names of models that `ropewalk lab fetch` knows
+MODELS = {"smollm2": "SmolLM2-135M"}
+
+
+def picture(rows: list[Row], facts: dict[str, Any], look: Look = LIGHT) -> Any:
+    """Return the figure of the rows and facts of a run, with the largest factor that it measured."""
+    own = select(rows, "loss", factor=max(distinct(rows, "loss", "factor")))
+    methods = {name: bands_of_rows(own, name) for name in distinct(own, "loss", "method")}
+    told = {"texts": ", ".join(facts["text"]), "windows": len(own[0]["values"])}
+    about = look.translate("{texts}; {windows} windows, ± standard error; weights unchanged", **told)
+    return loss_by_position(methods, facts["trained"], MODELS.get(facts["model"], facts["model"]), about, look)
+
+
+def bands_of_rows(rows: list[Row], method: str) -> list[Band]:
+    """Return the bands of a method from the first position on; the row `within` has texts of another length."""
+    found = []
+    for band in distinct(rows, "loss", "band", method=method):
+        if band != "within":
+            low, high = map(_tokens, band.split("-"))
+            losses = score(rows, "loss", method=method, band=band)
+            assert losses is not None  # the band is from these rows
+            found.append(Band(low, high, losses.mean, losses.error if losses.values.size > 1 else 0.0))
+    return sorted(found, key=lambda band: band.low)
+
+
+def _tokens(text: str) -> int:
+    """Return the number that `short_length` wrote."""
+    text = text.replace(",", "")
+    return int(text[:-1]) * 1024 if text.endswith("k") else int(text)

@@ -1,0 +1,79 @@
+"""A figure of a model that reads beyond its trained length: the loss by band of positions, one line per method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, subtitle
+
+PLAIN = "none"
+#: height of a label, as a share of the range of losses
+LABEL = 0.07
+
+
+@dataclass(frozen=True)
+class Band:
+    """The mean loss of the tokens at positions low to high, and its standard error."""
+
+    low: int
+    high: int
+    mean: float
+    error: float = 0.0
+
+
+def loss_by_position(methods: Mapping[str, Sequence[Band]], trained: int, model: str, about: str = "", look: Look = LIGHT) -> Any:
+    """Draw the loss by position: without a scaling and with the best method in colour, the others in grey.
+
+    methods  name -> its bands, from the first position to the last; `none` is the model as it is
+    about    a line below the title: texts, windows, what was trained
+    """
+    end = max(bands[-1].high for bands in methods.values())
+    best = min((name for name in methods if name != PLAIN), key=lambda name: methods[name][-1].mean)
+    figure, (ax,) = blank(look, 8.5, 4.4)
+    ax.axvspan(0, trained, color=look.quiet, alpha=0.15, linewidth=0)
+    # grey lines first, so that the two in colour lie on them
+    for name in sorted(methods, key=lambda name: name in (PLAIN, best)):
+        marked = name in (PLAIN, best)
+        colour = look.colour(0 if name == best else 1) if marked else look.quiet
+        _steps(ax, methods[name], colour, 2.6 if marked else 1.1)
+    means = [band.mean for bands in methods.values() for band in bands]
+    span = max(means) - min(means) or 1.0
+    heights = _apart({name: bands[-1].mean for name, bands in methods.items()}, LABEL * span)
+    ax.set_ylim(min(means) - 0.1 * span, max(*means, *heights.values()) + 0.1 * span)
+    for name, y in heights.items():
+        marked = name in (PLAIN, best)
+        colour = look.colour(0 if name == best else 1) if marked else look.quiet
+        label = f"{look.translate('no scaling') if name == PLAIN else name}  {methods[name][-1].mean:.2f}"
+        ax.annotate(label, (end, y), (6, 0), textcoords="offset points", va="center", color=colour, annotation_clip=False,
+                    fontsize=9, weight="bold" if marked else "normal")  # fmt: skip
+    ticks = sorted({0, *(band.high for band in methods[best])})
+    ax.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
+    ax.set_xlim(0, end)
+    title = look.translate(
+        "{model}, trained on {trained} tokens, reads {served}", model=model, trained=f"{trained:,}", served=f"{end:,}"
+    )
+    ax.set_title(title, loc="left", color=look.ink, weight="bold", fontsize=13, pad=12)
+    label_axes(ax, look, x="position of the token", y="loss, nats per token")
+    if about:
+        subtitle(ax, look, about)
+    return finish(figure, look)
+
+
+def _steps(ax: Any, bands: Sequence[Band], colour: str, width: float) -> None:
+    """Draw one step per band with its standard error in the middle."""
+    edges = [bands[0].low, *(band.high for band in bands)]
+    ax.stairs([band.mean for band in bands], edges, baseline=None, color=colour, linewidth=width)
+    middles = [(band.low + band.high) / 2 for band in bands]
+    errors = [band.error for band in bands]
+    ax.errorbar(middles, [band.mean for band in bands], errors, fmt="none", ecolor=colour, elinewidth=width / 2, capsize=2)
+
+
+def _apart(places: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Return heights for labels in the same order, at least `gap` apart, as near to their places as going upwards allows."""
+    found: dict[str, float] = {}
+    last = float("-inf")
+    for name, place in sorted(places.items(), key=lambda each: each[1]):
+        last = found[name] = max(place, last + gap)
+    return found

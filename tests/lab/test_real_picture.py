@@ -1,0 +1,80 @@
+"""The picture of `real_extend`, from rows made here: steps at the means of the rows, labels that do not overlap."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ropewalk.lab.studies.real_extend import findings
+from ropewalk.lab.studies.real_picture import picture
+from ropewalk.lab.studies.rows import row, write_rows
+from ropewalk.plots.look import Look
+
+FACTS = {"study": "real_extend", "model": "smollm2", "trained": 8192, "text": ["moby-dick", "sotu"], "seeds": 1, "preset": "gpu"}
+BANDS = {"0-4k": 0, "4k-8k": 1, "8k-16k": 2, "16k-32k": 3}
+MEANS = {
+    "none": [3.1, 3.0, 6.2, 7.7], "linear": [4.9, 5.0, 5.2, 5.36], "ntk": [3.2, 3.1, 3.4, 3.79], "dynamic": [3.1, 3.1, 3.5, 4.19],
+    "yarn": [3.2, 3.1, 3.3, 3.75], "dynamic_yarn": [3.2, 3.1, 3.3, 3.75], "llama3": [3.1, 3.0, 3.5, 4.12],
+    "by_parts": [3.2, 3.1, 3.3, 3.76],
+}  # fmt: skip
+SPREAD = np.array([-0.4, 0.1, 0.3])
+
+
+def rows(factor: float = 4) -> list[dict]:
+    fields = {"factor": factor, "trained": 8192}
+    made = [
+        row("loss", means[place] + SPREAD, band=band, method=method, **fields)
+        for method, means in MEANS.items()
+        for band, place in BANDS.items()
+    ]
+    return [*made, *(row("loss", means[0] + SPREAD, band="within", method=method, **fields) for method, means in MEANS.items())]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_steps_are_the_means_of_the_bands(language):
+    figure = picture([*rows(2), *rows(4)], FACTS, Look(language=language))
+    (ax,) = figure.axes
+    steps = [patch for patch in ax.patches if hasattr(patch, "get_data")]
+    drawn = {tuple(np.round(step.get_data().values, 6)) for step in steps}
+    assert drawn == {tuple(np.round(means, 6)) for means in MEANS.values()}
+    assert steps[0].get_data().edges.tolist() == [0, 4096, 8192, 16384, 32768]
+    # the lines of the errors: one standard error of the mean over windows to each side
+    (first, *_) = (line for line in ax.collections if len(line.get_segments()) == 4)
+    below, above = first.get_segments()[0][:, 1]
+    assert (above - below) / 2 == pytest.approx(SPREAD.std(ddof=1) / np.sqrt(3))
+    assert "8,192" in ax.get_title(loc="left")
+    assert "32,768" in ax.get_title(loc="left")
+    words = [text.get_text() for text in ax.texts]
+    assert any("moby-dick, sotu" in text and "3" in text for text in words)
+
+
+def test_labels_do_not_overlap():
+    figure = picture(rows(), FACTS)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == 1 + len(MEANS)
+    for place, first in enumerate(boxes):
+        assert not any(first.overlaps(second) for second in boxes[place + 1 :])
+    edge = figure.bbox
+    assert all(box.x1 <= edge.x1 and box.y1 <= edge.y1 for box in boxes)
+
+
+def test_the_report_shows_it():
+    drawn = findings(rows(), FACTS).figures["real_extend"]()
+    assert "SmolLM2-135M" in drawn.axes[0].get_title(loc="left")
+
+
+def test_one_command_draws_it_for_the_readme(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_rows(run / "rows.jsonl", rows())
+    (run / "study.json").write_text(json.dumps(FACTS))
+    place = Path(__file__).parents[2] / "docs" / "pictures.py"
+    spec = importlib.util.spec_from_file_location("pictures_of_docs", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.draw_further(run, tmp_path)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"further.png", "further-dark.png", "further-zh.png"}
+    assert all(path.stat().st_size < 100_000 for path in tmp_path.glob("*.png"))
