@@ -141,7 +141,8 @@ def rotate_by_phase(
 
     For angles that follow from the tokens and not from integer positions. They should be float64 where they are long sums.
     """
-    return rotate_by(x, phase.cos(), phase.sin(), layout=layout, seq_dim=seq_dim)
+    dtype = table_dtype(x)
+    return rotate_by(x, phase.cos().to(dtype), phase.sin().to(dtype), layout=layout, seq_dim=seq_dim)
 
 
 def rotate_half(x: Inexact[Tensor, "... D"]) -> Inexact[Tensor, "... D"]:

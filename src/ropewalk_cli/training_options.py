@@ -111,7 +111,7 @@ def run_studies(
     change: Annotated[list[str] | None, typer.Option("--set", help='Change one setting of the study, as in "windows=8".')] = None,
     device: Device = "auto",
     models: Annotated[Path | None, typer.Option(help="Folder for trained models; by default OUT/models.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Parallel processes on a CPU; by default one per core.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Parallel processes; default: one per core, on a GPU one.")] = None,
     json: Json = False,
 ) -> None:
     """Run studies and write the report: `ropewalk lab run encodings extend --preset cpu --out lab`."""

@@ -15,7 +15,10 @@ from ropewalk.lab.studies import STUDIES, Study, run_study
 from ropewalk.models import Decoder, DecoderConfig
 
 #: settings that make a study's smoke preset smaller still
-SMALLER = {"mlm_lengths": {"stages": [[16, 4, 6], [48, 4, 3], [8, 4, 4]]}}
+SMALLER = {
+    "mlm_lengths": {"stages": [[16, 4, 6], [48, 4, 3], [8, 4, 4]]},
+    "methods": {"methods": ["rope", "path", "dca"]},
+}
 
 
 def tiny(name: str, folder: Path, **settings) -> Study:

@@ -98,9 +98,14 @@ class PathAttention(nn.Module):
         w, tokens = self.w_conv(self.w_proj(x), None if state is None else state.tokens)
         w = F.normalize(F.silu(w).unflatten(-1, (self.num_heads, -1)).transpose(1, 2), dim=-1)
         beta = 2 * self.beta_proj(x).sigmoid().transpose(1, 2)
-        scores, keys = path_scores_in_chunks(q, k, w, beta, self.chunk, None if state is None else state.k)
+        # products of many reflections lose too much in 16 bits, so neither the tensors nor autocast may have them
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            wide = (t.to(dtype) for t in (q, k, w, beta))
+            scores, keys = path_scores_in_chunks(*wide, self.chunk, None if state is None else state.k)
         values = v if state is None else torch.cat((state.v, v), dim=-2)
         rows, columns = scores.shape[-2:]
         hidden = torch.ones(rows, columns, dtype=torch.bool, device=x.device).triu(columns - rows + 1)
         weights = (scores / math.sqrt(self.head_dim)).masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        return self.o_proj((weights @ values).transpose(1, 2).flatten(-2)), PathState(tokens, keys, values)
+        out = weights.to(values.dtype) @ values
+        return self.o_proj(out.transpose(1, 2).flatten(-2)), PathState(tokens, keys, values)

@@ -105,11 +105,11 @@ class PackedLinearAttention(PackedAttention):
 
 
 def next_positions(
-    caches: list | None, padding: Tensor | None, documents: Tensor | None, tokens: Tensor, attention: Attention
+    caches: list | None, padding: Tensor | None, documents: Tensor | None, tokens: Tensor, attention: nn.Module
 ) -> Tensor:
     """Return default positions: 0, 1, 2, ... over each row's real tokens, after the cached ones; documents restart at 0."""
     batch, seq = tokens.shape
     if caches is None and padding is None and documents is None:
         return torch.arange(seq, device=tokens.device)  # shared by all rows
     cache = None if caches is None else caches[0]
-    return attention.token_positions(None, padding, documents, cache, batch, seq, tokens.device)
+    return attention.token_positions(None, padding, documents, cache, batch, seq, tokens.device)  # type: ignore[operator]

@@ -9,6 +9,7 @@ from ropewalk.lab.studies import (
     extend,
     linear,
     matching,
+    methods,
     migrate,
     mlm_lengths,
     multimodal,
@@ -28,7 +29,7 @@ STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
     for module in (
         encodings, extend, base, norms, passkey, mlm_lengths, matching, linear, migrate, multimodal, decay, relative, precision,
-        real_extend, real_passkey, real_tune, real_precision, real_kv,
+        methods, real_extend, real_passkey, real_tune, real_precision, real_kv,
     )
 }  # fmt: skip
 

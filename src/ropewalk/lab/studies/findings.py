@@ -156,14 +156,25 @@ def by_length(rows: list[Row], lengths: Sequence[int], **fields: Any) -> tuple[l
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
-def line_figure(series: Series, *, title: str, x: str, y: str, log_x: bool = True, log_y: bool = False) -> Callable[[], Any]:
-    """Return a function that draws a figure with one line per series."""
+def line_figure(
+    series: Series,
+    *,
+    title: str,
+    x: str,
+    y: str,
+    log_x: bool = True,
+    log_y: bool = False,
+    errors: Mapping[str, Sequence[float]] | None = None,
+) -> Callable[[], Any]:
+    """Return a function that draws a figure with one line per series, and bars for the errors of a series that has them."""
 
     def draw() -> Any:
         figure, (ax,) = blank(LIGHT, 8.5, 4.6)
         styles = ("-", "--", ":", "-.")  # colours repeat after six lines, so the dashes change
         for place, (name, (across, up)) in enumerate(series.items()):
             ax.plot(across, up, styles[place // 6 % 4], marker="o", markersize=3.5, color=LIGHT.colour(place), label=name)
+            if errors and name in errors:
+                ax.errorbar(across, up, errors[name], fmt="none", elinewidth=0.9, capsize=2, color=LIGHT.colour(place))
         if log_x:
             ax.set_xscale("log", base=2)
             ticks = sorted({value for across, _ in series.values() for value in across})

@@ -1,4 +1,4 @@
-"""Run the jobs of a study: in parallel processes on a CPU, one after the other on a GPU; finished jobs are not run again.
+"""Run the jobs of a study, one after the other or in parallel processes; finished jobs are not run again.
 
 The rows of each finished job are stored in a file. A killed study resumes with the unfinished jobs, and a killed training
 resumes from its checkpoint.
@@ -60,7 +60,7 @@ class JobRunner:
         self, folder: Path, workspace: Workspace, settings: dict[str, Any], seeds: int, workers: int, quiet: bool
     ) -> None:
         self.folder, self.workspace, self.settings, self.seeds = folder, workspace, settings, range(seeds)
-        self.workers, self.quiet = workers if workspace.device.type == "cpu" else 1, quiet
+        self.workers, self.quiet = workers, quiet
         self.rows: list[Row] = []
 
     def pick(self, *names: str) -> dict[str, Any]:

@@ -73,14 +73,15 @@ def run_study(
     """Run the unfinished jobs of a study, write its rows, figures and facts, and return its folder.
 
     models   folder of trained models; models that another study trained there are used again
-    workers  number of parallel processes on a CPU; by default one per core
+    workers  number of parallel processes; by default one per core on a CPU, and one on a GPU, which they would share
     """
     settings = study.settings(preset, changes)
     count = integer("seeds", settings["seeds"] if seeds is None else seeds, low=1)
     device = torch.device(device)
     folder = Path(out) / study.name
     workspace = Workspace(Path(models) if models is not None else Path(out) / "models", device)
-    runner = JobRunner(folder, workspace, settings, count, workers or cores(), quiet)
+    workers = workers or (cores() if device.type == "cpu" else 1)
+    runner = JobRunner(folder, workspace, settings, count, workers, quiet)
     facts = {"study": study.name, "preset": preset, "seeds": count, "settings": settings, "machine": _machine(device)}
     facts |= study.run(runner)
     write_rows(folder / ROWS, runner.rows)

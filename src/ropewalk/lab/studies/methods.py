@@ -1,0 +1,208 @@
+"""Study `methods`: recent position encodings trained alike, and methods applied to the trained RoPE model, side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ropewalk.lab.batches import MixedBatches, TaskBatches, TextBatches
+from ropewalk.lab.evaluation import depth_grid
+from ropewalk.lab.settings import Preset
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies import training
+from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, line_figure, percent
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.method_costs import costs
+from ropewalk.lab.studies.method_models import APPLIED, DROPE, LONGROPE2, TRAINED, changed, new_model, preset_of, searched_factors
+from ropewalk.lab.studies.passkey import row_by_row
+from ropewalk.lab.studies.rows import Row, distinct, row, score, select
+from ropewalk.lab.studies.study import Study
+from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
+from ropewalk.models.migrate import migrate
+
+#: methods that begin with the trained RoPE model
+AFTERWARDS = (*APPLIED, LONGROPE2, DROPE)
+ALL = [*TRAINED, *AFTERWARDS]
+
+_SIZES: dict[str, Any] = {
+    "methods": ALL, "share": 0.5, "depths": [0.0, 0.5, 1.0], "search": {"population": 16, "rounds": 4}, "repeats": 5,
+}  # fmt: skip
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        "preset": "smoke", "changes": ["train.stages=[{length=96, batch=2, steps=2}]"], "multiples": [1, 2], "windows": 3,
+        "count": 2, "recalibrated": 1, "seeds": 1, **_SIZES, "depths": [0.0], "search": {"population": 8, "rounds": 0},
+        "repeats": 1,
+    },
+    "cpu": {
+        "preset": "cpu", "changes": [*CPU_CHANGES, "train.stages=[{length=128, batch=16, steps=1200}]"], "multiples": [1, 2, 4],
+        "windows": 24, "count": 20, "recalibrated": 300, "seeds": 1, **_SIZES,
+    },
+    "gpu": {
+        "preset": "gpu", "multiples": [1, 2, 4, 8], "windows": 64, "count": 100, "recalibrated": 200, "seeds": 2, **_SIZES,
+        "changes": [*GPU_CHANGES, "model.num_layers=4", "train.stages=[{length=256, batch=64, steps=800}]"], "repeats": 20,
+    },
+    "cluster": {
+        "preset": "cluster", "changes": [], "multiples": [1, 2, 4, 8, 16], "windows": 128, "count": 200, "recalibrated": 2000,
+        "seeds": 3, **_SIZES, "search": {"population": 64, "rounds": 20}, "repeats": 20,
+    },
+}  # fmt: skip
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each method and seed, then change the RoPE model by the other methods, then measure costs alone."""
+    s, shared = runner.settings, runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count")
+    # the slowest are last in TRAINED; they begin first, so that parallel processes end together
+    trained = [method for method in reversed(TRAINED) if method in s["methods"]]
+    rest = [method for method in AFTERWARDS if method in s["methods"]]
+    for work, methods, options in ((train, trained, {}), (apply, rest, runner.pick("recalibrated", "search"))):
+        runner.run(
+            Job(f"{method.replace(' ', '_')}-{seed}", work, {"method": method, "seed": seed, **shared, **options})
+            for method in methods
+            for seed in runner.seeds
+        )
+    options = {"methods": trained + rest, "multiple": max(s["multiples"]), **runner.pick("preset", "changes", "repeats")}
+    runner.run([Job("costs", costs, options)])
+    return training.preset_facts(s["preset"], s["changes"])
+
+
+def train(workspace: Workspace, *, method: str, seed: int, share: float, preset: str, changes: list[str], **sizes) -> list[Row]:
+    """Train a model on text and pass keys, then measure its loss and the pass keys it finds at every length."""
+    chosen = preset_of(method, preset, changes, seed)
+    model = _trained(workspace, method, seed, share, chosen)
+    rows = [row("parameters", sum(p.numel() for p in model.parameters()), model=method, seed=seed)]
+    for multiple in sizes["multiples"]:
+        rows += measured(workspace, model, chosen, multiple, **sizes, model=method, seed=seed)
+    return rows
+
+
+def _trained(workspace: Workspace, method: str, seed: int, share: float, preset: Preset, **options: Any) -> nn.Module:
+    """Train or load the model of a method on text mixed with pass keys; `options` are passed to `make_trainer`."""
+    corpus, own = training.corpus_of(preset), preset.train.seed
+    text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, own)
+    batches = MixedBatches((text, TaskBatches("passkey", corpus.vocab_size, own)), (1 - share, share), own)
+    options = {"origin": method, "change": lambda model: new_model(method, model, seed)} if method in TRAINED else options
+    name = f"methods-{method.replace(' ', '_')}-{seed}"
+    return training.train_or_load(workspace, name, preset, batches=batches, objective=row_by_row, **options).model
+
+
+def apply(
+    workspace: Workspace, *, method: str, seed: int, share: float, preset: str, changes: list[str], recalibrated: int,
+    search: dict[str, int], **sizes,
+) -> list[Row]:  # fmt: skip
+    """Change the trained RoPE model for each longer length, and measure it there; DroPE trains it further, at the old length."""
+    chosen = preset_of("rope", preset, changes, seed)
+    model, length = _trained(workspace, "rope", seed, share, chosen), training.trained_length(chosen)
+    fields: dict[str, Any] = {"model": method, "seed": seed}
+    rows = []
+    if method == DROPE:
+        stage, rate = chosen.train.stages[0], chosen.train.learning_rate / 2
+        second = training.fine_tuning(chosen, stage.length, stage.batch, recalibrated, rate, seed)
+        start = migrate(model, to=DROPE).model
+        model = _trained(workspace, DROPE, seed, share, second, start=start, origin=f"rope-{seed}")
+        rows += measured(workspace, model, chosen, 1, **sizes, **fields)
+    for multiple in sizes["multiples"]:
+        if multiple == 1:
+            continue  # the other methods are made for longer text
+        longer = model if method == DROPE else None
+        if method == LONGROPE2:
+            factors = searched_factors(model, multiple, length, seed=seed, **search)
+            rows.append(row("factors", factors, length=multiple * length, **fields))
+            longer = changed(model, method, multiple, length, factors)
+        rows += measured(workspace, longer or changed(model, method, multiple, length), chosen, multiple, **sizes, **fields)
+    return rows
+
+
+def measured(
+    workspace: Workspace, model: nn.Module, chosen: Preset, multiple: int, /, *, multiples: list[int], windows: int,
+    depths: list[float], count: int, **fields: Any,
+) -> list[Row]:  # fmt: skip
+    """Return the loss on the same last tokens and the pass keys found, at `multiple` times the trained length."""
+    length = training.trained_length(chosen)
+    held_out = training.held_out_windows(chosen, windows, max(multiples) * length)
+    rows = training.loss_rows(model, held_out, [multiple * length], length, **fields)
+    grid = depth_grid(model, [multiple * length], depths, count, seed=fields["seed"], device=workspace.device)
+    return rows + [row("found", hits, length=far, depth=depth, **fields) for (far, depth), hits in grid.items()]
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return loss and pass keys of every method in one table, its costs in another, and the claims."""
+    models = [name for name in ALL if select(rows, "loss", model=name)]
+    lengths = sorted(distinct(rows, "loss", "length"))
+    columns = ("method", "how", *(f"loss at {n}" for n in lengths), *(f"found at {n}" for n in lengths))
+    note = (
+        f"Nats per byte on the same last {lengths[0]} tokens, and the share of pass keys found, over all depths; "
+        "± is the standard error over windows or samples and, if there are several, over seeds."
+    )
+    cells = [
+        (
+            name, _how(name, facts), *(cell(score(rows, "loss", model=name, length=n)) for n in lengths),
+            *(percent(found(rows, name, n)) for n in lengths),
+        )
+        for name in models
+    ]  # fmt: skip
+    tables = [Table("Methods side by side", columns, cells, note), _costs_table(rows, models, lengths[-1])]
+    figures = {}
+    for figure, names in {"methods_trained": TRAINED, "methods_applied": ("rope", *AFTERWARDS)}.items():
+        shown = [name for name in names if name in models]
+        scores = {n: [score(rows, "loss", model=n, length=far) for far in lengths] for n in shown}
+        figures[figure] = line_figure(
+            {name: by_length(rows, lengths, model=name) for name in shown},
+            title=f"Loss on the same last {lengths[0]} tokens, trained at {lengths[0]}",
+            x="tokens of context",
+            y="loss, nats per byte",
+            errors={name: [each.error for each in scores[name] if each is not None] for name in shown},
+        )
+    return Findings(tables, figures, claims(rows, lengths))
+
+
+def _how(method: str, facts: dict[str, Any]) -> str:
+    if method in TRAINED:
+        return "trained"
+    return f"rope, {facts['settings']['recalibrated']} steps more" if method == DROPE else "rope, no training"
+
+
+def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
+    """Return the medians of time and the peak memory of every method over those of RoPE."""
+
+    def times(metric: str, name: str, what: str) -> str:
+        own, base = (select(rows, metric, model=each, what=what) for each in (name, "rope"))
+        return f"{np.median(own[0]['values']) / np.median(base[0]['values']):.2f}" if own and base else "-"
+
+    columns = {"milliseconds": "time of", "bytes": "memory of"} if select(rows, "bytes") else {"milliseconds": "time of"}
+    calls = {"step": "a training step", "read": f"reading {longest} tokens"}
+    cells = []
+    for name in models:
+        parameters = select(rows, "parameters", model=name)
+        shown = f"{parameters[0]['mean']:,.0f}" if parameters else "as rope"
+        cells.append((name, shown, *(times(metric, name, what) for metric in columns for what in calls)))
+    titles = (f"{title} {call}, x rope" for title in columns.values() for call in calls.values())
+    note = "Median of several calls of untrained models, with nothing else running; the optimizer is not counted."
+    return Table("Costs", ("method", "parameters", *titles), cells, note)
+
+
+def found(rows: list[Row], name: str, length: int) -> Score | None:
+    """Return which pass keys a method found, [seeds, depths x samples]."""
+    by_seed: dict[int, list[float]] = {}
+    for each in select(rows, "found", model=name, length=length):
+        by_seed.setdefault(each["seed"], []).extend(each["values"])
+    return Score(np.array(list(by_seed.values()))) if by_seed else None
+
+
+def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
+    """Return what the authors of these methods report, tested on these rows."""
+    near, next_, far = lengths[0], lengths[1], lengths[-1]
+    losses = {n: {m: score(rows, "loss", model=m, length=n) for m in ALL} for n in lengths}
+    missed = {m: Score(1 - s.values) for m in ALL if (s := found(rows, m, next_)) is not None}
+    better = ("pope", "fope", "rope++", "selective", "path", "ssmax", "lerope")
+    result = [claim_order(f"At {near}, {n} has a lower loss than rope", losses[near], [n, "rope"]) for n in better]
+    result.append(claim_order(f"At {far}, untrained, pope has a lower loss than rope with yarn", losses[far], ["pope", "yarn"]))
+    for name in ("rerope", "self_extend", "dca"):
+        text = f"At {far}, {name} has a lower loss than rope as it is"
+        result.append(claim_order(text, losses[far], [name, "rope"], same_model=True))
+    text = f"At {next_}, drope misses fewer pass keys than rope with yarn"
+    return [*result, claim_order(text, missed, [DROPE, "yarn"])]
+
+
+STUDY = Study("methods", "What do recent position methods gain over RoPE, and what do they cost?", PRESETS, run, findings)

@@ -1,0 +1,45 @@
+"""The score of LongRoPE2's search counts the answer's tokens and no others."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ropewalk.lab import needle
+from ropewalk.lab.batches import IGNORED, TaskBatches
+from ropewalk.lab.needle import answer_loss
+
+VOCABULARY = 264
+
+
+def test_only_the_answer_counts():
+    uniform = lambda tokens: torch.zeros(*tokens.shape, VOCABULARY)
+    assert answer_loss(uniform, 160, count=3) == pytest.approx(math.log(VOCABULARY), rel=1e-6)
+    task = TaskBatches("passkey", options=(("depth", 0.0),))
+    batch = task.batch(np.array([1 << 41]), 160)
+
+    def knows(answer: bool):
+        """A model sure of the right token at the answer, or everywhere else."""
+        sure = (batch.targets != IGNORED) == answer
+        logits = torch.zeros(1, 160, VOCABULARY)
+        right = torch.where(batch.targets == IGNORED, torch.roll(batch.inputs, -1, 1), batch.targets)
+        return lambda tokens: logits.scatter(-1, right[..., None], 50.0 * sure[..., None].float())
+
+    assert answer_loss(knows(True), 160, count=1) < 1e-6
+    assert answer_loss(knows(False), 160, count=1) == pytest.approx(math.log(VOCABULARY), rel=1e-6)
+
+
+def test_every_text_is_read_once_however_many_fit_in_a_batch(monkeypatch):
+    seen = []
+
+    def model(tokens):
+        seen.extend(tokens.tolist())
+        return torch.zeros(*tokens.shape, VOCABULARY) + tokens[..., None].sin() * torch.arange(VOCABULARY) / 50
+
+    whole, texts = answer_loss(model, 160, count=5), list(seen)
+    seen.clear()
+    monkeypatch.setattr(needle, "MAX_TOKENS", 330)
+    assert answer_loss(model, 160, count=5) == pytest.approx(whole, rel=1e-6)
+    assert seen == texts
+    assert len({tuple(text) for text in texts}) == 5
