@@ -214,12 +214,15 @@ def test_info_tells_whether_a_plugin_is_installed_and_on(monkeypatch):
 
     from ropewalk.commands import info
 
-    assert info.plugins() == {"vLLM": "not installed"}
+    assert info.plugins() == dict.fromkeys(("vLLM", "SGLang", "transformers"), "not installed")
     point = metadata.EntryPoint("ropewalk", "ropewalk_vllm:register", "vllm.general_plugins")
     monkeypatch.setattr(info.metadata, "entry_points", lambda group: [point] if group == point.group else [])
     assert info.plugins()["vLLM"].startswith("installed, off; set ROPEWALK_VLLM=1")
     monkeypatch.setenv("ROPEWALK_VLLM", "1")
     assert info.plugins()["vLLM"] == "installed, on"
+    assert info.plugins()["SGLang"] == "not installed"
+    monkeypatch.setattr(info, "version", lambda name: "0.1.0" if name == "ropewalk-transformers" else None)
+    assert info.plugins()["transformers"].startswith("installed; on for models loaded with kernel_config=")
 
 
 def test_info_shows_every_cache_with_its_bounds(capsys):

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 
-#: how far the first rows of a table may be from vLLM's own: float32 angles are that exact there
-NEAR, TOLERANCE = 64, 1e-4
-
 
 def register() -> None:
     """Register a subclass of each of vLLM's rotary classes, if ROPEWALK_VLLM is 1."""
@@ -32,35 +29,9 @@ def _subclasses(kind: type) -> list[type]:
 
 def _exact(original: type) -> type:
     """Return a subclass whose table has exact angles; where the table has another form, it stays vLLM's own."""
+    from ropewalk.interop.engine_tables import with_exact_angles
 
     def _compute_cos_sin_cache(self: Any) -> torch.Tensor:
-        frequencies: list[torch.Tensor] = []
-        compute = self._compute_inv_freq
-
-        def remember(*args: Any, **named: Any) -> torch.Tensor:
-            frequencies.append(compute(*args, **named))
-            return frequencies[-1]
-
-        self._compute_inv_freq = remember
-        try:
-            table = original._compute_cos_sin_cache(self)
-        finally:
-            del self._compute_inv_freq
-        return _exact_table(table, frequencies[0]) if len(frequencies) == 1 else table
+        return with_exact_angles(self, lambda: original._compute_cos_sin_cache(self))
 
     return type(f"Ropewalk{original.__name__}", (original,), {"_compute_cos_sin_cache": _compute_cos_sin_cache})
-
-
-def _exact_table(table: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
-    """Return the table [positions, 2 x pairs] with exact angles, or as it is if its rows are not positions in order."""
-    from ropewalk import Rope, RopeSpec
-    from ropewalk.frequencies import Given
-
-    pairs = inv_freq.numel()
-    if table.ndim != 2 or table.shape[1] != 2 * pairs:
-        return table
-    radians = tuple(inv_freq.double().flatten().tolist())
-    rope = Rope(RopeSpec(2 * pairs, scaling=Given(radians, magnitude=float(table[0, 0]))))
-    exact = torch.cat(rope.cos_sin(torch.arange(table.shape[0]), torch.float32), dim=-1).to(table)
-    near = (exact[:NEAR] - table[:NEAR]).abs().max()
-    return exact if float(near) < TOLERANCE else table

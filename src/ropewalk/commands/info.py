@@ -22,7 +22,7 @@ from ropewalk.table import memory
 #: packages whose versions are shown besides ropewalk and Python
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "streamlit")
 #: engine: the group of entry points in which ropewalk's plug-in is found, and the variable that turns it on
-PLUGINS = {"vLLM": ("vllm.general_plugins", "ROPEWALK_VLLM")}
+PLUGINS = {"vLLM": ("vllm.general_plugins", "ROPEWALK_VLLM"), "SGLang": ("sglang.srt.plugins", "ROPEWALK_SGLANG")}
 # `dev` is only for developing ropewalk
 _NOT_SHOWN = ("dev",)
 MEMORY_LENGTH = 131_072
@@ -78,6 +78,9 @@ def plugins() -> dict[str, str]:
         installed = any(each.name == "ropewalk" for each in metadata.entry_points(group=group))
         on = "on" if os.environ.get(switch) == "1" else f"off; set {switch}=1 to turn it on"
         states[engine] = f"installed, {on}" if installed else "not installed"
+    # transformers has no entry points: a model is loaded with the plug-in's kernel config
+    asked = "installed; on for models loaded with kernel_config=ropewalk_transformers.kernel_config()"
+    states["transformers"] = "not installed" if version("ropewalk-transformers") is None else asked
     return states
 
 

@@ -1,0 +1,68 @@
+"""SGLang plug-in: its modules have exact tables, also after rows were appended; without its switch it does nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import plugin_files
+import pytest
+
+RUNNERS = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "run"
+#: SGLang imports packages for GPUs; the runner has empty modules in their place, so it needs a process of its own
+SCRIPT = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import run_sglang
+import plugin_files
+import torch
+from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.layers.rotary_embedding import factory
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+def modules():
+    factory._ROPE_DICT.clear()
+    return {
+        kind: get_rope(64, 64, length, 10_000, True, {"rope_type": kind, **more}, torch.float32)
+        for kind, (more, length) in plugin_files.KINDS.items()
+    }
+
+def lengthen(modules):
+    for kind in GROW:
+        modules[kind]._ensure_cos_sin_cache_length(400_000)
+
+GROW = ("default", "yarn")
+before = modules()
+lengthen(before)
+plugin_files.load("sglang").register()
+HookRegistry.apply_hooks()
+after = modules()
+for position in (150_000, 390_000):
+    for kind in after if position == 150_000 else GROW:
+        near = (after[kind].cos_sin_cache[:500] - before[kind].cos_sin_cache[:500]).abs().max()
+        print(kind, float(near), *(plugin_files.error_at(each[kind], kind, position) for each in (before, after)))
+    lengthen(after)
+"""
+
+
+def test_it_is_off_unless_asked(monkeypatch):
+    plugin = plugin_files.load("sglang")
+    monkeypatch.delenv("ROPEWALK_SGLANG", raising=False)
+    monkeypatch.setitem(sys.modules, "sglang", None)  # an import of SGLang would raise
+    plugin.register()
+    monkeypatch.setenv("ROPEWALK_SGLANG", "1")
+    with pytest.raises(ImportError):
+        plugin.register()
+
+
+def test_sglangs_own_modules_are_exact(monkeypatch):
+    pytest.importorskip("sglang", reason="SGLang is not installed")
+    monkeypatch.setenv("ROPEWALK_SGLANG", "1")
+    command = [sys.executable, "-c", SCRIPT, str(RUNNERS), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] and line.split()[0] in plugin_files.KINDS]
+    assert len(rows) == len(plugin_files.KINDS) + 2
+    for kind, near, before, after in rows:
+        assert float(near) < 5e-5, kind
+        assert float(before) > 1e-4, kind
+        assert float(after) < 1e-6, kind
