@@ -1,6 +1,6 @@
 """Attention that also returns the log-sum-exp of its scores, so that the results of several calls can be merged.
 
-Memory stays bounded: the plain torch backend runs a block of queries at a time, FlexAttention never forms the scores.
+Memory stays bounded: the plain torch backend runs a block of queries at a time, the others never form the scores.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from ropewalk.attention.backends import Call
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice
+from ropewalk.kernels import banded
 
 #: the most scores that the plain torch backend holds at a time; 256 MiB in float32
 MOST_SCORES = 1 << 26
@@ -47,37 +48,33 @@ def run_math(call: Call) -> Partial:
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
     rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
     starts = range(0, max(1, q_len), rows)
-    parts = [
-        _block(call, start, min(start + rows, q_len), *keys)
-        for start, keys in zip(starts, _key_ranges(call, rows, len(starts)), strict=True)
-    ]
+    whole = len(starts) == 1 or q_len == 0
+    # read back once for all blocks: skipping keys saves far more time than waiting costs
+    ranges = [(0, k_len)] if whole else list(zip(*key_ranges(call, rows).tolist(), strict=True))
+    parts = [_block(call, start, min(start + rows, q_len), *keys) for start, keys in zip(starts, ranges, strict=True)]
     return parts[0] if len(parts) == 1 else Partial(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
 
 
-def _key_ranges(call: Call, rows: int, blocks: int) -> list[tuple[int, int]]:
-    """Return (first, stop) of the keys that each block of queries may see, by causality and band."""
+def key_ranges(call: Call, rows: int) -> Tensor:
+    """Return [first key, end of the keys] that each block of `rows` queries may see, by causality and band: [2, blocks]."""
     visible, (q_len, k_len) = call.visible, call.lengths
-    stops = [min(k_len, visible.offset + (block + 1) * rows) if visible.causal else k_len for block in range(blocks)]
-    band = visible.band
-    if blocks == 1 or band is None:
-        return [(0, stop) for stop in stops]
-    q_groups = torch.nn.functional.pad(band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0)
-    q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
-    low, high = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)  # [B, blocks]
-    k_groups = band.k_group.reshape(-1, 1, k_len)
-    inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=k_groups.device)
-    if band.low is not None:
-        inside = inside & (k_groups <= high.unsqueeze(-1) - band.low)
-    if band.high is not None:
-        inside = inside & (k_groups > low.unsqueeze(-1) - band.high)
+    blocks = -(-q_len // rows)
+    key = torch.arange(k_len, device=call.q.device)
+    inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=key.device)
+    if visible.causal:
+        inside = inside & (key < visible.offset + rows * torch.arange(1, blocks + 1, device=key.device)[:, None])
+    if (band := visible.band) is not None:
+        q_groups = torch.nn.functional.pad(band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0)
+        q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
+        low, high = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)  # [B, blocks]
+        k_groups = band.k_group.reshape(-1, 1, k_len)
+        if band.low is not None:
+            inside = inside & (k_groups <= high.unsqueeze(-1) - band.low)
+        if band.high is not None:
+            inside = inside & (k_groups > low.unsqueeze(-1) - band.high)
     inside = inside.any(dim=0).int()  # [blocks, keys]
-    # read back once for all blocks: skipping keys saves far more time than waiting costs
-    first, last = torch.stack((inside.argmax(dim=-1), k_len - 1 - inside.flip(-1).argmax(dim=-1))).tolist()
-    found = inside.any(dim=-1).tolist()
-    return [
-        (a, min(b + 1, stop)) if any_key and a < stop else (0, 0)
-        for a, b, stop, any_key in zip(first, last, stops, found, strict=True)
-    ]
+    found = inside.amax(dim=-1)
+    return torch.stack((inside.argmax(dim=-1) * found, (k_len - inside.flip(-1).argmax(dim=-1)) * found))
 
 
 def _block(call: Call, start: int, stop: int, first: int, last: int) -> Partial:
@@ -144,16 +141,38 @@ def _compiled_flex() -> tuple[Callable, Callable, dict[str, Any]]:
     return torch.compile(module.create_block_mask), torch.compile(module.flex_attention, dynamic=False), options
 
 
+def triton_why_not(call: Call) -> str | None:
+    """Return why our Triton kernel cannot run this call; None if it can."""
+    visible = call.visible
+    if call.bias is not None or any(x is not None for x in (visible.window, visible.padding, visible.q_documents, visible.mask)):
+        return "the kernel knows causality and a band, and no other mask or bias"
+    if visible.band is None or call.k.shape[-2] == 0:
+        return "the kernel takes keys and a band"
+    return banded.why_not(call.q, call.k, call.v)
+
+
+def run_triton(call: Call) -> Partial:
+    """Run our Triton kernel, which skips the blocks of keys before and after the band; it has no backward pass."""
+    visible, band = call.visible, call.visible.band
+    assert band is not None  # see triton_why_not
+    ranges = key_ranges(call, banded.ROWS)
+    given = (call.scale, ranges, visible.causal, visible.offset, band.q_group, band.k_group, band.low, band.high)
+    return Partial(*banded.run(banded.BandedCall(call.q, call.k, call.v, *given)))
+
+
 #: name -> (why_not, run); each returns the output and the log-sum-exp
 LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Partial]]] = {
+    "triton": (triton_why_not, run_triton),
     "flex": (flex_why_not, run_flex),
     "math": (lambda call: None, run_math),
 }
 
 
 def attend_with_lse(call: Call, name: str | None = None) -> Partial:
-    """Return output and log-sum-exp by the named backend; None is plain torch."""
-    why_not, run = LSE_BACKENDS[choice("backend", name or "math", LSE_BACKENDS)]
+    """Return output and log-sum-exp by the named backend; None is our Triton kernel where it can run, else plain torch."""
+    if name is None:
+        name = "math" if triton_why_not(call) else "triton"
+    why_not, run = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]
     if reason := why_not(call):
         raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)
     return run(call)

@@ -1,0 +1,72 @@
+"""The Triton kernel of attention over a band of pairs. Importing this imports Triton."""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+#: log2(e): exponentials are computed as powers of two
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["q_len", "offset", "low", "high", "blocks"])
+@no_type_check
+def attend_band(
+    q, k, v, out, lse, q_group, k_group, ranges, q_len, offset, low, high, scale, heads, blocks,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, q_group_batch, k_group_batch,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, TILES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write softmax(scale q k^T) v and the log-sum-exp of the scores for ROWS queries of one head."""
+    block = blocks - 1 - tl.program_id(0)  # under causality the last blocks have the most keys, so they start first
+    row = tl.program_id(1)
+    batch, head = (row // heads).to(tl.int64), row % heads
+    k_of_head = (head // GROUP).to(tl.int64)
+    q += batch * q_batch + head.to(tl.int64) * q_head
+    k += batch * k_batch + k_of_head * k_head
+    v += batch * v_batch + k_of_head * v_head
+    token = block * ROWS + tl.arange(0, ROWS)
+    live = token < q_len
+    dim, column = tl.arange(0, DIM_BLOCK), tl.arange(0, WIDTH_BLOCK)
+    at = q + token.to(tl.int64)[:, None] * q_token + dim[None, :]
+    query = tl.load(at, mask=live[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    group = tl.load(q_group + batch * q_group_batch + token, mask=live, other=0)
+    k_group += batch * k_group_batch
+    first, stop = tl.load(ranges + block), tl.load(ranges + blocks + block)
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, WIDTH_BLOCK], tl.float32)
+    # Triton's interpreter cannot loop to a computed bound, so it gets the largest one; keys from `stop` on are masked
+    for tile in range(TILES if TILES > 0 else tl.cdiv(stop - first, KEYS).to(tl.int32)):
+        key = first + tile * KEYS + tl.arange(0, KEYS)
+        inside = key < stop
+        key_at = k + key.to(tl.int64)[None, :] * k_token + dim[:, None]
+        keys = tl.load(key_at, mask=inside[None, :] & (dim < HEAD_DIM)[:, None], other=0.0)
+        value_at = v + key.to(tl.int64)[:, None] * v_token + column[None, :]
+        values = tl.load(value_at, mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0)
+        scores = tl.dot(query, keys, input_precision=PRECISION) * (scale * LOG2_E)
+        seen = live[:, None] & inside[None, :]
+        if CAUSAL:
+            seen = seen & (key[None, :] <= (token + offset)[:, None])
+        if LOW or HIGH:
+            difference = group[:, None] - tl.load(k_group + key, mask=inside, other=0)[None, :]
+            if LOW:
+                seen = seen & (difference >= low)
+            if HIGH:
+                seen = seen & (difference < high)
+        scores = tl.where(seen, scores, float("-inf"))
+        now = tl.maximum(highest, tl.max(scores, axis=1))
+        top = tl.where(now == float("-inf"), 0.0, now)  # -inf - -inf would be NaN
+        weights = tl.exp2(scores - top[:, None])
+        kept = tl.exp2(highest - top)
+        total = total * kept + tl.sum(weights, axis=1)
+        mixed = tl.dot(weights.to(values.dtype), values, mixed * kept[:, None], input_precision=PRECISION)
+        highest = now
+    safe = tl.where(total > 0, total, 1.0)
+    place = row.to(tl.int64) * q_len + token
+    tl.store(lse + place, tl.where(total > 0, (highest + tl.log2(safe)) / LOG2_E, float("-inf")), mask=live)
+    out_at = out + place[:, None] * WIDTH + column[None, :]
+    tl.store(out_at, mixed / safe[:, None], mask=live[:, None] & (column < WIDTH)[None, :])

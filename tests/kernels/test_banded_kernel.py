@@ -1,0 +1,88 @@
+"""The kernel of attention over a band without a GPU: equal to plain torch under the interpreter, and machine code for sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hopper import compile_for_hopper, registers_and_spills
+
+from ropewalk.attention import lse
+from ropewalk.attention.backends import Call
+from ropewalk.attention.masks import Visibility
+from ropewalk.attention.remap import DualChunk, SelfExtend
+from ropewalk.errors import RopeError
+from ropewalk.kernels.banded import api
+from torch_release import needs_triton_3_6
+
+triton = pytest.importorskip("triton", reason="triton has no build for this platform")
+
+
+def calls(remapping, batch, heads, k_heads, tokens, head_dim, width, dtype=torch.float32):
+    torch.manual_seed(0)
+    positions = torch.arange(tokens).expand(batch, -1)
+    q, k = torch.randn(batch, heads, tokens, head_dim, dtype=dtype), torch.randn(batch, k_heads, tokens, head_dim, dtype=dtype)
+    v = torch.randn(batch, k_heads, tokens, width, dtype=dtype)
+    return [Call(q, k, v, 0.3, Visibility(True, band=piece.band)) for piece in remapping.pieces(positions, positions)]
+
+
+def compare_with_plain_torch() -> None:
+    """Odd sizes, grouped heads, values of another width, and queries that see no key of a piece."""
+    for remapping in (SelfExtend(4, 64), DualChunk(96, 20)):
+        for sizes in ((2, 6, 2, 301, 20, 20), (1, 2, 1, 5, 16, 24)):
+            for call in calls(remapping, *sizes):
+                assert lse.triton_why_not(call) is None
+                expected, found = lse.run_math(call), lse.attend_with_lse(call)
+                torch.testing.assert_close(found.out, expected.out, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(found.lse, expected.lse, atol=1e-5, rtol=1e-5)
+
+
+def test_it_equals_plain_torch_under_the_interpreter():
+    code = "import test_banded_kernel; test_banded_kernel.compare_with_plain_torch()"
+    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_what_it_cannot_run_goes_to_plain_torch(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    call = calls(SelfExtend(4, 8), 1, 2, 2, 17, 16, 16)[0]
+    with pytest.raises(RopeError, match="CUDA tensors"):
+        lse.attend_with_lse(call, "triton")
+    torch.testing.assert_close(lse.attend_with_lse(call).out, lse.run_math(call).out)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert lse.triton_why_not(call) is None
+    call.q.requires_grad_()
+    assert "no backward" in lse.triton_why_not(call)
+    masked = Call(call.q, call.k, call.v, 1.0, Visibility(True, padding=torch.ones(1, 17, dtype=torch.bool)))
+    assert "no other mask" in lse.triton_why_not(masked)
+
+
+@needs_triton_3_6
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
+    built = []
+
+    class Compiled:
+        def __init__(self, function):
+            self.function = function
+
+        def __getitem__(self, grid):
+            return self
+
+        def __call__(self, *arguments, num_warps, num_stages, **constants):
+            by_name = dict(zip(self.function.arg_names, arguments, strict=False)) | constants | {"TILES": 0}
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            built.append(compile_for_hopper(self.function, by_name, options))
+
+    monkeypatch.setattr(api, "_kernel", Compiled)
+    lse.run_triton(calls(SelfExtend(4, 64), 1, 6, 2, 256, head_dim, head_dim, torch.bfloat16)[1])
+    assert registers_and_spills(built[0], tmp_path)[1] == 0
+    assert built[0].metadata.shared <= 232_448  # what one multiprocessor of a Hopper has
+    assert "wgmma" in built[0].asm["ptx"]
