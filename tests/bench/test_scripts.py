@@ -1,8 +1,11 @@
 """The scripts in benchmarks/: importable without a GPU, listed in their README, and right on tiny sizes."""
 
+import argparse
 import importlib
 import json
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -72,27 +75,34 @@ def test_a_training_step_is_timed_on_models_with_equal_losses():
 
 
 def test_real_models_runs_every_part_on_the_given_model_and_texts(tmp_path):
-    import argparse
-
     import real_models
-
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for name in ("a.txt", "b.txt", "c.md"):
-        (texts / name).write_text(name * (3 if name == "b.txt" else 1))
-    args = argparse.Namespace(
-        model=Path("m.gguf"), texts=texts, out=tmp_path / "out", preset="gpu", set=["seeds=2"], to=64, windows=3, search=0
-    )
-    fit = real_models.command("fit", args)
-    assert fit[1:5] == ["-m", "ropewalk", "fit", "m.gguf"]
-    assert [fit[place + 1] for place, word in enumerate(fit) if word == "--text"] == [str(texts / "a.txt"), str(texts / "b.txt")]
-    tune = real_models.command("real_tune", args)
-    changes = [tune[place + 1] for place, word in enumerate(tune) if word == "--set"]
-    assert changes[:3] == ['model="m.gguf"', f'text=["{texts}/a.txt", "{texts}/b.txt"]', "seeds=2"]
-    assert changes[3] == f'train_text="{texts}/b.txt"'
     from ropewalk.lab.studies import STUDIES
 
+    for name in ("a.txt", "b.txt", "c.md"):
+        (tmp_path / name).write_text(name * (3 if name == "b.txt" else 1))
+    texts = real_models.texts_of(tmp_path)
+    assert [text.name for text in texts] == ["a.txt", "b.txt"]
+    changes = real_models.changes_of(texts, argparse.Namespace(model=Path("m.gguf"), preset="gpu", set=["windows=7"]))
     for part in real_models.LIMITS.keys() - {"fit"}:
-        given = [each for each in changes if part == "real_tune" or not each.startswith("train_text")]
-        assert STUDIES[part].settings("gpu", given)["model"] == "m.gguf"
-    assert sum(real_models.LIMITS.values()) <= 600
+        study = STUDIES[part]
+        known = [change for change in changes if change.partition("=")[0] in study.presets["gpu"]]
+        settings = study.settings("gpu", known)
+        assert (settings["model"], settings["text"]) == ("m.gguf", [str(text) for text in texts])
+        assert settings.get("windows", 7) == 7
+        assert settings.get("train_text", str(texts[1])) == str(texts[1])
+
+
+def test_real_models_stops_a_part_at_its_limit_and_packs_what_it_wrote(tmp_path, capsys):
+    import real_models
+
+    started = {name: subprocess.Popen([sys.executable, "-c", code]) for name, code in (("fit", ""), ("real_kv", "while 1: 0"))}
+    ended = {each["part"]: each["code"] for each in real_models.wait_for(dict(started), {"fit": 60, "real_kv": 0.5})}
+    assert ended == {"fit": 0, "real_kv": 124}
+    assert started["real_kv"].poll() is not None
+    assert {json.loads(line)["part"] for line in capsys.readouterr().out.splitlines()} == {"fit", "real_kv"}
+    (tmp_path / "models").mkdir()
+    for name in ("models/rows.jsonl", "fit.log", "model.gguf"):
+        (tmp_path / name).write_text("x")
+    real_models.pack(tmp_path)
+    with tarfile.open(tmp_path / "rows.tar.gz") as archive:
+        assert sorted(archive.getnames()) == ["fit.log", "models/rows.jsonl"]

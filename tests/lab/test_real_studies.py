@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ropewalk.errors import RopeError
+from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.fit.methods import extended
 from ropewalk.interop.fit.reader import Reader
 from ropewalk.interop.patch import patched
 from ropewalk.lab.long_ce import chunked_loss, token_weights
 from ropewalk.lab.studies import real_kv, real_precision, real_tune
 from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED
 from ropewalk.lab.studies.jobs import Workspace
-from ropewalk.lab.studies.real import known_methods, open_real, real_windows
+from ropewalk.lab.studies.real import known_methods, make_meter, open_real, real_windows
 from ropewalk.lab.studies.rows import row
 
 CPU = torch.device("cpu")
@@ -120,6 +123,39 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     assert not model.training
     assert model.config.max_position_embeddings == 64
     assert Reader(model).losses(tokens[None, :256]).mean() < before
+
+
+def test_mixed_precision_computes_with_the_weights_of_the_last_step():
+    model, encode = open_real("tiny", CPU)
+    tokens = real_windows(["python"], encode, 512, 2).flatten()
+    with real_tune.mixed_precision(CPU, enabled=True):
+        before = Reader(model).losses(tokens[None, :256]).mean()
+        real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, real_tune.CE, 12, 1e-2, 0)
+        after = Reader(model).losses(tokens[None, :256]).mean()
+    assert after < before
+    assert after == pytest.approx(float(Reader(model).losses(tokens[None, :256]).mean()), rel=2e-2)  # float32, outside
+
+
+@pytest.mark.parametrize(("name", "options"), [("clipped", {"pairs": 2}), ("longrope", None)])
+def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
+    """SmolLM2's clipped pairs are those with a wavelength beyond the trained length; LongRoPE's factors come from a search."""
+    model, encode = open_real("tiny", CPU)
+    meter, spare = make_meter(
+        Workspace(tmp_path, CPU), model, encode, ["python"], name="tiny", trained=64, factor=2.0, windows=2, spare=1
+    )
+    spec = from_hf(model.config)
+    method = real_tune._method(name, meter, spare, 16, spec)
+    if options is not None:
+        wavelengths = [2 * np.pi * spec.theta ** (pair / spec.pairs) for pair in range(spec.pairs)]
+        assert method.options == options
+        assert sum(each > 64 for each in wavelengths) == options["pairs"]
+    window = meter.samples.windows[:1]
+    before = meter.reader.losses(window)
+    with extended(model, method, 2.0, 64):
+        assert not torch.equal(meter.reader.losses(window), before)
+    torch.testing.assert_close(meter.reader.losses(window), before)
+    with pytest.raises(RopeError, match="search"):
+        real_tune._method("longrope", meter, None, 0, spec)
 
 
 def test_the_bars_of_tuning_are_judged_with_their_errors():

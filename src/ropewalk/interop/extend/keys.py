@@ -22,6 +22,8 @@ from ropewalk.interop.config.write import v4_keys
 from ropewalk.interop.engines.audit import Finding, audit, in_one_line
 from ropewalk.spec import RopeSpec
 
+#: scalings that `extend` gives a model to be trained at the new length, which do not reach further on their own
+FOR_TRAINING: dict[str, type[Scaling]] = {"clipped": Clipped}
 #: keys of a rope that do not belong to its scaling
 KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
 
@@ -75,13 +77,14 @@ def config_change(
     options: Mapping[str, Any] | None = None,
 ) -> ConfigChange:
     """Return the change that gives a text config the scaling `kind`; the config itself is not modified."""
-    choice("kind", kind, kinds())
+    offered = {**kinds(), **FOR_TRAINING}
+    choice("kind", kind, offered)
     all_specs = _specs(config)
     old_specs = _chosen_layers(config, all_specs, layer_types)
     _refuse_scaled(old_specs, overwrite)
     _refuse_several_thetas(config, old_specs)
     length = _trained_length(config, old_specs, original_length)
-    scaling = _scaling(kinds()[kind], factor, length, dict(options or {}))
+    scaling = _scaling(offered[kind], factor, length, dict(options or {}))
     new_specs = {name: _scaled(spec, scaling) for name, spec in old_specs.items()}
     before = {name: spec for name, spec in all_specs.items() if spec is not None}
     if not scaling.in_configs and not isinstance(scaling, Ntk):
@@ -171,7 +174,7 @@ def _scaling(kind: type[Scaling], factor: float | None, length: int, options: di
             raise RopeError("factor", f"must be given for {kind.name}: how many times longer the context becomes", None)
         options["factor"] = number("factor", factor, low=1)
     elif factor is not None:
-        raise RopeError("factor", f"must not be given for {kind.name}, which adapts to each sequence's length", factor)
+        raise RopeError("factor", f"must not be given for {kind.name}, which has none", factor)
     if "original_length" in names:
         options["original_length"] = length
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})

@@ -39,9 +39,11 @@ def extend(
 ) -> Extension | None:
     """Give a loaded transformers model, a transformers config or a config dict a longer context, in place.
 
-    kind             a scaling: linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3; or a remapping, for a loaded model or
-                     a Decoder: rerope, leaky_rerope, self_extend, dca; None undoes the extension of a model
-    factor           how many times longer; not for dynamic_yarn, which adapts to each sequence; a remapping needs it or options
+    kind             a scaling: linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3, or clipped, for training at the new
+                     length; or a remapping, for a loaded model or a Decoder: rerope, leaky_rerope, self_extend, dca; None undoes
+                     the extension of a model
+    factor           how many times longer; not for dynamic_yarn, which adapts to each sequence, nor for clipped; a remapping
+                     needs it or options
     original_length  the trained length; None reads it from the config
     layer_types      the layer types to extend, if they have separate ropes; None: those with full attention
     overwrite        replace a scaling that the config already has, instead of raising an error

@@ -57,11 +57,12 @@ def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
     return read_text(find_fetched(name))[first : first + count]
 
 
-def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int) -> Tensor:
-    """Return windows [count, length], the same number of each text."""
-    shares = [count // len(texts) + (place < count % len(texts)) for place in range(len(texts))]
+def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int, spare: int = 0) -> Tensor:
+    """Return windows [count + spare, length], the same number of each text; the spare ones are the last, of the first text."""
+    shares = [count // len(texts) + (place < count % len(texts)) + spare * (place == 0) for place in range(len(texts))]
     made = [windows_of(encode(real_text(text)), length, share) for text, share in zip(texts, shares, strict=True) if share]
-    return torch.cat(made)
+    kept = len(made[0]) - spare
+    return torch.cat([made[0][:kept], *made[1:], made[0][kept:]])
 
 
 def make_meter(
@@ -70,7 +71,7 @@ def make_meter(
 ) -> tuple[Meter, Tensor | None]:  # fmt: skip
     """Return a meter whose rows are kept in the workspace, and a window that is not measured if `spare` is 1."""
     to = round(factor * trained)
-    taken = real_windows(texts, encode, to, windows + spare) if windows else torch.empty(0, to, dtype=torch.long)
+    taken = real_windows(texts, encode, to, windows, spare) if windows else torch.empty(0, to, dtype=torch.long)
     asked = tuple((length, depth) for length in lengths for depth in depths(num_depths))
     samples = Samples(trained, to, taken[: len(taken) - spare], tuple(bands_of(trained, to)), asked, encode, seed)
     dtype = str(next(model.parameters()).dtype)

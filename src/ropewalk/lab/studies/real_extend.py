@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import RopeError
 from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.fit.reader import trained_length
@@ -20,7 +21,13 @@ from ropewalk.lab.studies.real_picture import picture
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk.lab.studies.study import Study
 
-ALL = ["none", "linear", "ntk", "dynamic", "by_parts", "yarn", "dynamic_yarn", "llama3", "longrope"]
+#: in order of value: a run that is stopped has the first ones
+ALL = [
+    "none", "yarn", "ntk", "linear", "dynamic", "dynamic_yarn", "self_extend", "rerope", "dca", "leaky_rerope", "llama3",
+    "by_parts", "longrope",
+]  # fmt: skip
+#: (better, worse) in the last band, as papers and forums have it
+ORDER = (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yarn"))
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {**SOURCES["smoke"], "methods": ["none", "linear", "yarn"], "factors": [2], "windows": 3, "search": 0},
     "cpu": {**SOURCES["cpu"], "methods": ["none", "yarn"], "factors": [1.25], "windows": 2, "search": 0},
@@ -124,7 +131,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         names = distinct(own, "loss", "method")
         last = [band for band in distinct(own, "loss", "band") if band != "within"][-1]
         losses: dict[str, Score | None] = dict(scores_by(own, "loss", "method", names, band=last))
-        for better, worse in (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yarn")):
+        for better, worse in (*ORDER, *((name, "yarn") for name in REMAPPINGS)):
             if better in losses and worse in losses:
                 text = f"At {factor:g}x, {better} has a lower loss than {worse} in {last}"
                 result.append(claim_order(text, losses, [better, worse], same_model=True))

@@ -19,19 +19,17 @@ from ropewalk.lab.studies.rows import Row, distinct, row, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.plots import LIGHT, blank, finish, label_axes
 
-ALL = ["none", "linear", "ntk", "dynamic", "by_parts", "yarn", "dynamic_yarn", "llama3"]
+#: in order of value: a run that is stopped has the first ones
+ALL = [
+    "none", "yarn", "ntk", "linear", "dynamic", "dynamic_yarn", "self_extend", "rerope", "dca", "leaky_rerope", "llama3",
+    "by_parts",
+]  # fmt: skip
 #: within and beyond the trained length of SmolLM2, 8,192
 LENGTHS = [2_000, 4_000, 7_800, 12_000, 16_000, 24_000, 31_000]
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {**SOURCES["smoke"], "methods": ["none", "yarn"], "factor": 8.0, "depths": 2, "lengths": []},
     "cpu": {**SOURCES["cpu"], "methods": ["none", "yarn"], "factor": 4.0, "depths": 5, "lengths": [1900]},
-    "gpu": {
-        **SOURCES["gpu"],
-        "methods": ALL,
-        "factor": 4.0,
-        "depths": 10,
-        "lengths": [2000, 4000, 7800, 12000, 16000, 24000, 31000],
-    },
+    "gpu": {**SOURCES["gpu"], "methods": ALL, "factor": 4.0, "depths": 10, "lengths": LENGTHS},
     "cluster": {**SOURCES["cluster"], "methods": ALL, "factor": 8.0, "depths": 20, "lengths": []},
 }
 

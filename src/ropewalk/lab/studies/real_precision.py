@@ -55,6 +55,7 @@ def measure(
     setting = {"model": model, "text": text, "lengths": lengths, "windows": windows}
     ledger = Ledger(workspace.models / "real" / f"precision-{digest(setting)}.jsonl", setting)
     taken = {length: real_windows(text, encode, length, windows) for length in lengths}
+    hidden: dict[tuple[int, int], Tensor] = {}  # of the reference, which every case is compared with
     cases = [(rotation, length, offset) for rotation in (OWN, EXACT) for length in lengths for offset in offsets]
     with patched(reference):
         for dtype in dtypes:
@@ -64,8 +65,10 @@ def measure(
                     for place in range(windows):
                         fields = _fields(dtype, rotation, length, offset) | {"window": place}
                         if ledger.find(**fields) is None:
-                            tokens = taken[length][place : place + 1]
-                            ledger.add(**fields, kl=mean_kl(reference, rounded, tokens, offset))
+                            tokens = taken[length][place : place + 1].to(workspace.device)
+                            if (length, place) not in hidden:
+                                hidden[length, place] = hidden_states(reference, tokens)
+                            ledger.add(**fields, kl=mean_kl(reference, rounded, tokens, offset, hidden[length, place]))
     rows = []
     for fields in (_fields(dtype, *case) for dtype in dtypes for case in cases):
         values = [ledger.find(**fields, window=place)["kl"] for place in range(windows)]  # type: ignore[index]
@@ -88,12 +91,20 @@ def rotating(model: nn.Module, rotation: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def mean_kl(reference: nn.Module, rounded: nn.Module, tokens: Tensor, offset: int) -> float:
-    """Return the mean KL per token from the reference at positions from 0 to the rounded model at positions from `offset`."""
+def hidden_states(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the last hidden states [S, width] of tokens [1, S]."""
+    return Reader(model).hidden(tokens)[0]
+
+
+@torch.no_grad()
+def mean_kl(reference: nn.Module, rounded: nn.Module, tokens: Tensor, offset: int, exact: Tensor | None = None) -> float:
+    """Return the mean KL per token from the reference at positions from 0 to the rounded model at positions from `offset`.
+
+    exact  the hidden states of the reference, if they are known
+    """
     first, second = Reader(reference), Reader(rounded)
-    tokens = tokens.to(first.device)
+    exact = hidden_states(reference, tokens) if exact is None else exact
     positions = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)[None]
-    exact = first.hidden(tokens)[0]
     decoder: Any = rounded.get_decoder()  # type: ignore[operator]
     other = decoder(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state[0]
     total, size = 0.0, max(1, MAX_LOGITS // (2 * first.vocab_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
+from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.measure import Meter
-from ropewalk.interop.fit.methods import Method, extended
+from ropewalk.interop.fit.methods import LONGROPE, Method, extended
 from ropewalk.interop.fit.passkeys import shortest_passkey
 from ropewalk.interop.fit.reader import Reader, trained_length
 from ropewalk.interop.fit.summary import short_length
@@ -31,9 +33,10 @@ from ropewalk.lab.studies.real import (
     real_facts,
     real_text,
     source_note,
-)
-from ropewalk.lab.studies.rows import Row, digest, distinct, row, score, select
+)  # fmt: skip
+from ropewalk.lab.studies.rows import Row, distinct, row, score, select
 from ropewalk.lab.studies.study import Study
+from ropewalk.spec import RopeSpec
 
 CE, LONG_CE = "cross entropy", "LongCE"
 #: the bars: far loss at most this much above that at the trained length, and this share of pass keys
@@ -41,19 +44,20 @@ CLOSE, FOUND = 0.02, 0.9
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {
         **SOURCES["smoke"], "methods": ["none", "yarn"], "objectives": [LONG_CE], "factor": 4.0, "steps": 2, "rate": 1e-3,
-        "train_text": PYTHON, "windows": 2, "depths": 2,
+        "train_text": PYTHON, "windows": 2, "depths": 2, "search": 16,
     },
     "cpu": {
         **SOURCES["cpu"], "methods": ["yarn"], "objectives": [CE], "factor": 1.25, "steps": 2, "rate": 2e-5, "train_text": "sotu",
-        "windows": 2, "depths": 0,
+        "windows": 2, "depths": 0, "search": 0,
     },
     "gpu": {
-        **SOURCES["gpu"], "methods": ["yarn", "ntk", "none"], "objectives": [CE, LONG_CE], "factor": 4.0, "steps": 200,
-        "rate": 2e-5, "train_text": "sotu", "windows": 6, "depths": 10,
+        **SOURCES["gpu"], "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped"], "objectives": [CE, LONG_CE],
+        "factor": 4.0, "steps": 100, "rate": 5e-5, "train_text": "sotu", "windows": 6, "depths": 10, "search": 64,
     },
     "cluster": {
-        **SOURCES["cluster"], "methods": ["none", "linear", "ntk", "yarn", "llama3"], "objectives": [CE, LONG_CE], "factor": 4.0,
-        "steps": 1000, "rate": 2e-5, "train_text": "sotu", "windows": 12, "depths": 20,
+        **SOURCES["cluster"], "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped", "llama3"],
+        "objectives": [CE, LONG_CE], "factor": 4.0, "steps": 1000, "rate": 2e-5, "train_text": "sotu", "windows": 12,
+        "depths": 20, "search": 256,
     },
 }  # fmt: skip
 
@@ -61,7 +65,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train with each method, objective and seed, then measure loss by band and pass keys."""
     s = runner.settings
-    shared = runner.pick("model", "text", "factor", "steps", "rate", "train_text", "windows", "depths")
+    shared = runner.pick("model", "text", "factor", "steps", "rate", "train_text", "windows", "depths", "search")
+    # the first method with every objective, then all others: a run that is stopped can compare both
+    cases = [(s["methods"][0], objective) for objective in s["objectives"]]
+    cases += [(method, objective) for objective in s["objectives"] for method in s["methods"][1:]]
     rows = runner.run(
         Job(
             f"{method}-{objective.replace(' ', '-')}-{seed}",
@@ -69,41 +76,27 @@ def run(runner: JobRunner) -> dict[str, Any]:
             {"method": method, "objective": objective, "seed": seed, **shared},
         )
         for seed in runner.seeds
-        for method in s["methods"]
-        for objective in s["objectives"]
+        for method, objective in cases
     )
     return real_facts(runner, rows[0]["trained"]) | {"train_text": Path(s["train_text"]).name}
 
 
-def _case(method: str, objective: str, seed: int) -> dict[str, Any]:
-    return {"method": method, "objective": objective, "seed": seed}
-
-
 def measure(
     workspace: Workspace, *, method: str, objective: str, seed: int, model: str, text: list[str], factor: float, steps: int,
-    rate: float, train_text: str, windows: int, depths: int,
+    rate: float, train_text: str, windows: int, depths: int, search: int,
 ) -> list[Row]:  # fmt: skip
     """Train one model and measure it before and after; texts of the training are not among the windows."""
     loaded, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(loaded)
     to = round(factor * trained)
     tokens = torch.tensor(encode(real_text(train_text, CHARACTERS if train_text != PYTHON else 0, 3 * CHARACTERS)))
-    chosen = known_methods([method])[method]
     asked = [n for n in (round(0.95 * trained), round(0.95 * to)) if depths and n >= shortest_passkey(encode)]
-    with patched(loaded), torch.autocast(workspace.device.type, torch.bfloat16, enabled=workspace.device.type == "cuda"):
-        name = f"{model}-{digest([method, objective, seed, steps, rate, train_text])}"
-        meter, _ = make_meter(
-            workspace,
-            loaded,
-            encode,
-            text,
-            name=name,
-            trained=trained,
-            factor=factor,
-            windows=windows,
-            lengths=asked,
-            num_depths=depths,
-        )
+    with patched(loaded), mixed_precision(workspace.device):
+        meter, spare = make_meter(
+            workspace, loaded, encode, text, name=model, trained=trained, factor=factor, windows=windows, lengths=asked,
+            num_depths=depths, spare=int(search > 0),
+        )  # fmt: skip
+        chosen = _method(method, meter, spare, search, from_hf(loaded.config))  # type: ignore[arg-type]
         curve = train(loaded, chosen, tokens, trained, factor, objective, steps, rate, seed)
         meter.ledger = Ledger(None, {})  # a trained model is measured afresh: its weights are not kept
         meter.measure(method, chosen)
@@ -111,24 +104,35 @@ def measure(
     return [row("training", curve, **fields), *_rows(meter, method, fields)]
 
 
+def mixed_precision(device: torch.device, enabled: bool | None = None) -> torch.autocast:
+    """Return autocast to bfloat16, by default on a GPU only. Its cache would keep the weights of the first step, so it is off."""
+    enabled = device.type == "cuda" if enabled is None else enabled
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def _method(name: str, meter: Meter, spare: Tensor | None, search: int, spec: RopeSpec) -> Method:
+    """Return a method by name: longrope with searched factors, clipped with all pairs that turn less than once in training."""
+    if name == "clipped":
+        trained, wavelengths = meter.samples.trained, 2 * math.pi / spec.frequencies().radians
+        return Method(name, factor=False, options={"pairs": int((wavelengths > trained).sum())})
+    if name == LONGROPE:
+        if spare is None:
+            raise RopeError("search", "must be at least 1 to tune longrope, whose factors are searched", search)
+        return known_methods([name], meter.find_longrope(spare, search, spec.pairs))[name]
+    return known_methods([name])[name]
+
+
 def train(
-    model: nn.Module,
-    method: Method,
-    tokens: Tensor,
-    trained: int,
-    factor: float,
-    objective: str,
-    steps: int,
-    rate: float,
+    model: nn.Module, method: Method, tokens: Tensor, trained: int, factor: float, objective: str, steps: int, rate: float,
     seed: int,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """Train at the new length, one window a step, and return the loss of each step."""
     reader, to = Reader(model), round(factor * trained)
     rows = windows_of(tokens, to, min(steps, len(tokens) // to))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.95))
     warm_up = max(1, steps // 10)
-    if callable(enable := getattr(model, "gradient_checkpointing_enable", None)):
+    if _is_large(model, to) and callable(enable := getattr(model, "gradient_checkpointing_enable", None)):
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     curve = []
     with extended(model, method, factor, trained):
@@ -145,6 +149,16 @@ def train(
         disable()
     model.eval()
     return curve
+
+
+def _is_large(model: Any, tokens: int) -> bool:
+    """Return whether the activations of a training step may not fit in half of the GPU's free memory; True on a CPU."""
+    device, config = next(model.parameters()).device, model.config
+    if device.type != "cuda":
+        return True
+    # bytes of all tensors that a layer keeps for its backward pass, for 16-bit products and a float32 residual stream
+    kept = tokens * config.num_hidden_layers * (64 * config.hidden_size + 8 * config.intermediate_size)
+    return kept > torch.cuda.mem_get_info(device)[0] // 2
 
 
 def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float:

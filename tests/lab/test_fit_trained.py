@@ -1,0 +1,63 @@
+"""`fit` on models that the lab trained: no other method in its table beats the recommended one by more than twice the error."""
+
+import numpy as np
+import pytest
+import torch
+from lab_tiny import tiny_trainer
+
+import ropewalk as rw
+from ropewalk.frequencies import Default
+from ropewalk.lab.batches import TextBatches
+from ropewalk.lab.corpus import open_corpus
+from ropewalk.lab.schedule import Stage
+from ropewalk.lab.settings import Settings
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.spec import RopeSpec
+
+LENGTH, TO = 64, 256
+
+
+def trained(folder, theta: float, layers: int, steps: int) -> tuple[Decoder, torch.Tensor]:
+    """A byte model that learned Python's documentation at LENGTH, and tokens that it was not trained on."""
+    from pydoc_data.topics import topics
+
+    (folder / "text.txt").write_text("\n\n".join(topics[name] for name in sorted(topics)))
+    corpus = open_corpus(folder / "text.txt", cache=folder / "cache")
+    torch.manual_seed(int(theta) + layers)
+    spec = RopeSpec(head_dim=16, theta=theta, scaling=Default())
+    config = DecoderConfig(corpus.vocab_size, 48, 96, num_layers=layers, num_heads=3, head_dim=16, encoding=spec, length=LENGTH)
+    settings = Settings(stages=(Stage(LENGTH, 16, steps),), warmup=steps // 10, learning_rate=4e-3, log_every=50)
+    batches = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, 0)
+    trainer = tiny_trainer(folder, None, model=Decoder(config), batches=batches, settings=settings)
+    trainer.run()
+    return trainer.model.eval(), torch.as_tensor(np.array(corpus.valid.tokens), dtype=torch.long)
+
+
+def measured(rows: list[dict], method: str) -> dict[str, np.ndarray]:
+    """Measure -> one value for each window, lower is better; read from the rows, without the code that decides."""
+    own = sorted((row for row in rows if row["method"] == method and row["metric"] == "text"), key=lambda row: row["window"])
+    far, near = ([row for row in own if row["length"] == length] for length in (TO, LENGTH))
+    return {"far": np.array([row["bands"][-1] for row in far]), "near": np.array([row["loss"] for row in near])}
+
+
+def is_better(one: np.ndarray, other: np.ndarray) -> bool:
+    gaps = other - one
+    return gaps.mean() > 2 * gaps.std(ddof=1) / len(gaps) ** 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("theta", "layers"), [(10_000.0, 2), (500.0, 3)])
+def test_no_method_beats_the_recommended_one(theta, layers, tmp_path, full):
+    model, tokens = trained(tmp_path, theta, layers, 600 if full else 30)
+    names = None if full else ["linear", "ntk", "yarn", "dynamic_yarn", "self_extend"]
+    found = rw.fit(model, TO, text=tokens, windows=8, methods=names, search=16 if full else 0)
+    best = measured(found.rows, found.recommendation.method)
+    for name in found.facts["methods"]:
+        other = measured(found.rows, name)
+        better = [measure for measure in best if is_better(other[measure], best[measure])]
+        worse = [measure for measure in best if is_better(best[measure], other[measure])]
+        assert not better or worse, (name, found.recommendation.method, str(found))
+    if full:  # trained well enough that a longer context without a method is harmful
+        none = measured(found.rows, "none")
+        assert found.recommendation.method != "none"
+        assert is_better(best["far"], none["far"])
