@@ -24,8 +24,12 @@ def _script() -> None:
 
 def measure() -> Iterator[dict[str, Any]]:
     """Yield one row per step of the story and per view of free play: the median milliseconds of several slider moves."""
-    # the lab makes the report
-    views = [({"view": view}, "a.theta", THETAS, view) for view in controls.VIEWS if view not in ("story", "report")]
+    # the lab makes the report; a model has no theta to move, and reads its text once
+    views = [
+        ({"view": view}, None if view == "model" else "a.theta", THETAS, view)
+        for view in controls.VIEWS
+        if view not in ("story", "report")
+    ]
     steps = [({"step": step}, None, THETAS, f"story: {step}") for step in controls.STEPS]
     for link, slider, stops, name in (*views, *steps):
         with _main_restored():

@@ -106,6 +106,9 @@ def explore(
     port: Annotated[int, typer.Option(help="The port of the page on this machine.")] = 8501,
     report: Annotated[Path | None, typer.Option(help="A report of `ropewalk lab` to show on the page: .html or .md.")] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    model: Annotated[
+        str | None, typer.Option(help="A model to read with: a .gguf file, a Hugging Face folder, or smollm2 once fetched.")
+    ] = None,
 ) -> None:
     """Open an interactive page on which rope settings can be changed; in English and Chinese, works offline.
 

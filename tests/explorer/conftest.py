@@ -45,6 +45,7 @@ def server(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("explore"), free_port()
     (folder / "report.html").write_text("<h1>Studies of the lab</h1>", encoding="utf-8")
     command = [sys.executable, "-m", "ropewalk_cli", "explore", "--port", str(port), "--no-browser", "--report", "report.html"]
+    command += ["--model", "tiny"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder)}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import SCALINGS, Scaling
+from ropewalk.interop.fit.methods import methods
 from ropewalk.spec import LAYOUTS, MAGNITUDES, PRECISIONS
 
 LANGUAGES = ("en", "zh")
-VIEWS = ("story", "clocks", "plane", "ladder", "distance", "map", "precision", "code", "report")
+VIEWS = ("story", "clocks", "plane", "ladder", "distance", "map", "precision", "model", "code", "report")
 #: the steps of the story, in order
 STEPS = ("question", "angles", "pairs", "beyond", "remedies", "cost", "engines")
 SIDES = ("a", "b")
@@ -25,6 +27,10 @@ SIDES = ("a", "b")
 MAX_HEAD_DIM = 1024
 MAX_LENGTH = 1 << 40
 MAX_TEXT = 1 << 16
+#: tokens of one text that a model reads
+MAX_TOKENS = 1024
+#: the texts it may read: filler sentences, Python's documentation, or what the visitor types
+TEXTS = ("filler", "python", "own")
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def controls() -> Mapping[str, Control]:
 
 @cached("explorer controls", entries=4)
 def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, Control]:
-    by_name = dict(_VIEW)
+    by_name = _VIEW | _model_controls()
     for side in SIDES:
         by_name |= {f"{side}.{name}": control for name, control in _SPEC.items()}
         by_name[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
@@ -84,6 +90,25 @@ def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, C
     by_name["b.yarn.factor"] = Control("number", 4.0)
     by_name["b.yarn.original_length"] = Control("integer", 4096)
     return types.MappingProxyType(by_name)
+
+
+def _model_controls() -> dict[str, Control]:
+    """Return the controls of the view of a model: what it reads, and how."""
+    return {
+        "model.method": Control("word", "yarn", offered_methods()),
+        "model.factor": Control("number", 4.0),
+        "model.text": Control("word", TEXTS[0], TEXTS),
+        "model.tokens": Control("integer", 256, low=1, high=MAX_TOKENS),
+        "model.depth": Control("number", 0.25),
+        "model.gap": Control("integer", 16_384, high=1 << 24),
+        "model.layer": Control("integer", 0, high=1 << 10),
+        "model.head": Control("integer", 0, high=1 << 10),
+    }
+
+
+def offered_methods() -> tuple[str, ...]:
+    """Return the methods of `fit` that change the angles and nothing else of the attention."""
+    return tuple(name for name in methods() if name not in REMAPPINGS)
 
 
 @cached("explorer scaling controls", entries=256)
@@ -167,9 +192,11 @@ def to_link(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def in_use(name: str, values: Mapping[str, Any]) -> bool:
-    """Return whether a control affects the page: its scaling is selected and its spec or its step is shown."""
+    """Return whether a control affects the page: its scaling is selected and its spec, step or view is shown."""
     if name == "step":
         return values["view"] == "story"
+    if name.startswith("model."):
+        return values["view"] == "model"
     side, _, rest = name.partition(".")
     if side not in SIDES:
         return True

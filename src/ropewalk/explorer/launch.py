@@ -10,6 +10,8 @@ from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 from ropewalk.errors import RopeError, integer
+from ropewalk.lab.downloads import find_fetched
+from ropewalk.lab.studies.real import TINY
 
 HOME = "127.0.0.1"
 #: other names that resolve to this machine are refused (DNS rebinding), for the page as for its socket
@@ -41,8 +43,8 @@ def options(port: int, browser: bool) -> dict[str, Any]:
     }
 
 
-def check(port: int, report: Path | None = None) -> None:
-    """Raise an error if streamlit is missing, the port is in use, or the report is not one."""
+def check(port: int, report: Path | None = None, model: str | None = None) -> None:
+    """Raise an error if streamlit is missing, the port is in use, the report is not one, or the model is not there."""
     try:
         import streamlit  # noqa: F401 - only to see whether it is installed
     except ImportError:
@@ -50,6 +52,8 @@ def check(port: int, report: Path | None = None) -> None:
     integer("port", port, low=1, high=65_535)
     if report is not None and not (report.is_file() and report.suffix.lower() in REPORT_SUFFIXES):
         raise RopeError("report", "must be the path of a report, an .html or .md file", str(report))
+    if model not in (None, TINY) and not find_fetched(model).exists():
+        raise RopeError("model", "must be a .gguf file or a Hugging Face folder on this machine, or smollm2", model)
     try:
         _Listener((HOME, port), BaseRequestHandler).server_close()
     except OSError as error:
@@ -62,9 +66,9 @@ class _Listener(TCPServer):
     allow_reuse_address = True
 
 
-def launch(port: int, browser: bool = True, report: Path | None = None) -> None:
+def launch(port: int, browser: bool = True, report: Path | None = None, model: str | None = None) -> None:
     """Serve the page until interrupted."""
-    check(port, report)
+    check(port, report, model)
     import streamlit
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -73,6 +77,9 @@ def launch(port: int, browser: bool = True, report: Path | None = None) -> None:
 
     if report is not None:
         os.environ["ROPEWALK_REPORT"] = str(report.resolve())
+    os.environ["ROPEWALK_LOCAL"] = "1"
+    if model is not None:
+        os.environ["ROPEWALK_MODEL"] = model
     warm_up()
     only_here = Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
     app = streamlit.App(PAGE, middleware=[only_here], lifespan=_opening(f"http://{HOME}:{port}") if browser else None)

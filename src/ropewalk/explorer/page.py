@@ -15,7 +15,7 @@ import streamlit as st
 
 from ropewalk.errors import RopeError
 from ropewalk.examples import EXAMPLES
-from ropewalk.explorer import controls, panels, story
+from ropewalk.explorer import controls, model_tab, panels, story
 from ropewalk.explorer.controls import SIDES, VIEWS
 from ropewalk.explorer.session import current, fit, put, remember_view
 from ropewalk.explorer.state import layers_of, spec_of
@@ -30,7 +30,7 @@ LANGUAGE, LANGUAGES = "Language / 语言", {"en": "English", "zh": "中文"}
 REPORT = "ROPEWALK_REPORT"
 TITLES = {
     "story": "Story", "clocks": "Clocks", "plane": "Plane", "ladder": "Ladder", "distance": "Distance", "map": "Map",
-    "precision": "Precision", "code": "Code and link", "report": "Report",
+    "precision": "Precision", "model": "Model", "code": "Code and link", "report": "Report",
 }  # fmt: skip
 #: smaller margins than streamlit's own, so that a step fits on a screen
 STYLE = """<style>
@@ -72,7 +72,10 @@ def _story(values: dict[str, Any], translate: Translate) -> None:
 def _free_play(values: dict[str, Any], translate: Translate) -> None:
     report = os.environ.get(REPORT)
     with st.sidebar:
-        _sidebar(values, translate)
+        draw_control(values, "language", LANGUAGE, horizontal=True, named=LANGUAGES.get)
+        if values["view"] != "model":
+            _sidebar(values, translate)
+        st.button(translate("Reset"), on_click=_reset, key="reset")
     st.subheader(translate("Rotary position embedding"))
     _show_problem()
     _choose_view(values, translate, report)
@@ -85,6 +88,8 @@ def _free_play(values: dict[str, Any], translate: Translate) -> None:
     came_from = remember_view(values)
     if values["view"] == "code":
         panels.code(values, f"{_address()}?{urlencode(controls.to_link(came_from))}", translate)
+    elif values["view"] == "model":
+        model_tab.draw(values, translate)
     elif values["view"] == "report":
         panels.report(Path(str(report)), translate)
     else:
@@ -108,7 +113,6 @@ def _show_problem() -> None:
 
 
 def _sidebar(values: dict[str, Any], translate: Translate) -> None:
-    draw_control(values, "language", LANGUAGE, horizontal=True, named=LANGUAGES.get)
     st.selectbox(translate("Preset"), ["", *EXAMPLES], key="preset", on_change=_load_preset)
     st.file_uploader(translate("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload)
     layers = st.session_state.get("layers", {})
@@ -125,7 +129,6 @@ def _sidebar(values: dict[str, Any], translate: Translate) -> None:
     if values["compare"]:
         with st.expander(translate("Second spec"), expanded=True):
             _spec(values, "b", translate)
-    st.button(translate("Reset"), on_click=_reset, key="reset")
 
 
 def _changed(values: dict[str, Any], loaded: dict[str, Any]) -> bool:

@@ -40,12 +40,13 @@ def draw(values: dict[str, Any], translate: Translate) -> Any:
 
 
 def _way_on(place: int, translate: Translate) -> Any:
-    *places, beside = st.columns([1, 1, 1, 2])
+    *places, beside = st.columns([2, 2, 2, 3, 3])
     last = place + 1 == len(STEPS)
     ways = [
         ("back", f"← {translate('Back')}", {"step": STEPS[max(place - 1, 0)]}, place == 0),
         ("next", f"{translate('Next')} →", {"step": STEPS[place if last else place + 1]}, last),
         ("play", translate("Play freely"), {"view": "ladder", "compare": False}, False),
+        ("model", translate("Let a model read"), {"view": "model"}, False),
     ]
     for column, (key, label, target, disabled) in zip(places, ways, strict=True):
         kind = "primary" if key == ("play" if last else "next") else "secondary"

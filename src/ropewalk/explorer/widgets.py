@@ -19,6 +19,14 @@ NUMBERS = (
     32.0, 40.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 384.0, 512.0, 768.0, 1024.0,
 )  # fmt: skip
 
+#: the same for the view of a model, by control
+OF_MODEL = {
+    "model.tokens": (96, 128, 192, 256, 384, 512, 768, 1024),
+    "model.depth": tuple(step / 20 for step in range(21)),
+    "model.gap": (0, *(1 << power for power in range(8, 20))),
+    "model.factor": (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0),
+}
+
 
 def mirror(value: Any) -> Any:
     """Return a value in the form its widget holds: lists are text."""
@@ -90,7 +98,8 @@ def stops(values: dict[str, Any], name: str, control: controls.Control) -> list[
         return sorted({0, *(head for head in HEADS if head <= values[f"{name[0]}.head_dim"]), values[name]})
     if field == "position":
         return position_stops(values["served"] - 1, values[name])
-    common = {"head_dim": HEADS, "theta": THETAS}.get(field, LENGTHS if control.kind == "integer" else NUMBERS)
+    usual = {"head_dim": HEADS, "theta": THETAS}.get(field, LENGTHS if control.kind == "integer" else NUMBERS)
+    common = OF_MODEL.get(name, usual)
     seen = st.session_state.setdefault("seen", {}).setdefault(name, set())
     seen.add(values[name])
     return sorted({*common, control.default, *seen})

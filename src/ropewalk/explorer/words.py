@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ropewalk.explorer.model_words import CHINESE as MODEL_CHINESE
 from ropewalk.explorer.story_words import CHINESE as STORY_CHINESE
 from ropewalk.frequencies import Scaling
 from ropewalk.plots.words import CHINESE as FIGURES_CHINESE
@@ -13,7 +14,7 @@ from ropewalk.plots.words import CHINESE as FIGURES_CHINESE
 #: returns a text in the language of the page, with its {names} replaced
 Translate = Callable[..., str]
 
-CHINESE: dict[str, str] = FIGURES_CHINESE | STORY_CHINESE | {
+CHINESE: dict[str, str] = FIGURES_CHINESE | STORY_CHINESE | MODEL_CHINESE | {
     "A pair that completes no full turn in training reaches new angles beyond it; a scaling slows it down.":
         "训练中未转满一圈的维度对，超出训练长度后会到达新的角度；缩放会减慢它的旋转。",
     "Animate the clocks": "播放时钟动画",

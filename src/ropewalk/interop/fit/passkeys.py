@@ -21,10 +21,15 @@ ASKED = "What is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class PassKey:
-    """A prompt that ends with the right answer: tokens [S], of which the last `answer` are the five digits."""
+    """A prompt that ends with the right answer: tokens [S], of which the last `answer` are the five digits.
+
+    stated  the place of the first token after the statement; asked: that of the first token of the question
+    """
 
     tokens: Tensor
     answer: int
+    stated: int
+    asked: int
 
 
 def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> PassKey:
@@ -32,17 +37,49 @@ def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> Pa
 
     encode  text -> tokens, without special tokens
     """
+    task, filler = list(encode(TASK)), list(encode(FILLER))
+
+    def around(room: int) -> tuple[list[int], list[int]]:
+        sentences = (room - len(task)) // len(filler)
+        before = round(depth * sentences)
+        return task + filler * before, filler * (sentences - before)
+
+    return _passkey(encode, length, depth, seed, STATED, around, least=len(task))
+
+
+def plant_passkey(encode: Encode, text: str, length: int, depth: float, seed: int = 0) -> PassKey:
+    """Return a pass key of at most `length` tokens inside a text, the statement after the share `depth` of it."""
+    content = list(encode(text))
+
+    def around(room: int) -> tuple[list[int], list[int]]:
+        used = content[:room]
+        before = round(depth * len(used))
+        return used[:before], used[before:]
+
+    return _passkey(encode, length, depth, seed, f"\n{STATED}", around)
+
+
+def _passkey(
+    encode: Encode,
+    length: int,
+    depth: float,
+    seed: int,
+    statement: str,
+    around: Callable[[int], tuple[list[int], list[int]]],
+    least: int = 0,
+) -> PassKey:
+    """Return the tokens before and after the statement, which `around` gives for the room left, with statement and question."""
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))
-    task, filler, stated, asked = (list(encode(text)) for text in (TASK, FILLER, STATED.format(key=key), ASKED))
+    stated, asked = list(encode(statement.format(key=key))), list(encode(ASKED))
     answer = list(encode(f"{ASKED} {key}"))[len(asked) :]
-    room = length - len(task) - len(stated) - len(asked) - len(answer)
-    if room < 0:
-        raise RopeError("length", f"must be at least {length - room} tokens, to hold a pass key", length)
-    sentences = room // len(filler)
-    before = round(depth * sentences)
-    tokens = task + filler * before + stated + filler * (sentences - before) + asked + answer
-    return PassKey(torch.tensor(tokens), len(answer))
+    room = length - len(stated) - len(asked) - len(answer)
+    if room < least:
+        raise RopeError("length", f"must be at least {length - room + least} tokens, to hold a pass key", length)
+    before, after = around(room)
+    tokens = before + stated + after + asked + answer
+    end = len(before) + len(stated)
+    return PassKey(torch.tensor(tokens), len(answer), end, end + len(after))
 
 
 def shortest_passkey(encode: Encode) -> int:

@@ -1,0 +1,65 @@
+"""Charts of a model's readings: one head's attention, and the loss by position, without and with a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ropewalk.explorer.charts import lines, options
+from ropewalk.explorer.reading import Reading
+from ropewalk.explorer.words import Translate
+
+#: points of a line of losses, each the mean over the same number of tokens
+POINTS = 32
+MAP_HEIGHT = 340
+
+
+def attention(reading: Reading, layer: int, head: int, largest: float, title: str, translate: Translate) -> dict:
+    """Return a map of one head: the share of attention that a block of queries gives to a block of keys.
+
+    largest  the value with the last colour; the root of a value is drawn, so that small ones can be seen
+    """
+    values = reading.maps[layer, head]
+    starts = block_starts(reading.positions, len(values))
+    rows = [
+        {"k": int(starts[k]), "q": int(starts[q]), "s": round(float(values[q, k]), 4)}
+        for q in range(len(values))
+        for k in range(q + 1)
+    ]
+    ticks = [int(each) for each in starts[:: max(len(values) // 6, 1)]]
+    axis = {"type": "ordinal", "axis": {"values": ticks, "labelAngle": 0, "labelOverlap": "greedy", "format": "~s"}}
+    return {
+        "title": title,
+        "height": MAP_HEIGHT,
+        "usermeta": options(translate),
+        "data": {"values": rows},
+        "mark": {"type": "rect", "tooltip": True},
+        "encoding": {
+            "x": {"field": "k", "title": translate("key position"), **axis},
+            "y": {"field": "q", "title": translate("query position"), **axis},
+            "color": {
+                "field": "s", "type": "quantitative", "title": translate("attention"),
+                "scale": {"scheme": "cividis", "type": "sqrt", "domain": [0, largest]},
+            },
+        },
+    }  # fmt: skip
+
+
+def block_starts(positions: np.ndarray, cells: int) -> np.ndarray:
+    """Return the first position of each block of a map."""
+    blocks = np.arange(len(positions)) * cells // len(positions)
+    return positions[np.unique(blocks, return_index=True)[1]]
+
+
+def losses(readings: Mapping[str, Reading], translate: Translate) -> dict:
+    """Return a chart of the loss by token, one line per reading; each point is the mean of neighbouring tokens."""
+    series = {name: binned(reading.losses, POINTS) for name, reading in readings.items()}
+    title, x = translate("Loss by token of the text"), translate("token of the text")
+    return lines(series, title, x, translate("nats per token"), translate)
+
+
+def binned(values: np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the middle and the mean of each of at most `points` equal parts; the first value belongs to token 1."""
+    parts = np.array_split(np.arange(len(values)), min(points, len(values)))
+    return np.array([part.mean() + 1 for part in parts]), np.array([values[part].mean() for part in parts])
