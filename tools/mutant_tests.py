@@ -65,7 +65,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     **_each("kernels/cpu", "backend call library", ("kernels/test_cpu", "test_fast_path", "test_rotation")),
     **_each("kernels/triton", "angle_source angles backend config kernel launch pairs plan", _in("kernels", "triton")),
     **_each("kernels/fused", "api config definition kernel launch tiles", _in("kernels", "fused fused_latent")),
-    **_each("kernels/decode", "api attend config launch product qkv", _in("kernels", "decode_kernels")),
+    **_each("kernels/decode", "attend config launch product qkv workspace", _in("kernels", "decode_kernels")),
+    **_each("kernels/prefill", "kernel launch", _in("kernels", "decode_kernels")),
+    "kernels/qkv": _in("kernels", "decode_kernels"),
     **_each("kernels/linear", "api kernel", _in("kernels", "linear_kernels")),
     # attention
     **_each("attention", "masks backends softmax", _ATTENTION),
