@@ -85,22 +85,25 @@ def attention_table(rows: list[Row]) -> str:
 
 
 def qkv_table(rows: list[Row]) -> str:
-    """Return a table of the time of the QKV product of a decode step, and what the rotation adds to it, by way and rows."""
-    timed = {(r["way"], r["rows"]): r for r in rows if r["what"] == "qkv"}
+    """Return a table of the time of the QKV product by number of tokens, and what every way adds to it."""
+    timed = {(r["way"], r["rows"]): r for r in rows}
     ways, counts = (list(dict.fromkeys(key[i] for key in timed)) for i in range(2))
-    lines = [["the product alone", *(f"{timed[ways[0], count]['product_us']:.1f} us" for count in counts)]]
-    lines += [[way, *(f"{timed[way, count]['over_percent']:+.1f} %" for count in counts)] for way in ways]
-    return markdown(["way", *(f"{count} row{'s' * (count > 1)}" for count in counts)], lines)
+
+    def cell(way: str, count: int) -> str:
+        return f"{timed[way, count]['over_percent']:+.1f} %" if (way, count) in timed else "-"
+
+    lines = [[f"{n:,}", f"{timed[ways[0], n]['product_us']:.1f} us", *(cell(way, n) for way in ways)] for n in counts]
+    return markdown(["tokens", "product alone", *ways], lines)
 
 
 def generation_table(rows: list[Row]) -> str:
     """Return a table of generation: steps per second, the share of the memory limit, and the time to the first token."""
     lines = [
-        [r["shape"].removesuffix(" shape"), str(r["batch"]), r["contender"], f"{r['steps_per_s']:.0f}",
-         f"{r['percent_of_limit']:.0f} %", f"{r['first_token_ms']:.0f} ms"]
+        [r["shape"].removesuffix(" shape"), str(r["batch"]), r["contender"], str(r["run"]), f"{r['steps_per_s']:.0f}",
+         "-" if r["percent_of_limit"] is None else f"{r['percent_of_limit']:.0f} %", f"{r['first_token_ms']:.0f} ms"]
         for r in rows if r["what"] == "generate"
     ]  # fmt: skip
-    return markdown(["model", "batch", "contender", "steps/s", "of the limit", "first token"], lines)
+    return markdown(["model", "batch", "contender", "run", "steps/s", "of the limit", "first token"], lines)
 
 
 #: suffix of a column header for each memory order other than [B, H, S, D]
@@ -186,7 +189,7 @@ TABLES = {
     "decode": ("h200.jsonl", decode_table),
     "variants": ("h200.jsonl", variant_table),
     "fused": ("h200.jsonl", fused_table),
-    "qkv": ("h200_decode.jsonl", qkv_table),
+    "qkv": ("h200_projection.jsonl", qkv_table),
     "generation": ("h200_decode.jsonl", generation_table),
     "attention": ("h200.jsonl", attention_table),
     "models": ("h200_models.jsonl", models_table),

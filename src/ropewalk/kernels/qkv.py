@@ -83,12 +83,12 @@ def _kernel(tokens: int, cache: KVSlots | None, any_size: bool) -> str | None:
     """Return the kernel for a number of tokens, "few" or "many"; None where two launches are faster, unless `any_size`."""
     if cache is not None and tokens <= MOST_TOKENS:
         return "few"
-    return "many" if any_size or tokens >= many_tokens.FEWEST_TOKENS else None
+    return "many" if any_size or many_tokens.FEWEST_TOKENS <= tokens <= many_tokens.MOST_TOKENS else None
 
 
 def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, gradients: bool) -> str | None:
     if kernel is None:
-        return f"between {MOST_TOKENS} and {many_tokens.FEWEST_TOKENS} tokens two launches are faster"
+        return f"two launches are faster for {len(rows)} tokens"
     if torch.compiler.is_compiling():
         return "torch.compile compiles the definition"
     if reason := why_not_kernel(call):

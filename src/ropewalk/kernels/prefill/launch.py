@@ -15,8 +15,8 @@ from ropewalk.table import magnitude_on, tables
 #: from a sweep on an H200: tokens and columns of a tile, depth, tiles of rows that share a block of the weight
 ROWS, COLUMNS, DEPTH, GROUP = 128, 256, 64, 8
 OPTIONS = {"num_stages": 3, "num_warps": 8}
-#: with fewer tokens the library's product and a second launch are faster
-FEWEST_TOKENS = 2048
+#: with fewer or more tokens the library's product and a second launch are faster
+FEWEST_TOKENS, MOST_TOKENS = 2048, 8192
 
 
 def why_not(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> str | None:
