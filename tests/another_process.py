@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,12 @@ def start_processes(work: Callable[..., None], arguments: tuple[Any, ...], count
     return torch.multiprocessing.start_processes(work, arguments, nprocs=count, join=join, start_method="forkserver")
 
 
-def run_tests(file: Path, full: bool, *options: str, **environment: str) -> None:
-    """Run every test of a file, or with `full` also the cases that `sampled` leaves out; fail with its output if one fails."""
-    folders = [TESTS, file.parent, Path(ropewalk.__file__).parents[1], os.environ.get("PYTHONPATH", "")]
+def run_tests(files: Sequence[Path], full: bool, *options: str, **environment: str) -> None:
+    """Run the tests of files, with `full` also the cases that `sampled` leaves out; fail with the output if one fails."""
+    folders = [TESTS, files[0].parent, Path(ropewalk.__file__).parents[1], os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, *(["--full"] if full else []))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(file)], env=environment, cwd=TESTS.parent, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "pytest", *options, *map(str, files)]
+    done = subprocess.run(command, env=environment, cwd=TESTS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -21,8 +21,8 @@ if importlib.util.find_spec("beartype") is not None:
 
 #: the files that take longest come first: where each worker takes a file at a time, all of them end together
 LONGEST = (
-    "test_studies", "test_site", "test_fresh_install", "test_patch", "test_ring", "test_browser", "test_ops", "test_triton",
-    "test_linear_kernels", "test_page", "test_fused", "test_architecture", "test_docs", "test_decoder", "test_cli",
+    "test_studies", "test_triton", "test_site", "test_fresh_install", "test_patch", "test_ring", "test_browser", "test_ops",
+    "test_page", "test_fused", "test_architecture", "test_docs", "test_decoder", "test_cli",
     "test_hostile_options", "test_extend", "test_finetuning", "test_laws", "test_fit", "test_story_browser", "test_mutation",
 )  # fmt: skip
 

@@ -281,7 +281,7 @@ def test_meta_tensors_give_shapes():
 
 def test_compiled(full):
     """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
-    run_tests(Path(__file__).parent / "compiled.py", full, "--noconftest", "-p", "sampling", "--show-capture=no")
+    run_tests([Path(__file__).parent / "compiled.py"], full, "--noconftest", "-p", "sampling", "--show-capture=no")
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

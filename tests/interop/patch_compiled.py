@@ -30,6 +30,7 @@ def _fresh():
     torch._dynamo.reset()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("family", "lengths"), [("llama", (11, 23)), ("gemma-3", (11,))])
 def test_one_graph_of_the_whole_model(family, lengths):
     skip_old_cache(family)

@@ -322,4 +322,4 @@ def test_training_moves_a_patched_model_where_it_moves_the_unpatched():
 @needs_torch_2_7("it cannot compile a model of transformers 5 as one graph, patched or not")
 def test_compiled(full):
     """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
-    run_tests(Path(__file__).parent / "patch_compiled.py", full, "--noconftest", "-p", "sampling", "--show-capture=no")
+    run_tests([Path(__file__).parent / "patch_compiled.py"], full, "--noconftest", "-p", "sampling", "--show-capture=no")

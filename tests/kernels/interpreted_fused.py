@@ -1,6 +1,6 @@
 """Laws of the fused kernel against its definition in float64: on the GPU where there is one, else in Triton's interpreter.
 
-`test_fused.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
 """
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ def test_kinds_of_calls_are_told_apart():
         check(Case(spec, norm, tokens=2), config=Config(tokens=2))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("layout", "norm"), [("half", ""), ("half", "no weight"), ("half", "1+w"), ("interleaved", "w")])
 def test_gradients(layout, norm, monkeypatch):
     """Two programs share five tokens, so that their shares of the weights' gradients must be added."""

@@ -1,4 +1,4 @@
-"""Laws of the linear-attention kernels: on the CPU by Triton's interpreter (test_linear_kernels.py), on a GPU as they are."""
+"""Laws of the linear-attention kernels: on the CPU by Triton's interpreter (test_triton.py), on a GPU as they are."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ def test_many_segments_share_one_row(monkeypatch):
     assert_close(state.kv_sum, last.kv_sum, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("form", "dtype"), [("numerator", torch.float32), ("cosine", torch.float32), ("numerator", torch.bfloat16)], ids=str
 )

@@ -1,6 +1,6 @@
 """Laws of the QKV product of many tokens against definitions in float64: on the GPU where there is one, else in the interpreter.
 
-`test_decode_kernels.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
 """
 
 from __future__ import annotations

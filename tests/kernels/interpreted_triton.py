@@ -128,6 +128,7 @@ def test_query_and_key_of_different_dtypes():
         near(found, definition(x, spec, positions))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", rw.SCALINGS)
 def test_every_scaling_on_queries_and_keys(name):
     spec = sample_spec(name)
@@ -241,6 +242,7 @@ def test_far_positions_follow_the_published_formulas(rule):
         assert largest_error(found, expected(spec, positions)) <= LIMITS[bits], (spec, bits)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("name", "tables"), [("yarn", "full"), ("yarn", "two-level"), ("xpos", "full"), ("xpos", "none")])
 def test_every_table_strategy(name, tables):
     """The kernel reads rows of the tables that were chosen, and computes phases without them."""

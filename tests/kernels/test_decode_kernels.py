@@ -1,4 +1,4 @@
-"""The decode kernels: their laws in Triton's interpreter and on a GPU, their tiles, and their machine code for sm_90."""
+"""The decode kernels: laws on a GPU (test_triton.py has them in the interpreter), tiles, and machine code for sm_90."""
 
 from functools import partial
 from pathlib import Path
@@ -10,19 +10,11 @@ from another_process import run_tests
 from ropewalk.kernels.decode.config import MOST_TILE_ROWS, pick_keys, pick_qkv_tile, pick_splits, pick_tile
 from torch_release import needs_triton_3_6
 
-HERE = Path(__file__).parent
-laws = pytest.mark.parametrize("laws", ["interpreted_decode.py", "interpreted_prefill.py"])
 
-
-@laws
-def test_the_kernels_keep_their_laws_in_the_interpreter(laws, full):
-    run_tests(HERE / laws, full, TRITON_INTERPRET="1")
-
-
-@laws
 @pytest.mark.gpu
-def test_the_kernels_keep_their_laws_on_the_gpu(laws):
-    run_tests(HERE / laws, full=True, TRITON_INTERPRET="0")
+def test_the_kernels_keep_their_laws_on_the_gpu():
+    laws = [Path(__file__).parent / name for name in ("interpreted_decode.py", "interpreted_prefill.py")]
+    run_tests(laws, full=True, TRITON_INTERPRET="0")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 64, 256])

@@ -318,13 +318,9 @@ def test_evenly_spaced_pages_are_plain_slots_to_the_kernel():
     assert cache_strides(KVSlots(first, first)) == ((K * 4 * D, D, 4 * D),) * 2 + (4,)
 
 
-def test_the_kernel_keeps_its_laws_in_the_interpreter(full):
-    run_tests(HERE / "interpreted_fused.py", full, TRITON_INTERPRET="1")
-
-
 @pytest.mark.gpu
 def test_the_kernel_keeps_its_laws_on_the_gpu():
-    run_tests(HERE / "interpreted_fused.py", full=True, TRITON_INTERPRET="0")
+    run_tests([HERE / "interpreted_fused.py"], full=True, TRITON_INTERPRET="0")
 
 
 @cache

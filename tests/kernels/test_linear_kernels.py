@@ -1,25 +1,18 @@
-"""The linear-attention kernels without a GPU: their laws under Triton's interpreter, and their machine code for sm_90."""
+"""The linear-attention kernels without a GPU: where they apply, and their machine code for sm_90."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 from hopper import compile_for_hopper, registers_and_spills
 
 import ropewalk as rw
-from another_process import run_tests
 from ropewalk.attention import linear_attention
 from ropewalk.errors import RopeError
 from ropewalk.kernels.linear import api as kernels
 from torch_release import needs_triton_3_6
 
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
-
-
-def test_every_law_holds_under_the_interpreter(full):
-    run_tests(Path(__file__).parent / "interpreted_linear.py", full, TRITON_INTERPRET="1")
 
 
 def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):

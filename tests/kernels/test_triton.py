@@ -16,10 +16,12 @@ from ropewalk.kernels.support import power_of_two
 from ropewalk.kernels.triton.config import CONFIGS, SPECIAL_CONFIGS, pick_config
 
 
-def test_every_law_holds_under_the_interpreter(full):
+def test_every_law_of_every_kernel_holds_under_the_interpreter(full):
     """In a process of its own: Triton decides at import whether it interprets, and this one may have imported it."""
     pytest.importorskip("triton", reason="triton has no build for this platform")
-    run_tests(Path(__file__).parent / "interpreted_triton.py", full, TRITON_INTERPRET="1")
+    laws = sorted(Path(__file__).parent.glob("interpreted_*.py"))
+    assert len(laws) >= 4
+    run_tests(laws, full, TRITON_INTERPRET="1")
 
 
 def test_import_ropewalk_leaves_triton_alone():
