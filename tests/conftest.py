@@ -6,25 +6,36 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest_plugins = ["sampling"]
-
-# shapes and types of the public door are checked at run time, here only; a bare GPU machine may lack the checker
-if importlib.util.find_spec("beartype") is not None:
-    from jaxtyping import install_import_hook
-
-    install_import_hook("ropewalk", "runtime_types.check")
-
-
+SOURCE = Path(__file__).parents[1] / "src"
 #: the files that take longest come first: where each worker takes a file at a time, all of them end together
 LONGEST = (
     "test_studies", "test_triton", "test_site", "test_fresh_install", "test_patch", "test_ring", "test_browser", "test_ops",
     "test_page", "test_fused", "test_architecture", "test_docs", "test_decoder", "test_cli",
     "test_hostile_options", "test_extend", "test_finetuning", "test_laws", "test_fit", "test_story_browser", "test_mutation",
 )  # fmt: skip
+
+
+def pytest_configure(config):
+    """Check at run time the shapes and types of modules that state shapes, and with --full the types of all modules.
+
+    pyright checks types too, and a call that is checked takes twice its time. A bare GPU machine may lack the checker.
+    """
+    if importlib.util.find_spec("beartype") is not None:
+        from jaxtyping import install_import_hook
+
+        install_import_hook("ropewalk" if config.getoption("--full") else modules_with_shapes(), "runtime_types.check")
+
+
+def modules_with_shapes() -> list[str]:
+    """Return the names of the modules that import jaxtyping."""
+    files = [file for file in (SOURCE / "ropewalk").rglob("*.py") if "jaxtyping" in file.read_text(encoding="utf-8")]
+    return [".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in files]
 
 
 @pytest.fixture(autouse=True)

@@ -216,10 +216,10 @@ EXTREMES = (1e-30, 1e-5, 0.5, 1.0, 1.0000001, 2.0, 1e4, 1e30)
 
 
 @pytest.mark.parametrize("name", [name for name, bad in BAD_FIELDS.items() if bad])
-def test_what_is_accepted_gives_finite_tables(name):
+def test_what_is_accepted_gives_finite_tables(name, full):
     """Of 900 hostile configs another library turned 205 into NaN, infinite or zero frequencies."""
     kept = 0
-    for theta in EXTREMES:
+    for theta in EXTREMES if full else EXTREMES[::3]:
         for field, extreme in itertools.product(BAD_FIELDS[name], EXTREMES):
             lists = {"short_factor": (2.0,) * 4, "long_factor": (3.0,) * 4, "radians": (0.5,) * 4, "alpha": (0.5,) * 4}
             fields = {k: v for k, v in lists.items() if k in BAD_FIELDS[name]}
@@ -234,7 +234,7 @@ def test_what_is_accepted_gives_finite_tables(name):
             assert bool(torch.isfinite(found.radians).all())
             assert math.isfinite(float(found.magnitude))
             assert all(bool(torch.isfinite(x).all()) for x in cos_sin(spec, torch.tensor([0, 1, 5000]), length=5000))
-    assert kept >= 8 or name in ("learnable", "clipped")
+    assert kept >= (8 if full else 3) or name in ("learnable", "clipped")
 
 
 @pytest.mark.parametrize("magnitude_on", ["qk", "q", "scale"])
