@@ -21,7 +21,7 @@ help:
 	@echo "make test-full   the same with every case of every test and slow studies whole; takes long"
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
 	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
-	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm and llama.cpp under build/engines, run them, record what they compute"
+	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm, llama.cpp and ONNX Runtime under build/engines, run them, record what they compute"
 	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
@@ -89,7 +89,7 @@ RUN := src/ropewalk/interop/engines/run
 ROWS := $(ENGINES)/rows.json
 LLAMA := xllamacpp-2026.10.11549
 LLAMA_CPP := $(ENGINES)/$(LLAMA)/thirdparty/llama.cpp
-FOUND := $(foreach engine,transformers vllm sglang mlx_lm llama_cpp,$(ENGINES)/$(engine).json)
+FOUND := $(foreach engine,transformers vllm sglang mlx_lm llama_cpp onnxruntime,$(ENGINES)/$(engine).json)
 
 engines: setup $(FOUND)
 	$(BIN)/python -m ropewalk.interop.engines.record write --results results --date $(shell date +%Y-%m) $(FOUND)
@@ -138,6 +138,14 @@ $(ENGINES)/llama_cpp.json: $(ROWS) $(ENGINES)/llama/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python $(RUN)/make_weights.py $(ROWS) $(ENGINES)/weights
 	OMP_NUM_THREADS=1 LLAMA_CPP=$(abspath $(LLAMA_CPP)) WEIGHTS=$(abspath $(ENGINES)/weights) \
 		$(ENGINES)/llama/bin/python $(RUN)/run_llama_cpp.py $(ROWS) $@
+
+# beside ropewalk and its torch, which write the graphs
+$(ENGINES)/onnx/.ready:
+	$(BIN)/python $(PIP) --no-deps --target $(ENGINES)/onnx onnxruntime==1.31.1 onnx==1.23.2 ml_dtypes protobuf flatbuffers
+	touch $@
+
+$(ENGINES)/onnxruntime.json: $(ROWS) $(ENGINES)/onnx/.ready
+	OMP_NUM_THREADS=1 PYTHONPATH=$(ENGINES)/onnx $(BIN)/python $(RUN)/run_onnxruntime.py $(ROWS) $@
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site

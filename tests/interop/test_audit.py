@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropewalk import RopeError
 from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.engines.readers import ENGINES, REFERENCE
-from ropewalk.interop.engines.runs import RUNS
+from ropewalk.interop.engines.runs import RUNS, SINCE
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
 BASE = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 1e6}
@@ -135,7 +135,8 @@ def test_the_sources_and_the_runs_are_named():
     assert all(rule.read.startswith("2026-") for f in audit(MINIMIND).findings for rule in f.rules)
     for engine in ENGINES:
         version, date, _ = RUNS[engine]
-        assert one(MINIMIND, engine).evidence == f"run, {ENGINES[engine].title} {version}, {date}"
+        releases = f"{SINCE[engine]} to {version}" if engine in SINCE else version
+        assert one(MINIMIND, engine).evidence == f"run, {ENGINES[engine].title} {releases}, {date}"
     assert "not run" in audit({**MINIMIND, "model_type": "cwm"}).of("vllm")[0].evidence
 
 

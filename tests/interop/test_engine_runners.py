@@ -61,7 +61,7 @@ def test_axes_are_read_back_and_what_is_no_rotation_is_refused(probe):
         probe.read_back([np.arange(36.0).reshape(6, 6)])
 
 
-@pytest.mark.parametrize("engine", ["hf", "mlx-lm"])
+@pytest.mark.parametrize("engine", ["hf", "mlx-lm", "onnxruntime"])
 def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp_path):
     """In this process, because a new one would import torch again."""
     if installed.why_not(engine) is not None:

@@ -11,8 +11,8 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.engines.matrix_rows import rows
 from ropewalk.interop.engines.measured import Table, specs_of, verdict
-from ropewalk.interop.engines.readers import ENGINES
-from ropewalk.interop.engines.record import TABLES, VERDICTS, runs_module, table_of
+from ropewalk.interop.engines.readers import ENGINES, TITLES
+from ropewalk.interop.engines.record import TABLES, VERDICTS, read_releases, runs_module, table_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 RECORD = json.loads((RESULTS / TABLES).read_text(encoding="utf-8"))
@@ -69,21 +69,37 @@ def test_a_wrong_number_is_seen():
 
 
 def test_every_engine_ran_every_row():
-    assert list(RECORD["engines"]) == list(ENGINES)
+    assert list(RECORD["engines"]) == list(TITLES)
     assert len({row.name for row in ROWS.values()}) >= 60
     for engine, ran in RECORD["engines"].items():
         assert ran["rows"].keys() == ROWS.keys(), engine
-        assert ENGINES[engine].tree in ran["version"]
+        assert engine not in ENGINES or ENGINES[engine].tree in ran["version"]
+
+
+def test_onnx_runtime_computes_every_spec_that_it_is_given():
+    same = 0
+    for name, found in RECORD["engines"]["onnxruntime"]["rows"].items():
+        specs = specs_of(ROWS[name].config)
+        for layer_type, rope in found.items():
+            if isinstance(rope, str):
+                assert isinstance(specs, RopeError) or any(spec.needs_length for spec in specs.values() if spec is not None), name
+            elif rope is None:
+                assert specs[layer_type] is None, name
+            else:
+                spec = specs[layer_type]
+                assert verdict(Table.of_spec(spec, ROWS[name].length), table_of(RECORD, rope)) == "same", name
+                same += 1
+    assert same > 300
 
 
 def test_the_committed_files_belong_together():
     lines = [json.loads(line) for line in (RESULTS / VERDICTS).read_text(encoding="utf-8").splitlines()]
     recorded = {
-        (ENGINES[engine].title, name, layer_type)
+        (TITLES[engine], name, layer_type)
         for engine, ran in RECORD["engines"].items() for name, found in ran["rows"].items() for layer_type in found
     }  # fmt: skip
     ids = {(row.name, row.length, row.max_model_len): row.id for row in ROWS.values()}
     told = {(line["engine"], ids[line["config"], line["length"], line["max_model_len"]], line["layer_type"]) for line in lines}
     assert told == recorded
     module = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "runs.py"
-    assert module.read_text(encoding="utf-8") == runs_module(RECORD)
+    assert module.read_text(encoding="utf-8") == runs_module(RECORD, read_releases(RESULTS))

@@ -8,16 +8,16 @@ from typing import Any
 
 from ropewalk.commands import console, table
 from ropewalk.errors import RopeError, choice
-from ropewalk.interop.engines import ENGINES
 from ropewalk.interop.engines.installed import run, why_not
 from ropewalk.interop.engines.matrix import Row
 from ropewalk.interop.engines.matrix_rows import REAL, rows
+from ropewalk.interop.engines.readers import TITLES
 from ropewalk.interop.engines.record import verdict_rows
 
 
 def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> None:
     """Print a verdict for each engine that is installed, and the configs in which it differs from the spec."""
-    names = [choice("only", name, ENGINES) for name in only or ENGINES]
+    names = [choice("only", name, TITLES) for name in only or TITLES]
     some = _rows(match, all_rows)
     reasons = {name: why_not(name) for name in names}
     found: list[dict[str, Any]] = []
@@ -32,7 +32,7 @@ def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> N
         out.print(line, style="bold", soft_wrap=True)
     for name, why in reasons.items():
         if why is not None:
-            out.print(f"{ENGINES[name].title}: not run, because {why}", soft_wrap=True)
+            out.print(f"{TITLES[name]}: not run, because {why}", soft_wrap=True)
     different = [row for row in found if row["verdict"] not in ("same", "no spec")]
     lines = [
         (row["engine"], row["config"], f"{row['length']:,}", row["verdict"], _text(row.get("first_pair")),

@@ -20,7 +20,7 @@ from ropewalk.interop.config.keys import LATENT_KEY
 from ropewalk.interop.config.layers import layer_ropes
 from ropewalk.interop.config.values import served_length
 from ropewalk.interop.engines.readers import ENGINES, REFERENCE, Case, Engine, EngineRule, Reading
-from ropewalk.interop.engines.runs import RUNS
+from ropewalk.interop.engines.runs import RUNS, SINCE
 from ropewalk.interop.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
@@ -71,7 +71,8 @@ class Finding:
     rules: tuple[EngineRule, ...]
     difference: Difference | None = None
     problem: str | None = None
-    #: "run, vLLM 0.32.0, 2026-11" if this family and scaling were run in that release, else "read, not run"
+    #: "run, vLLM 0.32.0, 2026-11" if this family and scaling were run in that release, "0.31.0 to 0.32.0" if older ones were
+    #: run too and compute the same, else "read, vLLM 0.32.0, not run"
     evidence: str = ""
 
     @property
@@ -228,11 +229,12 @@ def _findings(layer_type: str, case: Case) -> list[Finding]:
 
 
 def evidence(engine: str, case: Case) -> str:
-    """Return whether the engine was run with this family and scaling, in which release and when, or only read."""
+    """Return whether the engine was run with this family and scaling, in which releases and when, or only read."""
     version, date, families = RUNS[engine]
     title = ENGINES[engine].title
     if case.spec.scaling.name in families.get(case.model_type or "", ()):
-        return f"run, {title} {version}, {date}"
+        releases = f"{SINCE[engine]} to {version}" if engine in SINCE else version
+        return f"run, {title} {releases}, {date}"
     return f"read, {title} {version}, not run"
 
 

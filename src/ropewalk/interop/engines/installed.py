@@ -24,6 +24,7 @@ SCRIPTS = {
     "sglang": ("run_sglang.py", "sglang"),
     "mlx-lm": ("run_mlx_lm.py", "mlx_lm"),
     "llama.cpp": ("run_llama_cpp.py", "xllamacpp"),
+    "onnxruntime": ("run_onnxruntime.py", "onnxruntime"),
 }
 
 
@@ -32,6 +33,8 @@ def why_not(engine: str) -> str | None:
     package = SCRIPTS[engine][1]
     if importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
+    if engine == "onnxruntime" and importlib.util.find_spec("onnx") is None:
+        return "onnx is not installed"
     if engine == "llama.cpp" and not {"LLAMA_CPP", "WEIGHTS"} <= os.environ.keys():
         return "LLAMA_CPP and WEIGHTS must name the folders of its converter and of the small models; `make engines` has both"
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
@@ -23,6 +25,7 @@ SHARED = names(
 #: families that read `partial_rotary_factor` outside `rope_parameters` alone, in either spelling, or never
 PARTIAL_OUTSIDE = names("llama mistral ministral3 apertus arcee phi3 gemma3_text phi stablelm")
 PARTIAL = names("glm4 glm4_moe")
+MINISTRAL3_TRAINED = 16_384
 
 
 def read_sglang(case: Case) -> Reading:
@@ -50,13 +53,32 @@ def read_sglang(case: Case) -> Reading:
         return reading
     if case.model_type == "olmo3" and case.layer_type == "sliding_attention" and case.spec.theta != 5e5:
         return reading.fail("not known: theta of OLMo 3's sliding layers")
-    if case.model_type == "gemma4_text" and not case.nested:
-        return reading.fail("not known: Gemma 4 without rope_parameters by layer type")
+    if case.model_type == "gemma4_text":
+        return _gemma4(reading)
+    if case.model_type == "exaone4":
+        reading.use("rope_theta", "not read: 1,000,000 is used", where, theta=1e6)
     use_class_default(reading)
     _partial(reading, where)
     _axes(reading)
     if reading.problem is None:
         _scaling(reading, where)
+    return reading
+
+
+def _gemma4(reading: Reading) -> Reading:
+    """Pass the name of the scaling on, and none of its keys: a factor is then 1."""
+    case, where = reading.case, "models/gemma4_causal.py"
+    if not case.nested:
+        return reading.fail("not known: Gemma 4 without rope_parameters by layer type")
+    kinds = {(rope or {}).get("rope_type") for rope in case.config["rope_parameters"].values()}
+    if "longrope" in kinds:
+        return reading.fail("no table: the factors of LongRoPE are not passed on")
+    if isinstance(case.spec.scaling, Proportional):
+        if reading.change(factor=1.0):
+            reading.add("factor", "not read for rope_type proportional", "factory.py")
+        return reading
+    reading.drop_scaling("only the name of the scaling is passed on: its factor is 1", where)
+    reading.rotate(int(case.spec.head_dim * case.rope.get("partial_rotary_factor", 1.0)), "read in every layer type", where)
     return reading
 
 
@@ -94,6 +116,14 @@ def _scaling(reading: Reading, where: str) -> None:
     case, scaling = reading.case, reading.spec.scaling
     if case.model_type in NO_SCALING:
         reading.drop_scaling("not passed to the rotary module", where)
+    elif case.mrope and not isinstance(scaling, (Default, Yarn)):
+        reading.fail(f"no table: rope_type {case.rope_type} has no axes in SGLang")
+    elif case.mrope and isinstance(scaling, Yarn) and {"mscale", "mscale_all_dim"} & case.rope.keys():
+        reading.fail("no table: YaRN with axes takes neither mscale nor mscale_all_dim")
+    elif isinstance(scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
+        reading.fail("no table: LongRoPE is refused for interleaved pairs")
+    elif case.latent and not isinstance(scaling, Default):
+        _latent(reading)
     elif isinstance(scaling, Yarn):
         _yarn(reading, scaling)
     elif isinstance(scaling, LongRope):
@@ -101,17 +131,38 @@ def _scaling(reading: Reading, where: str) -> None:
         long = case.length - 1 > scaling.original_length
         does = "long factors for the whole batch if any sequence has a position above the trained length"
         reading.switch(scaling, long, does, "rope_variant.py")
-        reading.set_longrope_magnitude(scaling, "rope_variant.py", case.rope.get("long_mscale" if long else "short_mscale"))
+        magnitude = case.rope.get("long_mscale" if long else "short_mscale")
+        if magnitude is None and case.model_type == "ministral3":
+            # its model passes the trained length beside the rope on as the served one
+            served = case.config.get("original_max_position_embeddings") or MINISTRAL3_TRAINED
+            magnitude = math.sqrt(1 + math.log(max(1.0, served / scaling.original_length)) / math.log(scaling.original_length))
+        reading.set_longrope_magnitude(scaling, "rope_variant.py", magnitude)
     elif isinstance(scaling, Dynamic):
         stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
         does = "one base for every sequence, computed for factor times the trained length"
         reading.freeze_ntk(stretch, does, "rope_variant.py")
     elif isinstance(scaling, Ntk) and case.model_type not in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         reading.fail("not known: static NTK")
-    elif isinstance(scaling, Proportional) and case.model_type != "gemma4_text":
+    elif isinstance(scaling, Proportional):
         reading.fail("not known: rope_type proportional outside Gemma 4")
-    elif isinstance(scaling, Proportional) and reading.change(factor=1.0):
-        reading.add("factor", "not read for rope_type proportional", "factory.py")
+
+
+def _latent(reading: Reading) -> None:
+    """Compute YaRN, whatever the scaling is, with the keys that the rope has; the band is rounded to whole pairs."""
+    case, rope, where = reading.case, reading.case.rope, "rope_variant.py"
+    if not isinstance(case.spec.scaling, Yarn):
+        length = case.original_length or case.max_position
+        if length is None:
+            reading.fail("not known: the trained length")
+            return
+        betas = {key: rope.get(key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))}
+        scaling = Yarn(original_length=length, factor=rope.get("factor", 1.0), **betas)
+        reading.use(case.rope_type, "read as yarn", "models/deepseek_v2.py", scaling=scaling)
+    yarn = reading.spec.scaling
+    assert isinstance(yarn, Yarn)  # for the type checker
+    magnitude = magnitude_of_mscales(case, yarn) * rope.get("attn_factor", 1.0)
+    reading.set_yarn_magnitude(magnitude, "{key} not read, 0.1 ln(factor) + 1 used", where)
+    reading.round_band("not read", where)
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
@@ -120,8 +171,6 @@ def _yarn(reading: Reading, yarn: Yarn) -> None:
         reading.fail("not known: the fused kernel of qwen3_moe reads attention_factor, the rotary module does not")
         return
     has_both = case.rope.get("mscale") is not None and case.rope.get("mscale_all_dim") is not None
-    magnitude = magnitude_of_mscales(case, yarn) if has_both or case.latent else float(mscale(yarn.factor))
+    magnitude = magnitude_of_mscales(case, yarn) if has_both else float(mscale(yarn.factor))
     does = "attention_factor not read, 0.1 ln(factor) + 1 used"
     reading.set_yarn_magnitude(magnitude * case.rope.get("attn_factor", 1.0), does, "yarn.py")
-    if case.latent:
-        reading.round_band("not read", "rope_variant.py")

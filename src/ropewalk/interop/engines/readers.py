@@ -9,7 +9,7 @@ from ropewalk.interop.engines.read_transformers import read_hf
 from ropewalk.interop.engines.read_vllm import read_vllm
 from ropewalk.interop.engines.readings import Case, Engine, EngineRule, Reading
 
-__all__ = ["ENGINES", "REFERENCE", "Case", "Engine", "EngineRule", "Reading"]
+__all__ = ["ENGINES", "REFERENCE", "TITLES", "Case", "Engine", "EngineRule", "Reading"]
 
 #: every engine by name, the reference first. A new entry is picked up by audit, its command and its tests.
 ENGINES: dict[str, Engine] = {
@@ -20,3 +20,5 @@ ENGINES: dict[str, Engine] = {
     "llama.cpp": Engine("llama.cpp", "2026.10", read_llama_cpp),
 }
 REFERENCE = "hf"
+#: every engine that is run, by name. ONNX Runtime reads no config, so there is nothing to audit: it computes what was exported
+TITLES: dict[str, str] = {**{name: engine.title for name, engine in ENGINES.items()}, "onnxruntime": "ONNX Runtime"}

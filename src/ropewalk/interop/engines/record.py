@@ -18,10 +18,12 @@ from ropewalk.interop.config import file as config_file
 from ropewalk.interop.engines.matrix import Row
 from ropewalk.interop.engines.matrix_rows import rows
 from ropewalk.interop.engines.measured import Table, first_difference, layer_of_type, specs_of, verdict
-from ropewalk.interop.engines.readers import ENGINES
+from ropewalk.interop.engines.readers import ENGINES, TITLES
 
 #: files in the folder of results: one verdict a line, and every rope that was read back, each once
 VERDICTS, TABLES = "engines.jsonl", "engine_tables.json"
+#: one other release of an engine a line, written by `releases`
+RELEASES = "engine_releases.jsonl"
 #: the names that runners give their engine
 KEYS = {"transformers": "hf"}
 #: the keys of a rope that are recorded, in this order
@@ -47,7 +49,7 @@ def cells(output: Mapping[str, Any], by_id: Mapping[str, Row]) -> Iterator[tuple
 def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each config and layer type: what the engine did, measured against the spec of `from_hf`."""
     name_of: str = output["engine"]
-    engine = ENGINES[KEYS.get(name_of, name_of)].title
+    engine = TITLES[KEYS.get(name_of, name_of)]
     for row, name, rope in cells(output, by_id):
         made = {
             "engine": engine, "version": output["version"], "date": date, "config": row.name, "length": row.length,
@@ -91,8 +93,11 @@ def table_of(record: Mapping[str, Any], rope: int) -> Table:
     return Table.of(radians, magnitude, axis or [0] * len(radians), layout)
 
 
-def runs_module(record: Mapping[str, Any]) -> str:
-    """Return the text of runs.py: version and date of each engine, and the families with the scalings that were run."""
+def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]] = ()) -> str:
+    """Return the text of runs.py: version and date of each engine, and the families with the scalings that were run.
+
+    releases    other releases and in how many cells they differ; the oldest of those that are the same is written too
+    """
     by_id = {row.id: row for row in rows()}
     lines = [
         '"""What was run: version, date, and the scalings of each family. Written by `make engines`."""', "",
@@ -100,7 +105,8 @@ def runs_module(record: Mapping[str, Any]) -> str:
         "RUNS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {",
     ]  # fmt: skip
     kinds_of: dict[tuple[str, str], tuple[str, str]] = {}  # most engines have run the same rows
-    for engine, ran in record["engines"].items():
+    for engine in ENGINES:
+        ran = record["engines"][engine]
         families: dict[str, set[str]] = {}
         for key in ((name, layer_type) for name, found in ran["rows"].items() for layer_type in found):
             if key not in kinds_of:
@@ -110,7 +116,27 @@ def runs_module(record: Mapping[str, Any]) -> str:
         lines.append(f'    "{engine}": ("{ran["version"]}", "{ran["date"]}", {{')
         lines += [f'        "{name}": {_tuple(sorted(kinds))},' for name, kinds in sorted(families.items())]
         lines.append("    }),")
-    return "\n".join([*lines, "}", ""])
+    since = {engine: oldest for engine in ENGINES if (oldest := _oldest(record, engine, releases)) is not None}
+    lines += ["}", "#: the oldest release that computes the same in every row; where there is none, no other release was run"]
+    return "\n".join([*lines, f"SINCE: dict[str, str] = {json.dumps(since)}", ""])
+
+
+def _oldest(record: Mapping[str, Any], engine: str, releases: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the oldest release before which no other that was run differs from the recorded one."""
+    version = record["engines"][engine]["version"]
+    own = [line for line in releases if line["engine"] == TITLES[engine] and line["compared_with"] == version]
+    found = None
+    for line in sorted(own, key=lambda line: [int(part) for part in line["version"].split(".")], reverse=True):
+        if line["differ"]:
+            break
+        found = line["version"]
+    return found
+
+
+def read_releases(results: Path) -> list[dict[str, Any]]:
+    """Return the lines about other releases in the folder of results."""
+    path = results / RELEASES
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def _tuple(names: list[str]) -> str:
@@ -144,7 +170,7 @@ def main() -> None:
     (given.results / VERDICTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
     record = recorded(outputs, given.date)
     (given.results / TABLES).write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-    (Path(__file__).parent / "runs.py").write_text(runs_module(record), encoding="utf-8")
+    (Path(__file__).parent / "runs.py").write_text(runs_module(record, read_releases(given.results)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -225,3 +225,5 @@ RUNS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
         "starcoder2": ("default", "linear"),
     }),
 }
+#: the oldest release that computes the same in every row; where there is none, no other release was run
+SINCE: dict[str, str] = {}
