@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ropewalk.attention.row_order import all_real, head_sizes, row_order, visible_keys
 from ropewalk.attention.short_conv import ShortConv
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import integer
 
 
 def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
@@ -68,44 +69,83 @@ def _middle(w: Tensor, beta: Tensor) -> Tensor:
 
 
 class PathState(NamedTuple):
-    """The last tokens of the convolution [B, 2, H D], and the keys, as the next token starts from, and values [B, H, N, D]."""
+    """What later tokens depend on.
+
+    tokens  the last tokens of the convolution [B, 2, Hk D]
+    k, v    the keys as the next token starts from, and the values, [B, Hk, N, D]
+    real    which of them are not padding [B, N]; None: all
+    """
 
     tokens: Tensor
     k: Tensor
     v: Tensor
+    real: Tensor | None = None
 
 
 class PathAttention(nn.Module):
-    """Causal softmax attention with PaTH instead of RoPE, for small models: all scores are held in memory."""
+    """Causal softmax attention with PaTH instead of RoPE, for small models: all scores are held in memory.
 
-    def __init__(self, model_dim: int, num_heads: int, head_dim: int | None = None, *, rank: int = 32, chunk: int = 64) -> None:
+    num_kv_heads < num_heads shares keys, values and reflections between heads (GQA).
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        rank: int = 32,
+        chunk: int = 64,
+    ) -> None:
         super().__init__()
-        if head_dim is None and model_dim % num_heads:
-            raise RopeError("head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim)
-        self.num_heads, self.chunk = integer("num_heads", num_heads, low=1), integer("chunk", chunk, low=1)
-        self.head_dim = model_dim // num_heads if head_dim is None else head_dim
-        width = num_heads * self.head_dim
-        self.qkv_proj = nn.Linear(model_dim, 3 * width, bias=False)
-        self.o_proj = nn.Linear(width, model_dim, bias=False)
+        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
+        self.chunk, width = integer("chunk", chunk, low=1), self.num_kv_heads * self.head_dim
+        self.qkv_proj = nn.Linear(model_dim, self.num_heads * self.head_dim + 2 * width, bias=False)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=False)
         self.w_proj = nn.Sequential(nn.Linear(model_dim, rank, bias=False), nn.Linear(rank, width, bias=False))
         self.w_conv = ShortConv(width, 3)
-        self.beta_proj = nn.Linear(model_dim, num_heads)
+        self.beta_proj = nn.Linear(model_dim, self.num_kv_heads)
 
-    def forward(self, x: Tensor, state: PathState | None = None) -> tuple[Tensor, PathState]:
-        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence."""
-        heads = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [B, H, S, D]
-        w, tokens = self.w_conv(self.w_proj(x), None if state is None else state.tokens)
-        w = F.normalize(F.silu(w).unflatten(-1, (self.num_heads, -1)).transpose(1, 2), dim=-1)
+    def forward(
+        self, x: Tensor, state: PathState | None = None, *, padding: Tensor | None = None, documents: Tensor | None = None
+    ) -> tuple[Tensor, PathState | None]:
+        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence.
+
+        padding    boolean [B, S], True for real tokens; padded queries give 0
+        documents  integer [B, S], the document index of each token of packed rows; there is no state then
+        """
+        order = row_order(x, padding, documents, state is not None)
+        x = x if order is None else order.sorted(x)
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H + 2 Hk, S, D]
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        w, tokens = self.w_conv(self.w_proj(x), None if state is None else state.tokens, order)
+        w = F.normalize(F.silu(w).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2), dim=-1)
         beta = 2 * self.beta_proj(x).sigmoid().transpose(1, 2)
-        # products of many reflections lose too much in 16 bits, so neither the tensors nor autocast may have them
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
-            wide = (t.to(dtype) for t in (q, k, w, beta))
-            scores, keys = path_scores_in_chunks(*wide, self.chunk, None if state is None else state.k)
+        if order is not None and order.real is not None:
+            beta = beta * order.real.unsqueeze(1)  # padding reflects nothing
+        earlier = None if state is None else state.k
+        scores, keys = self._scores(q, k, w, beta, earlier)
         values = v if state is None else torch.cat((state.v, v), dim=-2)
-        rows, columns = scores.shape[-2:]
-        hidden = torch.ones(rows, columns, dtype=torch.bool, device=x.device).triu(columns - rows + 1)
-        weights = (scores / math.sqrt(self.head_dim)).masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        out = weights.to(values.dtype) @ values
-        return self.o_proj(out.transpose(1, 2).flatten(-2)), PathState(tokens, keys, values)
+        real = all_real(None if state is None else state.real, keys.shape[-2] - x.shape[1], order, x)
+        visible = visible_keys(*scores.shape[-2:], order, real, x.device)
+        weights = (scores / math.sqrt(self.head_dim)).masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        groups = self.num_heads // self.num_kv_heads
+        out = weights.to(values.dtype) @ (values if groups == 1 else values.repeat_interleave(groups, dim=1))
+        out = self.o_proj(out.transpose(1, 2).flatten(-2))
+        out = out if order is None else order.restored(out)
+        return out, None if documents is not None else PathState(tokens, keys, values, real)
+
+    def _scores(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, earlier: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the scores [B, H, S, N] and all keys [B, Hk, N, D], in float32 or float64.
+
+        Products of many reflections lose too much in 16 bits, so neither the tensors nor autocast may have them.
+        """
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        q, k, w, beta = (each.to(dtype) for each in (q, k, w, beta))
+        with torch.autocast(q.device.type, enabled=False):
+            # the heads of a group meet the same keys and reflections
+            q = q.unflatten(1, (self.num_kv_heads, -1))
+            k, w, beta = (each.unsqueeze(2) for each in (k, w, beta))
+            scores, keys = path_scores_in_chunks(q, k, w, beta, self.chunk, None if earlier is None else earlier.unsqueeze(2))
+        return scores.flatten(1, 2), keys.squeeze(2)

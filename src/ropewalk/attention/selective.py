@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ropewalk.attention.row_order import RowOrder, all_real, head_sizes, row_order, visible_keys
 from ropewalk.attention.short_conv import ShortConv
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.reference import rotate
@@ -41,10 +42,17 @@ class SelectivePhases(nn.Module):
         self.up = nn.Linear(rank, num_heads * self.spec.pairs, bias=False)
         self.conv = ShortConv(num_heads * self.spec.pairs, 4)
 
-    def forward(self, x: Tensor, state: PhaseState | None = None) -> tuple[Tensor, Tensor, PhaseState]:
-        """Return the steps and the angles [B, H, S, P] of x [B, S, model_dim] in float64, and the state after it."""
+    def forward(
+        self, x: Tensor, state: PhaseState | None = None, order: RowOrder | None = None
+    ) -> tuple[Tensor, Tensor, PhaseState]:
+        """Return the steps and the angles [B, H, S, P] of x [B, S, model_dim] in float64, and the state after it.
+
+        With an `order`, x is sorted by it; padding takes no step.
+        """
         normed = F.normalize(x.unflatten(-1, (self.num_heads, -1)), dim=-1).flatten(-2)
-        phi, tokens = self.conv(self.up(self.down(normed)), None if state is None else state.tokens)
+        phi, tokens = self.conv(self.up(self.down(normed)), None if state is None else state.tokens, order)
+        if order is not None and order.real is not None:
+            phi = phi.masked_fill(~order.real.unsqueeze(-1), 0.0)
         phi = phi.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).double()
         steps = phi * self.spec.frequencies().radians.to(x.device)
         angles = steps.cumsum(dim=-2)
@@ -54,17 +62,24 @@ class SelectivePhases(nn.Module):
 
 
 def linear_by_sums(
-    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, log_decay: Tensor, frame: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    log_decay: Tensor,
+    frame: Tensor | None = None,
+    same: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return linear attention with rotated q and k, and the rotating frame after the last token.
 
     q, k [B, H, S, D], v [B, H, S, Dv], steps [B, H, S, P] in radians; log_decay [B, H, S], one decay for both halves of all
-    pairs; frame [B, H, D, Dv], that of the tokens before. Costs S^2; angles are counted from the start of this call.
+    pairs; frame [B, H, D, Dv], that of the tokens before. Costs S^2; angles are counted from the start of this call. With
+    `same`, boolean [B, 1, S, S], a query sees those keys only, and the frame is of no use.
     """
     angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
     rotated_q, rotated_k = (rotate_by_phase(x, angles) for x in (q, k))
     kept = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).tril().exp().tril().to(q.dtype)
-    out = ((rotated_q @ rotated_k.mT) * kept) @ v
+    out = ((rotated_q @ rotated_k.mT) * (kept if same is None else kept * same)) @ v
     rest = angles - angles[..., -1:, :]  # from the last token back to each key
     left = (decay[..., -1:] - decay).exp().unsqueeze(-1).to(k.dtype)
     new = (rotate_by_phase(k, rest) * left).mT @ v
@@ -97,44 +112,86 @@ def _rotated_frame(frame: Tensor, angles: Tensor, log_decay: Tensor) -> Tensor:
 
 
 class SelectiveState(NamedTuple):
-    """The phases' state, and rotated keys and values (softmax) or the rotating frame (linear)."""
+    """The phases' state, rotated keys and values (softmax) or the rotating frame (linear), and which tokens are real."""
 
     phases: PhaseState
     memory: tuple[Tensor, ...]
+    real: Tensor | None = None
 
 
 class SelectiveAttention(nn.Module):
-    """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each head and a rotating frame."""
+    """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each head and a rotating frame.
 
-    def __init__(self, model_dim: int, num_heads: int, head_dim: int | None = None, *, form: str = "softmax", **phases) -> None:
+    num_kv_heads < num_heads shares keys, values and angles between heads (GQA).
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        head_dim: int | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        form: str = "softmax",
+        **phases,
+    ) -> None:
         super().__init__()
         self.form = choice("form", form, ("softmax", "linear"))
-        self.num_heads = integer("num_heads", num_heads, low=1)
-        self.head_dim = model_dim // num_heads if head_dim is None else head_dim
-        width = num_heads * self.head_dim
-        self.phases = SelectivePhases(model_dim, num_heads, self.head_dim, **phases)
-        self.qkv_proj = nn.Linear(model_dim, 3 * width, bias=False)
-        self.o_proj = nn.Linear(width, model_dim, bias=False)
+        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
+        self.phases = SelectivePhases(model_dim, self.num_kv_heads, self.head_dim, **phases)
+        self.qkv_proj = nn.Linear(model_dim, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=False)
         if form == "linear":
             self.decay_proj = nn.Linear(model_dim, num_heads)
             self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
 
-    def forward(self, x: Tensor, state: SelectiveState | None = None) -> tuple[Tensor, SelectiveState]:
-        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence."""
-        heads = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # [B, H, S, D]
-        steps, angles, phases = self.phases(x, None if state is None else state.phases)
+    def forward(
+        self, x: Tensor, state: SelectiveState | None = None, *, padding: Tensor | None = None, documents: Tensor | None = None
+    ) -> tuple[Tensor, SelectiveState | None]:
+        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence.
+
+        padding    boolean [B, S], True for real tokens; padded queries give 0
+        documents  integer [B, S], the document index of each token of packed rows; there is no state then
+        """
+        order = row_order(x, padding, documents, state is not None)
+        x = x if order is None else order.sorted(x)
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H + 2 Hk, S, D]
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        steps, angles, phases = self.phases(x, None if state is None else state.phases, order)
         if self.form == "linear":
-            log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
-            run = linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame
-            out, frame = run(q, k, v, steps, log_decay, None if state is None else state.memory[0])
-            out, memory = self.norm(out), (frame,)
+            out, memory, real = *self._linear(x, q, k, v, steps, order, state), None
         else:
-            q, k = rotate_by_phase(q, angles), rotate_by_phase(k, angles)
+            earlier = 0 if state is None else state.memory[0].shape[-2]
+            real = all_real(None if state is None else state.real, earlier, order, x)
+            q, k = rotate_by_phase(q, self._shared(angles)), rotate_by_phase(k, angles)
             if state is not None:
                 k, v = (torch.cat((old, new), dim=-2) for old, new in zip(state.memory, (k, v), strict=True))
-            rows, columns = q.shape[-2], k.shape[-2]
-            visible = torch.ones(rows, columns, dtype=torch.bool, device=x.device).tril(columns - rows)
-            out = F.scaled_dot_product_attention(q, k, v, visible, scale=1 / math.sqrt(self.head_dim))
+            visible = visible_keys(q.shape[-2], k.shape[-2], order, real, x.device)
+            grouped = self.num_kv_heads < self.num_heads
+            scale = 1 / math.sqrt(self.head_dim)
+            out = F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped)
             memory = (k, v)
-        return self.o_proj(out.transpose(1, 2).flatten(-2)), SelectiveState(phases, memory)
+        out = self.o_proj(out.transpose(1, 2).flatten(-2))
+        out = out if order is None else order.restored(out)
+        return out, None if documents is not None else SelectiveState(phases, memory, real)
+
+    def _linear(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, steps: Tensor, order: RowOrder | None, state: SelectiveState | None
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        """Return the normed output of every head, and the frame after the last token."""
+        log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
+        k, v, steps = (self._shared(each) for each in (k, v, steps))
+        if order is not None and order.real is not None:  # padding adds nothing and lets nothing decay
+            k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
+        if order is not None and order.documents is not None:
+            same = visible_keys(x.shape[1], x.shape[1], order, None, x.device)
+            out, frame = linear_by_sums(q, k, v, steps, log_decay, same=same)
+        else:
+            run = linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame
+            out, frame = run(q, k, v, steps, log_decay, None if state is None else state.memory[0])
+        return self.norm(out), (frame,)
+
+    def _shared(self, t: Tensor) -> Tensor:
+        """Return what the heads of a group share [B, Hk, ..] for every head."""
+        groups = self.num_heads // self.num_kv_heads
+        return t if groups == 1 else t.repeat_interleave(groups, dim=1)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ropewalk.attention.row_order import RowOrder
 
 
 class ShortConv(nn.Module):
@@ -14,11 +17,22 @@ class ShortConv(nn.Module):
         self.weight = nn.Parameter(torch.zeros(channels, width))
         nn.init.ones_(self.weight[:, -1:])
 
-    def forward(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the result for x [B, S, channels], and the last tokens, to pass as `before` to the next call."""
-        width = self.weight.shape[-1]
+    def forward(self, x: Tensor, before: Tensor | None = None, order: RowOrder | None = None) -> tuple[Tensor, Tensor]:
+        """Return the result for x [B, S, channels], and the last real tokens, to pass as `before` to the next call.
+
+        With an `order`, x is sorted by it; tokens of other documents are not seen.
+        """
+        earlier = self.weight.shape[-1] - 1
         if before is None:
-            before = x.new_zeros(x.shape[0], width - 1, x.shape[-1])
+            before = x.new_zeros(x.shape[0], earlier, x.shape[-1])
         tokens = torch.cat((before, x), dim=1)
-        windows = tokens.unfold(1, width, 1)  # [B, S, channels, width]
-        return (windows * self.weight).sum(-1), tokens[:, tokens.shape[1] - (width - 1) :]
+        windows = tokens.unfold(1, earlier + 1, 1)  # [B, S, channels, width]
+        if order is not None and order.documents is not None:
+            same = F.pad(order.documents, (earlier, 0)).unfold(1, earlier + 1, 1) == order.documents.unsqueeze(-1)
+            # the tokens before the first are zeros, so they may belong to any document
+            windows = windows * same.unsqueeze(2)
+        out = (windows * self.weight).sum(-1)
+        if order is None or order.real is None:
+            return out, tokens[:, tokens.shape[1] - earlier :]
+        last = order.real.sum(-1, keepdim=True) + torch.arange(earlier, device=x.device)
+        return out, tokens.take_along_dim(last.unsqueeze(-1), dim=1)

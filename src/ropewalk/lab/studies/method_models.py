@@ -29,7 +29,7 @@ LONGROPE2, DROPE = "longrope2", "drope"
 
 
 class TokenDriven(nn.Module):
-    """An attention of the Decoder whose encoding follows from the tokens; it attends over whole rows only."""
+    """An attention of the Decoder whose encoding follows from the tokens; it has no cache here."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -37,10 +37,9 @@ class TokenDriven(nn.Module):
 
     def attend(self, x: Tensor, positions: Tensor, padding: Any, documents: Any, cache: Any) -> Tensor:
         """Return the attention output for x [B, S, hidden]; positions have no influence."""
-        if any(given is not None for given in (padding, documents, cache)):
-            name = type(self.attention).__name__
-            raise RopeError("attention", "attends over whole rows here; pass no padding, documents or cache", name)
-        return self.attention(x)[0]
+        if cache is not None:
+            raise RopeError("cache", "must be None: this attention continues from its own state", type(self.attention).__name__)
+        return self.attention(x, padding=padding, documents=documents)[0]
 
 
 def _with_attention(make: Callable[[int, int, int], nn.Module]) -> Callable[[Any], nn.Module]:

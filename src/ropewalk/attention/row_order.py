@@ -1,0 +1,83 @@
+"""Padding and packed documents for attention whose encoding follows from the tokens.
+
+What one token adds to the encoding of the next depends on their order, so the tokens of a row are sorted first: those of a
+document become neighbours, and padding goes to the end, where no real token sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ropewalk.attention.masks import check_token_masks
+from ropewalk.errors import RopeError, integer
+
+
+@dataclass(frozen=True, eq=False)
+class RowOrder:
+    """The sorted tokens of each row: their indices [B, S], their documents, and whether they are real; None: one, or all."""
+
+    index: Tensor
+    documents: Tensor | None
+    real: Tensor | None
+
+    def sorted(self, x: Tensor) -> Tensor:
+        """Return x [B, S, ..] with its tokens in this order."""
+        return x.take_along_dim(self.index.unsqueeze(-1), dim=1)
+
+    def restored(self, out: Tensor) -> Tensor:
+        """Return sorted tokens [B, S, ..] in the order of the row, with 0 for padding."""
+        out = out if self.real is None else out.masked_fill(~self.real.unsqueeze(-1), 0.0)
+        return out.take_along_dim(self.index.argsort(dim=-1).unsqueeze(-1), dim=1)
+
+
+def row_order(x: Tensor, padding: Tensor | None, documents: Tensor | None, continues: bool) -> RowOrder | None:
+    """Return the order of the tokens of x [B, S, ..], None if it is that of the rows; `continues`: a state has earlier tokens."""
+    check_token_masks(x.shape[0], x.shape[1], padding, documents)
+    if documents is not None and continues:
+        raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))
+    if padding is None and documents is None:
+        return None
+    index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+    for key in (documents, None if padding is None else ~padding):  # the later sort is the stronger one
+        if key is not None:
+            index = index.gather(-1, key.long().gather(-1, index).argsort(dim=-1, stable=True))
+    documents, padding = (None if each is None else each.gather(-1, index) for each in (documents, padding))
+    return RowOrder(index, documents, padding)
+
+
+def all_real(before: Tensor | None, earlier: int, order: RowOrder | None, x: Tensor) -> Tensor | None:
+    """Return which of `earlier` + S tokens are real, [B, earlier + S]; None if all are."""
+    new = None if order is None else order.real
+    if before is None and new is None:
+        return None
+    batch, seq = x.shape[:2]
+    old = torch.ones(batch, earlier, dtype=torch.bool, device=x.device) if before is None else before
+    return torch.cat((old, torch.ones(batch, seq, dtype=torch.bool, device=x.device) if new is None else new), dim=-1)
+
+
+def visible_keys(rows: int, columns: int, order: RowOrder | None, real: Tensor | None, device: torch.device) -> Tensor:
+    """Return which keys each query sees, [rows, columns] or [B, 1, rows, columns]: its own and earlier real ones of its document.
+
+    A padded query sees its own key, so that no softmax is over nothing; its output is not used.
+    """
+    visible = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
+    if order is not None and order.documents is not None:
+        visible = visible & (order.documents.unsqueeze(-1) == order.documents.unsqueeze(-2)).unsqueeze(1)
+    if real is not None:
+        own = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows).triu(columns - rows)
+        visible = visible & (real[:, None, None, :] | own)
+    return visible
+
+
+def head_sizes(model_dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:
+    """Return the numbers of heads and of heads of keys, and the width of a head, checked."""
+    integer("num_heads", num_heads, low=1)
+    shared = integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads, low=1, high=num_heads)
+    if num_heads % shared:
+        raise RopeError("num_kv_heads", f"must divide num_heads = {num_heads}", num_kv_heads)
+    if head_dim is None and model_dim % num_heads:
+        raise RopeError("head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim)
+    return num_heads, shared, integer("head_dim", model_dim // num_heads if head_dim is None else head_dim, low=1)
