@@ -10,15 +10,20 @@ from typing import Any
 
 #: commands that stand for one sign: <mi> for a letter, <mo> for an operator
 LETTERS = {
-    "alpha": "α", "beta": "β", "gamma": "γ", "Delta": "Δ", "zeta": "ζ", "theta": "θ", "lambda": "λ", "phi": "φ", "Phi": "Φ",
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "Delta": "Δ", "tau": "τ", "zeta": "ζ", "theta": "θ", "lambda": "λ",
+    "phi": "φ", "Phi": "Φ",
     "omega": "ω", "pi": "π", "infty": "∞", "ldots": "…", "cos": "cos", "sin": "sin", "log": "log", "ln": "ln", "max": "max",
-    "exp": "exp", "Re": "Re",
+    "min": "min", "exp": "exp", "Re": "Re",
 }  # fmt: skip
 SIGNS = {
     "langle": "⟨", "rangle": "⟩", "cdot": "·", "otimes": "⊗", "times": "×", "le": "≤", "ge": "≥", "sum": "∑", "pm": "±",
-    "lceil": "⌈", "rceil": "⌉", "bmod": "mod", "top": "⊤", "quad": "\u2003", ",": "\u2009",
+    "lceil": "⌈", "rceil": "⌉", "lfloor": "⌊", "rfloor": "⌋", "lvert": "|", "rvert": "|", "leftarrow": "←", "bmod": "mod",
+    "top": "⊤", "quad": "\u2003", ",": "\u2009",
 }  # fmt: skip
-TOKEN = re.compile(r"\\(?P<command>[A-Za-z]+|,)|(?P<number>\d+(?:[.,]\d+)*)|(?P<letter>[A-Za-z])|(?P<sign>[^\s])")
+NO_BREAK = "\u00a0"
+TOKEN = re.compile(
+    r"\\text\{(?P<text>[^{}]*)\}|\\(?P<command>[A-Za-z]+|,)|(?P<number>\d+(?:[.,]\d+)*)|(?P<letter>[A-Za-z])|(?P<sign>[^\s])"
+)
 
 
 class FormulaError(ValueError):
@@ -63,6 +68,8 @@ def _atom(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
         if len(tokens) < 2:
             raise FormulaError(f"nothing after {kind}")
         scripts[kind], tokens = _element(tokens[1:])
+    if base == f"<mo>{SIGNS['sum']}</mo>" and "_" in scripts:
+        return f"<munder>{base}{scripts['_']}</munder>", tokens
     if len(scripts) == 2:
         return f"<msubsup>{base}{scripts['_']}{scripts['^']}</msubsup>", tokens
     for kind, tag in (("_", "msub"), ("^", "msup")):
@@ -75,6 +82,9 @@ def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
     first, rest = tokens[0], tokens[1:]
     if first["sign"] == "{":
         return _row(rest, until="}")
+    if first["text"] is not None:
+        words = escape(first["text"]).replace(" ", NO_BREAK)  # a space at an end would not be drawn
+        return f"<mtext>{words}</mtext>", rest
     if first["command"] is None:
         kind, tag = next((kind, tag) for kind, tag in (("number", "mn"), ("letter", "mi"), ("sign", "mo")) if first[kind])
         return f"<{tag}>{escape(first[kind].replace('-', '−'))}</{tag}>", rest
@@ -83,7 +93,7 @@ def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
         return f"<mi>{LETTERS[name]}</mi>", rest
     if name in SIGNS:
         return f"<mo>{SIGNS[name]}</mo>", rest
-    if name in ("frac", "sqrt", "overline"):
+    if name in ("frac", "sqrt", "overline", "bar"):
         parts = []
         for _ in range(2 if name == "frac" else 1):
             part, rest = _element(rest)
@@ -100,7 +110,9 @@ def setup(app: Any) -> dict[str, bool]:
         def draw(translator: Any, node: Any) -> None:
             from docutils import nodes
 
-            translator.body.append(mathml(node.astext(), block=block))
+            formula = mathml(node.astext(), block=block)
+            # a formula wider than the page scrolls, and the page does not
+            translator.body.append(f'<div class="formula">{formula}</div>' if block else formula)
             raise nodes.SkipNode
 
         return draw
