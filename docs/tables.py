@@ -218,7 +218,8 @@ def main() -> None:
 
     chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")
     chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
-    for name in ("gpu", "cpu"):
+    chart.projection_chart(rows.read(RESULTS / "h200_projection.jsonl"), DOCS / "images" / "projection.png")
+    for name in ("gpu", "cpu", "projection"):
         reduced(DOCS / "images" / f"{name}.png")
     print(encodings, benchmarks, peers, lab, inspect, families, engines, sep="\n")
 

@@ -77,3 +77,25 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(ncols=5, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
     figure.savefig(path, dpi=DPI)
+
+
+def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw what each way to rotate adds to the time of the QKV product, in per cent, by the number of tokens."""
+    from matplotlib.figure import Figure
+
+    ways = {"product, then rotation": "#999999", "rotation inside": "#0072B2", "norm, rotation and cache inside": "#E69F00"}
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    title = "What the rotation adds to the time of the QKV product of Llama-3-8B on a GPU: lower is better"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=11)
+    axis = figure.subplots()
+    counts = sorted({row["rows"] for row in rows})
+    for way, colour in ways.items():
+        over = {row["rows"]: row["over_percent"] for row in rows if row["way"] == way}
+        heights = [over.get(count, float("nan")) for count in counts]  # a line ends where there is no kernel
+        axis.plot(range(len(counts)), heights, color=colour, marker="o", label=way)
+    axis.axhline(0, color="#444444", linewidth=0.8, linestyle="--")
+    axis.set_xticks(range(len(counts)), [f"{count:,}" for count in counts])
+    axis.set(xlabel="tokens", ylabel="% over the product alone")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=DPI)
