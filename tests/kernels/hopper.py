@@ -24,6 +24,21 @@ def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str
     return triton.compile(ASTSource(kernel, signature, constants, attributes), target=hopper, options=found.__dict__)
 
 
+class CompileInstead:
+    """Stands where a kernel is launched, compiles it for sm_90 with the launch's arguments, and keeps (name, compiled)."""
+
+    def __init__(self, kernel: Any, built: list[tuple[str, Any]], **changed: Any) -> None:
+        self.kernel, self.built, self.changed = kernel, built, changed
+
+    def __getitem__(self, grid: Any) -> CompileInstead:
+        return self
+
+    def __call__(self, *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
+        given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | constants | self.changed
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        self.built.append((self.kernel.fn.__name__, compile_for_hopper(self.kernel, given, options)))
+
+
 def machine_code(built: Any, folder: Path, *what: str) -> str:
     """What cuobjdump says of a compiled kernel."""
     import triton

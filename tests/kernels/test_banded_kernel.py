@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hopper import compile_for_hopper, registers_and_spills
+from hopper import CompileInstead, registers_and_spills
 
 from ropewalk.attention import lse
 from ropewalk.attention.backends import Call
@@ -67,22 +67,10 @@ def test_what_it_cannot_run_goes_to_plain_torch(monkeypatch):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
-    built = []
-
-    class Compiled:
-        def __init__(self, function):
-            self.function = function
-
-        def __getitem__(self, grid):
-            return self
-
-        def __call__(self, *arguments, num_warps, num_stages, **constants):
-            by_name = dict(zip(self.function.arg_names, arguments, strict=False)) | constants | {"TILES": 0}
-            options = {"num_warps": num_warps, "num_stages": num_stages}
-            built.append(compile_for_hopper(self.function, by_name, options))
-
-    monkeypatch.setattr(api, "_kernel", Compiled)
+    built: list = []
+    monkeypatch.setattr(api, "_kernel", lambda kernel: CompileInstead(kernel, built, TILES=0))
     lse.run_triton(calls(SelfExtend(4, 64), 1, 6, 2, 256, head_dim, head_dim, torch.bfloat16)[1])
-    assert registers_and_spills(built[0], tmp_path)[1] == 0
-    assert built[0].metadata.shared <= 232_448  # what one multiprocessor of a Hopper has
-    assert "wgmma" in built[0].asm["ptx"]
+    ((_, code),) = built
+    assert registers_and_spills(code, tmp_path)[1] == 0
+    assert code.metadata.shared <= 232_448  # what one multiprocessor of a Hopper has
+    assert "wgmma" in code.asm["ptx"]

@@ -47,61 +47,44 @@ def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
     assert pick_splits(64, 8, 1 << 20, device) == 1
 
 
-class Compiler:
-    """Stands where a kernel is launched, compiles it for the call's arguments instead, and notes the bytes that it spills."""
-
-    def __init__(self, kernel, folder, spilled, changed=()):
-        self.kernel, self.folder, self.spilled, self.changed = kernel, folder, spilled, dict(changed)
-
-    def __getitem__(self, grid):
-        from hopper import compile_for_hopper, registers_and_spills
-
-        def compile_call(*arguments, **named):
-            options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
-            given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named | self.changed
-            built = compile_for_hopper(self.kernel, given, options)
-            self.spilled[len(self.spilled), self.kernel.__name__] = registers_and_spills(built, self.folder)[1]
-
-        return compile_call
-
-
 @needs_triton_3_6
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("stored", [False, True])
 def test_the_product_of_many_tokens_has_no_spills(tmp_path, layout, stored):
+    from hopper import CompileInstead, registers_and_spills
+
     import ropewalk as rw
     from ropewalk.kernels.fused import KVSlots, QKNorm
     from ropewalk.kernels.fused.api import checked_call
     from ropewalk.kernels.prefill import kernel, launch
 
-    spilled: dict[tuple[int, str], int] = {}
+    built: list = []
     zeros = partial(torch.zeros, dtype=torch.bfloat16)
     cache = KVSlots(zeros(256, 2, 128), zeros(256, 2, 128)) if stored else None
     index, norm = torch.zeros(256, dtype=torch.int64), QKNorm(zeros(128), zeros(128)) if stored else None
     spec = rw.RopeSpec(128, layout=layout)
     call, _ = checked_call(zeros(256, 1024), None, None, spec, index, (4, 2), norm, cache, index if stored else None, None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "qkv_tiles", Compiler(kernel.qkv_tiles, tmp_path, spilled, {"QUICK": True}))
+        patch.setattr(kernel, "qkv_tiles", CompileInstead(kernel.qkv_tiles, built, QUICK=True))
         launch.run(zeros(256, 512), zeros(1024, 512), zeros(1024) if stored else None, call)
-    assert list(spilled.values()) == [0]
+    assert [registers_and_spills(code, tmp_path)[1] for _, code in built] == [0]
 
 
 @needs_triton_3_6
 def test_the_machine_code_has_no_spills(tmp_path):
+    from hopper import CompileInstead, registers_and_spills
+
     import ropewalk as rw
     from ropewalk.kernels.decode import launch
     from ropewalk.kernels.decode.workspace import Workspace
     from ropewalk.kernels.fused import KVSlots, QKNorm
 
-    spilled: dict[tuple[int, str], int] = {}
-    compiler = partial(Compiler, folder=tmp_path, spilled=spilled, changed={"PDL": True})
-
-    def zeros(*sizes):
-        return torch.zeros(*sizes, dtype=torch.bfloat16)
+    built: list = []
+    zeros = partial(torch.zeros, dtype=torch.bfloat16)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_PRODUCT", "_QKV", "_ATTEND"):
-            patch.setattr(launch, name, compiler(getattr(launch, name)))
+            patch.setattr(launch, name, CompileInstead(getattr(launch, name), built, PDL=True))
         weight, norm = zeros(6144, 4096), launch.Norm(zeros(4096), 1e-6)
         keys = zeros(1, 8, 256, 128)
         cache = KVSlots(keys.transpose(1, 2), keys.clone().transpose(1, 2))
@@ -118,5 +101,6 @@ def test_the_machine_code_has_no_spills(tmp_path):
         launch.qkv_product(zeros(1, 4096), weight, zeros(1, 32, 128), small, index[:1], index[:1], rw.RopeSpec(128))
         q, workspace = zeros(1, 32, 128), Workspace(1, 32, 8, 128, splits=4, device=index.device)
         launch.attend(q, keys, keys, q.clone(), index[:1], index[:1], 0.1, workspace)
+    spilled = [(name, registers_and_spills(code, tmp_path)[1]) for name, code in built]
     assert len(spilled) == 7
-    assert not any(spilled.values()), spilled
+    assert not any(count for _, count in spilled), spilled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hopper import compile_for_hopper, registers_and_spills
+from hopper import CompileInstead, registers_and_spills
 
 import ropewalk as rw
 from ropewalk.attention import linear_attention
@@ -28,30 +28,16 @@ def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float16, 64)], ids=str)
 def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
     """Every kernel, with the arguments one real call gives it; a wide head spills and is fastest so, others hardly do."""
-    built = {}
-
-    class Compiled:
-        def __init__(self, function):
-            self.function = function
-
-        def __getitem__(self, grid):
-            return self
-
-        def __call__(self, *arguments, num_warps, num_stages, **constants):
-            by_name = dict(zip(self.function.arg_names, arguments, strict=False)) | constants
-            if dtype == torch.bfloat16:
-                by_name["OPERAND"] = triton.language.bfloat16
-            options = {"num_warps": num_warps, "num_stages": num_stages}
-            built[self.function.fn.__name__] = compile_for_hopper(self.function, by_name, options)
-
-    monkeypatch.setattr(kernels, "_kernel", Compiled)
+    built: list = []
+    operand = {"OPERAND": triton.language.bfloat16} if dtype == torch.bfloat16 else {}
+    monkeypatch.setattr(kernels, "_kernel", lambda kernel: CompileInstead(kernel, built, **operand))
     monkeypatch.setattr(kernels, "has_sine_unit", lambda x: True)
     rows = head_dim + (feature == "cosine")
     x = torch.empty(1, 16, 256, head_dim, dtype=dtype)
     call = kernels.LinearCall(rw.RopeSpec(head_dim), feature, torch.arange(256)[None], None, 1e-6)
     scale = torch.ones(()) if feature == "cosine" else None
     kernels.run(x, x, x, torch.zeros(1, 16, rows, head_dim), torch.zeros(1, 16, rows), scale, call)
-    assert list(built) == ["segment_sums", "segment_out"]
+    assert [name for name, _ in built] == ["segment_sums", "segment_out"]
     if head_dim <= 64:
-        assert all(registers_and_spills(kernel, tmp_path)[1] <= 64 for kernel in built.values())
-    assert all(kernel.metadata.shared <= 232_448 for kernel in built.values())  # what one multiprocessor of a Hopper has
+        assert all(registers_and_spills(code, tmp_path)[1] <= 64 for _, code in built)
+    assert all(code.metadata.shared <= 232_448 for _, code in built)  # what one multiprocessor of a Hopper has
