@@ -46,13 +46,14 @@ class PackedAttention(Attention):
             return None
         if cache is not None and not cache.keeps_rotated(self.encoding):
             return None
-        if self.why_not_together(x) is not None:
+        encoding, q_norm, k_norm = self.encoding, self.q_norm, self.k_norm
+        if not isinstance(encoding, Rotary) or self.why_not_together(x) is not None:
             return None
         norm = None
-        if isinstance(self.q_norm, nn.RMSNorm):
-            norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps or 0.0)
+        if isinstance(q_norm, nn.RMSNorm) and isinstance(k_norm, nn.RMSNorm):
+            norm = QKNorm(q_norm.weight, k_norm.weight, q_norm.eps or 0.0)
         heads = qkv_norm_rope(
-            x, self.qkv_proj.weight, self.qkv_proj.bias, spec=self.encoding.rope.spec, positions=positions,
+            x, self.qkv_proj.weight, self.qkv_proj.bias, spec=encoding.rope.spec, positions=positions,
             heads=(self.num_heads, self.num_kv_heads), norm=norm,
         )  # fmt: skip
         q, k, v = (t.transpose(1, 2) for t in heads)

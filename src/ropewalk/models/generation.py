@@ -149,10 +149,10 @@ def steps(
             return
         ends = None if stops is None else torch.tensor(stops, device=inputs.device)
         logits = _last_logits(model, inputs, padding, caches)
-        step = None
+        step: Any = None
         for index in range(max_new_tokens):
-            picked = index > 0 and step is not None and sampling.greedy  # by the step itself
-            new = step.token.clone() if picked else sampling.pick(logits, seen, generator)
+            picked = step.token.clone() if step is not None and sampling.greedy else None  # by the step itself
+            new = sampling.pick(logits, seen, generator) if picked is None else picked
             if ends is not None:
                 new = torch.where(done, filler, new)
                 done = done | torch.isin(new, ends)
@@ -167,7 +167,7 @@ def steps(
                 step.start(caches)
             if step is not None:
                 # starts before the host waits for `all_done`, so the GPU is never idle
-                logits = step(None if picked and ends is None else new)
+                logits = step(new if picked is None or ends is not None else None)
             if all_done is not None and all_done():
                 return
             if step is not None:
