@@ -20,6 +20,8 @@ SIGNS = {
     "lceil": "⌈", "rceil": "⌉", "lfloor": "⌊", "rfloor": "⌋", "lvert": "|", "rvert": "|", "leftarrow": "←", "bmod": "mod",
     "top": "⊤", "quad": "\u2003", ",": "\u2009",
 }  # fmt: skip
+#: brackets keep the size of the letters, as in LaTeX
+BRACKETS = "()[]|⟨⟩⌈⌉⌊⌋"
 NO_BREAK = "\u00a0"
 TOKEN = re.compile(
     r"\\text\{(?P<text>[^{}]*)\}|\\(?P<command>[A-Za-z]+|,)|(?P<number>\d+(?:[.,]\d+)*)|(?P<letter>[A-Za-z])|(?P<sign>[^\s])"
@@ -87,12 +89,12 @@ def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
         return f"<mtext>{words}</mtext>", rest
     if first["command"] is None:
         kind, tag = next((kind, tag) for kind, tag in (("number", "mn"), ("letter", "mi"), ("sign", "mo")) if first[kind])
-        return f"<{tag}>{escape(first[kind].replace('-', '−'))}</{tag}>", rest
+        return _sign(first[kind]) if tag == "mo" else f"<{tag}>{first[kind]}</{tag}>", rest
     name = first["command"]
     if name in LETTERS:
         return f"<mi>{LETTERS[name]}</mi>", rest
     if name in SIGNS:
-        return f"<mo>{SIGNS[name]}</mo>", rest
+        return _sign(SIGNS[name]), rest
     if name in ("frac", "sqrt", "overline", "bar"):
         parts = []
         for _ in range(2 if name == "frac" else 1):
@@ -101,6 +103,12 @@ def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
         tag = {"frac": "mfrac", "sqrt": "msqrt"}.get(name)
         return (f"<{tag}>{''.join(parts)}</{tag}>" if tag else f"<mover>{parts[0]}<mo>‾</mo></mover>"), rest
     raise FormulaError(f"unknown command \\{name}")
+
+
+def _sign(sign: str) -> str:
+    """Return the element of an operator or a bracket."""
+    size = ' stretchy="false"' if sign in BRACKETS else ""
+    return f"<mo{size}>{escape(sign.replace('-', '−'))}</mo>"
 
 
 def setup(app: Any) -> dict[str, bool]:

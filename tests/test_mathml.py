@@ -31,6 +31,10 @@ def bare(formula: str) -> str:
         (r"\sqrt{a<b}", "<math><msqrt><mrow><mi>a</mi><mo>&lt;</mo><mi>b</mi></mrow></msqrt></math>"),
         ("0.1", "<math><mn>0.1</mn></math>"),
         (r"\text{the part <} x", "<math><mrow><mtext>the\u00a0part\u00a0&lt;</mtext><mi>x</mi></mrow></math>"),
+        (
+            "(x)^2",
+            '<math><mrow><mo stretchy="false">(</mo><mi>x</mi><msup><mo stretchy="false">)</mo><mn>2</mn></msup></mrow></math>',
+        ),
         (r"\sum_j a", "<math><mrow><munder><mo>∑</mo><mi>j</mi></munder><mi>a</mi></mrow></math>"),
         (r"\bar{k}_i", "<math><msub><mover><mi>k</mi><mo>‾</mo></mover><mi>i</mi></msub></math>"),
     ],
