@@ -62,8 +62,10 @@ class Reader:
         hidden, targets = self.hidden(tokens)[:, :-1], tokens[:, 1:]
         found = torch.empty(targets.shape, device=self.device)
         for part in _parts(targets.shape[1], MAX_LOGITS // (self.vocab_size * tokens.shape[0])):
-            logits = self.head(hidden[:, part]).float()
-            found[:, part] = F.cross_entropy(logits.transpose(1, 2), targets[:, part], reduction="none")
+            logits = self.head(hidden[:, part]).float().flatten(0, 1)
+            # rows of logits, because cross entropy of [B, vocabulary, S] is many times slower on a GPU
+            losses = F.cross_entropy(logits, targets[:, part].flatten(), reduction="none")
+            found[:, part] = losses.unflatten(0, (len(tokens), -1))
         return found.cpu()
 
     @torch.no_grad()
