@@ -5,6 +5,7 @@ The encodings are measured now; benchmarks are read from `results/`, with their 
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import Counter
@@ -14,6 +15,8 @@ from typing import Any
 from ropewalk.analysis import GUIDE
 from ropewalk.analysis.comparison import as_markdown, compare
 from ropewalk.bench import chart, rows, tables
+from ropewalk.interop.fit import summary
+from ropewalk.interop.fit.session import FACTS, ROWS
 from ropewalk.lab.guide import EVIDENCE, evidence
 from ropewalk.lab.published import compared
 from ropewalk.lab.report import read_results
@@ -33,7 +36,8 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "h200_extend": (3, ("ntk-zero-shot", "interpolation", "yarn", "longrope")), "h200_base": (1, ("base-ablation",)),
     "h200_norms": (1, ("norm-ablation",)), "h200_passkey": (1, ("drope-needle",)), "h200_mlm_lengths": (1, ("roformer-stages",)),
     "h200_matching": (1, ("roformer-cail",)), "h200_migrate": (2, ()),
-    "h200_multimodal": (1, ()), "cpu_relative": (1, ()), "cpu_precision": (1, ()),
+    "h200_multimodal": (1, ()), "h200_real_passkey": (2, ()), "h200_real_precision": (1, ()), "h200_real_kv": (1, ()),
+    "cpu_relative": (1, ()), "cpu_precision": (1, ()),
 }  # fmt: skip
 #: verdicts of tests/interop/family_walk.py that may be committed
 FAMILY_VERDICTS = ("equal", "refused", "no rotation", "unused", "not built")
@@ -43,6 +47,8 @@ TUTORIALS = {
     "tutorial.md": "Not yet measured on a GPU; run `ropewalk lab run {} --preset gpu`.",
     "zh/tutorial.md": "尚未在 GPU 上测量；请运行 `ropewalk lab run {} --preset gpu`。",  # noqa: RUF001 - full-width punctuation is right in Chinese
 }
+#: what `ropewalk fit` measured on SmolLM2
+FIT = "h200_fit"
 START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
 
@@ -182,9 +188,21 @@ def _engine_cell(row: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def fit_block(folder: Path) -> str:
+    """The table of a fit and its recommendation, from its committed rows."""
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    columns, cells = summary.table(rows.read(folder / ROWS), facts)
+    chosen = facts["recommended"]
+    lines = [f"Recommended: `{chosen['method']}`. {chosen['reason']}."]
+    lines += [f"No difference beyond the noise: {', '.join(chosen['equal'])}."] if chosen["equal"] else []
+    table, made = tables.markdown(columns, cells), facts["machine"]
+    return f"{summary.note(facts)}\n\n{table}\n{' '.join(lines)}\n\n{made['machine']}, {made['date']}.\n"
+
+
 def tutorial_page(text: str, missing: str) -> str:
     """A tutorial with the tables of every study on a pretrained model; `missing` is said where there are no rows of a GPU."""
-    parts = []
+    fitted = RESULTS / "lab" / FIT
+    parts = [f"### fit\n\n{fit_block(fitted)}"] if fitted.exists() else []
     for study in REAL:
         parts.append(f"### {study}\n\n{STUDIES[study].about}\n")
         runs = [folder for folder in (RESULTS / "lab" / f"{place}_{study}" for place in ("h200", "cpu")) if folder.exists()]

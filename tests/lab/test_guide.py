@@ -44,6 +44,13 @@ def bases() -> list[float]:
     return sorted({json.loads(line)["base"] for line in lines})
 
 
+def real_keys(method: str) -> list[str]:
+    """The share of pass keys that SmolLM2 found at lengths within and beyond 8,192."""
+    lengths = ((2000, 4000, 7800), (12000, 16000, 24000, 31000))
+    found = ([v for n in some for v in values("h200_real_passkey", "found", method=method, length=n)] for some in lengths)
+    return [f"{mean(each):.0%}" for each in found]
+
+
 def numbers_by_hand() -> dict[str, list[str]]:
     """Use -> the texts that its measured reason must contain, in this order."""
     base, four = {"length": 256}, {"factor": 4, "length": 1024}
@@ -60,6 +67,7 @@ def numbers_by_hand() -> dict[str, list[str]]:
         "long documents, trained model, no fine-tuning": [
             *(loss("h200_extend", method=m, tuned=0, **four) for m in ("dynamic_yarn", "none", "linear")),
             *(loss("h200_extend", method=m, tuned=0, factor=16, length=256) for m in ("dynamic_yarn", "yarn")),
+            *(share for m in ("dynamic_yarn", "dynamic", "yarn", "rerope") for share in real_keys(m)),
         ],
         "long documents, trained model, fine-tuning": [
             loss("h200_extend", method="yarn", tuned=40, **four),
@@ -71,6 +79,10 @@ def numbers_by_hand() -> dict[str, list[str]]:
         "code and retrieval": [
             *found,
             *(f"{values('cpu_precision', 'error', way=way, position=131_072)[0]:.1e}" for way in ("exact", "hf")),
+            *(
+                f"{mean(values('h200_real_precision', 'kl', rotation=r, dtype='bfloat16', length=8192, offset=0)):.2e}"
+                for r in ("ropewalk", "transformers")
+            ),
         ],
         "images and other grids": [
             f"{1 - mean(values('h200_multimodal', 'wrong', model=m, side=16)):.1%}" for m in ("rope_2d", "rope")

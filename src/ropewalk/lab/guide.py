@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ropewalk.errors import RopeError
@@ -48,13 +48,24 @@ def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
     return f"loss at 512, trained at 256: {', '.join(beyond)}; trained at 512: {_loss(trained_at_512, model='rope', length=512)}"
 
 
-def _zero_shot(extend: list[Row]) -> str:
+def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
     four = {m: _loss(extend, method=m, tuned=0, factor=4, length=1024) for m in ("dynamic_yarn", "none", "linear")}
     short = {m: _loss(extend, method=m, tuned=0, factor=16, length=256) for m in ("dynamic_yarn", "yarn")}
     return (
         f"loss at 4x {four['dynamic_yarn']} (no scaling {four['none']}, interpolation {four['linear']}); "
-        f"on short text {short['dynamic_yarn']}, as without scaling (YaRN with factor 16: {short['yarn']})"
+        f"on short text {short['dynamic_yarn']}, as without scaling (YaRN with factor 16: {short['yarn']}); SmolLM2 at 4x, "
+        f"pass keys found within and beyond the trained length: {_real_keys(keys, ('dynamic_yarn', 'dynamic', 'yarn', 'rerope'))}"
     )
+
+
+def _real_keys(keys: list[Row], names: Iterable[str]) -> str:
+    """Return the share of pass keys that a pretrained model found within and beyond its trained length, by method."""
+    found = []
+    for name in names:
+        own = select(keys, "found", method=name)
+        near, far = ([row["mean"] for row in own if (row["length"] > row["trained"]) == beyond] for beyond in (False, True))
+        found.append(f"{name} {sum(near) / len(near):.0%} and {sum(far) / len(far):.0%}")
+    return ", ".join(found)
 
 
 def _fine_tuned(extend: list[Row]) -> str:
@@ -63,16 +74,19 @@ def _fine_tuned(extend: list[Row]) -> str:
     return f"loss at 4x after 40 steps there {at['yarn'].mean:.3f}; {', '.join(others)}"
 
 
-def _retrieval(passkey: list[Row], precision: list[Row]) -> str:
+def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str:
     found = []
     for base in distinct(passkey, "found", "base"):
         shares = (select(passkey, "found", base=base, method="none", length=n) for n in (256, 512))
         near, far = (sum(r["mean"] for r in rows) / len(rows) for rows in shares)
         found.append(f"base {base:,.0f} {near:.1%} and {far:.1%}")
     errors = [_score(precision, "error", way=way, position=131_072).mean for way in ("exact", "hf")]
+    case = {"dtype": "bfloat16", "length": 8192, "offset": 0}
+    kl = [_score(real, "kl", rotation=rotation, **case).mean for rotation in ("ropewalk", "transformers")]
     return (
         f"pass keys found at the trained length and at twice that: {', '.join(found)}; "
-        f"error of cos and sin at token 131,072: exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}"
+        f"error of cos and sin at token 131,072: exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}; "
+        f"KL of SmolLM2 in bfloat16 to its float32 self at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}"
     )
 
 
@@ -101,9 +115,9 @@ def _norms(norms: list[Row]) -> str:
 EVIDENCE: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     "short text": (("h200_base",), _short_text),
     "long documents, new model": (("h200_base", "h200_encodings_512"), _new_model),
-    "long documents, trained model, no fine-tuning": (("h200_extend",), _zero_shot),
+    "long documents, trained model, no fine-tuning": (("h200_extend", "h200_real_passkey"), _zero_shot),
     "long documents, trained model, fine-tuning": (("h200_extend",), _fine_tuned),
-    "code and retrieval": (("h200_passkey", "cpu_precision"), _retrieval),
+    "code and retrieval": (("h200_passkey", "cpu_precision", "h200_real_precision"), _retrieval),
     "images and other grids": (("h200_multimodal",), _images),
     "any length, with attention limited to a window": (("h200_encodings",), _window),
     "a norm of q and k": (("h200_norms",), _norms),

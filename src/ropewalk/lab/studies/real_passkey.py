@@ -26,6 +26,11 @@ ALL = [
 ]  # fmt: skip
 #: within and beyond the trained length of SmolLM2, 8,192
 LENGTHS = [2_000, 4_000, 7_800, 12_000, 16_000, 24_000, 31_000]
+#: an earlier run on the same model with the same lengths (H200, bfloat16): pass keys found of 10 depths
+EARLIER = {
+    "none": (9, 10, 10, 0, 0, 0, 0), "linear": (0, 0, 0, 0, 0, 0, 0), "ntk": (9, 9, 8, 10, 8, 7, 3),
+    "dynamic": (9, 10, 10, 7, 10, 10, 8), "yarn": (0, 0, 1, 9, 10, 9, 7),
+}  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {**SOURCES["smoke"], "methods": ["none", "yarn"], "factor": 8.0, "depths": 2, "lengths": []},
     "cpu": {**SOURCES["cpu"], "methods": ["none", "yarn"], "factor": 4.0, "depths": 5, "lengths": [1900]},
@@ -70,7 +75,30 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     cells = [(name, *(_share(_values(rows, name, length)) for length in lengths)) for name in names]
     note = f"{len(places)} depths for each length; the model has to continue with the five digits. {source_note(facts)}"
     table = Table("Pass keys found", ("method", *(f"{length:,}" for length in lengths)), cells, note)
-    return Findings([table], {"real_passkey": _heat_map(rows, names, lengths, places)}, claims(rows, facts["trained"]))
+    tables = [table, *_earlier(rows, facts, lengths)]
+    return Findings(tables, {"real_passkey": _heat_map(rows, names, lengths, places)}, claims(rows, facts["trained"]))
+
+
+def _earlier(rows: list[Row], facts: dict[str, Any], lengths: list[int]) -> list[Table]:
+    """Return how many pass keys were found beside an earlier run, and whether the shares agree within two standard errors."""
+    if "smollm2" not in facts.get("model", "").lower() or lengths != LENGTHS:
+        return []
+    cells = []
+    for name, earlier in EARLIER.items():
+        ours = [_values(rows, name, length) for length in lengths]
+        if all(ours):
+            pairs = [((sum(own), len(own)), (count, 10)) for own, count in zip(ours, earlier, strict=True)]
+            far = [_in_errors(*pair) for pair in pairs]
+            cells.append((name, *(f"{a:.0f} of {n}, {b} of {m}" for (a, n), (b, m) in pairs), "yes" if max(far) <= 2 else "no"))
+    note = "Found here, then found earlier. Errors are those of shares with one key found and one missed added."
+    columns = ("method", *(f"{length:,}" for length in lengths), "within two errors")
+    return [Table("Beside an earlier run", columns, cells, note)] if cells else []
+
+
+def _in_errors(one: tuple[float, int], other: tuple[float, int]) -> float:
+    """Return the difference of two shares, (found, asked) each, in standard errors."""
+    (p, n), (q, m) = (((found + 1) / (asked + 2), asked + 2) for found, asked in (one, other))
+    return abs(p - q) / (p * (1 - p) / n + q * (1 - q) / m) ** 0.5
 
 
 def _values(rows: list[Row], name: str, length: int) -> list[float]:
