@@ -87,6 +87,7 @@ def _kernel(tokens: int, cache: KVSlots | None, any_size: bool) -> str | None:
 
 
 def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, gradients: bool) -> str | None:
+    """Return why the Triton kernel "few" or "many" does not support this call, or None if it does."""
     if kernel is None:
         return f"two launches are faster for {len(rows)} tokens"
     if torch.compiler.is_compiling():
@@ -105,7 +106,7 @@ def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | No
 
 
 def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple[int, int]) -> Any:
-    """Norm and rotate the packed product by a second launch."""
+    """Return what `qkv_norm_rope` returns, from the packed product: a second launch norms and rotates q and k."""
     options = {"spec": call.spec, "heads": heads, "norm": call.norm}
     positions = call.positions.unflatten(-1, shape)
     if call.cache is not None:
@@ -116,6 +117,7 @@ def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple
 
 
 def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspace: Workspace | None) -> Tensor:
+    """Return the queries [T, Hq, D] of few tokens, and fill the cache, with the kernel of a decode step."""
     from ropewalk.kernels.decode import launch
 
     assert call.cache is not None
@@ -131,10 +133,11 @@ def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspac
 
 
 class _Projection(torch.autograd.Function):
-    """The product with rotated heads of q and k. Its gradient rotates back, then is two products."""
+    """The product with rotated heads of q and k, without a norm; the gradient is rotated back and multiplied by weight and x."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+        """Return the packed product [T, N] with q and k rotated."""
         ctx.save_for_backward(rows, weight)
         ctx.call, ctx.has_bias = call, bias is not None
         return many_tokens.run(rows, weight, bias, call)
@@ -142,6 +145,7 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
+        """Return the gradients of rows, weight and bias, from `grad` with the heads of q and k rotated back."""
         from ropewalk.kernels.fused.launch import run_backward
 
         rows, weight = ctx.saved_tensors
@@ -166,5 +170,6 @@ def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, spec, positions, he
             raise RopeError(name, f"must be {x.dtype} on {x.device}, like x", [t.dtype, t.device])
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1] or (bias is not None and bias.shape != weight.shape[:1]):
         raise RopeError("weight", f"must be [N, {x.shape[-1]}], with a bias [N] or none", list(weight.shape))
+    # checked_call needs only the shape, so this is one row of memory expanded to all tokens
     packed = x.new_empty(weight.shape[0]).expand(*x.shape[:-1], -1)
     return checked_call(packed, None, None, spec, positions, heads, norm, cache, slots, None)

@@ -1,4 +1,4 @@
-"""Attention over a band of pairs with the log-sum-exp of its scores, in one Triton launch; `attention.lse` has its definition.
+"""Attention over a band of (query, key) pairs, and the log-sum-exp of its scores, in one launch; defined in `attention.lse`.
 
 Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
 """

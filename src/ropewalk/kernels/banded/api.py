@@ -1,4 +1,4 @@
-"""The launch of attention over a band of pairs: which calls the kernel supports, and its sizes."""
+"""The launch of attention over a band of (query, key) pairs: which calls the kernel supports, and its sizes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
 from ropewalk.kernels.support import power_of_two, why_no_triton
 
-#: queries of one program; the key ranges of a call are for blocks of so many queries
+#: queries of one program; a call has one range of keys for each block of so many queries
 ROWS = 128
-#: keys of one step for heads of up to 64 and of up to 128 dimensions; float32 operands need twice the room
+#: keys of one step for heads of up to 64 and of up to 128 dimensions; half as many for float32, whose tiles are twice as large
 KEYS = {64: 64, 128: 32}
 
 
 @dataclass(frozen=True, eq=False)
 class BandedCall:
-    """One call: q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], and which pairs it holds.
+    """One call: q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], and which keys each query sees.
 
     ranges    integer [2, blocks]: the first key and the end of the keys of each block of ROWS queries
-    causal    a query sees no key behind its own index plus `offset`
-    q_group, k_group  integer [1 or B, S]; low <= q_group - k_group < high, and None is no bound
+    causal    a query sees only keys up to its own index plus `offset`
+    q_group, k_group  integer [1 or B, S]: a query sees only keys with low <= q_group - k_group < high; None is no bound
     """
 
     q: Tensor
@@ -86,5 +86,6 @@ def _kernel(function: Any) -> Any:
 
 
 def _block(size: int) -> int:
+    """Return the tile width for `size` dims."""
     # tensor cores need sizes of at least 16
     return max(16, power_of_two(size))

@@ -1,4 +1,4 @@
-"""The Triton kernel of attention over a band of pairs. Importing this imports Triton."""
+"""The Triton kernel of attention over a band of (query, key) pairs. Importing this imports Triton."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def attend_band(
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, TILES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write softmax(scale q k^T) v and the log-sum-exp of the scores for ROWS queries of one head."""
+    """Write softmax(scale q k^T) v and the log-sum-exp of the scores for ROWS queries of one head.
+
+    GROUP is the number of query heads that share a key head; LOW and HIGH: `low` and `high` bound the difference of groups.
+    """
     block = blocks - 1 - tl.program_id(0)  # under causality the last blocks have the most keys, so they start first
     row = tl.program_id(1)
     batch, head = (row // heads).to(tl.int64), row % heads
@@ -36,6 +39,8 @@ def attend_band(
     group = tl.load(q_group + batch * q_group_batch + token, mask=live, other=0)
     k_group += batch * k_group_batch
     first, stop = tl.load(ranges + block), tl.load(ranges + blocks + block)
+    # one pass over the keys: `highest` is the highest score so far, `total` the sum of 2^(score - highest), `mixed` the sum of
+    # the values with these weights; a higher score in a later tile multiplies both sums by `kept`
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDTH_BLOCK], tl.float32)

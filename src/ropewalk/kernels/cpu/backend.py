@@ -92,10 +92,13 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     """
     levels = levels_of(request.spec, request.magnitude_power, request.key)
     positions = request.positions
+    # one library call rotates two tensors of one dtype by the same angles, computed from the two-level table
     if len(xs) != 2 or xs[0].dtype is not xs[1].dtype or not levels.for_both or not levels.words or request.key:
         return None
+    # in place with different layouts, `run` needs copies
     if outs[0] is xs[0] and request.layout_in != request.layout_out:
         return None
+    # the library reads int64 positions, and converting others would allocate at every call
     if positions is not None and positions.dtype is not torch.int64:
         return None
     shapes = shape_words(xs, outs, request)
@@ -107,6 +110,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     def run_prepared(
         q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive: Levels = levels
     ) -> bool:
+        """Rotate q and k by one library call; return False if a position is beyond the two-level table."""
         position_pointer = 0 if positions is None else positions.data_ptr()
         pointers = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset)
         rows = cached_rows(spec, magnitude_power, False, offset, seq) if consecutive and seq >= CACHED_ROWS_FROM else None

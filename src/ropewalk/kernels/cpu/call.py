@@ -111,7 +111,7 @@ def _shape_words(
     dtype: torch.dtype,
     *shapes: tuple[int, ...],
 ) -> bytes:
-    """Pack the arguments; `shapes` holds the sizes, the strides of x and the strides of y of each tensor."""
+    """Return the packed arguments; `shapes` holds the sizes, the strides of x and the strides of y of each tensor."""
     ndim = len(shapes[0])
     axes = (-1 if axis is None else axis for axis in token_axes(ndim, seq_dim))
     words = (len(shapes) // 3, ndim, DTYPES[dtype], LAYOUTS[layout_in], LAYOUTS[layout_out], back, start, pairs, *axes)

@@ -26,8 +26,8 @@ def attend(
     divided among SPLITS programs. Each stores its part; the last to arrive adds them up in the order of the parts, so the
     result does not depend on which one is last.
     """
-    pair, split = tl.program_id(0), tl.program_id(1)
-    row, head = pair // K_HEADS, pair % K_HEADS
+    row_and_head, split = tl.program_id(0), tl.program_id(1)
+    row, head = row_and_head // K_HEADS, row_and_head % K_HEADS
     member = tl.arange(0, GROUP_BLOCK)[:, None]
     dim = tl.arange(0, DIM_BLOCK)[None, :]
     inside = (member < GROUP) & (dim < HEAD_DIM)
@@ -45,6 +45,8 @@ def attend(
     query = tl.load(q + row.to(tl.int64) * q_row + (head * GROUP + member) * q_head + dim, mask=inside, other=0.0)
     k += row.to(tl.int64) * k_row + head.to(tl.int64) * k_head
     v += row.to(tl.int64) * v_row + head.to(tl.int64) * v_head
+    # one pass over the keys: `highest` is the highest score so far, `total` the sum of 2^(score - highest), `mixed` the sum of
+    # the values with these weights; a higher score in a later tile multiplies both sums by `shrink`
     highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
@@ -68,20 +70,21 @@ def attend(
         highest = now_highest
     heads = tl.arange(0, GROUP_BLOCK)
     if SPLITS > 1:
-        place = pair * SPLITS + split
+        place = row_and_head * SPLITS + split
         tl.store(partial + (place * GROUP + member) * HEAD_DIM + dim, mixed, mask=inside)
         at = statistics + (place * GROUP + heads) * 2
         tl.store(at, highest, mask=heads < GROUP)
         tl.store(at + 1, total, mask=heads < GROUP)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        if tl.atomic_add(arrived + pair, 1, sem="acq_rel") < SPLITS - 1:
+        tl.debug_barrier()  # every thread must have stored its part before one of them increments the counter
+        if tl.atomic_add(arrived + row_and_head, 1, sem="acq_rel") < SPLITS - 1:
             return
-        tl.store(arrived + pair, 0)
+        # this is the last program: reset the counter for the next launch, then add up the parts
+        tl.store(arrived + row_and_head, 0)
         highest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_BLOCK], tl.float32)
         mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
         for other in range(SPLITS):
-            place = pair * SPLITS + other
+            place = row_and_head * SPLITS + other
             at = statistics + (place * GROUP + heads) * 2
             its_highest = tl.load(at, mask=heads < GROUP, other=float("-inf"), cache_modifier=".cg")
             now_highest = tl.maximum(highest, its_highest)

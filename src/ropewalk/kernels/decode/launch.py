@@ -83,6 +83,7 @@ def qkv_product(
     """
     rows, depth = x.shape
     if tile is None and norm is None and rows > MOST_TOKENS:
+        # for more tokens the library's product and a second launch are faster
         heads = (q_out.shape[1], cache.k.shape[-2])
         packed = F.linear(x, weight, bias)
         qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=head_norm, cache=cache, slots=slots, q_out=q_out)

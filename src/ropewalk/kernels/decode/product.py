@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ropewalk.kernels.triton.pairs import load, store
 
-#: values of FINISH: store the product; add the residual; silu(first) * second
+#: values of FINISH: store the product; add the residual to it; multiply silu(first half) by the second half
 STORE = tl.constexpr(0)
 ADD = tl.constexpr(1)
 GATE = tl.constexpr(2)

@@ -74,7 +74,7 @@ def _finish(
     INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, HEAD_NORM: tl.constexpr, HEAD_WEIGHT: tl.constexpr,
     PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate pairs of one head of q or k, and store them; pairs of v are stored as they are."""
+    """Store pairs of one head: those of q and k normed and rotated, those of v unchanged; k and v go to their cache slots."""
     live = pair < HEAD_DIM // 2
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     is_query = head < Q_HEADS
@@ -158,10 +158,11 @@ def qkv_product(
             rows_of_head = partial + (place * ROWS + tl.arange(0, ROWS)[:, None]) * HEAD_DIM
             tl.store(rows_of_head + pair, first, mask=live)
             tl.store(rows_of_head + HALF + pair, second, mask=live)
-            tl.debug_barrier()  # all threads have stored before one of them says so
+            tl.debug_barrier()  # every thread must have stored its part before one of them increments the counter
             if tl.atomic_add(arrived + place, 1, sem="acq_rel") < PARTS - 1:
                 return
             tl.store(arrived + place, 0)
+            # this is the last program of the head: it loads all pairs, norms, rotates and stores them
             every = tl.arange(0, HALF_BLOCK)[None, :]
             all_first = tl.load(rows_of_head + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
             all_second = tl.load(rows_of_head + HALF + every, mask=every < HALF, other=0.0, cache_modifier=".cg")

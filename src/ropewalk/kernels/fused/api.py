@@ -75,6 +75,7 @@ def why_not(*args, **kwargs) -> str | None:
 
 
 def _pick_backend(call: Call, backend: str | None) -> str:
+    """Return "triton" or "definition": the given backend if it supports the call, the better one if None is given."""
     if backend is None:
         # torch.compile can fuse plain torch operations, but not a Triton launch
         return "definition" if torch.compiler.is_compiling() or why_not_kernel(call) else "triton"
@@ -84,6 +85,7 @@ def _pick_backend(call: Call, backend: str | None) -> str:
 
 
 def _run(call: Call, backend: str, config: Config | None) -> None:
+    """Write the outputs of the call with the given backend."""
     if backend == "definition":
         definition.run(call)
         return
@@ -93,6 +95,7 @@ def _run(call: Call, backend: str, config: Config | None) -> None:
 
 
 def _differentiable(call: Call, backend: str, config: Config | None) -> tuple[Tensor, Tensor]:
+    """Return the normalised and rotated q and k, with gradients to q, k and the weights of the norm."""
     q_weight, k_weight = call.weights
     if torch.compiler.is_compiling():
         q, k = definition.norm_and_rotate(call, call.q, False), definition.norm_and_rotate(call, call.k, True)
@@ -105,6 +108,7 @@ class _NormRope(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, q_weight, k_weight, call: Call, backend: str, config: Config | None):
+        """Return the normalised and rotated q and k. `call` has the weights too; as arguments they get gradients."""
         filled = replace(call, q=q, k=k, q_out=torch.empty_like(q), k_out=torch.empty_like(k))
         _run(filled, backend, config)
         ctx.save_for_backward(q, k, q_weight, k_weight, call.positions)
@@ -115,7 +119,9 @@ class _NormRope(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, q_grad: Tensor, k_grad: Tensor):
+        """Return the gradients of q, k and the two weights; the last three arguments of `forward` have none."""
         q, k, q_weight, k_weight, positions = ctx.saved_tensors
+        # put the saved tensors back into the call: autograd checks that they were not changed in place
         norm = None if ctx.call.norm is None else replace(ctx.call.norm, q_weight=q_weight, k_weight=k_weight)
         call = replace(ctx.call, q=q, k=k, norm=norm, positions=positions)
         if ctx.backend == "definition":
@@ -123,6 +129,7 @@ class _NormRope(torch.autograd.Function):
         else:
             from ropewalk.kernels.fused import launch
 
+            # the kernel reads heads whose last dimension is contiguous
             q_grad, k_grad = (g if g.stride(-1) == 1 else g.contiguous() for g in (q_grad, k_grad))
             weight_grad = q_weight is not None and any(ctx.needs_input_grad[2:4])
             dq, dk, dq_weight, dk_weight = launch.run_backward(call, q_grad, k_grad, weight_grad)
@@ -187,6 +194,7 @@ def _unpack(q: Tensor, k: Tensor | None, v: Tensor | None, heads: tuple[int, int
 
 
 def _check_latent_norm(norm: LatentNorm, spec: RopeSpec, device: torch.device, cache: KVSlots | None) -> None:
+    """Raise an error if the norm of a latent does not fit the spec or the device, or if there is no cache."""
     width = spec.rotary_start
     if width + 2 * spec.pairs != spec.head_dim or not width:
         raise RopeError("norm", "of a latent needs a spec that rotates the end of the head", [spec.rotary_start, spec.rotary_dim])
@@ -197,6 +205,7 @@ def _check_latent_norm(norm: LatentNorm, spec: RopeSpec, device: torch.device, c
 
 
 def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:
+    """Raise an error if the cache does not have the heads, head_dim and device of k and v."""
     if cache.k.shape[-2:] != k.shape[-2:] or v.shape[-2:] != k.shape[-2:] or cache.k.device != k.device:
         rule = f"must be [..., {k.shape[-2]} heads, {k.shape[-1]}] on {k.device}, like k and v"
         raise RopeError("cache", rule, [list(cache.k.shape), list(v.shape), cache.k.device])
@@ -221,6 +230,7 @@ def _flatten(x: Tensor) -> Tensor:
 
 
 def _out(q: Tensor, q_out: Tensor | None) -> Tensor:
+    """Return the tensor [T, H, D] that gets the result of q: a view of `q_out`, or a new one if that is None."""
     if q_out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = _flatten(q_out)
@@ -230,8 +240,10 @@ def _out(q: Tensor, q_out: Tensor | None) -> Tensor:
 
 
 def _unflatten(x, shape: tuple[int, ...]) -> Tensor:
+    """Return x [T, H, D] with its token axis divided into the original token axes."""
     return x if len(shape) == 1 else x.unflatten(0, shape)
 
 
 def _shown(sizes: tuple[int, ...]) -> str:
+    """Return sizes as the beginning of a shape in an error message, such as "2, 16, "."""
     return "".join(f"{size}, " for size in sizes)

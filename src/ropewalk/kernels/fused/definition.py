@@ -170,9 +170,9 @@ class Call:
 def run(call: Call) -> None:
     """Compute the outputs of a call and write them to `q_out`, `k_out` and the cache."""
     q, k = (norm_and_rotate(call, x, key) for x, key in ((call.q, False), (call.k, True)))
-    for out, wide in ((call.q_out, q), (call.k_out, k)):
+    for out, result in ((call.q_out, q), (call.k_out, k)):
         if out is not None:
-            out.copy_(wide)
+            out.copy_(result)  # rounds to the dtype of out
     if call.cache is not None:
         _write(call.cache, k, call.v, call.slots)  # type: ignore[arg-type]  # given if a cache is
 
@@ -212,6 +212,7 @@ def backward(call: Call, grad: Tensor, key: bool) -> tuple[Tensor, Tensor | None
 
 
 def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
+    """Return 1 / sqrt(mean(x^2) + eps) over the last dimension, which is kept with size 1."""
     return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
@@ -225,6 +226,7 @@ def _factor(call: Call, key: bool, dtype: torch.dtype) -> Tensor | float:
 
 
 def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
+    """Return the rotation of heads [T, H, D] by cos and sin as a request."""
     return TableRequest(cos, sin, -3, spec.layout, spec.layout_out, start=spec.rotary_start)  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ def _side(
     HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
     SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
-    """Load the heads that `rows` [TOKENS, HEADS, 1] points to and return them normalised and rotated: (first, second, rest)."""
+    """Return heads of q or of k, normalised and rotated, as (first, second, rest); `rows` [TOKENS, HEADS, 1] points to them."""
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
     if LATENT:
@@ -75,6 +75,12 @@ def forward(
     Programs with the same tokens have adjacent ids. A program has heads of one tensor only, so every warp reads and writes
     whole rows, also of a cache with scattered slots. Outputs may alias inputs, so all loads come before the first store:
     the compiler cannot move a load before a store.
+
+    HEAD, WEIGHT        the sizes of a head and the kind of its weight, as in tiles.py
+    BLOCK_Q, BLOCK_K    heads of q, and of k or v, in one program
+    KEEP_K, VALUES      also write k to `k_out`; also store v in its cache
+    SPREAD, QUICK       compute the angles once per head; use the GPU's sine instruction
+    PDL                 start before the previous kernel ends, and wait for it before the first load
     """
     Q_GROUPS: tl.constexpr = (Q_HEADS + BLOCK_Q - 1) // BLOCK_Q
     K_GROUPS: tl.constexpr = (K_HEADS + BLOCK_K - 1) // BLOCK_K
@@ -151,6 +157,7 @@ def _side_backward(
     NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Compute `definition.backward` on tiles: store dx, and return the contribution of each (token, head) to dw."""
+    # first, second and rest are the gradient throughout; x_* is x / rms(x), f_* the norm's weight, w_* the contribution to dw
     first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     first, second = rotated(first, second, cos, -sin)
@@ -201,6 +208,7 @@ def backward(
     A program loops over many tokens, so it can sum dw in registers and write it once. weight_grads is float32
     [programs, 2, head_dim], for the weights of q and of k.
     """
+    # a worker processes every block of tokens whose index is its own plus a multiple of the number of workers
     group, worker = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
     q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
     k_index = (group * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]

@@ -34,6 +34,7 @@ def run(call: Call, config: Config | None = None) -> None:
         config = pick_config(tokens, max(call.q.shape[1], call.k.shape[1]), call.spec.head_dim)
     tensors = changing_tensors(call)
     norm = () if call.norm is None else (type(call.norm), call.norm.eps, call.norm.plus_one)
+    # everything that a compiled kernel depends on: it is specialised by dtypes, strides and the alignment of pointers
     signature = (call.spec.fingerprint, call.q.device, call.q.shape[1:], call.k.shape[1], tokens % config.tokens, config, norm)
     signature += tuple(None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in tensors)
     signature += (None if call.cache is None else call.cache.k.shape,)
@@ -61,6 +62,7 @@ class _ForwardPlan(LaunchPlan):
         self.tokens_per_program = config.tokens
 
     def __call__(self, tensors: tuple[Tensor | None, ...], tokens: int) -> None:
+        """Launch the kernel for `tokens` tokens; the first call compiles it."""
         grid = (-(-tokens // self.tokens_per_program) * self.groups, 1, 1)
         if self.can_start:
             self.start(grid, (*[None if t is None else t.data_ptr() for t in tensors], tokens))
@@ -80,6 +82,7 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
         "num_slots": 0 if cache is None else cache.num_slots, "PAGE_SIZE": page_size,
         "CACHE": cache is not None, "QUANTISED": cache is not None and cache.quantised, "KEEP_K": call.k_out is not None,
         "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0), "QUICK": has_sine_unit(call.q),
+        # recompute the angles for every head if a program has no more threads than pairs: see tiles.phases
         "SPREAD": 32 * config.warps <= power_of_two(call.spec.pairs), "BLOCK_DIM": power_of_two(call.spec.head_dim),
         "TOKENS": config.tokens, "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
         "EVICT": config.load, "STORE": config.store, "PDL": config.pdl and has_pdl(call.q.device),
@@ -88,6 +91,7 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
 
 
 def _angle_values(call: Call) -> dict[str, Any]:
+    """Return the kernel arguments that define the angles and the magnitudes, by name."""
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     axis_stride = call.positions.stride(0) if spec.num_axes > 1 else 0
@@ -98,6 +102,7 @@ def _angle_values(call: Call) -> dict[str, Any]:
 
 
 def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
+    """Return the kernel arguments that describe a head, its norm and the heads per program, by name."""
     spec, norm = call.spec, call.head_norm
     rest = spec.head_dim - 2 * spec.pairs
     return {
@@ -150,8 +155,9 @@ def backward_blocks(call: Call) -> tuple[int, int]:
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs
     width = 2 * power_of_two(spec.pairs) + (power_of_two(rest) if rest else 0)
-    room = max(1, BACKWARD_DIMS // width)
-    heads = min(power_of_two(q_heads), 1 << (room.bit_length() - 1))
+    most_heads = max(1, BACKWARD_DIMS // width)
+    # the largest power of two up to `most_heads`
+    heads = min(power_of_two(q_heads), 1 << (most_heads.bit_length() - 1))
     return power_of_two(-(-q_heads // heads)), min(8, power_of_two(max(1, heads * width // BACKWARD_DIMS_PER_WARP)))
 
 

@@ -79,7 +79,7 @@ def store_head(
 def load_factors(
     weight, WEIGHT: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr
 ):
-    """Load the norm's weight as the three tiles of a head; WEIGHT is "" (no weight), "w" or "1+w".
+    """Return the norm's weight as the three tiles of a head, or 1.0 three times; WEIGHT is "" (no weight), "w" or "1+w".
 
     It is loaded once per head (from L1), so it has the register layout of x and needs no shared memory or barrier.
     """
@@ -144,7 +144,7 @@ def latent_normed(rest, weight, eps, HEAD: tl.constexpr, TOKENS: tl.constexpr, H
 def norm_and_rotate(
     first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr
 ):
-    """Compute `definition.norm_and_rotate` on tiles."""
+    """Return the three tiles of a head normalised (if NORM) and rotated, float32: `definition.norm_and_rotate` on tiles."""
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if NORM:
         inverse_rms = tl.rsqrt(mean_product(first, second, rest, first, second, rest, HEAD) + eps)

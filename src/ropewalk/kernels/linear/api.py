@@ -119,5 +119,6 @@ def _kernel(function: Any) -> Any:
 
 
 def _block(size: int) -> int:
+    """Return the tile width for `size` dims."""
     # tensor cores need sizes of at least 16
     return max(16, power_of_two(size))

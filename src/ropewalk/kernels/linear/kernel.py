@@ -25,7 +25,7 @@ def load_features(
     x, token, stride, live, magnitude, cos, sin,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Return (first, second) members of the pairs of unrotated features, then of rotated ones, float32 [tokens, BLOCK] each."""
+    """Return the first and second members of unrotated features, then those of rotated ones, float32 [tokens, BLOCK] each."""
     rows = x + (token.to(tl.int64) * stride)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     valid = live[:, None] & (pair < PAIRS)
@@ -176,6 +176,7 @@ def segment_out(
         if real is not None:
             live = live & (tl.load(real + batch * real_batch + token, mask=inside, other=0) != 0)
         cos, sin = chunk_angles(positions, steps, token, position_token, inside, PAIRS, BLOCK, QUICK)
+        # a, b: both members of unrotated pairs, for the denominator; 1, 2: of rotated pairs, for the numerator
         qa, qb, q1, q2 = load_features(q, token, q_token, inside, q_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
         ka, kb, k1, k2 = load_features(k, token, k_token, live, k_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
         value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)
@@ -184,6 +185,7 @@ def segment_out(
         first_key, second_key = k1.to(OPERAND), k2.to(OPERAND)
         weights = tl.dot(first, tl.trans(first_key), input_precision=PRECISION)
         weights = tl.dot(second, tl.trans(second_key), weights, input_precision=PRECISION)
+        # the keys of earlier chunks are in the sums; `weights` are the scores within this chunk
         numerator = tl.dot(first, first_sum.to(OPERAND), input_precision=PRECISION)
         numerator = tl.dot(second, second_sum.to(OPERAND), numerator, input_precision=PRECISION)
         seen = (order[:, None] >= order[None, :]) & live[None, :]

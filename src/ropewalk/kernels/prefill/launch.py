@@ -37,6 +37,7 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> str |
 
 @cached("GPUs with tensor copies", entries=64)
 def _has_tensor_copies(device: torch.device) -> bool:
+    """Return whether the GPU and Triton have tensor descriptors, which copy whole tiles: Hopper and Triton 3.4."""
     if device.type != "cuda" or torch.version.hip is not None or not TRITON_INSTALLED:
         return False
     import triton
@@ -55,6 +56,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
     half, interleaved, norm = spec.head_dim // 2, spec.layout == "interleaved", call.head_norm
     heads = COLUMNS // spec.head_dim
     out = x.new_empty(tokens, columns)
+    # read the weight as [head, pair, member, depth], so that both members of a pair become neighbouring columns of the product
     pair_stride, member_stride = (2 * depth, depth) if interleaved else (depth, half * depth)
     rows_of_weight = [columns // spec.head_dim, half, 2, depth]
     strides = [spec.head_dim * depth, pair_stride, member_stride, 1]

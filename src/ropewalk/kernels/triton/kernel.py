@@ -33,7 +33,7 @@ def store_rotated(
     rows, first, second, cos, sin, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Rotate in float32, round once and store."""
+    """Store the rotated pairs at `rows`: computed in float32 and rounded once."""
     first, second = rotated(first.to(tl.float32), second.to(tl.float32), cos, sin)
     dtype: tl.constexpr = rows.dtype.element_ty
     store_pairs(rows, first.to(dtype), second.to(dtype), live, PAIRS, BLOCK, INTERLEAVED, MASKED, HINT)
@@ -42,7 +42,7 @@ def store_rotated(
 @triton.jit
 @no_type_check
 def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Load COUNT dimensions that are not rotated, starting at the pointers `rows`."""
+    """Return COUNT dimensions that are not rotated, from the pointers `rows` on."""
     dim = tl.arange(0, BLOCK)[None, None, :]
     return load(rows + dim, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
 
@@ -141,11 +141,13 @@ def rotate_kernel(
 
     With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs that run at the same time should use adjacent
     memory: TOKENS_FIRST if the tokens of a head are adjacent; otherwise groups of heads come first. COPY also copies the
-    dimensions that are not rotated.
+    dimensions that are not rotated. A name with "live" is the mask of the tokens, heads or pairs that exist: blocks have sizes
+    that are powers of two, so their ends may be empty.
     """
     column = tl.program_id(0)
     row = tl.program_id(1)
     if TALL:
+        # more rows than the second axis of a grid allows, so the third axis continues them
         row += tl.program_id(2) * tl.num_programs(1)
         if row >= rows:
             return

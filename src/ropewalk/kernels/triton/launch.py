@@ -54,6 +54,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     def run_prepared(
         q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive=plan.source
     ) -> bool:
+        """Start the compiled kernel; return False, and start nothing, if it does not support this call."""
         from_q, from_k, to_q, to_k = q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
         # the kernel was compiled for pointers that are multiples of 16 bytes and for an offset of 32 bits
         if (from_q | from_k | to_q | to_k) & 15 or not lowest <= offset <= highest:
@@ -98,9 +99,11 @@ def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReques
     """Return what runs calls with this signature: a launch plan, or a function that splits them into simpler calls."""
 
     def nothing(xs, outs, request, pointers) -> None:
+        """Do nothing: all tensors are empty."""
         pass
 
     def one_by_one(xs, outs, request, pointers) -> None:
+        """Rotate each tensor by its own launch."""
         for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
             launch((x,), (out,), request.of_tensor(index), config)
 
@@ -114,6 +117,7 @@ def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReques
             launch((x,), (out,), for_keys if request.is_key(index) else for_queries, config)
 
     def through_copies(xs, outs, request, pointers) -> None:
+        """Rotate contiguous copies: the kernel needs a last dimension with stride 1."""
         copies = tuple(x.contiguous() for x in xs)
         rotated = tuple(torch.empty_like(x) for x in copies)
         launch(copies, rotated, request, config)

@@ -11,7 +11,7 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def load(pointers, live, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Load, with a mask only if MASKED: masked loads are narrower and slower."""
+    """Return the loaded values; the mask `live` is used only if MASKED, because masked loads are narrower and slower."""
     if MASKED:
         return tl.load(pointers, mask=live, other=0.0, eviction_policy=HINT)
     else:
@@ -21,7 +21,7 @@ def load(pointers, live, MASKED: tl.constexpr, HINT: tl.constexpr):
 @triton.jit
 @no_type_check
 def store(pointers, value, live, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Store, with a mask only if MASKED."""
+    """Store the values; the mask `live` is used only if MASKED."""
     if MASKED:
         tl.store(pointers, value, mask=live, cache_modifier=HINT)
     else:

@@ -42,6 +42,7 @@ class RotationPlan(LaunchPlan):
         #: None if the angles change from call to call
         self.source: AngleSource | None = source if source.constant else None
         sizes = _Tokens(x, request.seq_dim).sizes
+        # a decode step: many batch rows of one token, which one program can process together
         merged = sizes[1] == 1 and sizes[0] > 1 and not source.differs_by_row
         # for a single tensor, k is the same tensor with 0 heads
         q, k, q_out, k_out = (_Tokens(t, request.seq_dim, merged) for pair in (xs, outs) for t in (pair[0], pair[-1]))
@@ -67,6 +68,7 @@ class RotationPlan(LaunchPlan):
         elif k_heads:
             groups += -(-k_heads // q_block)
         blocks = -(-tokens // config.tokens)
+        # the grid: programs of one row have adjacent ids, and the rows beyond MOST_ROWS continue on the third axis
         columns, rows = (blocks, batch * groups) if order == "head" else (blocks * groups, batch)
         layers = -(-rows // MOST_ROWS)
         self.grid = (columns, min(rows, MOST_ROWS), layers)
