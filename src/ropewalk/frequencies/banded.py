@@ -1,4 +1,4 @@
-"""Scalings by bands: how much a pair slows depends on how many turns it completes within the trained length."""
+"""Scalings by bands of pairs: how much a pair slows depends on the number of its turns within the trained length."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ class NtkByParts(Scaling):
                 raise RopeError(name, "must be (fast, slow) with fast >= slow", turns)
 
     def check(self, dim, theta):
+        """Refuse theta <= 1: the ramps select pairs by their number of turns."""
         check_log_theta(theta)
 
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
+        """Return the frequencies: unscaled, interpolated and NTK ones, blended by two ramps."""
         unscaled = Default()._radians(dim, theta, length, dtype)
         interpolated = Linear(self.factor)._radians(dim, theta, length, dtype)
         ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
-        # a ramp is 0 for fast pairs and 1 for slow pairs, so that both shares are largest for fast pairs
+        # a ramp is 0 for fast pairs and 1 for slow pairs. A share is 1 minus a ramp: the part of NTK, or of no scaling, in a pair
         ntk_share = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, True, dtype)) * self.ntk_weight
         unscaled_share = (1 - ramp(*self.keep_turns, dim, theta, self.original_length, True, dtype)) * self.keep_weight
         slowed = interpolated * (1 - ntk_share) + ntk * ntk_share
@@ -61,7 +63,7 @@ class _YarnBands(Scaling):
     beta_slow: float = setting(1.0, **FACTOR_RANGE)
     truncate: bool = setting(True)
     attention_factor: float | None = setting(None, **MAGNITUDE_RANGE)
-    # a larger weight would give a magnitude outside MAGNITUDE_RANGE
+    # above 1e17 the magnitude would be outside MAGNITUDE_RANGE
     mscale: float | None = setting(None, low=0, high=1e17)
     mscale_all_dim: float | None = setting(None, low=0, high=1e17)
 
@@ -70,6 +72,7 @@ class _YarnBands(Scaling):
         self._check_order("beta_fast", "beta_slow")
 
     def check(self, dim, theta):
+        """Refuse theta <= 1: the ramp selects pairs by their number of turns."""
         check_log_theta(theta)
 
     def _stretch(self, length: Tensor | None, dtype: Any) -> float | Tensor:
@@ -78,21 +81,24 @@ class _YarnBands(Scaling):
 
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
+        """Return the frequencies: a blend of the unscaled ones and of those divided by `_stretch`."""
         stretch = self._stretch(length, dtype)
         device = device_of(stretch)
         stretch = per_row(stretch) if isinstance(stretch, Tensor) else stretch
         unscaled_periods = periods(dim, theta, dtype, device)
         unscaled, slowed = 1.0 / unscaled_periods, 1.0 / (stretch * unscaled_periods)
         turns = self.beta_fast, self.beta_slow
-        # 1 for fast pairs, 0 for slow pairs. `1 - unscaled_share` below is not the ramp itself: transformers rounds it twice
+        # 1 for fast pairs, 0 for slow pairs. `1 - unscaled_share` below is kept although it is the ramp itself: transformers
+        # subtracts twice, and its float32 rounding is reproduced bit for bit
         unscaled_share = 1 - ramp(*turns, dim, theta, self.original_length, self.truncate, dtype, device)
         return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 
     def _magnitude(self, length, dtype):
+        """Return `attention_factor` if it is given, otherwise the magnitude of the formula that the config keys select."""
         if self.attention_factor is not None:
             return self.attention_factor
         stretch = self._stretch(length, dtype)
-        # zero counts as absent, as in the checkpoints that have these config keys
+        # a value of 0 means that the key is not set: transformers reads configs so
         if self.mscale and self.mscale_all_dim:
             return mscale(stretch, self.mscale) / mscale(stretch, self.mscale_all_dim)
         return mscale(stretch)
@@ -144,11 +150,13 @@ class Llama3(Scaling):
 
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
+        """Return the frequencies: unscaled, divided by `factor`, or blended, depending on the wavelength."""
         low, high = number(self.low_freq_factor, dtype), number(self.high_freq_factor, dtype)
         unscaled = 1.0 / periods(dim, theta, dtype)
         slowed, wavelengths = unscaled / self.factor, 2 * pi(dtype) / unscaled
+        # wavelengths above `longest` slow by the whole factor, those below `shortest` not at all
         longest, shortest = self.original_length / low, self.original_length / high
-        # equal factors leave no band to blend, and 1.0 avoids 0/0 in the unused branch
+        # with equal factors no wavelength is between the two, and a width of 1 avoids 0/0 in `blended`, which is then not used
         width = high - low if self.high_freq_factor > self.low_freq_factor else 1.0
         unscaled_share = (self.original_length / wavelengths - low) / width
         blended = (1 - unscaled_share) * unscaled / self.factor + unscaled_share * unscaled

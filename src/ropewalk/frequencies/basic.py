@@ -92,6 +92,7 @@ class Dynamic(Scaling):
     raises_length: ClassVar[bool] = False
 
     def _radians(self, dim, theta, length, dtype):
+        """Return the frequencies of NTK with a theta for each sequence; None as length: unscaled."""
         if length is None:
             return Default()._radians(dim, theta, length, dtype)
         # clamped to the trained length: for a shorter sequence `stretch` could become negative

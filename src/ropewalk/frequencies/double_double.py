@@ -125,9 +125,13 @@ class DoubleDouble:
         return DoubleDouble(np.ldexp(y.high, exponent), np.ldexp(y.low, exponent))
 
     def cos_minus_one(self) -> DoubleDouble:
-        """Return cos(x) - 1 of each x from -pi to pi: from the series at x / 64, the angle doubled six times."""
+        """Return cos(x) - 1 of each x from -pi to pi; unlike cos(x), it keeps its digits near x = 0.
+
+        The series is computed at x / 64, where few terms are enough; six doublings of the angle give the result.
+        """
         x = DoubleDouble(self.high / 64, self.low / 64)
         square, y = x * x, DoubleDouble(np.zeros_like(x.high))
+        # -x^2/2! + x^4/4! - ..., from the last term to the first
         for n in range(16, 0, -2):
             y = (y - _INVERSE_FACTORIALS[n]) * square if n % 4 == 2 else (y + _INVERSE_FACTORIALS[n]) * square
         for _ in range(6):
@@ -154,11 +158,12 @@ def where(condition: Any, a: Number, b: Number) -> DoubleDouble:
 
 
 def _as_double_double(value: Number) -> DoubleDouble:
+    """Return a number as a DoubleDouble; a float is exact."""
     return value if isinstance(value, DoubleDouble) else DoubleDouble(float(value))
 
 
 def _normalised(high: Float64, low: Float64) -> DoubleDouble:
-    """Return high + low for |low| <= |high|."""
+    """Return high + low as a DoubleDouble whose `high` is the rounded sum; needs |low| <= |high|."""
     total = high + low
     return DoubleDouble(total, low - (total - high))
 
@@ -171,13 +176,14 @@ def _sum(a: Float64, b: Float64) -> tuple[Float64, Float64]:
 
 
 def _product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
-    """Return the float64 product and its rounding error (Dekker): products of two halves are exact."""
+    """Return the float64 product and its rounding error (Dekker): products of 26-bit halves are exact in float64."""
     product = a * b
     (a_top, a_rest), (b_top, b_rest) = _halves(a), _halves(b)
     return product, ((a_top * b_top - product) + a_top * b_rest + a_rest * b_top) + a_rest * b_rest
 
 
 def _halves(x: Float64) -> tuple[Float64, Float64]:
+    """Return x as the sum of two numbers of 26 bits each, (top, rest)."""
     scaled = _SPLITTER * x
     top = scaled - (scaled - x)
     return top, x - top

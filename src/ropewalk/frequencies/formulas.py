@@ -75,7 +75,10 @@ def exponentials(values: tuple[float, ...], dtype: Dtype, device: torch.device) 
 
 @cached("scaling constants", entries=256)
 def _device_copy(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # copied from the host once, before a CUDA graph is captured, because a capture must not wait for the host
+    """Return a tensor of `values` on a GPU.
+
+    It is cached, so the copy from the host is made before a CUDA graph is captured: a capture must not wait for the host.
+    """
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
@@ -126,14 +129,14 @@ def ramp(
 def taper(pairs: int, last: int, dtype: Dtype, device: torch.device = CPU) -> Any:
     """Return 1 for each pair but the `last` ones, for which a half cosine falls from 1 to 0; 1 for all if `last` is 1."""
     steps = multiples(1, pairs, dtype, device) - (pairs - last)
-    # what is left of the half turn; (1 + cos t) / 2 itself would cancel where it is near 0
+    # with rest = pi - t, (1 + cos t) / 2 is sin(rest / 2)^2, which keeps its digits where the result is near 0
     rest = pi(dtype) * (1 - (steps / max(1, last - 1)).clamp(0, 1))
     falling = (rest / 2).sin() ** 2 if isinstance(rest, Tensor) else rest.cos_minus_one() / -2.0
     return where(steps < 1, 1.0, falling) if last > 1 else steps * 0 + 1
 
 
 def per_row(value: Tensor) -> Tensor:
-    """Add a last dimension to a tensor with one number per batch row, to broadcast it against the pairs."""
+    """Return a tensor with one number per batch row with a last dimension of size 1, which broadcasts against the pairs."""
     return value.unsqueeze(-1)
 
 

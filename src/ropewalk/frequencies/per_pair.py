@@ -38,6 +38,7 @@ class LongRope(Scaling):
         self._check_pairs("long_factor", dim, "factor")
 
     def _radians(self, dim, theta, length, dtype):
+        """Return the frequencies: the short factors for sequences up to `original_length`, the long ones beyond."""
         device = device_of(length)
         unscaled_periods = periods(dim, theta, dtype, device)
         short = 1.0 / (constant(self.short_factor, dtype, device) * unscaled_periods)

@@ -144,12 +144,15 @@ class Scaling:
 
     # dtype: a torch.dtype; a formula marked with `in_double_double` also gets the class DoubleDouble
     def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: Any) -> Any:
+        """Return the frequencies in radians per step, [pairs], or [rows, pairs] if `length` has one entry per batch row."""
         raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, dtype)")
 
     def _magnitude(self, length: Tensor | None, dtype: torch.dtype) -> float | Tensor:
+        """Return the factor on cos and sin; 1 unless a subclass has another."""
         return 1.0
 
     def _growth(self, dim: int) -> tuple[Tensor | None, int]:
+        """Return (log-magnitude per step of each pair, center), or (None, 0): only xPos has a growth."""
         return None, 0
 
     def _check_order(self, larger: str, smaller: str) -> None:

@@ -24,7 +24,7 @@ class _Wrapping(Scaling):
         super().__post_init__()
         if not isinstance(self.inner, Scaling) or self.inner.learned:
             raise RopeError("inner", "must be a scaling without trained parameters; Learnable(start) goes outside", self.inner)
-        # the class attribute is that of the default `inner`
+        # whether a length is needed depends on `inner`, so the instance overrides the class attribute
         object.__setattr__(self, "needs_length", self.inner.needs_length)
 
     @property
@@ -55,6 +55,7 @@ class Clipped(_Wrapping):
 
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
+        """Return the frequencies of `inner`, the slowest pairs tapered to 0 or set to 0."""
         radians = self.inner._radians(dim, theta, length, dtype)
         count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
         if self.soft:
@@ -84,4 +85,5 @@ class Learned(_Wrapping):
 
 
 def _device(radians: Any) -> Any:
+    """Return the device of frequencies; the CPU for a DoubleDouble."""
     return radians.device if isinstance(radians, Tensor) else CPU
