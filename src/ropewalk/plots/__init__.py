@@ -1,4 +1,4 @@
-"""Figures about rotary embeddings: FIGURES maps each name to a function that takes a View and returns a matplotlib Figure.
+"""Figures about rotary embeddings: FIGURES maps each name to a function from a View to a matplotlib Figure.
 
 The functions are in `ladder`, `distance` and `rotation`, the moving picture in `motion`; `look` has colours, fonts and file
 formats; `captions` says what each figure shows, `words` has Chinese labels.
@@ -41,7 +41,7 @@ def draw(name: str, view: View | None = None) -> Any:
     """Draw one figure by name, with the parameters of the view below its title, and return it as a matplotlib Figure."""
     view = view or View()
     figure = FIGURES[choice("figure", name, FIGURES)](view)
-    # a figure without a title has no place for them
+    # the subtitle is placed below the title, and the clocks have no title
     if name != "clocks":
         subtitle(figure.axes[0], view.look, view.parameters)
     return finish(figure, view.look)
@@ -63,6 +63,7 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
 
 
 def _pixels(figure: Any, dpi: int = 72) -> np.ndarray:
+    """Return the figure as an array of RGBA pixels; its own dpi is restored."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     old_dpi = figure.dpi

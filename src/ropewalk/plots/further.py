@@ -1,4 +1,4 @@
-"""A figure of a model that reads beyond its trained length: the loss by band of positions, one line per method."""
+"""A figure of the loss by position of a model that reads beyond its trained length, one line per method."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _steps(ax: Any, bands: Sequence[Band], colour: str, width: float) -> None:
 
 
 def _apart(places: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Return heights for labels in the same order, at least `gap` apart, as near to their places as going upwards allows."""
+    """Return heights for labels in the order of their places, at least `gap` apart; a label is only ever moved upwards."""
     found: dict[str, float] = {}
     last = float("-inf")
     for name, place in sorted(places.items(), key=lambda each: each[1]):

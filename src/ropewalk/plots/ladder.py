@@ -115,7 +115,7 @@ def clocks(view: View) -> Any:
 
 
 def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look = LIGHT) -> Any:
-    """A clock for every pair (columns) and position (rows); the hand shows the pair's angle, its path is shaded."""
+    """Return a figure with a clock for every pair (columns) and position (rows): the hand shows the angle, its path is shaded."""
     across, down = 1.4 * len(radians) + 1.2, 1.2 * len(positions) + 0.65
     figure, (ax,) = blank(look, across, down)
     figure.set_layout_engine("none")
@@ -135,6 +135,7 @@ def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look =
 
 
 def _face(ax: Any, look: Look, x: float, y: float, angle: float, colour: str) -> None:
+    """Draw one clock at (x, y): the circle, the shaded path from angle 0, and the hand at `angle`."""
     from matplotlib.patches import Circle, Wedge
 
     ax.add_patch(Circle((x, y), 0.5, facecolor=look.paper, edgecolor=look.grid, linewidth=1.6))

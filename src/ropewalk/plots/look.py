@@ -48,18 +48,22 @@ class Look:
 
     @property
     def paper(self) -> str:
+        """The background colour."""
         return "#14181d" if self.dark else "#ffffff"
 
     @property
     def ink(self) -> str:
+        """The colour of titles and labels."""
         return "#e8ecf0" if self.dark else "#1d2733"
 
     @property
     def quiet(self) -> str:
+        """The colour of what should not draw attention: ticks, notes, reference lines."""
         return "#98a3af" if self.dark else "#6b7682"
 
     @property
     def grid(self) -> str:
+        """The colour of grid lines."""
         return "#2b333c" if self.dark else "#e6eaee"
 
     def colour(self, index: int) -> str:
@@ -109,6 +113,7 @@ def _chinese_among(entries: Sequence[Any]) -> str | None:
 
 
 def _rank(name: str) -> int:
+    """Return the place of a font family among CHINESE_FONTS; families not listed come last."""
     return CHINESE_FONTS.index(name) if name in CHINESE_FONTS else len(CHINESE_FONTS)
 
 

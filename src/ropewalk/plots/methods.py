@@ -13,7 +13,10 @@ from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, legend
 
 
 def distance_lines(remappings: Mapping[str, Remapping], query: int, trained: int | None = None, look: Look = LIGHT) -> Any:
-    """Draw the distance by which the query at a position scores each key, against the true distance; one line a remapping."""
+    """Draw the distance that a remapping uses in the score of position `query` with each key, against the true distance.
+
+    One line per remapping; RoPE itself is the diagonal. `trained` draws a line at the trained length.
+    """
     figure, (ax,) = blank(look)
     keys = torch.arange(query, -1, -1)
     ax.plot(range(query + 1), range(query + 1), color=look.quiet, linewidth=1.2, label="RoPE")
@@ -29,7 +32,7 @@ def distance_lines(remappings: Mapping[str, Remapping], query: int, trained: int
 
 
 def temperature_lines(temperatures: Mapping[str, Temperature], longest: int, look: Look = LIGHT) -> Any:
-    """Draw the factor on queries against their position; one line a temperature without learned numbers."""
+    """Draw the factor on queries against their position; one line per temperature, which must have no learned parameters."""
     figure, (ax,) = blank(look)
     positions = torch.linspace(0, longest - 1, 1024).long()
     for number, (name, temperature) in enumerate(temperatures.items()):

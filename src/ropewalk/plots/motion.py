@@ -26,12 +26,16 @@ MAX_TURNS = 12
 OVERSAMPLING = 2
 #: turns within the trained length that the pairs are chosen for, fastest first
 _WANTED_TURNS = (600.0, 20.0, 1.6, 0.8, 0.5, 0.3, 0.15, 0.05)
+#: pixels: width of a dial's cell, height of a row, space for the row's name, radius of a dial
 _CELL, _ROW, _LEFT, _RADIUS = 96, 128, 120, 36
 
 
 @dataclass(frozen=True)
 class Dial:
-    """One pair: its wavelength, its turns within the trained length, and within the served length under the spec's scaling."""
+    """One pair, drawn as a dial with a hand: its wavelength and its turns within the trained and within the served length.
+
+    The turns within the served length are those under the spec's scaling.
+    """
 
     pair: int
     wavelength: float
@@ -40,7 +44,8 @@ class Dial:
 
     @property
     def leaves_at(self) -> float:
-        """Which part of the served length is read when the hand reaches an angle that training never showed; 1: never."""
+        """The part of the served length after which the hand reaches angles that training never showed; 1 if it never does."""
+        # a pair that completes a turn in training has shown all its angles
         if self.trained_turns >= 1 or self.served_turns <= self.trained_turns * (1 + 1e-9):
             return 1.0
         return self.trained_turns / self.served_turns
@@ -49,6 +54,7 @@ class Dial:
 def dials_of(spec: RopeSpec, trained: int, served: int) -> list[Dial]:
     """Return up to eight pairs, from those that turn often in training to those that hardly turn."""
     turns = analysis.coverage(spec, trained, served)
+    # the pair nearest to each wanted number of turns, on a logarithmic scale; two numbers may have the same pair
     distance = np.abs(np.log(np.maximum(turns.trained, 1e-12))[:, None] - np.log(_WANTED_TURNS))
     waves = analysis.wavelengths(analysis.radians(spec, served))
     pairs = sorted(set(distance.argmin(axis=0).tolist()), key=lambda pair: -turns.trained[pair])
@@ -74,7 +80,7 @@ def reading(view: View) -> bytes:
     palette = frames[-1].quantize(96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     pictures = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     file, duration = BytesIO(), round(1000 * SECONDS / FRAMES)
-    durations = [duration] * (FRAMES - 1) + [2000]
+    durations = [duration] * (FRAMES - 1) + [2000]  # milliseconds; the last frame stays longer before the loop restarts
     pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True)
     return file.getvalue()
 
@@ -111,6 +117,7 @@ class _Canvas:
 
 @cached("fonts of moving pictures", entries=16)
 def _font(family: str | None, size: int) -> Any:
+    """Return the PIL font of a family, DejaVu Sans if None."""
     from matplotlib.font_manager import FontProperties, findfont
     from PIL import ImageFont
 
@@ -130,6 +137,7 @@ def _frame(view: View, rows: dict[str, list[Dial]], read: float) -> Any:
         canvas.text(16, y, name, look.ink, "lm", 14)
         for place, dial in enumerate(dials):
             _draw_dial(canvas, _LEFT + _CELL * (place + 0.5), y, dial, read, new)
+    # the bar below the dials: the trained length in one shade, the rest in another, and a dot at the current position
     y, left, right = 52 + _ROW * len(rows) + 22, 16, width - 16
     mark, here = (left + (right - left) * part for part in (min(view.trained / view.served, 1.0), read))
     canvas.line(left, y, mark, y, look.quiet, 5)
@@ -144,6 +152,7 @@ def _frame(view: View, rows: dict[str, list[Dial]], read: float) -> Any:
 
 
 def _draw_dial(canvas: _Canvas, x: float, y: float, dial: Dial, read: float, new: str) -> None:
+    """Draw one dial: in grey the angles seen in training, the hand after the part `read`, and new angles in the colour `new`."""
     look = canvas.look
     canvas.ring(x, y, 0, 360, look.grid, 2)
     seen = 360 * min(dial.trained_turns, 1.0)

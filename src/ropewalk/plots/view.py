@@ -30,7 +30,7 @@ class View:
 
     @property
     def parameters(self) -> str:
-        """The spec and the lengths in one line, for the subtitle of a figure."""
+        """The spec and the lengths as one line of text, for the subtitle of a figure."""
         spec, translate = self.spec, self.look.translate
         factor = getattr(spec.scaling, "factor", None)
         scaling = f"{spec.scaling.name} {factor:g}" if self.scaled and factor else spec.scaling.name
