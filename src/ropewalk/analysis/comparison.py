@@ -71,6 +71,7 @@ def compare(names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int 
 
 
 def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Comparison:
+    """Return the comparison of one encoding, measured in an attention layer with this encoding."""
     torch.manual_seed(0)
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding
@@ -100,6 +101,7 @@ def _on_all_axes(encoding: Encoding, positions: Tensor) -> Tensor:
 
 
 def _is_bounded(encoding: Encoding, length: int) -> bool:
+    """Return whether the encoding refuses the first position beyond its trained length."""
     try:
         _unit_scores(encoding, torch.tensor([length]))
     except RopeError:
@@ -237,6 +239,7 @@ def as_markdown(rows: Iterable[Comparison]) -> str:
 
 
 def _cells(row: Comparison) -> tuple[str, ...]:
+    """Return a row of the Markdown table, one text per column."""
     return (
         f"`{row.name}`",
         row.entry,

@@ -44,19 +44,22 @@ def _scaled(values: Numbers) -> list[int]:
 
 
 def _policy(name: str, spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
+    """Return cos and sin under one of our precision policies, without the magnitude."""
     if spec.num_axes > 1:
         positions = positions.expand(spec.num_axes, -1)
-    # magnitude power 0, since a magnitude would scale the errors of all policies alike
+    # a magnitude would multiply the errors of all policies by the same number, so it is raised to the power 0
     return cos_sin(spec.with_(precision=name), positions, length=length, magnitude_power=0)
 
 
 def _bfloat16_positions(spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of float32 angles from positions that were rounded to bfloat16."""
     steps = spec.with_(precision="hf").ladder_frequencies(length).radians.to(torch.float32)
     angles = positions.to(torch.bfloat16).to(torch.float32)[:, None] * steps
     return angles.cos(), angles.sin()
 
 
 def _cast_table(dtype: torch.dtype, spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of float32 angles, rounded to `dtype`, as a table in the dtype of a model."""
     cos, sin = _policy("hf", spec, positions, length)
     return cos.to(dtype), sin.to(dtype)
 
@@ -90,7 +93,8 @@ def error_curves(
 ) -> dict[str, np.ndarray]:
     """Return, by method, the largest error of cos and sin over all pairs and the last `width` positions up to each position.
 
-    The reference uses the spec's own frequencies, with 28 digits where precision is "exact"; magnitudes are left out.
+    The error varies from position to position, so a curve shows the largest of several neighbours. The reference uses the spec's
+    own frequencies, with 28 digits where precision is "exact"; magnitudes are left out.
     """
     window = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)
     window = np.maximum(window, 0)
