@@ -147,6 +147,7 @@ class SelfExtend(Remapping):
 
     @classmethod
     def for_length(cls, trained: int, served: int) -> SelfExtend:
+        """Return a SelfExtend with a quarter of the trained length as window and the group that `served` tokens need."""
         window = max(1, trained // 4)
         group = _slowdown(trained, served, window)
         # in a multiple of the group, window / group and window // group are the same
@@ -170,6 +171,7 @@ class DualChunk(Remapping):
         integer("local", self.local, low=1, high=self.chunk - 1)
 
     def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
+        """Return three pieces: keys in the query's own chunk, in the chunk before it, and in all older chunks."""
         size = self.chunk - self.local
         q_chunk, k_chunk = q_positions // size, k_positions // size
         q, k = q_positions % size, k_positions % size

@@ -91,6 +91,7 @@ def remapped_attention(
         length = cache.next_positions
 
     def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
+        """Return the keys, or the queries, rotated at the positions `at`, all pairs slower by the factor `slowdown`."""
         x = k if key else q
         if slowdown > 1:
             return rotation.rotate(x, slowed_spec(layer.encoding.rope.spec, slowdown), at, key=key)

@@ -260,6 +260,7 @@ class Attention(nn.Module):
         return self.encoding.rotate(q, positions, key=False, length=length)
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
+        """Return the values rotated like keys if the layer rotates values, otherwise v itself."""
         # a cache holds values unrotated, so that its tokens can be moved; values that are the keys are empty here
         if not self.rotate_values or self.shared_kv:
             return v

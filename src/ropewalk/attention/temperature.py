@@ -139,6 +139,7 @@ class QueryTemperature(nn.Module):
         if not isinstance(temperature, Temperature):
             raise RopeError("temperature", f"must be one of {', '.join(TEMPERATURES)}, or None", temperature)
         self.temperature = temperature
+        # start() names the learned numbers of a temperature and their first values; many temperatures have none
         for name in temperature.start():
             self.register_parameter(name, nn.Parameter(torch.empty(num_heads)))
         self.reset_parameters()
@@ -150,6 +151,7 @@ class QueryTemperature(nn.Module):
 
     def forward(self, q: Tensor, positions: Tensor) -> Tensor:
         """Return q [B, H, S, D], each query times the factor of its position; positions are integer [S] or [B, S]."""
+        # [H, 1], so that a number of each head broadcasts against positions
         learned = {name: parameter.unsqueeze(-1) for name, parameter in self.named_parameters(recurse=False)}
         positions = positions if positions.ndim == 1 else positions.unsqueeze(-2)
         return multiply(q, self.temperature.factor(positions, **learned))
