@@ -103,6 +103,7 @@ def _ordered(case: Case, order: str) -> Case:
 
 
 def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row per contender and pass: its times and errors, or why it was skipped. Only correct results are timed."""
     common = {"shape": case.name, "order": order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
     calls, errors = {}, {}
     for contender in contenders:
@@ -132,6 +133,7 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
 def _row(
     common: dict[str, Any], contender: str, pass_name: str, us: float, copy: float, error: float, peak: int
 ) -> dict[str, Any]:
+    """Return one row of results; `us` and `copy` are microseconds, and `copy` is the time of copying the same tensors."""
     measured = {
         "us": round(us, 2),
         "copy_us": round(copy, 2),

@@ -22,6 +22,7 @@ def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def _on_gpu(call: Callable[[], Any]) -> int:
+    """Return how many bytes of GPU memory a call allocates at its peak, beyond those allocated before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

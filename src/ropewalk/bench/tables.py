@@ -171,6 +171,7 @@ def doc_shapes_table(rows: list[Row]) -> str:
 
 
 def _time_and_memory(row: Row | None) -> str:
+    """Return the time in ms and the peak memory in MB of a row as text, or "-" without a row."""
     if row is None:
         return "-"
     ms = row["us"] / 1000
