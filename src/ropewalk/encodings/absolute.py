@@ -24,6 +24,7 @@ class Learned(Encoding):
         nn.init.normal_(self.table.weight, std=0.02)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return the embeddings x plus the learned vectors of their positions."""
         # on a GPU the embedding kernel itself fails on a bad index; checking here would synchronize with the device
         can_check = positions.device.type == "cpu" and not torch.compiler.is_compiling()
         if can_check and positions.numel() and int(positions.max()) >= self.sizes.length:
@@ -44,6 +45,7 @@ class Sinusoidal(Encoding):
         self.theta = theta
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return the embeddings x plus sin and cos of their positions."""
         pairs = self.sizes.model_dim // 2
         frequencies = self.theta ** (-torch.arange(pairs, device=x.device, dtype=torch.float64) / pairs)
         angles = positions.unsqueeze(-1) * frequencies  # float64, so angles stay exact at any trained length

@@ -91,6 +91,7 @@ class Kerple(ScoreBias):
         self.raw_shape = nn.Parameter(torch.zeros(sizes.num_heads))
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return the bias of each head, [H, Sq, Sk] or [B, H, Sq, Sk]: minus a logarithm or a power of the distance."""
         distance = distances(q_positions, k_positions).abs().float()
         scale = F.softplus(self.raw_scale).float().view(-1, 1, 1)
         if self.form == "log":
@@ -120,6 +121,7 @@ class Fire(ScoreBias):
         self.raw_threshold = nn.Parameter(torch.zeros(()))
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return the bias of FIRE: a small network of the distance, divided by the larger of query position and threshold."""
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()
         threshold = self.sizes.length * torch.sigmoid(self.raw_threshold).float()
@@ -138,6 +140,7 @@ class RelativeBias(ScoreBias):
         self.table = nn.Parameter(torch.randn(sizes.num_heads, 2 * sizes.length - 1) * 0.02)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return the learned bias of each head and distance; larger distances use the one of the largest trained distance."""
         max_distance = self.sizes.length - 1
         index = distances(q_positions, k_positions).clamp(-max_distance, max_distance) + max_distance
         bias = self.table[:, index]  # [H, (B, 1,) Sq, Sk]

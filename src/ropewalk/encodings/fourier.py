@@ -43,6 +43,7 @@ class Fourier(Encoding):
         self.cos_mix, self.sin_mix = (nn.Parameter(mix, requires_grad=learnable) for mix in mixes)
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        """Return x cos + rotate_half(x) sin, where cos and sin of each pair are learned mixes over all frequencies."""
         if self.per_head and x.shape[1] != self.sizes.num_heads:
             rule = "must be as many as the queries' heads where each head mixes by itself; use per_head=False"
             raise RopeError("heads", rule, x.shape[1])
@@ -61,6 +62,7 @@ class Fourier(Encoding):
         return torch.cat((pairs, pairs), dim=-1)
 
     def why_not(self, what: str) -> str | None:
+        """Return why FoPE does not support `what`, or None if it does."""
         reasons = {
             "linear": "linear attention rotates features, and FoPE is no rotation",
             "unrotate": "FoPE is no rotation: a mix of frequencies has no inverse rotation",

@@ -22,8 +22,10 @@ class RotaryPlus(Rotary):
     query_copies: ClassVar[int] = 2
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        """Return x rotated; queries have twice the heads, each head followed by itself a quarter turn back."""
         if key:
             return super().rotate(x, positions, key=True, length=length)
+        # [B, H, 2, S, D] -> [B, 2H, S, D]: real 0, imaginary 0, real 1, ...
         both = torch.stack((x, self._quarter_turn_back(x)), dim=2).flatten(1, 2)
         return super().rotate(both, positions, key=False, length=length)
 

@@ -34,6 +34,7 @@ class Polar(Rotary):
         return RopeSpec(head_dim=2 * sizes.head_dim)
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        """Return x as pairs of length softplus(x), rotated; queries start at the learned angle -delta, keys at 0."""
         size = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
         if key:
             first, second = size, torch.zeros_like(size)

@@ -32,6 +32,7 @@ class VJepa2(Encoding):
         self.theta = theta
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        """Return x with one slice per axis changed by the positions on that axis; the dims beyond the three slices stay."""
         if positions.ndim < 3:
             positions = positions.expand(3, *positions.shape)
         *slices, rest = x.split([self.slice_dim] * 3 + [x.shape[-1] - 3 * self.slice_dim], dim=-1)
