@@ -53,6 +53,7 @@ class _TorchRing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tensor:
+        """Return the attention output. It is computed on detached inputs, whose graph is kept in `ctx` for `backward`."""
         from torch.distributed.device_mesh import DeviceMesh
 
         group = torch.distributed.group.WORLD if ring.group is None else ring.group
@@ -66,6 +67,7 @@ class _TorchRing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
+        """Return the gradients of q, k and v, from the graph that `forward` kept; scale and ring have none."""
         with_grad = [t for t in ctx.inputs if t.requires_grad]
         with _torch_context(ctx.mesh):
             grads = iter(torch.autograd.grad(ctx.out, with_grad, grad))

@@ -31,20 +31,21 @@ def register_rules() -> None:
 
 
 def _replicate(x):
-    """Replicate() for a tensor, None for anything else."""
+    """Return Replicate() for a tensor, None for anything else."""
     from torch.distributed.tensor import Replicate
 
     return Replicate() if hasattr(x, "ndim") else None
 
 
 def _shard(x, dim: int):
+    """Return Shard along an axis of x, which may be negative."""
     from torch.distributed.tensor import Shard
 
     return Shard(dim % x.ndim)
 
 
 def _shard_rows(x, rows: int):
-    """Shard the rows of positions [.., B, S], or replicate them if one row of positions serves all rows of x."""
+    """Return Shard of the batch axis of positions [.., B, S], or Replicate if one row of positions is for all batch rows of x."""
     dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))
     return _replicate(x) if dim is None or x.shape[dim] == 1 != rows else _shard(x, dim)
 
@@ -66,6 +67,7 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
 
 
 def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key) -> list:
+    """Return the rules of `rotate`: a list of (placements of the outputs, placements of the arguments)."""
     rest = [None] * 5
     return [
         ([x_at], [x_at, positions_at, None, length_at, *rest])
@@ -74,11 +76,12 @@ def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_p
 
 
 def _rotate_inplace_rules(*args) -> list:
-    """The rules of `rotate` without an output; torch raises an error if x would have to be resharded."""
+    """Return the rules of `rotate` without an output; torch raises an error if x would have to be resharded."""
     return [([], inputs) for _, inputs in _rotate_rules(*args)]
 
 
 def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power) -> list:
+    """Return the rules of `rotate_qk`, where q and k are sharded alike, or q by heads with k replicated."""
     rest = [None] * 4
     rules = [
         ([x_at, x_at], [x_at, x_at, positions_at, None, length_at, *rest])
@@ -93,6 +96,7 @@ def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magni
 
 
 def _rotate_by_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
+    """Return the rules of `turn`: x and the tables cos and sin are sharded along the same axis."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
     rest = [None] * 4
     placements = [(_replicate(x), _replicate(cos)), (_shard(x, seq), _shard(cos, -2))]
@@ -105,6 +109,7 @@ def _rotate_by_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
 
 
 def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list:
+    """Return the rules of `cos_sin`: the tables are sharded as positions are, along tokens or batch rows."""
     from torch.distributed.tensor import Shard
 
     rest = [None] * 4

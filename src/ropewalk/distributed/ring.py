@@ -227,6 +227,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: RingCall, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
+        """Return the attention of this rank's queries over the keys of all ranks, which arrive one rank's keys at a time."""
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=compute_dtype, device=q.device)
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=compute_dtype, device=q.device)
@@ -241,6 +242,7 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
+        """Return the gradients of this rank's q, k and v and of the bias; attention weights are recomputed tile by tile."""
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call
         parameters = call.bias_parameters  # the original parameters, since the recomputed bias uses them

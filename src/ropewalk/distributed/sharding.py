@@ -110,6 +110,7 @@ def gather(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        """Return x of every rank, stacked in the order of ranks."""
         ctx.group = group
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
@@ -152,6 +153,7 @@ class Ring:
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def wait() -> list[Tensor]:
+            """Wait until everything is sent and received, and return the received tensors."""
             for work in works:
                 work.wait()
             sent.clear()
