@@ -84,6 +84,7 @@ def _table(columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], t
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:
+    """Return the columns of a finding: result, rules, temperature, pairs, worst score, reach and evidence."""
     difference = finding.difference
     why = ", ".join(dict.fromkeys(rule.about for rule in finding.rules))
     if difference is None:
@@ -103,6 +104,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def _more_cells(finding: Finding) -> tuple[str, ...]:
+    """Return the further columns that --details shows."""
     magnitude, difference = "" if finding.magnitude is None else f"{finding.magnitude:.5g}", finding.difference
     if difference is None:
         return magnitude, "", "", "", "", finding.evidence

@@ -83,6 +83,7 @@ def _finished(results: Iterable[rows.Row], device: str, json: bool) -> list[rows
 
 
 def _show(finished: list[rows.Row]) -> None:
+    """Print a table of the rows that were timed, then why the others were not."""
     out = console()
     timed = [row for row in finished if "skipped" not in row]
     if timed:
@@ -92,6 +93,7 @@ def _show(finished: list[rows.Row]) -> None:
 
 
 def _table(timed: list[dict[str, Any]]) -> RenderableType:
+    """Return a table of timed rows."""
     lines = []
     for row in timed:
         ratio = (

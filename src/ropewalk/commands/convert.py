@@ -44,6 +44,7 @@ def convert(
 
 
 def _run(source: Path, target: Path, conversion: Conversion, config: Path | None) -> None:
+    """Convert the checkpoint and show a progress bar on stderr."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     out = Console(stderr=True)  # stdout has only the result, which may be piped
     layouts = conversion.source_layout, conversion.target_layout
@@ -53,6 +54,7 @@ def _run(source: Path, target: Path, conversion: Conversion, config: Path | None
 
 
 def _show(conversion: Conversion, target: Path | None) -> None:
+    """Print what changes, what is left out, the warnings, and where the result is."""
     out = console()
     roles = [*conversion.converted.values()]
     counts = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))

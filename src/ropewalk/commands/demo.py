@@ -129,6 +129,7 @@ def _study(out: Path, size: Size, preset: str, device: str, sections: list[Table
 
 
 def _run(tokens: int, device: str, quiet: bool) -> selfcheck.Report:
+    """Run all self-checks, with progress on stderr, and return their report."""
     steps = list(selfcheck.steps(tokens, device))
     rows: list = []
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
@@ -146,6 +147,7 @@ def _run(tokens: int, device: str, quiet: bool) -> selfcheck.Report:
 
 
 def _precision(report: selfcheck.Report) -> Table:
+    """Return the table of the errors of cos and sin."""
     rows = [
         (row.policy, f"{row.position:,}", f"{row.error:.1e}", f"{row.bound:.1e}", f"{row.own_error:.1e}", _verdict(row.ok))
         for row in report.precision
@@ -159,6 +161,7 @@ def _precision(report: selfcheck.Report) -> Table:
 
 
 def _laws(report: selfcheck.Report) -> Table:
+    """Return the table of the laws of RoPE and their errors."""
     rows = [(law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws]
     difference = selfcheck.order_difference(Rope(RopeSpec(selfcheck.HEAD_DIM)))
     note = f"Measured on the default backend. With RoPE the outputs of the two sentences differ by up to {difference:.1e}."
@@ -166,6 +169,7 @@ def _laws(report: selfcheck.Report) -> Table:
 
 
 def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
+    """Return the table of the times and errors of all backends."""
     base = {(row.name, row.dtype): row.milliseconds for row in report.speed}
     rows = []
     for row in report.speed:
@@ -227,6 +231,7 @@ def markdown(report: selfcheck.Report, sections: list[Table], pictures: list[Pat
 
 
 def _show_tables(sections: list[Table]) -> None:
+    """Print the tables; rows beyond their bound are red."""
     out = console()
     for section in sections:
         table = RichTable(
@@ -239,6 +244,7 @@ def _show_tables(sections: list[Table]) -> None:
 
 
 def _end(out: Path, paths: list[Path], missing: str | None, seconds: float) -> None:
+    """Print what is missing, what to do next, the time and the written files."""
     screen = console()
     if missing:
         screen.print(missing)

@@ -119,6 +119,7 @@ def _size(cache: CacheInfo) -> str:
 
 
 def _pairs(title: str, rows: dict[str, Any]) -> Table:
+    """Return a table of names and values without a header."""
     table = Table("", "", title=title, title_justify="left", show_header=False)
     for name, value in rows.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value))

@@ -71,6 +71,7 @@ def gather(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _layer(checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]) -> dict[str, Any]:
+    """Return everything about the layers of one type, as plain data for --json and the tables."""
     if facts is None:
         return {"values": values, "rotates": False}
     sources = dict(zip(("trained_from", "served_from"), checkpoint.sources[name], strict=True))
@@ -87,6 +88,7 @@ def _layer(checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
+    """Return the main numbers of a layer type by name."""
     aliasing = facts.aliasing
     critical = analysis.critical_dimension(analysis.plain_radians(facts.spec), facts.trained_distance)
     return {
@@ -107,6 +109,7 @@ def _summary(facts: Facts) -> dict[str, Any]:
 
 
 def _pairs(facts: Facts) -> list[dict[str, Any]]:
+    """Return one dict per pair: wavelengths, turns, band and whether it reaches new angles."""
     coverage = facts.coverage
     has_new_angles = coverage.new_angles(coverage.scaled)
     plain_waves, scaled_waves = analysis.wavelengths(analysis.plain_radians(facts.spec)), analysis.wavelengths(facts.radians)
@@ -131,6 +134,7 @@ def _finite(value: float) -> float | None:
 
 
 def _plot(checkpoint: Checkpoint, path: Path) -> None:
+    """Write a picture with the figures PLOTTED of every layer type."""
     layers = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
     views = {name: View(facts.spec, facts.trained, facts.served) for name, facts in layers.items()}
     figures = {f"{layer}: {name}": draw(name, view) for layer, view in views.items() for name in PLOTTED}
@@ -138,6 +142,7 @@ def _plot(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def _show(out: Console, report: dict[str, Any], details: bool) -> None:
+    """Print the report: a verdict per layer type, warnings, main numbers and, with `details`, all tables."""
     rotated = {name: layer for name, layer in report["layers"].items() if layer["rotates"]}
     for name, layer in report["layers"].items():
         about = ", ".join(filter(None, (report["model_type"], name)))
@@ -178,6 +183,7 @@ def _numbers(layers: dict[str, dict[str, Any]]) -> RenderableType:
 
 
 def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
+    """Return the main numbers of a layer type as texts, by label."""
     values, summary = {name: entry["value"] for name, entry in layer["values"].items()}, layer["summary"]
     factor = f", factor {_cell(values['factor'])}" if "factor" in values else ""
     error = layer["precision"]["hf"]["error"]
@@ -196,6 +202,7 @@ def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
 
 
 def _tables(layer: dict[str, Any]) -> list[RenderableType]:
+    """Return all tables of a layer type."""
     values = [(name, _short(entry["value"]), entry["source"]) for name, entry in layer["values"].items()]
     summary = [(LABELS.get(name) or name.replace("_", " "), _cell(value)) for name, value in layer["summary"].items()]
     rows, served = layer["pairs"], layer["summary"]["served"]
@@ -216,6 +223,7 @@ def _tables(layer: dict[str, Any]) -> list[RenderableType]:
 
 
 def _cell(value: Any) -> str:
+    """Return a value as the text of a table cell."""
     if isinstance(value, dict):
         return ", ".join(f"{count} {name}" for name, count in value.items())
     if isinstance(value, bool):
