@@ -179,6 +179,7 @@ def _layout(interleaved: bool) -> str:
 
 
 def _queries_and_keys(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor]:
+    """Return views of q and k of packed qkv, either [B, S, 3, H, D] or [B, S, all heads, D]."""
     if qkv.ndim == 5 and qkv.shape[2] == 3:
         return qkv[:, :, 0], qkv[:, :, 1]
     if qkv.ndim != 4 or num_heads_q is None or (rest := qkv.shape[2] - num_heads_q) < 2 or rest % 2:

@@ -122,6 +122,7 @@ class RotaryEmbedding(nn.Module):
             self._radians = tuple(freqs.double().tolist())
 
     def _initial_freqs(self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int) -> Tensor:
+        """Return the frequencies that the arguments of the constructor select, one per pair."""
         if given is not None:
             if given.ndim != 1 or not given.is_floating_point():
                 raise RopeError("custom_freqs", "must be floats [pairs]", [given.dtype, list(given.shape)])
@@ -246,6 +247,7 @@ class RotaryEmbedding(nn.Module):
             destination[prefix + "freqs"] = self.freqs
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        """Load a state dict; frequencies that are not learned are no parameter here, so they are read from it separately."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         name = prefix + "freqs"
         if self.learned_freq or name not in state_dict:
