@@ -232,6 +232,7 @@ AXIS_ORDERS = {"chunked": chunked, "interleaved": interleaved, "ernie": ernie, "
 
 
 def _sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
+    """Return the checked numbers of pairs of each axis."""
     if not isinstance(sections, list | tuple) or not sections:
         raise RopeError("sections", "must be a list with the number of pairs of each axis", sections)
     counts = tuple(integer(f"sections[{a}]", count, low=0, high=32768) for a, count in enumerate(sections))

@@ -136,6 +136,7 @@ def clear_caches() -> None:
 
 
 def _renew_locks() -> None:
+    """Give every cache a new lock, in a forked child process."""
     # the parent may have forked while another thread held a lock
     for cache in _CACHES.values():
         if isinstance(cache, Cache):

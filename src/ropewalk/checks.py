@@ -163,6 +163,7 @@ def _is_sum(distance: int, steps: list[tuple[int, int, int]]) -> bool:
 
 
 def _check_heads(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
+    """Raise an error if x does not have the number of heads for which there are frequencies."""
     head = token_axes(x.ndim, seq_dim)[2]
     if head is None or x.shape[head] != num_heads:
         rule = f"must have the {num_heads} heads of MixedAxes, which has frequencies for each of them"
@@ -170,6 +171,7 @@ def _check_heads(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
 
 
 def _check_groups(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
+    """Raise an error if the number of heads of x is not a multiple of `num_heads`."""
     head = token_axes(x.ndim, seq_dim)[2]
     if head is None or x.shape[head] % num_heads:
         rule = f"must have {num_heads} heads or a multiple of them: its axes differ from head to head"
@@ -195,6 +197,7 @@ def _per_row(name: str, value: Tensor, batch: int, device: torch.device) -> Tens
 
 
 def _check_positions(positions: Tensor, spec: RopeSpec, seq: int, batch: int, device: torch.device) -> Tensor:
+    """Return checked positions, int32, int64 or floating: [S] or [B, S]; [axes, B, S] if the spec has several axes."""
     if not isinstance(positions, Tensor):
         raise RopeError("positions", "must be an integer tensor", type(positions))
     allowed = (torch.float32, torch.float64, *INTEGERS) if spec.fractional else INTEGERS

@@ -112,6 +112,7 @@ def _checked(source: str, target: str, head_dim: int, rotary_dim: int | None, ro
 
 
 def _axis(x: Tensor, dim: int) -> int:
+    """Return `dim` as an axis from 0 on; raise an error if x is no tensor or has no such axis."""
     if not isinstance(x, Tensor):
         raise RopeError("x", "must be a tensor", type(x))
     if not -x.ndim <= dim < x.ndim:
@@ -151,11 +152,11 @@ class LayoutProbe:
 
 
 def probe_layout(loss: Callable[[str], float], *, threshold: float = 0.1) -> LayoutProbe:
-    """Detect which layout a model's weights were trained with, by its loss under each.
+    """Return which layout a model's weights were trained with: the one with the lower loss.
 
     loss       a function that runs the model with a layout, "half" or "interleaved", and returns its mean loss on ordinary data
-    threshold  the least difference; below it `layout` is None. With the wrong layout a trained model loses nats per token, a
-               single head tenths; on very short input the two may not differ
+    threshold  the least difference; below it `layout` is None. The wrong layout raises the loss of a trained model by several
+               nats per token, that of a single head by tenths; on very short input it may not change
     """
     number("threshold", threshold, low=0)
     losses = {layout: float(loss(layout)) for layout in LAYOUTS}

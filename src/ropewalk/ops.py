@@ -95,6 +95,7 @@ def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
 
 @torch.library.impl("ropewalk::cos_sin", "default")
 def _cos_sin_op(positions, length, spec, dtype, magnitude_power, key):
+    """Return cos and sin of positions, contiguous as the fake implementation below says."""
     spec, strategy = _from_text(spec)
     how = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
     cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **how)
@@ -123,6 +124,7 @@ def _(x, *rest):
 
 @torch.library.register_fake("ropewalk::cos_sin")
 def _(positions, length, spec, dtype, magnitude_power, key):
+    """Return empty tensors of the shapes that `cos_sin` returns, for tracing."""
     spec = _from_text(spec)[0]
     if isinstance(spec.axes, PER_HEAD):
         batch = 1 if positions.ndim == 1 else positions.shape[-2]
@@ -152,6 +154,7 @@ def _rotate_backward(ctx, grad):
 
 
 def _rotate_qk_backward(ctx, q_grad, k_grad):
+    """Return the gradients of q and k: rotated backwards with the same magnitude; the other arguments have none."""
     positions, length = ctx.saved_tensors
     spec, seq_dim, sign, magnitude_power = ctx.rest
     grads = torch.ops.ropewalk.rotate_qk(q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power)
@@ -159,6 +162,7 @@ def _rotate_qk_backward(ctx, q_grad, k_grad):
 
 
 def _keep_tables(ctx, inputs, output):
+    """Save cos and sin for the backward; raise an error if they require gradients."""
     _, cos, sin, *ctx.rest = inputs
     if any(ctx.needs_input_grad[1:3]):
         raise RopeError("cos", "cos and sin must not require gradients here; use ropewalk.rotation.rotate_by", list(cos.shape))
@@ -194,6 +198,7 @@ def _one_by_one(info, in_dims, args):
 
 
 def _vmapped_qk(info, in_dims, q, k, *rest):
+    """Return q and k rotated under vmap, each by itself, and the mapped dimension of each."""
     done = []
     for x, dim, key in ((q, in_dims[0], False), (k, in_dims[1], True)):
         dims = (dim, *in_dims[2:], None)

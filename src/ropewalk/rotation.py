@@ -178,6 +178,7 @@ def apply_rotary_pos_emb(
 
 
 def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:
+    """Raise an error if two tensors differ; on a GPU or in a graph, the error is raised when the check runs there."""
     rule = f"must repeat each pair's entry as the {layout!r} layout pairs dimensions; pass the table's own layout"
     if first.device.type != "cpu" or is_traced((first,)):
         # no read-back from the device or from a graph
@@ -241,6 +242,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, request: AnyRequest, inplace: bool, backend: str | None, *xs: Tensor):
+        """Return the rotated xs, in place if `inplace`."""
         ctx.request, ctx.backend = request, backend
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*request.tensors)  # so that torch detects a change before the backward
@@ -253,6 +255,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
+        """Return the gradients of xs, which are rotated backwards; one that is None stays None."""
         _ = ctx.saved_tensors
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):

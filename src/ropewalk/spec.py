@@ -90,12 +90,14 @@ class RopeSpec:
             _LIVE.setdefault(self.fingerprint, self)
 
     def _resolved_layout_out(self) -> str:
+        """Return the checked layout of the output; if it is that of the input, as a _SameLayout."""
         if self.layout_out is None or isinstance(self.layout_out, _SameLayout):
             return _SameLayout(self.layout)
         layout_out = choice("layout_out", self.layout_out, LAYOUTS)
         return _SameLayout(layout_out) if layout_out == self.layout else layout_out
 
     def _resolved_rotary_dim(self) -> int:
+        """Return the checked number of dims to rotate; if they are all up to the end of the head, as a _WholeHead."""
         width = self.head_dim - self.rotary_start
         if self.rotary_dim is None or isinstance(self.rotary_dim, _WholeHead):
             if width % 2:
@@ -237,6 +239,7 @@ def spec_of(fingerprint: str) -> RopeSpec:
 
 @cached("specs rebuilt from fingerprints", entries=256)
 def _rebuilt(fingerprint: str) -> RopeSpec:
+    """Return a spec built from its fingerprint, which is untrusted text: only literals are evaluated."""
     try:
         spec = _from_tuples(ast.literal_eval(fingerprint))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

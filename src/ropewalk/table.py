@@ -200,6 +200,7 @@ def _within_levels(positions: Tensor) -> bool:
 
 
 def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of high + low by the addition theorems, from one row of each level."""
     positions = positions.to(torch.int64)
     low, high = positions & (LEVEL - 1), (positions >> LEVEL_BITS).clamp(0, LEVEL - 1)
     low_cos, low_sin, high_cos, high_sin = (level[i] for level, i in zip(levels, (low, low, high, high), strict=True))

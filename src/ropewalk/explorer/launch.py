@@ -61,13 +61,13 @@ def check(port: int, report: Path | None = None, model: str | None = None) -> No
 
 
 class _Listener(TCPServer):
-    """A server that is opened only to see whether its port is free; a port that was closed just now is."""
+    """A server that is opened only to see whether its port is free; a port that was closed a moment ago counts as free."""
 
     allow_reuse_address = True
 
 
 def launch(port: int, browser: bool = True, report: Path | None = None, model: str | None = None) -> None:
-    """Serve the page until interrupted."""
+    """Serve the page on `port` of this machine until interrupted; `report` and `model` are shown in it."""
     check(port, report, model)
     import streamlit
     from starlette.middleware import Middleware
@@ -75,17 +75,20 @@ def launch(port: int, browser: bool = True, report: Path | None = None, model: s
 
     from ropewalk.explorer.charts import warm_up
 
+    # streamlit runs the page as a script, which has no arguments, so it reads them from the environment
     if report is not None:
         os.environ["ROPEWALK_REPORT"] = str(report.resolve())
     os.environ["ROPEWALK_LOCAL"] = "1"
     if model is not None:
         os.environ["ROPEWALK_MODEL"] = model
     warm_up()
-    only_here = Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
-    app = streamlit.App(PAGE, middleware=[only_here], lifespan=_opening(f"http://{HOME}:{port}") if browser else None)
+    # refuse requests for other host names: a website could make its own name resolve to this machine
+    known_hosts = Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
+    app = streamlit.App(PAGE, middleware=[known_hosts], lifespan=_opening(f"http://{HOME}:{port}") if browser else None)
     try:
         app.run(config=options(port, browser))
     except SystemExit as stop:
+        # the server exits with an error if another program took the port after `check`
         if stop.code:
             raise _port_in_use(port, "Address already in use") from None
 
@@ -101,7 +104,7 @@ def _opening(address: str) -> Any:
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
-        # the server listens as soon as this function has yielded
+        # the server listens only after this function has yielded, so the browser opens a little later
         asyncio.get_running_loop().call_later(0.5, webbrowser.open, address)
         yield
 

@@ -141,6 +141,7 @@ class RoFormerConfig:
             raise RopeError("embedding_size", rule, self.embedding_size)
 
     def _check_encoding(self) -> None:
+        """Raise an error if the encoding does not fit the attention, its causality or rotated values."""
         if not isinstance(self.encoding, RopeSpec):
             choice("encoding", self.encoding, ENCODINGS)
         encoding = self.encoding_class
@@ -198,7 +199,7 @@ class RoFormerConfig:
         return read
 
     def to_hf(self) -> dict[str, Any]:
-        """Return a config.json from which transformers and `from_hf` build the same model; raise an error if there is none.
+        """Return a config.json from which transformers and `from_hf` build the same model; raise an error if no config can.
 
         With learned positions it is the config of a BERT, otherwise of a RoFormer. transformers has no similarity head:
         it reads such a model as its encoder, and `from_hf` finds the head under "ropewalk".
@@ -212,12 +213,13 @@ class RoFormerConfig:
         class_name = PREFIXES[model_type] + HEAD_CLASSES[self.head]
         class_name = "BertLMHeadModel" if class_name == "BertForCausalLM" else class_name
         hf_config |= {"model_type": model_type, "architectures": [class_name]}
+        # the key "ropewalk" holds what transformers has no key for; reading the config back shows which fields those are
         own = {"head": self.head} if self.head == "similarity" else {}
         own |= self._unwritten(self.from_hf(hf_config | {"ropewalk": own}), model_type)
         return hf_config | ({"ropewalk": own} if own else {})
 
     def _unwritten(self, read: RoFormerConfig, model_type: str) -> dict[str, Any]:
-        """Return the fields that `read` lacks and the head does not use; raise an error about any other field that differs."""
+        """Return the fields that differ in `read`, the config read back, and that this head does not use; refuse any other."""
         unwritten: dict[str, Any] = {}
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(read, field.name)
@@ -263,5 +265,6 @@ def _head_of(architectures: Any) -> str:
         return "none"
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise RopeError("architectures", "must be a list of class names", architectures)
+    # other names of the classes for masked and for causal language models
     name = architectures[0].replace("ForPreTraining", "ForMaskedLM").replace("LMHeadModel", "ForCausalLM")
     return next((head for head, ending in HEAD_CLASSES.items() if name.endswith(ending) and ending != "Model"), "none")

@@ -49,6 +49,7 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
 
 
 def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
+    """Raise an error if cu_seqlens are not valid; unless `readable`, when the check runs on the device."""
     rule = "must begin with 0, never decrease and end at most at `total`"
     valid = (ends[0] == 0) & (ends.diff() >= 0).all() & (ends[-1] <= total)
     if not readable:
