@@ -50,6 +50,7 @@ class Batch:
 
 
 def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return x on the device, integers as int64; a copy to a GPU does not block, because its source is pinned."""
     if x is None:
         return None
     if device.type == "cuda" and x.device.type == "cpu":
@@ -161,6 +162,7 @@ class MixedBatches:
         return " + ".join(f"{share} {part.fingerprint}" for share, part in zip(self.shares, self.parts, strict=True))
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return the rows `index`; each comes from the part that its random number selects by the shares."""
         chosen = np.searchsorted(np.cumsum(self.shares)[:-1], uniform(self.seed, index, 5, 1)[:, 0], side="right")
         # rows are grouped by source, since the order of rows within a batch does not matter
         batches = [part.batch(index[chosen == i], length) for i, part in enumerate(self.parts) if (chosen == i).any()]
@@ -198,6 +200,7 @@ class MaskedBatches:
         return f"masked {self.share} {self.whole_words} {self.seed} {self.text.fingerprint}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return the rows `index` of the text with some tokens masked; the targets are the masked tokens."""
         batch = self.text.batch(index, length)
         inputs, targets = mask_tokens(
             batch.inputs.numpy(), index, self.tokenizer, share=self.share, whole_words=self.whole_words, seed=self.seed

@@ -140,6 +140,7 @@ def _build(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _write(source: Source, tokenizer: Tokenizer, draft: Path) -> dict[str, Any]:
+    """Write the tokens and document starts of both splits into the folder `draft`, and return the facts about them."""
     digest = hashlib.sha256(tokenizer.name.encode())
     starts: dict[str, list[int]] = {name: [0] for name in SPLITS}
     end = np.array([tokenizer.separator], dtype=tokenizer.dtype)

@@ -121,6 +121,7 @@ def open_data(data: Data, seed: int, length: int) -> RunData:
 
 
 def _text(data: Data, tokenizer: Tokenizer, corpus: Corpus, split: str, seed: int) -> Batches:
+    """Return the batches of one split of a text corpus: plain, masked, or mixed with a synthetic task."""
     text = TextBatches(getattr(corpus, split), corpus.vocab_size, corpus.fingerprint, seed, data.documents)
     if data.objective == "masked":
         return MaskedBatches(text, tokenizer, data.masked, data.whole_words, seed)
@@ -155,6 +156,7 @@ def open_part(path: str | Path, objective: str, columns: Sequence[str], classes:
 def _line_batches(
     rows: list, objective: str, classes: tuple[str, ...], tokenizer: Tokenizer, seed: int, shuffle: bool
 ) -> Batches:
+    """Return batches of labelled lines: examples of classes, or triplets."""
     if objective == "classes":
         return ExampleBatches(rows, classes, tokenizer, seed, shuffle)
     return TripletBatches(rows, objective, tokenizer, seed, shuffle)

@@ -168,6 +168,7 @@ def pick_device(name: str | None = None, number: int | None = None) -> torch.dev
 
 
 def _fully_shard(model: nn.Module) -> nn.Module:
+    """Return the model with the parameters of each layer, then of the rest, sharded over all ranks (FSDP2)."""
     from torch.distributed.fsdp import fully_shard
 
     layers = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
@@ -188,7 +189,10 @@ def _use_ring_attention(model: nn.Module) -> None:
 
 
 def _ring_forward(layer: Attention):
+    """Return a `forward` for an attention layer whose tokens are divided among ranks."""
+
     def forward(x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, **others) -> Attended:
+        """Return the attention of this rank's tokens over the tokens of all ranks."""
         unsupported = [name for name, value in others.items() if value is not None and value is not False]
         if unsupported:
             raise RopeError("parallel", f"context attention does not support {', '.join(unsupported)}", unsupported)

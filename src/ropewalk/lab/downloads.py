@@ -137,6 +137,7 @@ def command_of(wanted: Download, folder: Path) -> list[str]:
 
 
 def _download(wanted: Download, folder: Path) -> None:
+    """Download the archive into `folder`; it is moved there only if its size and hash are right."""
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as draft:
         command = command_of(wanted, Path(draft))
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -179,6 +180,7 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
 
 
 def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> None:
+    """Copy a member of an archive to an open file, at most `limit` bytes; with `joined`, after an empty line."""
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())
         return

@@ -65,6 +65,7 @@ def write_page(fit: Fit, folder: str | Path) -> Path:
 
 
 def _pictures(fit: Fit, folder: Path) -> list[str]:
+    """Write fit.png and return its SVG as HTML; nothing if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:

@@ -22,6 +22,7 @@ def evidence(results: Mapping[str, StudyResult]) -> dict[str, str]:
 
 
 def _score(rows: list[Row], metric: str = "loss", **fields: Any) -> Score:
+    """Return the score of a metric; raise an error if the results have no such rows."""
     found = score(rows, metric, **fields)
     if found is None:
         raise RopeError("results", f"must have rows of the metric {metric}", fields)
@@ -49,6 +50,7 @@ def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
 
 
 def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
+    """Return a sentence: the loss of scalings without training, on long and on short text, and the pass keys found."""
     four = {m: _loss(extend, method=m, tuned=0, factor=4, length=1024) for m in ("dynamic_yarn", "none", "linear")}
     short = {m: _loss(extend, method=m, tuned=0, factor=16, length=256) for m in ("dynamic_yarn", "yarn")}
     return (
@@ -75,6 +77,7 @@ def _fine_tuned(extend: list[Row]) -> str:
 
 
 def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str:
+    """Return a sentence: pass keys found by base, and errors of cos and sin by precision."""
     found = []
     for base in distinct(passkey, "found", "base"):
         shares = (select(passkey, "found", base=base, method="none", length=n) for n in (256, 512))
@@ -102,6 +105,7 @@ def _window(encodings: list[Row]) -> str:
 
 
 def _norms(norms: list[Row]) -> str:
+    """Return a sentence: how norms before and after the rotation change logits and loss."""
     changes = {name: moved(norms, name) for name in ("LayerNorm before", "LayerNorm after")}
     losses = {name: _loss(norms, norm=name, length=512) for name in ("LayerNorm before", "LayerNorm after", "none")}
     return (

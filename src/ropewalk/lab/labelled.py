@@ -133,6 +133,7 @@ class ExampleBatches:
         return f"examples {self.tokenizer.name} {self.seed} {hashlib.sha256(rows.encode()).hexdigest()}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return the examples `index` as padded rows, with their classes as targets; unknown labels are ignored."""
         index, size = np.asarray(index, dtype=np.int64), len(self.examples)
         chosen = [self.examples[int(i)] for i in (shuffled(index, size, self.seed) if self.shuffle else index % size)]
         tokens, types, padding = pad_rows([make_row(self.tokenizer, e.first, e.second, length) for e in chosen], length)

@@ -59,10 +59,12 @@ class Loader:
             yield from map(self.load, range(start, stop))
 
     def _prefetch(self, start: int, stop: int) -> Generator[StepData, None, None]:
+        """Yield the data of steps start ... stop - 1, which a thread loads ahead."""
         ready: queue.Queue = queue.Queue(maxsize=PREFETCHED)
         closed = threading.Event()
 
         def put(item) -> None:
+            """Put an item into the queue; give up if the training has ended."""
             while not closed.is_set():
                 try:
                     return ready.put(item, timeout=0.1)
@@ -70,6 +72,7 @@ class Loader:
                     continue
 
         def work() -> None:
+            """Load all steps; an error is put into the queue too."""
             try:
                 for step in range(start, stop):
                     if closed.is_set():

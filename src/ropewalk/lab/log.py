@@ -70,6 +70,7 @@ def _numbers(row: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float
 
 
 def _tensorboard(folder: Path):
+    """Return a TensorBoard writer for the folder."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -87,6 +87,7 @@ class TripletBatches:
         return f"triplets {self.form} {self.tokenizer.name} {self.seed} {hashlib.sha256(texts.encode()).hexdigest()}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return the triplets `index` as padded rows. With `swap`, b and c are exchanged at random, and the target with them."""
         index, size = np.asarray(index, dtype=np.int64), len(self.triplets)
         chosen = shuffled(index, size, self.seed) if self.swap else index % size
         swapped = bits(self.seed, index, 1, 1)[:, 0] % np.uint64(2) == 1

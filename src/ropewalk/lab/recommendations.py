@@ -71,6 +71,7 @@ def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) 
 
 
 def _trained_length(result: StudyResult) -> tuple[str, str]:
+    """Return (recommendation, evidence): the encoding with the lowest loss at the trained length."""
     length = distinct(result.rows, "loss", "length")[0]
     names = [name for name in distinct(result.rows, "loss", "model") if "," not in name]
     losses = scores_by(result.rows, "loss", "model", names, length=length)
@@ -78,6 +79,7 @@ def _trained_length(result: StudyResult) -> tuple[str, str]:
 
 
 def _longer_code(result: StudyResult) -> tuple[str, str]:
+    """Return (recommendation, evidence): the encoding with the lowest loss on source code longer than the trained length."""
     if result.corpus not in CODE:
         return "Not measured here.", f"the text was {result.corpus}; set data.source to code"
     length = distinct(result.rows, "loss", "length")[-1]
@@ -86,6 +88,7 @@ def _longer_code(result: StudyResult) -> tuple[str, str]:
 
 
 def _stream(result: StudyResult) -> tuple[str, str]:
+    """Return (recommendation, evidence): the encodings whose loss does not rise beyond the trained length."""
     lengths = distinct(result.rows, "loss", "length")
     stable = []
     for name in distinct(result.rows, "loss", "model"):
@@ -101,6 +104,7 @@ def _stream(result: StudyResult) -> tuple[str, str]:
 
 
 def _zero_shot(result: StudyResult) -> tuple[str, str]:
+    """Return (recommendation, evidence): the scaling with the lowest loss without training."""
     factor = max(distinct(result.rows, "loss", "factor", tuned=0))
     methods = distinct(result.rows, "loss", "method", tuned=0)
     start = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
@@ -109,6 +113,7 @@ def _zero_shot(result: StudyResult) -> tuple[str, str]:
 
 
 def _fine_tuned(result: StudyResult) -> tuple[str, str]:
+    """Return (recommendation, evidence): the scaling with the lowest loss after fine-tuning."""
     rows = [r for r in result.rows if r["metric"] == "loss" and r["tuned"]]
     if not rows:
         return "Not measured here.", "no method was fine-tuned; set tuned_factors"
@@ -120,6 +125,7 @@ def _fine_tuned(result: StudyResult) -> tuple[str, str]:
 
 
 def _retrieval(result: StudyResult) -> tuple[str, str]:
+    """Return (recommendation, evidence): the method that misses the fewest pass keys."""
     claim = result.findings.claims[0]
     if claim.verdict != HOLDS:
         return "No recommendation: the model did not learn to find pass keys at the trained length.", claim.evidence

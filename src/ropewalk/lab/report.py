@@ -63,6 +63,7 @@ def write_report(folder: str | Path, sections: Sequence[Table] = (), *, redraw: 
 
 
 def _section(name: str, result: StudyResult, folder: Path) -> str:
+    """Return the HTML section of one study: claims, figures, tables, published values and settings."""
     findings, study = result.findings, STUDIES[result.facts["study"]]
     with TemporaryDirectory() as drawn:
         paths = {figure: folder / f"{figure}.svg" for figure in findings.figures}
@@ -97,6 +98,7 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
 
 
 def _environment(facts: dict[str, Any]) -> str:
+    """Return a sentence: preset, seeds, machine, versions and text of a study."""
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""

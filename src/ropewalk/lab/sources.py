@@ -53,6 +53,7 @@ def torch_files() -> list[tuple[str, Path]]:
 
 
 def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tuple[str, Path]]:
+    """Return (name, path) of all .py files below `root`, sorted; folders named in `skipped` are not entered."""
     paths = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in skipped]  # os.walk does not enter the others
@@ -116,6 +117,7 @@ def find_source(name: str | Path, field: str = "text") -> Source:
 
 
 def _files_of(path: Path) -> list[tuple[str, Path]]:
+    """Return (name, path) of the files below a folder, without hidden ones, or of a single file."""
     if path.is_file():
         return [(path.name, path)]
     visible = (file for file in path.rglob("*") if file.is_file() and not any(p.startswith(".") for p in file.parts[-2:]))

@@ -132,6 +132,7 @@ def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int])
 
 
 def _tokenizers(path: Path) -> Any:
+    """Return the module tokenizers; raise an error that names the extra if it is not installed."""
     try:
         import tokenizers
     except ImportError:

@@ -45,6 +45,7 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
     """Return a task "x1 ... xn | y1 ... yn" where y is x in another order; n is random, at least `least` times its maximum."""
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
+        """Return words of n letters, a bar, and the answer as target; n is at least the share `least` of the largest."""
         max_n = (length - 1) // 2
         min_n = max(1, int(max_n * number("least", least, low=0, high=1)))
         n = min_n + below(seed, index, 0, 1, max_n - min_n + 1)  # [B, 1]

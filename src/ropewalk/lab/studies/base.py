@@ -35,14 +35,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each base and seed."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
+    """Train one model for each base and seed; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
     runner.run(
         Job(f"base-{base:g}-{seed}", measure, {"base": base, "seed": seed, **shared})
         for seed in runner.seeds
-        for base in s["bases"]
+        for base in settings["bases"]
     )
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(
@@ -65,6 +65,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], bases: list[float], length: int) -> Ours:
+    """Return our loss and accuracy for each base, to stand beside the published table."""
     cells = {}
     for base in bases:
         loss, accuracy = (score(rows, metric, base=base, length=length) for metric in ("loss", "accuracy"))

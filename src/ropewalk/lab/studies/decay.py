@@ -32,11 +32,11 @@ HEAD_DIM = 128
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Measure the attention of the models of the study `encodings`."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "windows")
-    names, seeds = s["encodings"], runner.seeds
+    """Measure the attention of the models of the study `encodings`; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
+    names, seeds = settings["encodings"], runner.seeds
     runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], windows: int) -> list[Row]:

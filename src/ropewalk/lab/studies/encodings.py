@@ -56,11 +56,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each encoding and seed."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
-    names, seeds = s["encodings"], runner.seeds
+    """Train one model for each encoding and seed; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
+    names, seeds = settings["encodings"], runner.seeds
     runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(
@@ -104,6 +104,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
+    """Return our values for each published table, by the name of that table."""
     near = lengths[:1]
     accuracy = {name: percent(score(rows, "accuracy", model=own, length=near[0])) for name, own in PUBLISHED_NAMES.items()}
     at_near = ours_by_name(rows, PUBLISHED_NAMES, "model", near)
@@ -120,6 +121,7 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
 
 
 def _properties(rows: list[Row], models: list[str]) -> Table:
+    """Return a table of what each encoding is and costs; only those of ENCODINGS have a row."""
     base = score(rows, "seconds per step", model="none")
     cells = []
     for name in models:

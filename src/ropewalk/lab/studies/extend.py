@@ -58,19 +58,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def run(runner: JobRunner) -> dict[str, Any]:
     """Measure the model of each seed zero-shot, then fine-tune it with each method and factor."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "windows")
+    settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
     options = runner.pick("methods", "factors", "search")
     rows = runner.run(Job(f"zero-shot-{seed}", zero_shot, shared | options | {"seed": seed}) for seed in runner.seeds)
     jobs = []
     for seed in runner.seeds:
-        for factor in s["tuned_factors"]:
-            for method in s["tuned_methods"]:
+        for factor in settings["tuned_factors"]:
+            for method in settings["tuned_methods"]:
                 searched = select(rows, "factors", seed=seed, factor=factor) if method == LONGROPE else []
                 own = {"method": method, "factor": factor, "seed": seed, "factors": searched[0]["values"] if searched else None}
-                rest = {"steps": s["tuned_steps"], "rate": s["tuned_rate"], "multiples": [1, *s["factors"]]}
+                rest = {"steps": settings["tuned_steps"], "rate": settings["tuned_rate"], "multiples": [1, *settings["factors"]]}
                 jobs.append(Job(f"tuned-{method}-{factor}-{seed}", tuned, shared | own | rest))
     runner.run(jobs)
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def _rope_model(workspace: Workspace, preset: str, changes: list[str], seed: int) -> tuple[Preset, nn.Module]:
@@ -83,7 +83,7 @@ def zero_shot(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], methods: list[str], factors: list[int], windows: int,
     search: dict[str, int],
 ) -> list[Row]:  # fmt: skip
-    """Measure every method at every factor, at the trained length and at the length factor * trained length."""
+    """Return the losses of every method and factor without training, at the trained length and at factor times that length."""
     chosen, model = _rope_model(workspace, preset, changes, seed)
     plain, length = rope_spec(model), training.trained_length(chosen)
     text = training.held_out_windows(chosen, windows, max(factors) * length)
@@ -168,6 +168,7 @@ def _ours(rows: list[Row], factors: list[int], start: int) -> dict[str, Ours]:
 
 
 def _tuned_tables(rows: list[Row]) -> list[Table]:
+    """Return one table per factor: the loss of each fine-tuned method at every length."""
     tables = []
     after = [r for r in rows if r["metric"] == "loss" and r["tuned"]]
     for factor in distinct(after, "loss", "factor"):

@@ -66,6 +66,7 @@ def search_longrope(
     rows = windows[:, -(factor * length + 1) :]
 
     def loss(factors: tuple[float, ...]) -> float:
+        """Return the loss of the model with these LongRoPE factors."""
         rope = Rope(spec_for(LONGROPE, plain, factor, length, factors))
         for layer in model.layers:  # type: ignore[union-attr]
             layer.self_attn.encoding.rope = rope

@@ -169,6 +169,7 @@ def line_figure(
     """Return a function that draws a figure with one line per series, and bars for the errors of a series that has them."""
 
     def draw() -> Any:
+        """Return the figure; it is drawn only when it is needed."""
         figure, (ax,) = blank(LIGHT, 8.5, 4.6)
         styles = ("-", "--", ":", "-.")  # colours repeat after six lines, so the dashes change
         for place, (name, (across, up)) in enumerate(series.items()):

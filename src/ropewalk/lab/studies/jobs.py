@@ -94,6 +94,7 @@ class JobRunner:
         status.job_done(f"{job.name}, {seconds:.0f} s")
 
     def _run_in_parallel(self, jobs: list[Job], status: _Status) -> None:
+        """Run the jobs in worker processes and store the rows of each one as soon as it has finished."""
         workers = min(self.workers, len(jobs))
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(os.getpid(),))

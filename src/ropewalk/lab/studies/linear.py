@@ -39,13 +39,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train the models in parallel, then measure time and memory in one process."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "windows", "multiples")
+    """Train the models in parallel, then measure time and memory in one process; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "windows", "multiples")
     runner.run(
         Job(f"{_short(kind)}-{seed}", quality, {"kind": kind, "seed": seed, **shared}) for seed in runner.seeds for kind in MODELS
     )
     runner.run([Job("costs", costs, runner.pick("preset", "changes", "timed"))])
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def _short(kind: str) -> str:

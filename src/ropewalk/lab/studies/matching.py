@@ -93,15 +93,15 @@ def triplets_of(data: str, count: int, short: int, long: int) -> tuple[list[Trip
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train every model of `models` on the same cases, for each seed."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "short", "long", "batch", "steps", "count", "data")
+    """Train every model of `models` on the same cases, for each seed; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "short", "long", "batch", "steps", "count", "data")
     runner.run(
         Job(f"{encoding}-{cut}-{seed}", measure, {"cut": cut, "encoding": encoding, "seed": seed, **shared})
         for seed in runner.seeds
-        for cut, encoding in models(s).values()
+        for cut, encoding in models(settings).values()
     )
-    train, valid = triplets_of(s["data"], s["count"], s["short"], s["long"])
-    return {"triplets": {"train": len(train), "valid": len(valid), "source": s["data"] or "generated"}}
+    train, valid = triplets_of(settings["data"], settings["count"], settings["short"], settings["long"])
+    return {"triplets": {"train": len(train), "valid": len(valid), "source": settings["data"] or "generated"}}
 
 
 def measure(

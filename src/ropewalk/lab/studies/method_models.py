@@ -46,6 +46,7 @@ def _with_attention(make: Callable[[int, int, int], nn.Module]) -> Callable[[Any
     """Return a function that replaces the attention of every layer of a decoder."""
 
     def change(model: Any) -> nn.Module:
+        """Return the model with the attention of every layer replaced."""
         for layer in model.layers:
             old = layer.self_attn
             own = make(model.config.hidden_size, old.num_heads, old.head_dim)
@@ -162,6 +163,7 @@ def searched_factors(model: Any, factor: int, length: int, *, population: int, r
     plain = rope_spec(model)
 
     def loss(factors: tuple[float, ...]) -> float:
+        """Return the loss of the model with these LongRoPE factors."""
         rope = Rope(plain.with_(scaling=_long_scaling(factors, factor, length)))
         for layer in tried.layers:
             layer.self_attn.encoding.rope = rope

@@ -52,19 +52,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each method and seed, then change the RoPE model by the other methods, then measure costs alone."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count")
+    settings, shared = runner.settings, runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count")
     # the slowest are last in TRAINED; they begin first, so that parallel processes end together
-    trained = [method for method in reversed(TRAINED) if method in s["methods"]]
-    rest = [method for method in AFTERWARDS if method in s["methods"]]
+    trained = [method for method in reversed(TRAINED) if method in settings["methods"]]
+    rest = [method for method in AFTERWARDS if method in settings["methods"]]
     for work, methods, options in ((train, trained, {}), (apply, rest, runner.pick("recalibrated", "search"))):
         runner.run(
             Job(f"{method.replace(' ', '_')}-{seed}", work, {"method": method, "seed": seed, **shared, **options})
             for method in methods
             for seed in runner.seeds
         )
-    options = {"methods": trained + rest, "multiple": max(s["multiples"]), **runner.pick("preset", "changes", "repeats")}
+    options = {"methods": trained + rest, "multiple": max(settings["multiples"]), **runner.pick("preset", "changes", "repeats")}
     runner.run([Job("costs", costs, options)])
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def train(workspace: Workspace, *, method: str, seed: int, share: float, preset: str, changes: list[str], **sizes) -> list[Row]:

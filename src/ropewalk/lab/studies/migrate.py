@@ -31,25 +31,25 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train the three models for each seed and number of steps."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "rate", "windows")
-    for steps in s["steps"]:
+    """Train the three models for each seed and number of steps; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "rate", "windows")
+    for steps in settings["steps"]:
         # without steps, RoPE from scratch would be an untrained model
         variants = (KEPT, MOVED, FRESH) if steps else (KEPT, MOVED)
-        own = {"steps": steps, "source": s["from"], **shared}
+        own = {"steps": steps, "source": settings["from"], **shared}
         runner.run(
             Job(f"{v.replace(' ', '-').replace(',', '')}-{steps}-{seed}", measure, {"variant": v, "seed": seed, **own})
             for seed in runner.seeds
             for v in variants
         )
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(
     workspace: Workspace, *, variant: str, steps: int, seed: int, preset: str, changes: list[str], source: str, rate: float,
     windows: int,
 ) -> list[Row]:  # fmt: skip
-    """Train one of the three models for some steps, and measure it at the trained length and at twice that."""
+    """Return the losses of the model KEPT, MOVED or FRESH after `steps` steps, at the trained length and at twice that."""
     first = training.make_preset(preset, changes, seed, encoding=source)
     length = training.trained_length(first)
     model = None if variant == FRESH else training.train_or_load(workspace, f"{source}-{seed}", first).model
@@ -80,7 +80,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
-    """Claim that the old weights help, and that the change lowers the loss."""
+    """Return three claims: the migrated model is better than RoPE from scratch, and than the unchanged model at two lengths."""
     near, far = ({w: score(rows, "loss", way=w, steps=steps, length=n) for w in (KEPT, MOVED, FRESH)} for n in lengths)
     moved = f"After {steps} steps a migrated model has a lower loss"
     return [

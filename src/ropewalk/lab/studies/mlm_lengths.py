@@ -52,10 +52,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one long training for each seed, evaluated after every stage."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "stages", "windows")
+    """Run one long training for each seed, evaluated after every stage; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "stages", "windows")
     runner.run(Job(f"stages-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
-    return preset_facts(s["preset"], [*s["changes"], _stages(s["stages"])])
+    return preset_facts(settings["preset"], [*settings["changes"], _stages(settings["stages"])])
 
 
 def _stages(stages: Sequence[Sequence[int]]) -> str:

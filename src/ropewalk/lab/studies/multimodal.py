@@ -54,6 +54,7 @@ class GridBatches:
         return f"grids {self.seed} {self.axes}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return random images with one marked cell each; the target there is the colour of the cell one row below."""
         side = int(length**0.5)
         if side * side != length:
             raise RopeError("length", "must be a square number: images have as many rows as columns", length)
@@ -74,7 +75,7 @@ class GridBatches:
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each encoding and seed."""
+    """Train one model for each encoding and seed; return the facts for the report."""
     shared = runner.pick("preset", "changes", "side", "sides", "batch", "steps", "count")
     names, seeds = runner.settings["encodings"], runner.seeds
     runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)

@@ -114,14 +114,14 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each norm and seed."""
-    s, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows", "shift")
+    """Train one model for each norm and seed; return the facts for the report."""
+    settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows", "shift")
     runner.run(
         Job(f"{name.replace(' ', '-')}-{seed}", measure, {"norm": name, "seed": seed, **shared})
         for seed in runner.seeds
-        for name in s["norms"]
+        for name in settings["norms"]
     )
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(
@@ -152,7 +152,7 @@ def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss by norm and length, and the change of the logits by a shift."""
+    """Return a table, a figure and claims: the loss by norm and length, and the change of the logits by a shift."""
     norms, lengths = distinct(rows, "loss", "norm"), distinct(rows, "loss", "length")
     (shift,) = distinct(rows, "moved", "shift")
     cells = []
@@ -170,6 +170,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], length: int) -> Ours:
+    """Return our loss, accuracy and change by a shift, for the rows of the published table."""
     columns = (f"loss at {length}", f"accuracy of the next byte at {length}", "change by a shift")
     cells = {}
     for stated, name in STATED.items():

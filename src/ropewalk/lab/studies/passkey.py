@@ -58,15 +58,15 @@ def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each base and seed, and test it with every method."""
-    s = runner.settings
-    shared = {name: value for name, value in s.items() if name not in ("seeds", "bases")}
+    """Train one model for each base and seed, and test it with every method; return the facts for the report."""
+    settings = runner.settings
+    shared = {name: value for name, value in settings.items() if name not in ("seeds", "bases")}
     runner.run(
         Job(f"passkey-{base:g}-{seed}", measure, {"base": base, "seed": seed, **shared})
         for seed in runner.seeds
-        for base in s["bases"]
+        for base in settings["bases"]
     )
-    return training.preset_facts(s["preset"], s["changes"])
+    return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(

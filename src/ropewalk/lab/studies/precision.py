@@ -21,7 +21,7 @@ BOUND = 1e-6
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run the only job, which takes about a second."""
+    """Run the only job, which takes about a second; return the facts for the report."""
     runner.run([Job("curves", measure, runner.pick("positions", "head_dim", "width"))])
     return {}
 

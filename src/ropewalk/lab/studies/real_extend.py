@@ -47,7 +47,7 @@ EARLIER = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job for each factor; its rows are stored window by window."""
+    """Run one job for each factor; its rows are stored window by window; return the facts for the report."""
     shared = runner.pick("model", "text", "methods", "windows", "search")
     rows = runner.run(Job(f"factor-{factor:g}", measure, {"factor": factor, **shared}) for factor in runner.settings["factors"])
     return real_facts(runner, rows[0]["trained"])
@@ -76,6 +76,7 @@ def measure(
 
 
 def _rows(meter: Any, name: str, factor: float) -> list[Row]:
+    """Return the rows of one method: loss by band, loss within the trained length, long perplexity and seconds."""
     samples = meter.samples
     measured = [each for each in meter.ledger.rows if each["method"] == name and each["metric"] == "text"]
     far = sorted((each for each in measured if each["length"] == samples.to), key=lambda each: each["window"])

@@ -42,7 +42,7 @@ REFERENCES = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job; its rows are stored window by window."""
+    """Run one job; its rows are stored window by window; return the facts for the report."""
     rows = runner.run([Job("caches", measure, runner.pick("model", "text", "length", "next", "sinks", "shift", "windows"))])
     return real_facts(runner, rows[0]["trained"])
 
@@ -152,7 +152,10 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
+    """Return a function that draws the loss of each way as bars."""
+
     def draw() -> Any:
+        """Return a figure with one bar per way."""
         figure, (ax,) = blank(LIGHT, 8.5, 3.6)
         scores = [each for way in ways if (each := score(rows, "loss", way=way)) is not None]
         colours = [LIGHT.colour(place) for place in range(len(scores))]

@@ -40,7 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job; its rows are stored length by length."""
+    """Run one job; its rows are stored length by length; return the facts for the report."""
     rows = runner.run([Job("passkey", measure, runner.pick("model", "text", "methods", "factor", "depths", "lengths"))])
     return real_facts(runner, rows[0]["trained"])
 
@@ -111,7 +111,10 @@ def _share(values: list[float]) -> str:
 
 
 def _heat_map(rows: list[Row], names: list[str], lengths: list[int], places: list[float]) -> Callable[[], Any]:
+    """Return a function that draws which pass keys each method found, by length and depth."""
+
     def draw() -> Any:
+        """Return a figure with one panel per method."""
         figure, panels = blank(LIGHT, max(6.0, 2.2 * len(names)), 3.4, across=len(names))
         found = {(each["method"], each["length"], each["depth"]): each["mean"] for each in rows if each["metric"] == "found"}
         for ax, name in zip(panels, names, strict=True):

@@ -41,7 +41,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job; its rows are stored window by window."""
+    """Run one job; its rows are stored window by window; return the facts for the report."""
     rows = runner.run([Job("kl", measure, runner.pick("model", "text", "dtypes", "lengths", "offsets", "windows"))])
     return real_facts(runner, rows[0]["trained"])
 

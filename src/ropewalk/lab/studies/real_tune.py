@@ -63,12 +63,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train with each method, objective and seed, then measure loss by band and pass keys."""
-    s = runner.settings
+    """Train with each method, objective and seed, then measure loss by band and pass keys; return the facts for the report."""
+    settings = runner.settings
     shared = runner.pick("model", "text", "factor", "steps", "rate", "train_text", "windows", "depths", "search")
     # the first method with every objective, then all others: a run that is stopped can compare both
-    cases = [(s["methods"][0], objective) for objective in s["objectives"]]
-    cases += [(method, objective) for objective in s["objectives"] for method in s["methods"][1:]]
+    cases = [(settings["methods"][0], objective) for objective in settings["objectives"]]
+    cases += [(method, objective) for objective in settings["objectives"] for method in settings["methods"][1:]]
     rows = runner.run(
         Job(
             f"{method}-{objective.replace(' ', '-')}-{seed}",
@@ -78,7 +78,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
         for seed in runner.seeds
         for method, objective in cases
     )
-    return real_facts(runner, rows[0]["trained"]) | {"train_text": Path(s["train_text"]).name}
+    return real_facts(runner, rows[0]["trained"]) | {"train_text": Path(settings["train_text"]).name}
 
 
 def measure(
@@ -175,6 +175,7 @@ def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float
 
 
 def _rows(meter: Meter, method: str, fields: dict[str, Any]) -> list[Row]:
+    """Return the rows of one method: loss by band of positions, and the pass keys found by length."""
     samples = meter.samples
     texts = sorted((each for each in meter.ledger.rows if each["metric"] == "text"), key=lambda each: each["window"])
     far = [each for each in texts if each["length"] == samples.to]

@@ -28,7 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job for all encodings, since the models are small and random."""
+    """Run one job for all encodings, since the models are small and random; return the facts for the report."""
     shared = runner.pick("names", "shifts", "windows", "length")
     runner.run(Job(f"shifts-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
     return {}
