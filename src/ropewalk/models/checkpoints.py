@@ -184,6 +184,7 @@ def _match_names(
 
 
 def _common_dtype(source: Weights, names_in_file: Mapping[str, list[str]]) -> torch.dtype:
+    """Return the dtype that all weights of a checkpoint have; raise an error if they have several."""
     by_dtype = {source.dtype(hf_name): hf_name for hf_names in names_in_file.values() for hf_name in hf_names}
     if len(by_dtype) > 1:
         examples = " and ".join(f"{hf_name} is {dtype}" for dtype, hf_name in list(by_dtype.items())[:2])

@@ -60,6 +60,7 @@ def why_not(model: Any, tokens: Tensor) -> str | None:
 
 
 def _why_not_layer(layer: nn.Module) -> str | None:
+    """Return why the decode kernels do not support a layer, or None if they do."""
     attention, network = layer.self_attn, layer.mlp
     if type(attention) is not PackedAttention or type(network) is not GatedNetwork:
         return f"{type(attention).__name__} with {type(network).__name__} has no decode kernels"
@@ -139,6 +140,7 @@ class DecodeStep:
         self._capture(model)
 
     def _capture(self, model: Any) -> None:
+        """Capture one decode step as a CUDA graph, after a run on another stream that compiles the kernels."""
         stream = torch.cuda.Stream(self.x.device)
         stream.wait_stream(torch.cuda.current_stream(self.x.device))
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -159,6 +161,7 @@ class DecodeStep:
         self.counters.add_(1)
 
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
+        """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
         head_norm = None
         if isinstance(attention.q_norm, nn.RMSNorm):

@@ -152,6 +152,7 @@ class Decoder(nn.Module):
         documents: Tensor | None,
         caches: Sequence | None,
     ) -> tuple[Tensor, list[Routes]]:
+        """Return the last hidden states and the routes of the layers that have experts."""
         layer_caches = check_caches(caches, len(self.layers))
         if positions is None:
             positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]

@@ -142,6 +142,7 @@ def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> t
 
 
 def _encoding(specs: Any, layer_types: tuple[str, ...]) -> str | RopeSpec | dict[str, RopeSpec | None]:
+    """Return the encoding of a DecoderConfig: "none", one spec for all layers, or a spec by layer type."""
     if not any(specs.values()):
         return "none"
     by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
@@ -229,6 +230,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
+    """Return the config keys that describe the attention window of each layer."""
     if model_type == "llama":
         return {}
     keys = {"sliding_window": config.window, "use_sliding_window": config.window is not None}

@@ -106,6 +106,7 @@ class DecoderConfig:
                 choice("temperature", layer_type, LAYER_TYPES)
 
     def _check_layers(self, put: Any) -> None:
+        """Check the window and the layer types, and set `layer_types` to one entry per layer."""
         if self.window is not None:
             integer("window", self.window, low=1)
         types = self.layer_types
@@ -124,6 +125,7 @@ class DecoderConfig:
         put("layer_types", types)
 
     def _check_experts(self, put: Any) -> None:
+        """Check the numbers of experts and set the defaults that depend on other fields."""
         integer("num_experts", self.num_experts, low=0, high=MAX_EXPERTS)
         size = self.intermediate_size if self.moe_intermediate_size is None else self.moe_intermediate_size
         put("moe_intermediate_size", integer("moe_intermediate_size", size, low=1, high=MAX_SIZE))
@@ -133,6 +135,7 @@ class DecoderConfig:
         put("dense_layers", tuple(integer("dense_layers", i, low=0, high=self.num_layers - 1) for i in self.dense_layers))
 
     def _check_encoding(self, put: Any) -> None:
+        """Check the encoding of every layer type."""
         if isinstance(self.encoding, Mapping):
             put("encoding", dict(self.encoding))
             for layer_type in self.encoding:

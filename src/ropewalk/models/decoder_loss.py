@@ -35,6 +35,7 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int) -> Tensor:
+        """Return the mean loss; gradients are computed here too, chunk by chunk, so that logits need not be kept."""
         valid = targets != IGNORED
         count = valid.sum().clamp(min=1)
         chunks = _chunks(x, weight, max_logits)
@@ -56,6 +57,7 @@ class _TokenLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
+        """Return the gradients of x and weight: those of `forward` times the gradient of the loss."""
         x_grad, weight_grad, count = ctx.saved_tensors
         scale = grad / count  # stays float32, because rounding the scale would shift all gradients alike
         grads = ((each.to(scale.dtype) * scale).to(x_grad.dtype) for each in (x_grad, weight_grad))

@@ -31,6 +31,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor) -> Tensor:
+        """Return the gradient of packed [gate | up] for silu(gate) * up."""
         (packed,) = ctx.saved_tensors
         gate, up = packed.chunk(2, dim=-1)
         out = torch.empty_like(packed)
@@ -104,6 +105,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routes]:
+        """Return the sum of the outputs of the chosen experts of each token, and how tokens were routed."""
         flat = x.flatten(0, -2)
         scores = self.gate(flat)
         dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32

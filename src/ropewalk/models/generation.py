@@ -143,6 +143,7 @@ def steps(
 
     @torch.no_grad()
     def run(inputs: Tensor, padding: Tensor | None, lent: ExitStack) -> Iterator[Tensor]:
+        """Yield the next token of each row until all rows have ended; `lent` holds the decode step while it is in use."""
         seen = _tokens_seen(inputs, padding, vocabulary) if repetition_penalty != 1 else None
         done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
         if not max_new_tokens:
@@ -236,6 +237,7 @@ def _to_host(flag: Tensor) -> Callable[[], bool]:
 
 
 def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> None:
+    """Raise an error if the prompt is not [batch, tokens] of the vocabulary, or is padded on the right."""
     if tokens.ndim != 2 or not tokens.shape[1]:
         raise RopeError("tokens", "must be [batch, tokens] with at least one token", list(tokens.shape))
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:

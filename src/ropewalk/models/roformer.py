@@ -111,6 +111,7 @@ class Layer(nn.Module):
         documents: Tensor | None,
         cache: KVCache | RunningState | None,
     ) -> Tensor:
+        """Return the output of one layer: attention, then the network, each followed by residual and norm."""
         attended = self.attention.attend(x, positions, padding, documents, cache)  # type: ignore[arg-type]  # `caches` makes its kind
         x = self.attention_norm(x + self.dropout(attended))
         return self.down_norm(x + self.dropout(self.down(self.activation(self.up(x)))))
@@ -141,6 +142,7 @@ class RoFormer(nn.Module):
                 module.reset_parameters()
 
     def _reset(self, module: nn.Linear | nn.Embedding) -> None:
+        """Set the initial weights of a linear layer or an embedding."""
         if self.config.norm == "layer_norm":
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         else:
@@ -232,6 +234,7 @@ class RoFormer(nn.Module):
         return self.layers[0].attention.token_positions(positions, padding, documents, cache, *tokens.shape, tokens.device)  # type: ignore[operator]
 
     def _check(self, tokens, types, padding) -> None:
+        """Raise an error if tokens, types or padding have a wrong dtype or shape."""
         if not isinstance(tokens, Tensor) or tokens.dtype not in INTEGERS or tokens.ndim != 2:
             rule = "must be integers [batch, tokens]" + (" or [batch, choices, tokens]" if self.head.pools else "")
             raise RopeError("tokens", rule, list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens))

@@ -143,6 +143,7 @@ def unused_weights(model: nn.Module) -> tuple[str, ...]:
 
 
 def _config_of(model: nn.Module) -> tuple[RoFormerConfig, str]:
+    """Return the RoFormerConfig and the model_type of a transformers model."""
     hf_config = getattr(model, "config", None)
     if hf_config is None or not hasattr(hf_config, "to_dict"):
         raise RopeError("model", "must be a transformers model with a config", type(model).__name__)

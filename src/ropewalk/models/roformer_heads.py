@@ -121,6 +121,7 @@ class Classification(Head):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
+        """Return the logits of the classes from the hidden state of the first token."""
         activation = ACTIVATIONS[self.config.classifier_activation or self.config.activation]
         x = first_token(hidden, padding)
         x = self.dropout(x) if self.config.head_dropout == "roformer" else x
