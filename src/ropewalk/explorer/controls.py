@@ -80,6 +80,7 @@ def controls() -> Mapping[str, Control]:
 
 @cached("explorer controls", entries=4)
 def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, Control]:
+    """Return all controls of the page by name; those of a spec are named "a..." and "b..."."""
     by_name = _VIEW | _model_controls()
     for side in SIDES:
         by_name |= {f"{side}.{name}": control for name, control in _SPEC.items()}
@@ -120,6 +121,7 @@ def scaling_controls(scaling: type[Scaling]) -> dict[str, Control]:
 
 
 def _control(hint: Any, default: Any) -> Control | None:
+    """Return the control for a field of a scaling, chosen by its type; None if the type has none."""
     plain = {float: "number", int: "integer", bool: "flag"}
     if hint in plain:
         return Control(plain[hint], default, low=-MAX_LENGTH)
@@ -168,6 +170,7 @@ def write(value: Any) -> str:
 
 
 def _parse(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+    """Return the number that a text states; raise an error if it is none or too long."""
     try:
         if len(text) <= 40:
             return kind(text)

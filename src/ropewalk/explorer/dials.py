@@ -24,6 +24,7 @@ def reading(spec: RopeSpec, trained: int, served: int, translate: Translate) -> 
 
 
 def _face(place: int, dial: Dial, translate: Translate) -> str:
+    """Return one dial as SVG: ring, angles seen in training, new angles, moving hand and labels."""
     x, y = _WIDTH * (place % ACROSS) + _WIDTH / 2, _DOWN * (place // ACROSS) + _RADIUS + 8
     turns = min(dial.served_turns, MAX_TURNS)
     leaves, seen = dial.leaves_at, 360 * min(dial.trained_turns, 1.0)
@@ -51,6 +52,7 @@ def _band(start: float, degrees: float, colour: str, inside: str = "") -> str:
 
 
 def _new_band(dial: Dial, seen: float, turns: float) -> str:
+    """Return the band of new angles as SVG, which grows while the hand moves; empty if there are none."""
     if dial.leaves_at >= 1:
         return ""
     new = min(360 * turns, 360.0) - seen
@@ -61,6 +63,7 @@ def _new_band(dial: Dial, seen: float, turns: float) -> str:
 
 
 def _spins(turns: float) -> str:
+    """Return the animation that rotates the hand by `turns` turns."""
     return (
         f'<animateTransform attributeName="transform" type="rotate" from="0" to="{-360 * turns:.3f}" dur="{SECONDS}s" '
         f'repeatCount="indefinite"/>'
@@ -74,6 +77,7 @@ def _reddens(leaves: float) -> str:
 
 
 def _animate(attribute: str, values: str, times: str, *, discrete: bool = False) -> str:
+    """Return an animation of an attribute over the values at the given times, from 0 to 1."""
     mode = ' calcMode="discrete"' if discrete else ""
     return (
         f'<animate attributeName="{attribute}" values="{values}" keyTimes="{times}" dur="{SECONDS}s" '

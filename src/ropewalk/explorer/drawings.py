@@ -48,6 +48,7 @@ def _colour(place: int) -> str:
 
 
 def _face(place: tuple[int, int], colour: str, pair: int, step: float, angle: float, translate: Translate, animated: bool) -> str:
+    """Return one clock as SVG, with its hand at `angle`; if `animated`, the hand moves on from there."""
     x, y = 60 + 120 * place[0], 60 + 150 * place[1]
     wave = math.inf if step == 0 else 2 * math.pi / abs(step)
     rotates = not math.isinf(wave)

@@ -114,6 +114,7 @@ def _read(model: Model, request: Request, translate: Translate) -> tuple[Reading
 
 
 def _show(values: dict[str, Any], model: Model, before: Reading, after: Reading, translate: Translate) -> None:
+    """Show what the model read without and with the scaling: numbers, attention of one head, and losses."""
     plain, chosen = translate("no scaling"), _title(values)
     st.markdown(f"**{translate('Before and after')}** · {literal(model.source[0])}")
     numbers = [

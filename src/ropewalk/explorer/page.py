@@ -52,6 +52,7 @@ def page() -> None:
 
 
 def _story(values: dict[str, Any], translate: Translate) -> None:
+    """Show the page as a story in steps."""
     title, language = st.columns([4, 1], vertical_alignment="center")
     title.markdown(f"**ropewalk** · {translate('Rotary position embedding')}")
     with language:
@@ -70,6 +71,7 @@ def _story(values: dict[str, Any], translate: Translate) -> None:
 
 
 def _free_play(values: dict[str, Any], translate: Translate) -> None:
+    """Show the page with all controls in the sidebar and the chosen view."""
     report = os.environ.get(REPORT)
     with st.sidebar:
         draw_control(values, "language", LANGUAGE, horizontal=True, named=LANGUAGES.get)
@@ -113,6 +115,7 @@ def _show_problem() -> None:
 
 
 def _sidebar(values: dict[str, Any], translate: Translate) -> None:
+    """Show presets, the upload, lengths and the controls of one or two specs."""
     st.selectbox(translate("Preset"), ["", *EXAMPLES], key="preset", on_change=_load_preset)
     st.file_uploader(translate("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload)
     layers = st.session_state.get("layers", {})
@@ -138,6 +141,7 @@ def _changed(values: dict[str, Any], loaded: dict[str, Any]) -> bool:
 
 
 def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
+    """Show the controls of one spec, "a" or "b"."""
     draw_control(values, f"{side}.head_dim", "head_dim")
     draw_control(values, f"{side}.theta", "theta")
     name = f"{side}.scaling"
@@ -154,6 +158,7 @@ def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
 
 
 def _choose_view(values: dict[str, Any], translate: Translate, report: str | None) -> None:
+    """Show the choice of a view, and the controls that only this view has."""
     views = [view for view in VIEWS if view != "report" or report]
     if values["view"] not in views:
         put({"view": "clocks"})
@@ -167,6 +172,7 @@ def _choose_view(values: dict[str, Any], translate: Translate, report: str | Non
 
 
 def _load(config: dict[str, Any] | bytes) -> None:
+    """Set the controls to the first layer type of a config, or store the error that the page shows."""
     session = st.session_state
     session["problem"] = None
     try:
@@ -184,6 +190,7 @@ def _load_preset() -> None:
 
 
 def _load_upload() -> None:
+    """Load the uploaded config."""
     if st.session_state["upload"] is not None:
         st.session_state["preset"] = ""
         # one byte above the limit, so that a larger file is detected
@@ -195,6 +202,7 @@ def _load_layer() -> None:
 
 
 def _reset() -> None:
+    """Set all controls but language and view to their defaults."""
     kept = {name: st.session_state["values"][name] for name in ("language", "view")}
     st.session_state["preset"], st.session_state["problem"] = "", None
     st.session_state.pop("layers", None)

@@ -48,6 +48,7 @@ def show(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) ->
 
 
 def _drawing(values: dict[str, Any], spec: RopeSpec, translate: Translate) -> str:
+    """Return the SVG of the view, clocks or plane, of one spec."""
     position, served = values["position"], values["served"]
     if values["view"] == "clocks":
         return drawings.clocks(spec, position, served, translate, values["animate"])
@@ -55,6 +56,7 @@ def _drawing(values: dict[str, Any], spec: RopeSpec, translate: Translate) -> st
 
 
 def _memory(all_facts: list[Facts], translate: Translate) -> None:
+    """Show a table of the bytes that cos and sin take in each form."""
     st.markdown(f"**{translate('Memory of cos and sin')}**")
     forms = dict.fromkeys(form for facts in all_facts for form in facts.memory)
     heads = " | ".join(f"{translate('bytes')}: {name}" for name in names([facts.spec for facts in all_facts]))

@@ -117,6 +117,7 @@ def _stamp(name: str) -> tuple[int, ...]:
 
 
 def _open(source: tuple[str, tuple[int, ...]]) -> Model:
+    """Return the opened model, with the attention implementation that returns its weights."""
     model, encode = open_real(source[0], torch.device("cpu"))
     layers = _layers(model)
     # the other implementations do not return their weights
@@ -128,6 +129,7 @@ def _open(source: tuple[str, tuple[int, ...]]) -> Model:
 
 
 def _layers(model: nn.Module) -> list[Any]:
+    """Return the decoder layers of a model; raise an error if they have no self_attn."""
     find = getattr(model, "get_decoder", None)
     layers = list(getattr(find(), "layers", [])) if callable(find) else []
     if not layers or not all(hasattr(layer, "self_attn") for layer in layers):
@@ -141,6 +143,7 @@ def _watched(layers: list[Any], see: Callable[[int, Tensor], None]) -> Iterator[
     """Context manager: `see` gets the number and the attention weights [1, H, S, S] of each layer as soon as it is done."""
 
     def hook(place: int, module: nn.Module, args: Any, output: Any) -> None:
+        """Pass the attention weights of a layer on to `see`."""
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if weights is None:
             raise RopeError("model", "must return the weights of its attention", type(module).__name__)
@@ -178,6 +181,7 @@ def positions_of(key: PassKey, gap: int) -> Tensor:
 
 @torch.no_grad()
 def _read(model: Model, request: Request, report: Report) -> Reading:
+    """Return what the model reads of the text: losses, attention maps and the probability of the answer."""
     key = text_of(model, request)
     tokens, positions = key.tokens[None], positions_of(key, request.gap)
     maps: dict[int, np.ndarray] = {}

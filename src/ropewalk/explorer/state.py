@@ -66,6 +66,7 @@ def scaling_of(name: str, own: Values, pairs: int) -> Scaling:
 
 
 def _field(field: str, control: Control, value: Any, pairs: int) -> Any:
+    """Return the value of a control as a field of a scaling with this number of pairs."""
     if control.kind == "scaling":
         return scaling_of(value, {}, pairs)
     if control.kind == "numbers":

@@ -40,6 +40,7 @@ def draw(values: dict[str, Any], translate: Translate) -> Any:
 
 
 def _way_on(place: int, translate: Translate) -> Any:
+    """Show the buttons to other steps and views; return the empty column beside them."""
     *places, beside = st.columns([2, 2, 2, 3, 3])
     last = place + 1 == len(STEPS)
     ways = [
@@ -55,6 +56,7 @@ def _way_on(place: int, translate: Translate) -> Any:
 
 
 def _question(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    """Show step 1: the dials of a model that reads beyond its trained length."""
     lengths = {"trained": f"{facts.trained:,}", "served": f"{facts.served:,}"}
     st.subheader(translate("A model was trained on {trained} tokens and now reads {served}. What is new to it?", **lengths))
     text, picture = st.columns(_COLUMNS, gap="large")
@@ -71,6 +73,7 @@ def _question(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
 
 
 def _verdict(facts: Facts, translate: Translate) -> None:
+    """Show how many pairs reach angles that training never showed."""
     spec, new = facts.spec, facts.new_angles
     said = {"name": spec.scaling.name, "new": new, "pairs": spec.pairs}
     if not new:
@@ -82,6 +85,7 @@ def _verdict(facts: Facts, translate: Translate) -> None:
 
 
 def _choose_remedy(values: dict[str, Any], translate: Translate, names: tuple[str, ...] = REMEDIES) -> None:
+    """Show the choice of a scaling."""
     # a scaling from a link or a config stays in the list
     names = tuple(dict.fromkeys((*names, values["a.scaling"])))
     named = lambda name: translate("no scaling") if name == "default" else name  # noqa: E731 - one line
@@ -90,6 +94,7 @@ def _choose_remedy(values: dict[str, Any], translate: Translate, names: tuple[st
 
 
 def _angles(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    """Show how the position rotates one pair."""
     spec, pair, position = facts.spec, values["pair"], values["position"]
     step = float(radians_of(spec, facts.served)[pair])
     st.subheader(translate("The position turns every pair of q and k by an angle"))
@@ -112,6 +117,7 @@ def _angles(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
 
 
 def _pairs(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    """Show the different speeds of the pairs."""
     spec, waves = facts.spec, wavelengths(radians_of(facts.spec, facts.served))
     st.subheader(translate("Every pair has a speed of its own"))
     told = {"shortest": short(float(waves.min())), "longest": short(float(waves.max()))}
@@ -127,6 +133,7 @@ def _pairs(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
 
 
 def _beyond(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    """Show that slow pairs reach new angles beyond the trained length."""
     slow = int((turns(plain_radians(facts.spec), facts.trained) < 1).sum())
     st.subheader(translate("Slow pairs leave the angles they were trained on"))
     told = {"slow": slow, "pairs": facts.spec.pairs, "trained": f"{facts.trained:,}"}
@@ -141,6 +148,7 @@ def _beyond(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
 
 
 def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    """Show what each scaling does to the speeds and the angles."""
     st.subheader(translate("A scaling slows pairs down, so that their angles stay in the trained range"))
     _choose_remedy(values, translate)
     st.caption(about(SCALINGS[values["a.scaling"]], values["language"]))
@@ -174,6 +182,7 @@ def _specs(values: dict[str, Any]) -> dict[str, RopeSpec]:
 
 
 def _cost(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    """Show the cost in precision and memory."""
     st.subheader(translate("What it costs in precision and memory"))
     st.markdown(
         translate(
@@ -188,6 +197,7 @@ def _cost(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
 
 
 def _engines(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
+    """Show what inference engines compute from the same config."""
     st.subheader(translate("What engines make of the same config"))
     _choose_remedy(values, translate)
     text, code = st.columns((3, 2), gap="large")
