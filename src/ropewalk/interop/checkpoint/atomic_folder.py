@@ -72,6 +72,7 @@ def _lock(partial: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
+    """Delete everything in a folder; links are deleted, not followed."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -102,7 +102,10 @@ def _write(
     report: Conversion,
     progress: Callable[[int], None],
 ) -> None:
+    """Write the converted shards, the other files and the record to `target`, which appears only when it is complete."""
+
     def pieces_of(name: str):
+        """Yield the tensor `name` in pieces, converted if it has a rule, and report its bytes as done."""
         if name in rules:
             yield from rules[name].convert(folder, name, report.source_layout, report.target_layout)
         else:
@@ -121,6 +124,7 @@ def _write(
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a file to a new one and wait until it is on disk."""
     with source.open("rb") as read, target.open("xb") as write:
         shutil.copyfileobj(read, write)
         write.flush()
@@ -138,6 +142,7 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
 
 
 def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
+    """Return a warning if the transformers code of this model cannot run the target layout."""
     model_type = str(config_file.text_part(config).get("model_type"))
     family = FAMILIES.get(model_type)
     if family is None or has_interleave_flag(config) or family.layout == target_layout:

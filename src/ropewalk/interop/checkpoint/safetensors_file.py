@@ -170,6 +170,7 @@ def write_file(path: Path, header: Header, pieces_of: Callable[[str], Iterable[T
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return JSON fields as a dict; raise an error if a name occurs twice."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
@@ -179,6 +180,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(field: str, value: Any) -> TensorEntry:
+    """Return the checked entry of one tensor in the header; the header is untrusted data."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise RopeError(field, "must be an object with dtype, shape and data_offsets", value)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

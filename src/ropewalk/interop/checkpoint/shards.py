@@ -163,6 +163,7 @@ def write_folder(
     by_file = dict(zip(names, headers, strict=True))
 
     def create(name: str) -> tuple[Tensor]:
+        """Return the tensor `name`, made only now; raise an error if it does not have the declared shape."""
         make, shape = makers[name]
         tensor = make()
         if tuple(tensor.shape) != shape:
@@ -227,6 +228,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _check_index(index_name: str, weight_map: Mapping[str, str], files: Mapping[str, str]) -> None:
+    """Raise an error if the index and the shards do not list the same tensors."""
     rules = {
         "must list only tensors that a shard holds": [name for name in weight_map if name not in files],
         "must also list these tensors of its shards": [name for name in files if name not in weight_map],

@@ -198,6 +198,7 @@ def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]
 
 
 def _fused_rule(name: str, part: str, shape: tuple[int, ...], rule: TensorRule, sizes: HeadSizes, model_type: str) -> TensorRule:
+    """Return the rule of a tensor that packs q, k and v, by how this model_type orders their rows."""
     packings = FUSED[part]
     if model_type not in packings:
         text = f"must belong to a model_type whose row order of {part} is known ({', '.join(packings)})"
@@ -237,6 +238,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """Return the number of key heads; by default, and for some model types always, that of the query heads."""
     model_type = config.get("model_type")
     if model_type in ("gpt_neox", "gpt_neox_japanese", "persimmon"):  # their code ignores the config here
         return heads
@@ -251,6 +253,7 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 
 def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
+    """Return the first of the keys that the config has, as a checked integer, or the default."""
     entry = find(config, *keys)
     if entry is not None:
         return integer(entry.key, entry.value, low=low, high=1 << 20)
@@ -260,6 +263,7 @@ def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int 
 
 
 def _sizes_of_layer(sizes: dict[str, HeadSizes], config: Mapping[str, Any], layer: int) -> HeadSizes:
+    """Return the head sizes of a layer, by its type if the types differ."""
     distinct = list(dict.fromkeys(sizes.values()))
     if len(distinct) == 1:
         return distinct[0]

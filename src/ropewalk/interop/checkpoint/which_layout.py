@@ -86,6 +86,7 @@ def _meta_names(folder: Folder) -> list[str]:
 
 
 def _from_names(folder: Folder) -> list[Evidence]:
+    """Return strong evidence for interleaved pairs if names of tensors or files are those of Meta's and Mistral's own code."""
     evidence = []
     if names := _meta_names(folder):
         evidence.append(f"{names[0]} is a name in Meta's and Mistral's own files, whose code pairs (2i, 2i+1)")

@@ -32,6 +32,7 @@ _magnitude: Check = partial(number, **MAGNITUDE_RANGE)
 
 
 def _layer_thetas(key: str, value: object) -> None:
+    """Raise an error if the value is not a list of thetas, one per layer, where 0 means no rotation."""
     if not isinstance(value, list | tuple):
         raise RopeError(key, "must be a list with the theta of each layer, 0 for layers that are not rotated", value)
     for index, theta in enumerate(value):
@@ -94,6 +95,7 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) -> None:
+    """Raise an error about the first key that nothing reads, with the nearest known key as a hint."""
     known = sorted(inner_keys())
     for key in rope:
         if key in known:
@@ -107,6 +109,7 @@ def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) ->
 
 
 def _check_rope(rope: Mapping[str, Any], where: str, settings: Mapping[str, list[Setting]]) -> None:
+    """Raise an error about the first wrong value of a rope object; `where` names the object."""
     for key, value in rope.items():
         try:
             if key in ROPE_CHECKS:

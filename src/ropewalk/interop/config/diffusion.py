@@ -48,6 +48,7 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
     model, entries = MODELS[name], []
 
     def value(field: str, key: str | None, default: Any) -> Any:
+        """Return the value of a config key, or the default, and note where it comes from."""
         given = None if key is None else config.get(key)
         source = f"the default of {name}" if given is None else str(key)
         entries.append(Entry(LAYER_TYPE, field, default if given is None else given, source))

@@ -120,6 +120,7 @@ def _holds_constant(value: Any) -> bool:
 
 
 def _integer(digits: str) -> int:
+    """Return the integer of a JSON number with at most 40 digits."""
     # converting a million digits takes minutes, and no config has integers that large
     if len(digits) > 40:
         raise RopeError("config", "must hold integers of at most 40 digits", f"{len(digits)} digits")

@@ -110,6 +110,7 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
 
 
 def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
+    """Return the spec of each layer type (None: not rotated), and where each value was found."""
     text = config_file.text_part(config_file.load(config))
     if diffusion.CLASS_KEY in text:
         spec, found = diffusion.read(text, precision)
@@ -155,6 +156,7 @@ def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
 
 
 def _layout_hint(field: str, spec: RopeSpec) -> str:
+    """Return a hint for an error about the layout: model types whose code has it; empty for other fields."""
     if field not in ("layout", "layout_out"):
         return ""
     layouts = spec.layout, spec.layout_out

@@ -76,6 +76,7 @@ def refuse_other_encodings(config: Mapping[str, Any]) -> None:
 
 
 def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a config object, {} if it is absent or null."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
         raise RopeError(key, "must be an object or null", value)

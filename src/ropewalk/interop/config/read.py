@@ -69,6 +69,7 @@ def _rope_type(layer: Layer) -> str:
 
 
 def _head_dim(layer: Layer) -> Value:
+    """Return head_dim and where it comes from: a config key, the default of the family, or hidden size / heads."""
     config, family = layer.config, layer.family
     given = None if family.at_end else find(config, keys.LATENT_KEY)
     given = given or _own_head_dim(layer) or find(config, *keys.HEAD_DIM_KEYS)
@@ -83,6 +84,7 @@ def _head_dim(layer: Layer) -> Value:
 
 
 def _positive(config: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int]:
+    """Return (key, value) of the first of `names` in the config, which must be a positive integer."""
     given = find(config, *names)
     if given is None:
         rule = "must be given if head_dim is not; where a config.json leaves it to its class, pass transformers' config object"
@@ -138,6 +140,7 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
 
 
 def _layout(layer: Layer) -> tuple[str, str | None]:
+    """Return (layout, layout_out), from the key rope_interleave or from the code of the family."""
     family, interleave = layer.family, find(layer.config, "rope_interleave")
     if interleave is not None and (family.has_interleave_flag or not layer.is_known):
         layouts = ("interleaved", "half") if flag(interleave.key, interleave.value) else ("half", None)
@@ -151,6 +154,7 @@ def _layout(layer: Layer) -> tuple[str, str | None]:
 
 
 def _axes(layer: Layer, pairs: int) -> axes.AxisMap | None:
+    """Return the axis of each pair for multimodal positions, or None if the config has no sections."""
     family = layer.family
     sections = layer.either(layer.rope.get("mrope_section"), layer.rope.get("xdrope_section"))
     if sections is None and family.sections is not None:

@@ -79,6 +79,7 @@ def _fields(layer: Layer, kind: type[Scaling]) -> dict[str, Any]:
 
 
 def _value(layer: Layer, kind: type[Scaling], key: str, facts: Setting) -> Value | None:
+    """Return the value of a config key of a scaling and where it comes from; None if it is absent."""
     value, family = layer.rope.get(key), layer.family
     if key == SERVED_LENGTH_KEY:
         return served_length(layer.config)

@@ -17,6 +17,7 @@ WINDOWED = ("sliding_attention", "hybrid_sliding", "chunked_attention")
 
 
 def _llama4(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
+    """Return the temperature of Llama 4, or None, and which layers have it."""
     tuned = config.get("attn_temperature_tuning")
     if tuned is not None and not flag("attn_temperature_tuning", bool(tuned)):
         return None, "unrotated"
@@ -25,6 +26,7 @@ def _llama4(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
 
 
 def _ministral(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
+    """Return the temperature of Ministral 3, or None, and which layers have it."""
     rope = config.get("rope_parameters") or {}
     beta = rope.get(TEMPERATURE_KEY)
     if beta is None:
@@ -40,6 +42,7 @@ def _qwen(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
 
 
 def _inkling(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
+    """Return the temperature of Inkling, or None, and which layers have it."""
     length = config.get("log_scaling_n_floor")
     if length is None:
         return None, "full"

@@ -47,6 +47,7 @@ def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
 
 
 def _fraction_key(spec: RopeSpec) -> dict[str, float]:
+    """Return the config key for heads that rotate in part; {} if the whole head rotates."""
     if spec.rotary_dim == spec.head_dim:
         return {}
     fraction = 2 * spec.pairs / spec.head_dim
@@ -55,6 +56,7 @@ def _fraction_key(spec: RopeSpec) -> dict[str, float]:
 
 
 def _axis_keys(spec: RopeSpec) -> dict[str, Any]:
+    """Return the config keys for several axes; {} for one."""
     if not isinstance(spec.axes, AxisMap):
         return {}
     axis_of_pair = spec.axes.axis_of_pair

@@ -177,6 +177,7 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
 
 
 def _case(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_len: int | None) -> Case:
+    """Return the case that all engines are asked about: spec, config keys and lengths of one layer type."""
     model_type = text.get("model_type")
     rope = layer_ropes(text, family_of(model_type)).get(layer_type) or {}
     served = served_length(text)
@@ -202,6 +203,7 @@ def _default_limit(spec: RopeSpec, max_position: int | None) -> int:
 
 
 def _lengths(case: Case, length: int | None) -> tuple[int, ...]:
+    """Return the lengths to compare at: the given one, or the trained and the served length if the scaling depends on it."""
     if length is not None:
         return (integer("length", length, low=1),)
     if not case.spec.needs_length:
@@ -211,6 +213,7 @@ def _lengths(case: Case, length: int | None) -> tuple[int, ...]:
 
 
 def _findings(layer_type: str, case: Case) -> list[Finding]:
+    """Return one finding per engine: what it computes, and how that differs from transformers."""
     readings = {name: _read(engine, case) for name, engine in ENGINES.items()}
     # where transformers cannot compute it, engines are compared with what the config describes
     reference = readings[REFERENCE] if readings[REFERENCE].problem is None else Reading(case)

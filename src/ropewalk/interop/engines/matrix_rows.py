@@ -125,6 +125,7 @@ REAL: dict[str, tuple[str, int, float, Config | None, float | None, Config]] = {
 
 
 def _real() -> Iterator[Row]:
+    """Yield the configs of real models, in the spelling of transformers 4 and of 5."""
     for name, (model_type, length, theta, scaling, partial, keys) in REAL.items():
         for spelling in (4, 5):
             config = config_of(model_type, spelling, length, theta, scaling, partial, **keys)
@@ -162,6 +163,7 @@ def _lengths(name: str, config: Config, original: int) -> Iterator[Row]:
 
 
 def _length_dependent() -> Iterator[Row]:
+    """Yield configs whose frequencies depend on the length, each at several lengths."""
     for spelling in (4, 5):
         beside = {"original_max_position_embeddings": 4096}
         phi = config_of("phi3", spelling, 131072, 1e4, _by_type(longrope(32)) if spelling == 4 else longrope(32), **beside)
@@ -201,6 +203,7 @@ YARN_TRAPS: dict[str, Config] = {
 
 
 def _traps() -> Iterator[Row]:
+    """Yield configs that engines are likely to read differently: missing keys, unusual keys and rare combinations."""
     short = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}
     for name, keys in YARN_TRAPS.items():
         for model_type in ("llama", "qwen2", "qwen3", "deepseek_v3"):

@@ -32,7 +32,7 @@ CONVERTER = "convert_hf_to_gguf.py"
 
 
 def read_llama_cpp(case: Case) -> Reading:
-    """Read a case as llama.cpp does: what its converter writes, with its own formula for the magnitude."""
+    """Return what llama.cpp computes for a case. "Not written" means: its converter leaves a config key out of the GGUF file."""
     reading = Reading(case)
     if case.model_type not in SHARED | NO_SCALING:
         return reading.fail(f"not known: what the converter writes for {case.model_type}")
@@ -102,6 +102,7 @@ def _axes(reading: Reading) -> None:
 
 
 def _scaling(reading: Reading) -> None:
+    """Change the reading to the scaling that llama.cpp computes with."""
     case, scaling = reading.case, reading.spec.scaling
     if case.model_type == "nemotron" and not isinstance(scaling, Linear) and case.rope.get("factor") is not None:
         does = "any scaling with a factor is written as linear"
@@ -126,6 +127,7 @@ def _scaling(reading: Reading) -> None:
 
 
 def _longrope(reading: Reading, scaling: LongRope) -> None:
+    """Change the reading of LongRoPE, whose factors only Phi-3 and PhiMoE keep."""
     case = reading.case
     if case.model_type not in ("phi3", "phimoe"):
         reading.drop_scaling("the factors are written for Phi-3 and PhiMoE alone", CONVERTER)
@@ -135,6 +137,7 @@ def _longrope(reading: Reading, scaling: LongRope) -> None:
 
 
 def _llama3(reading: Reading) -> None:
+    """Change the reading of Llama 3: for some families the converter leaves the scaling out of the GGUF file."""
     case = reading.case
     if case.model_type not in LLAMA3:
         reading.drop_scaling("not written for this family", CONVERTER)
@@ -143,6 +146,7 @@ def _llama3(reading: Reading) -> None:
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
+    """Change the reading of YaRN: the runtime has its own magnitude, band and betas."""
     case = reading.case
     is_written = case.latent or case.model_type in WRITES_LOG_MULTIPLIER
     weight = (yarn.mscale_all_dim or 0.0) if is_written else 0.0

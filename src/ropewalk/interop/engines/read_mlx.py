@@ -176,6 +176,7 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
 
 
 def _alpha(reading: Reading, keys: Mapping[str, Any]) -> Reading:
+    """Return the reading of HunYuan; MLX fails unless rope_scaling has the keys factor and type."""
     if not {"factor", "type"} <= keys.keys():
         return reading.fail("no table: rope_scaling must have the keys factor and type")
     if not isinstance(reading.spec.scaling, Ntk):
@@ -210,6 +211,7 @@ def _scaling(case: Case, kind: str, keys: Mapping[str, Any]) -> Scaling | str:
 
 
 def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
+    """Return the reading of LongRoPE, for which MLX always uses the long factors."""
     scaling = reading.spec.scaling
     if not isinstance(scaling, LongRope):
         return reading.fail("not known: LongRoPE with other factors than the config's")

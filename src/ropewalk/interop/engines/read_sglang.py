@@ -83,6 +83,7 @@ def _gemma4(reading: Reading) -> Reading:
 
 
 def _partial(reading: Reading, where: str) -> None:
+    """Change how many dimensions rotate to what SGLang reads for this family."""
     case, spec = reading.case, reading.spec
     if case.latent or isinstance(spec.scaling, Proportional) or case.model_type in PARTIAL:
         return
@@ -113,6 +114,7 @@ def _axes(reading: Reading) -> None:
 
 
 def _scaling(reading: Reading, where: str) -> None:
+    """Change the reading to the scaling that SGLang computes with."""
     case, scaling = reading.case, reading.spec.scaling
     if case.model_type in NO_SCALING:
         reading.drop_scaling("not passed to the rotary module", where)
@@ -166,6 +168,7 @@ def _latent(reading: Reading) -> None:
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
+    """Change the magnitude of YaRN to that of SGLang."""
     case = reading.case
     if case.model_type == "qwen3_moe" and case.rope.get("attention_factor") is not None:
         reading.fail("not known: the fused kernel of qwen3_moe reads attention_factor, the rotary module does not")

@@ -71,6 +71,7 @@ def _axes(reading: Reading) -> None:
 
 
 def _scaling(reading: Reading) -> None:
+    """Change the reading to the scaling that vLLM computes with."""
     case, scaling = reading.case, reading.spec.scaling
     if case.mrope and not isinstance(scaling, (Default, Yarn)):
         reading.fail(f"no table: rope_type {case.rope_type} has no axes in vLLM")

@@ -103,11 +103,11 @@ class Reading:
         self.case, self.spec, self.length = case, case.spec, case.length
         self.rules: list[EngineRule] = []
         self.problem: str | None = None
-        #: pairs that stand still
+        #: indices of the pairs that the engine does not rotate
         self.still: frozenset[int] = frozenset()
 
     def fail(self, problem: str) -> Reading:
-        """Set the problem."""
+        """Record that the engine has no result, with the reason, and return the reading."""
         self.problem = problem
         return self
 
@@ -126,12 +126,12 @@ class Reading:
             self.add(about, does, reference)
 
     def drop_scaling(self, does: str, reference: str) -> None:
-        """Compute without the config's scaling."""
+        """Record that the engine ignores the config's scaling."""
         about = {"dynamic": "dynamic NTK"}.get(self.case.rope_type, self.case.rope_type)
         self.use(about, does, reference, scaling=Default())
 
     def rotate(self, width: int, does: str, reference: str) -> None:
-        """Rotate `width` dimensions of the head, from its start."""
+        """Set how many dimensions of the head the engine rotates, from its start; add the rule if the config has another."""
         if width == self.spec.rotary_dim:
             return
         axes = self.spec.axes if width == self.spec.rotary_dim else None
@@ -143,7 +143,7 @@ class Reading:
         self.rules.append(EngineRule(about, does, reference))
 
     def change(self, **parameters: Any) -> bool:
-        """Change parameters of the scaling; returns whether that made a difference."""
+        """Change parameters of the scaling, and return whether that made a difference."""
         scaling = replace(self.spec.scaling, **parameters)
         changed = scaling != self.spec.scaling
         if changed:
@@ -170,7 +170,7 @@ class Reading:
         self.add("length switching", does, reference)
 
     def switch_once(self, scaling: LongRope, name: str, reference: str, limit: int) -> bool:
-        """Switch LongRoPE by the length `limit` that the engine is started for; returns whether that gives the long factors."""
+        """Choose LongRoPE's factors by the length `limit` the engine is started for; return whether they are the long ones."""
         long = limit > scaling.original_length
         does = f"{'long' if long else 'short'} factors for every sequence, because {name} is {limit}"
         self.switch(scaling, long, does, reference)

@@ -77,6 +77,7 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
+    """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
     rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
     right_angles = (rotated_back.angle().abs() <= allowed).all()

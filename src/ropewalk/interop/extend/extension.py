@@ -63,12 +63,14 @@ class Extension:
         self._remove()
 
     def _remove(self) -> None:
+        """Put the original parts of the model back."""
         for swap in self._swaps:
             swap.remove()
         self._installed = False
         self._patch_again()
 
     def _install(self) -> None:
+        """Put the extended parts into the model."""
         for swap in self._swaps:
             swap.install()
         self._installed = True

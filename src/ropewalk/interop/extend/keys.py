@@ -129,6 +129,7 @@ def _chosen_layers(
 
 
 def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
+    """Raise an error if a layer type already has a scaling and `overwrite` is False."""
     for name, spec in old_specs.items():
         under_clip = spec.scaling.inner if isinstance(spec.scaling, Clipped) else spec.scaling
         if not isinstance(under_clip, Default) and not overwrite:
@@ -137,6 +138,7 @@ def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
 
 
 def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]) -> None:
+    """Raise an error if layers have thetas of their own, which one scaling cannot replace."""
     thetas, rope = config.get(LAYER_THETA_KEY), config.get("rope_parameters") or config
     theta = rope.get(THETA_KEYS[0], next(iter(old_specs.values())).theta)
     if thetas is not None and {each for each in thetas if each} != {theta}:
@@ -153,6 +155,7 @@ def _refuse_unread(config: Mapping[str, Any], scaling: Scaling) -> None:
 
 
 def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec], given: int | None) -> int:
+    """Return the trained length: the given one, that of the config or of its scaling, or the served length."""
     if given is not None:
         return integer("original_length", given, low=1)
     lengths = {getattr(spec.scaling, "original_length", None) for spec in old_specs.values()} - {None}
@@ -164,6 +167,7 @@ def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]
 
 
 def _scaling(kind: type[Scaling], factor: float | None, length: int, options: dict[str, Any]) -> Scaling:
+    """Return a scaling made from the factor, the trained length and options; raise an error about unknown options."""
     names = {field.name for field in fields(kind)}
     known = names - {"factor", "original_length"}
     for name, value in options.items():
@@ -181,6 +185,7 @@ def _scaling(kind: type[Scaling], factor: float | None, length: int, options: di
 
 
 def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
+    """Return the spec with the scaling."""
     if isinstance(spec.scaling, Clipped):  # CoPE clips the frequencies of the new scaling as it did those of the old one
         scaled = _scaled(replace(spec, scaling=Default()), scaling)
         return replace(scaled, scaling=replace(spec.scaling, inner=scaled.scaling))

@@ -107,6 +107,7 @@ def _longrope_options(
         return options
 
     def loss(factors: tuple[float, ...]) -> float:
+        """Return the loss of the model with these factors, which are removed afterwards."""
         change = config_change(target.config, "longrope", **arguments, options={**options, "long_factor": factors})
         trial = target.apply("longrope", arguments["factor"], change)
         try:
@@ -208,6 +209,7 @@ def _accepted_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) 
 
 
 def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
+    """Raise an error if the config class of the model refuses or changes the new keys."""
     name = type(owner).__name__
     try:
         rebuilt = type(owner).from_dict(copy.deepcopy({**config, **keys}))

@@ -78,6 +78,7 @@ class RemappedLayers:
         k_positions = _key_positions(positions, mask, k.shape[-2])
 
         def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
+            """Return keys or queries, which are already rotated, moved to the positions `at`."""
             x, now = (k, k_positions) if key else (q, positions)
             if at is now and slowdown == 1:
                 return x

@@ -129,6 +129,7 @@ def _layers(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int,
 
 
 def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
+    """Raise an error if rotated keys of this spec cannot be moved to other positions."""
     if spec.num_axes > 1:
         raise RopeError("model", "must have positions on one axis to be remapped", spec.axes)
     if spec.needs_length:

@@ -45,6 +45,7 @@ class ConfigSwap:
         return {key: values.get(key, _Missing) for key in self.after}
 
     def _set(self, values: dict[str, Any]) -> None:
+        """Set config keys, in a dict or an object; a value of _Missing deletes the key."""
         for key, value in values.items():
             if isinstance(self.config, MutableMapping):
                 self.config.pop(key, None) if value is _Missing else self.config.update({key: value})
@@ -114,6 +115,7 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _set_state(module: nn.Module, state: State) -> None:
+    """Give a module exactly the plain attributes and buffers of `state`."""
     attributes, buffers = state
     for name, value in [*vars(module).items()]:
         if _is_plain(name, value) and name not in attributes:

@@ -116,6 +116,7 @@ def _reason(best: str, scores: Mapping[str, Scores]) -> str:
 
 
 def _beside(own: Score, others: Mapping[str, Score], keys: bool) -> str:
+    """Return how a score compares with the best of the others, in words; empty without others."""
     if not others or own.values.size < 2:
         return ""
     rival = min(others, key=lambda name: others[name].mean)

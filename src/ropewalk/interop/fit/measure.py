@@ -74,12 +74,14 @@ class Meter:
                     self._measure_passkeys(name, length, places)
 
     def _missing_texts(self, name: str) -> Iterator[tuple[int, int]]:
+        """Yield (window, length) of the texts that are not yet measured."""
         for length in dict.fromkeys((self.samples.to, self.samples.trained)):
             for window in range(len(self.samples.windows)):
                 if self.ledger.find(metric="text", method=name, window=window, length=length) is None:
                     yield window, length
 
     def _missing_passkeys(self, name: str) -> Iterator[tuple[int, list[float]]]:
+        """Yield (length, depths) of the pass keys that are not yet measured, in batches."""
         missing: dict[int, list[float]] = {}
         for length, depth in self.samples.passkeys:
             if self.ledger.find(metric="passkey", method=name, length=length, depth=depth) is None:
@@ -89,6 +91,7 @@ class Meter:
             yield from ((length, places[start : start + size]) for start in range(0, len(places), size))
 
     def _measure_text(self, name: str, window: int, length: int) -> None:
+        """Measure the loss of one window of text and add it to the ledger."""
         tokens, bands = self.samples.windows[window, :length], self.samples.bands
         began = self._start_clock()
         losses = self.reader.losses(tokens[None])[0]
@@ -100,6 +103,7 @@ class Meter:
         self.ledger.add(**row, seconds=round(seconds, 4), memory=memory)
 
     def _measure_passkeys(self, name: str, length: int, places: Sequence[float]) -> None:
+        """Measure which pass keys are found and add them to the ledger; alike ones are read as one batch."""
         assert self.samples.encode is not None  # else there are no pass keys
         made = [make_passkey(self.samples.encode, length, depth, self.samples.seed) for depth in places]
         alike = {(len(each.tokens), each.answer) for each in made}
@@ -133,6 +137,7 @@ class Meter:
         return found
 
     def _start_clock(self) -> float:
+        """Return the time, after the GPU has finished its work; its peak memory starts again from here."""
         if self.reader.device.type == "cuda":
             torch.cuda.synchronize(self.reader.device)
             torch.cuda.reset_peak_memory_stats(self.reader.device)

@@ -93,6 +93,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _decoder_extended(model: Decoder, method: Method, factor: float, trained: int) -> Iterator[None]:
+    """Extend our own decoder by a method while the context lasts."""
     encodings = [layer.self_attn.encoding for layer in model.layers]  # type: ignore[union-attr]
     ropes = [encoding.rope for encoding in encodings]  # type: ignore[union-attr]
     scaling = scaling_of(method, factor, trained)

@@ -38,6 +38,7 @@ def open_model(
 
 
 def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
+    """Return the model of a transformers folder, and the function that encodes text for it."""
     transformers = import_transformers()
     logging = transformers.utils.logging
     had_bar = logging.is_progress_bar_enabled()

@@ -188,6 +188,7 @@ def _name(model: Any) -> str:
 
 
 def _text_names(text: Any) -> list[str]:
+    """Return the names of the texts for the report."""
     if text is None:
         return ["Python's documentation"]
     if isinstance(text, Tensor):
@@ -196,6 +197,7 @@ def _text_names(text: Any) -> list[str]:
 
 
 def _pairs(model: nn.Module) -> int:
+    """Return the number of pairs of each head of the model."""
     if isinstance(model, Decoder):
         return model.layers[0].self_attn.encoding.rope.spec.pairs  # type: ignore[union-attr, return-value]
     spec = from_hf(model.config)
@@ -203,6 +205,7 @@ def _pairs(model: nn.Module) -> int:
 
 
 def _chosen(names: Iterable[str] | None, factors: tuple[float, ...] | None) -> dict[str, Method]:
+    """Return the methods to measure by name; the unchanged model is always among them."""
     known = registry.methods(factors)
     if names is None:
         return known
@@ -231,6 +234,7 @@ def _on_our_kernels(model: nn.Module) -> Iterator[str]:
 
 
 def _result(model: nn.Module, rows: list[Row], facts: dict[str, Any], chosen: dict[str, Method], skipped: dict[str, str]) -> Fit:
+    """Return the fit: the best method, and the best one that a config can name."""
     trained, to = facts["trained"], facts["to"]
     scores = {name: own for name, own in scores_of(rows, trained, to).items() if name in chosen}
     configs = {name: config_with(model, chosen[name], to / trained, trained) for name in scores}

@@ -92,6 +92,7 @@ _VALUES = {
 
 
 def _architecture(name: str) -> Architecture:
+    """Return the facts about a llama.cpp architecture."""
     facts = {fact: name in names.split() for fact, names in _FACTS.items()}
     values = {fact: by_name[name] for fact, by_name in _VALUES.items() if name in by_name}
     return Architecture(

@@ -112,6 +112,7 @@ class GgufFile:
         return values.reshape(entry.shape)
 
     def _bytes(self, name: str, begin: int, end: int) -> bytearray:
+        """Return bytes begin ... end - 1 of the file; `name` is for the error if the file shrinks meanwhile."""
         data = bytearray(end - begin)
         with self.path.open("rb", buffering=0) as file:
             file.seek(begin)
@@ -170,6 +171,7 @@ class _Reader:
             last, last_end = name, begin + size
 
     def _tensor(self) -> tuple[str, tuple[int, ...], Quantization, int]:
+        """Return (name, shape, quantization, offset) of the next tensor in the header."""
         name = self._string("name of a tensor", MAX_NAME_BYTES)
         dimensions = self._number("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -180,6 +182,7 @@ class _Reader:
         return name, shape, quantization_of(self._number("I")), self._number("Q")
 
     def _value(self, key: str) -> Any:
+        """Return the next value of the header, of the type that precedes it."""
         kind = self._number("I")
         if kind == STRING:
             return self._string(key, MAX_HEADER_BYTES)
@@ -188,6 +191,7 @@ class _Reader:
         return self._scalar(key, kind)
 
     def _scalar(self, key: str, kind: int) -> Any:
+        """Return the next number or bool."""
         if kind == BOOL:
             value = self._number("B")
             if value > 1:
@@ -198,6 +202,7 @@ class _Reader:
         return self._number(NUMBERS[kind])
 
     def _array(self, key: str) -> Array:
+        """Return where the entries of the next array are; they are read only when they are needed."""
         kind, length = self._number("I"), self._number("Q")
         if kind == ARRAY:
             raise RopeError(key, "must not be an array of arrays", f"{length} arrays")
@@ -227,6 +232,7 @@ class _Reader:
         return count
 
     def _string(self, field: str, limit: int) -> str:
+        """Return the next string, of at most `limit` bytes."""
         length = self._number("Q")
         if length > limit:
             raise RopeError(f"length of {field}", f"must be at most {limit} bytes", length)
@@ -236,6 +242,7 @@ class _Reader:
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
 
     def _take(self, count: int) -> bytes:
+        """Return the next `count` bytes of the header and move on."""
         end = self.at + count
         if end > len(self.data):
             limit = "" if len(self.data) < MAX_HEADER_BYTES else f", {MAX_HEADER_BYTES} at most"
@@ -250,6 +257,7 @@ def _dtype(kind: int) -> np.dtype:
 
 
 def _text(field: str, data: bytes | bytearray) -> str:
+    """Return bytes as text; raise an error if they are not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -110,6 +110,7 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    """Return the weights of Q5_K blocks, [blocks, 256]."""
     # bit j of byte i is the fifth bit of weight i in part j
     bits = np.unpackbits(blocks[:, 16:48, None], axis=2, bitorder="little").transpose(0, 2, 1)
     low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
@@ -117,6 +118,7 @@ def _q5_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    """Return the weights of Q6_K blocks, [blocks, 256]."""
     # two halves of 128 weights: 64 bytes with their low 4 bits, and 32 bytes with the high 2 bits of four parts of 32
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64))
     high = blocks[:, 128:192].reshape(-1, 2, 32)

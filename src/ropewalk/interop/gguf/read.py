@@ -125,6 +125,7 @@ class _Layer:
         return value
 
     def _origin(self, field: str) -> str:
+        """Return the metadata key or the tensor that a field of the scaling comes from."""
         keys = {
             "factor": "rope.scaling.factor", "original_length": "rope.scaling.original_context_length",
             "attention_factor": "rope.scaling.attn_factor", "magnitude": "rope.scaling.attn_factor",
@@ -136,6 +137,7 @@ class _Layer:
         return tensors.get(field, FREQS if FREQS in self.source.tensors else "default of llama.cpp")
 
     def _theta(self) -> float:
+        """Return theta; layers with a sliding window may have one of their own."""
         theta = self.number("rope.freq_base", 10_000.0, above=0)
         if self.layer_type == FULL:
             return self._use("theta", "rope.freq_base", theta)
@@ -237,6 +239,7 @@ class _Layer:
         return Yarn(original, factor=factor, **betas), magnitude * own
 
     def _longrope(self, scaling: Scaling, magnitude: float, pairs: int) -> LongRope:
+        """Return the LongRoPE scaling, whose factors are tensors of the file."""
         if not isinstance(scaling, Default | Linear):
             rule = f"must be none, linear or longrope beside {LONG}"
             raise RopeError(self._key("rope.scaling.type"), rule, self._type())
@@ -250,6 +253,7 @@ class _Layer:
         return LongRope(tuple(short.tolist()), tuple(long.tolist()), **lengths, attention_factor=magnitude)
 
     def _axes(self, pairs: int) -> axes.AxisMap | None:
+        """Return the axis of each pair, or None if the file has no sections."""
         key = self._key("rope.dimension_sections")
         if self.facts.axis_order is None or key not in self.source.metadata:
             return None

@@ -25,8 +25,8 @@ CONTROL, USER_DEFINED = 3, 4
 def tokenizer(path: str | os.PathLike[str]) -> Any:
     """Return the `tokenizers.Tokenizer` of a GGUF file whose tokenizer is a byte-level BPE; needs the extra `gguf`.
 
-    Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not to. The first token of a
-    text is added if the file says so.
+    Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not to. A text begins
+    with the BOS token if the file says so.
     """
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -39,6 +39,7 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     ids = {token: index for index, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         raise RopeError("tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated")
+    # llama-bpe: a word that is a token itself is not merged from parts
     made = Tokenizer(models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=pre == "llama-bpe"))
     made.pre_tokenizer = _splitter(pre)
     made.decoder = decoders.ByteLevel()
@@ -57,6 +58,7 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
 
 
 def _splitter(pre: str) -> Any:
+    """Return the pre-tokenizer that splits text into words and words into bytes, by tokenizer.ggml.pre."""
     from tokenizers import Regex, pre_tokenizers
 
     pattern = PATTERNS[pre]

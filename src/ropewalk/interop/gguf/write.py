@@ -127,6 +127,7 @@ def _has_keys(scaling: Yarn, facts: Architecture) -> bool:
 def _longrope(
     scaling: LongRope, magnitude: float, name: str, facts: Architecture
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the metadata keys and the tensors of a LongRoPE scaling."""
     if not facts.has_long_factors:
         raise RopeError("scaling", f"must not be LongRope for {name}: llama.cpp reads no factors for it", scaling)
     keys = {

@@ -79,6 +79,7 @@ class RotationFunction:
         return self._result(inputs, rotated)
 
     def _result(self, inputs: list[Tensor | None], rotated: tuple[Tensor, ...]) -> Any:
+        """Return the rotated tensors in the form that the original function returns: one, a tuple, or a tuple with None."""
         if len(inputs) == 1 or (len(rotated) == 1 and self.convention.absent == "tensor"):
             return rotated[0]
         if len(rotated) == len(inputs) or self.convention.absent == "nothing":

@@ -89,6 +89,7 @@ def _names_rotation(function: FunctionType) -> bool:
 
 
 def _redirected_cell(cell: CellType, substitutes: Mapping[str, Callable]) -> CellType:
+    """Return a closure cell whose function calls the substitutes; the cell itself if it calls no rotation."""
     inner = _content(cell)
     if isinstance(inner, FunctionType) and rotations_called_by(inner):
         return CellType(redirected(inner, substitutes))
@@ -96,6 +97,7 @@ def _redirected_cell(cell: CellType, substitutes: Mapping[str, Callable]) -> Cel
 
 
 def _content(cell: CellType) -> Any:
+    """Return what a closure cell holds, or None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell

@@ -128,6 +128,7 @@ class _Search:
         return found
 
     def _layer_replacements(self, module: nn.Module) -> Iterator[Replacement]:
+        """Yield the replacements of all methods of a module that rotate, or that call a function that does."""
         cls = type(module)
         if getattr(module, "position_embeddings_type", "rotary") != "rotary":
             return  # a layer of Wav2Vec2-Conformer that can rotate but was built not to
@@ -162,6 +163,7 @@ class _Search:
         return self.functions[function]
 
     def _recognised(self, cls: type, function: Callable, convention: Convention | None) -> RotationFunction:
+        """Return the replacement of a function whose convention was found; raise an error if none was."""
         if convention is None:
             rule = "calls a function that is no rotation this library supports, so the model is left unchanged"
             raise RopeError(cls.__name__, rule, getattr(function, "__name__", repr(function)))

@@ -128,6 +128,7 @@ def _fits(spec: RopeSpec, positions: Tensor) -> bool:
 
 
 def _specs(config: Any) -> dict[str, RopeSpec]:
+    """Return the specs of a config by layer type; {} if it cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about ignored config keys concern from_hf, not patch

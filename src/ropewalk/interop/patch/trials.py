@@ -70,6 +70,7 @@ class _Trials:
         return None
 
     def _candidates(self) -> Iterator[tuple[str, Convention]]:
+        """Yield (shape of the tensors, convention) of every convention that the function may have."""
         forms = JOINT.get(self.table_names[0], (*LAYOUTS, "pairs"))
         parameter = inspect.signature(self.function).parameters.get(POSITIONS)
         needs_positions = parameter is not None and parameter.default is inspect.Parameter.empty

@@ -55,6 +55,7 @@ def read_back(matrices: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _read_one(matrix: np.ndarray) -> dict[str, Any]:
+    """Return the rotation that a matrix performs: the layout and slice that fit it, with the widest slice first."""
     size = matrix.shape[0]
     candidates = []
     for layouts in LAYOUTS:

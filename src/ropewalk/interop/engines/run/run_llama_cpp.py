@@ -54,6 +54,7 @@ class Rotations:
         self.callback = llama.EvalCallback(self._on_node)
 
     def _on_node(self, pointer: Any, ask: bool, _: Any) -> bool:
+        """Handle one node of the graph: before a ROPE node runs, set its input; after it, record its result."""
         node = pointer.contents
         if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
             name = node.name.decode()
@@ -65,6 +66,7 @@ class Rotations:
         return True
 
     def _overwrite(self, node: llama.Tensor) -> None:
+        """Set the input of a ROPE node to pairs (1, 0), at position 1 on the current axis and 0 on the others."""
         source, positions = node.src[0].contents, node.src[1].contents
         first, second = _members(node)
         values = np.full(source.ne[0], 0.5, dtype=np.float32)
@@ -118,6 +120,7 @@ def _convert(folder: Path, target: Path) -> None:
 
 
 def _no_vocabulary(model: Any) -> None:
+    """Write the GGUF keys of a model without a tokenizer."""
     model.gguf_writer.add_tokenizer_model("none")
     key = f"{gguf.MODEL_ARCH_NAMES[model.model_arch]}.vocab_size"
     if not any(key in shard for shard in model.gguf_writer.kv_data):
@@ -125,6 +128,7 @@ def _no_vocabulary(model: Any) -> None:
 
 
 def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotations of all layers, recorded while llama.cpp decodes one token."""
     MESSAGES.clear()
     model = LIBRARY.llama_model_load_from_file(str(file).encode(), LIBRARY.llama_model_default_params())
     if not model:
@@ -158,6 +162,7 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the recorded rotation of a layer as plain data; the axis of a pair is the one that rotates it most."""
     turning = np.abs(np.array([angles for angles, *_ in by_axis.values()]))
     _, sizes, mode, width = by_axis[0]
     axis = turning.argmax(axis=0)

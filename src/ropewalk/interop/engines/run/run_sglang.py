@@ -82,6 +82,7 @@ def _prepare(arguments: ServerArgs) -> None:
 
 
 def _layers(model: torch.nn.Module, length: int, axes: int) -> list[dict[str, Any] | None]:
+    """Return the rotation of each layer, measured with SGLang's rotary modules; None where a layer does not use its own."""
     found: dict[int, dict[str, Any] | None] = {}
     indices = set()
     for name, module in model.named_modules(remove_duplicate=False):

@@ -32,6 +32,8 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     current = [0]
 
     def enter(index: int):
+        """Return a hook that records which layer runs."""
+
         def hook(*_: Any) -> None:
             current[0] = index
 
@@ -74,6 +76,7 @@ def _recording(function: Any, recorded: dict[int, list[torch.Tensor]], current: 
     takes = list(inspect.signature(function).parameters)
 
     def call(q: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        """Run the rotation on unit vectors, which gives its matrix, record that, and return its usual result."""
         if inside[0]:
             return function(q, *rest, **named)
         inside[0] = True

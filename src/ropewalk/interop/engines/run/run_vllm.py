@@ -72,6 +72,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layers(model: torch.nn.Module, length: int, axes: int) -> list[dict[str, Any] | None]:
+    """Return the rotation of each layer, measured with vLLM's rotary modules; None where a layer does not use its own."""
     found: dict[int, dict[str, Any] | None] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         index = LAYER.search(name + ".")
