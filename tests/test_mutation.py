@@ -75,5 +75,5 @@ def test_every_mutated_module_and_its_tests_exist(monkeypatch):
     from mutant_tests import TESTS
 
     modules = [f"src/ropewalk/{name}.py" for name in TESTS]
-    tests = [f"tests/{name}.py" for names in TESTS.values() for name in names]
+    tests = [f"tests/{name.partition('::')[0]}.py" for names in TESTS.values() for name in names]
     assert [path for path in modules + tests if not (ROOT / path).is_file()] == []

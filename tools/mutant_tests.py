@@ -32,7 +32,14 @@ _SAVED = _in("models", "checkpoints checkpoints_hostile saved_models")
 _TRAINING = _in("lab", "trainer batches evaluation schedule settings")
 _STUDIES = _in("lab", "study_parts study_protocols study_findings report")
 _REAL = _in("lab", "real_studies study_findings")
-_RING = ("distributed/test_ring",)
+#: those that start no processes come first
+_RING = _in(
+    "distributed",
+    "ring::test_shards_are_a_partition ring::test_head_tail_order_and_its_balance ring::test_refusals "
+    "ring::test_a_length_that_does_not_divide_is_refused_with_the_fix ring::test_one_rank_is_plain_attention "
+    "ring::test_tiles_hold_every_visible_pair_once_and_none_is_empty ring::test_torch_says_why_not "
+    "ring::test_parts_merge_to_the_softmax_of_the_whole_whatever_their_size ring",
+)
 
 TESTS: dict[str, tuple[str, ...]] = {
     # floors 0 to 2

@@ -37,8 +37,8 @@ QUICK = 2.0
 
 
 def test_files(module: str) -> list[str]:
-    """The test files of a module, in order."""
-    return [f"tests/{name}.py" for name in TESTS[module]]
+    """The test files of a module, in order; some of their tests may come first, as path::test."""
+    return ["tests/{}.py{}{}".format(*name.partition("::")) for name in TESTS[module]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Baseline:
 
     def files(self, module: str) -> list[str]:
         """The test files of a module that can be run."""
-        return [path for path in test_files(module) if path not in self.failed[path]]
+        return [path for path in test_files(module) if not any(path.startswith(failed) for failed in self.failed[path])]
 
     def choice(self, module: str, quick: bool) -> tuple[list[str], frozenset[str], float]:
         """The test files of a module, the tests left out of them, and the seconds after which a mutant counts as found.
@@ -93,17 +93,22 @@ class Worker:
 
 def equivalents() -> set[tuple[str, str, str]]:
     """(module, before, after) of the mutants known to change no result."""
-    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"]
+    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"] if EQUIVALENT.exists() else []
     return {(entry["module"], entry["before"], entry["after"]) for entry in listed}
 
 
 def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
     """A sample of the mutants of a module, without those known to change no result."""
-    known = equivalents()
-    picked = mutants(module, (ROOT / "src" / "ropewalk" / f"{module}.py").read_text(encoding="utf-8"))
-    if count is not None and count < len(picked):
+    path, known = ROOT / "src" / "ropewalk" / f"{module}.py", equivalents()
+    if not path.is_file():
+        print(f"left out, because there is no such module: {module}", file=sys.stderr)
+        return []
+
+    def choose(found: list) -> list:
         # sampled before known ones are left out, so that listing one more does not change the rest of the sample
-        picked = sorted(random.Random(f"{seed}:{module}").sample(picked, count), key=lambda m: m.line)
+        return found if count is None or count >= len(found) else sorted(random.Random(f"{seed}:{module}").sample(found, count))
+
+    picked = mutants(module, path.read_text(encoding="utf-8"), choose)
     return [m for m in picked if (m.module, m.before, m.after) not in known]
 
 
