@@ -9,7 +9,6 @@ from torch import nn
 from door import assert_refused
 from ropewalk.attention import Attention, KVCache
 from ropewalk.attention.temperature import TEMPERATURES, FloorLog, LearnedLog, LogAbove, LogN, Power, QueryTemperature
-from ropewalk.errors import RopeError
 
 # (temperature, {position: factor})
 PINS = [
@@ -88,8 +87,24 @@ def test_padding_and_documents_count_from_their_own_first_token():
     torch.testing.assert_close(layer(x, documents=documents).out[:, 3:], alone, atol=1e-12, rtol=1e-10)
 
 
-def test_wrong_values_are_refused():
-    for call in (lambda: LogN(1), lambda: FloorLog(length=0), lambda: Power(power=-1.0), lambda: LogAbove(scale=-0.1)):
-        with pytest.raises(RopeError):
-            call()
+@pytest.mark.parametrize(
+    ("kind", "field", "lowest", "below", "above"),
+    [
+        (LogN, "length", 2, 1, None),
+        (FloorLog, "scale", 0, -0.1, None),
+        (FloorLog, "length", 1, 0, None),
+        (FloorLog, "shift", 0, -1, 2),
+        (Power, "length", 1, 0, None),
+        (Power, "power", 0, -0.1, None),
+        (LogAbove, "scale", 0, -0.1, None),
+        (LogAbove, "length", 1, 0, None),
+    ],
+)
+def test_wrong_values_are_refused(kind, field, lowest, below, above):
+    assert getattr(kind(**{field: lowest}), field) == lowest
+    for value in (below, "1", float("nan"), *(() if above is None else (above,))):
+        assert_refused(field, lambda value=value: kind(**{field: value}))
+
+
+def test_a_temperature_is_an_object_and_not_a_name():
     assert_refused("temperature", lambda: Attention(12, 3, temperature="log_n"))
