@@ -111,6 +111,7 @@ def test_every_field_of_a_scaling_has_a_control_that_works(page, scaling):
         assert app.code[0].value != printed, name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("language", controls.LANGUAGES)
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_in_every_language(page, view, language):

@@ -101,6 +101,7 @@ def test_the_wave_holds_the_position_and_whole_turns():
         assert 0 <= min(xs) < max(xs) <= 1024
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", export.FORMATS)
 @pytest.mark.parametrize("view", ["story", "map", "precision"])
 def test_the_picture_is_saved_in_every_format(form, view):
