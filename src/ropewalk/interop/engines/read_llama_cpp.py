@@ -21,11 +21,14 @@ SHARED = names(
 NO_SCALING = names("phi gemma gemma2 gpt_neox falcon stablelm glm cohere cohere2")
 NO_THETA = names("phi gemma gemma2 gpt_neox falcon stablelm glm")
 #: families whose converter writes which part of the head rotates; for others the whole head does
-PARTIAL = names("phi phi3 phimoe gpt_neox stablelm glm glm4 glm4_moe nemotron minimax_m2 cohere2 exaone4 qwen3_next gemma4_text")
+PARTIAL = names("phi phi3 phimoe gpt_neox stablelm glm glm4 glm4_moe nemotron minimax_m2 cohere2 qwen3_next gemma4_text")
 #: families for which llama3's factors are written as a tensor; for others they are lost
 LLAMA3 = names("llama mistral mixtral arcee apertus smollm3 exaone4 llama4_text afmoe")
 #: what the converter's transformers (4.57) has as default, where a later one has another
-OLD_THETA = {"cohere": 10_000.0, "falcon_h1": 100_000.0, "qwen3_vl_text": 5e6, "qwen3_vl_moe_text": 5e6}
+OLD_THETA = {
+    "cohere": 10_000.0, "minimax_m2": 10_000.0, "olmo3": 10_000.0, "falcon_h1": 100_000.0, "qwen3_vl_text": 5e6,
+    "qwen3_vl_moe_text": 5e6,
+}  # fmt: skip
 #: model types besides those with latent attention for which the converter writes `mscale_all_dim`
 WRITES_LOG_MULTIPLIER = ("mistral3", "ministral3", "mistral4")
 CONVERTER = "convert_hf_to_gguf.py"
@@ -40,7 +43,7 @@ def read_llama_cpp(case: Case) -> Reading:
         return reading.fail(problem)
     if case.model_type in NO_THETA:
         reading.use("rope_theta", "not written: 10,000 is used", CONVERTER, theta=10_000.0)
-    elif case.rope.get("rope_theta", case.config.get("rope_theta")) is None and case.model_type in OLD_THETA:
+    elif not case.gives_theta and case.model_type in OLD_THETA:
         reading.use("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
     if case.model_type == "gpt_neox" and case.config.get("rotary_pct") is None:
         reading.rotate(case.spec.head_dim // 4, "not read in rope_parameters", CONVERTER)
@@ -55,7 +58,7 @@ def _refusal(case: Case) -> str | None:
     """Return why the converter fails; None if it does not."""
     scaling, config = case.spec.scaling, case.config
     original = case.original_length
-    if isinstance(scaling, Yarn) and original is None and case.model_type not in NO_SCALING:
+    if isinstance(scaling, Yarn) and original is None and case.model_type not in NO_SCALING - {"cohere", "cohere2"}:
         return "no table: the converter fails without original_max_position_embeddings"
     if original is None and (case.model_type == "phimoe" or (case.model_type == "phi3" and _old_class_refuses(case))):
         return "no table: the converter fails without original_max_position_embeddings"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ropewalk.axes import AXIS_ORDERS, AxisMap
-from ropewalk.frequencies import Default, Dynamic, LongRope, Ntk, Proportional, Yarn
+from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.read_transformers import read_hf, refusal, use_class_default
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
@@ -30,6 +30,8 @@ MINISTRAL3_TRAINED = 16_384
 
 def read_sglang(case: Case) -> Reading:
     """Read a case as SGLang does: the classes of vLLM with other switches."""
+    if case.is_longer_than(_stretch(case)):
+        return Reading(case).fail("no table: the context length is above the served length of the config")
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
         reading.add("model code", f"{case.model_type} runs as transformers' own code", "models/registry.py")
@@ -51,7 +53,11 @@ def read_sglang(case: Case) -> Reading:
             scaling=Default(),
         )
         return reading
-    if case.model_type == "olmo3" and case.layer_type == "sliding_attention" and case.spec.theta != 5e5:
+    if case.model_type == "olmo3" and case.is_named_by_type:
+        return reading.fail("not known: OLMo 3's scaling named by `type`")
+    if case.model_type == "olmo3" and not case.gives_theta:
+        reading.use("rope_theta", "10,000 is used where it is missing", "models/olmo2.py", theta=10_000.0)
+    elif case.model_type == "olmo3" and case.layer_type == "sliding_attention" and case.spec.theta != 5e5:
         return reading.fail("not known: theta of OLMo 3's sliding layers")
     if case.model_type == "gemma4_text":
         return _gemma4(reading)
@@ -63,6 +69,12 @@ def read_sglang(case: Case) -> Reading:
     if reading.problem is None:
         _scaling(reading, where)
     return reading
+
+
+def _stretch(case: Case) -> float:
+    """Return the factor by which SGLang multiplies max_position_embeddings."""
+    is_served = isinstance(case.spec.scaling, (Default, Llama3)) or "original_max_position_embeddings" in case.rope
+    return 1.0 if is_served else float(case.rope.get("factor") or 1.0)
 
 
 def _gemma4(reading: Reading) -> Reading:

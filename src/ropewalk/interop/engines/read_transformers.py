@@ -9,6 +9,8 @@ from ropewalk.interop.engines.readings import Case, Reading
 #: families whose config class takes no other scaling than LongRoPE
 LONGROPE_ONLY = ("phi3", "phi4_multimodal")
 PHI3_TRAINED = 4096
+#: families whose config class has a rope for each layer type, and adds the keys of rope_scaling to that of full layers
+BY_LAYER_TYPE = ("gemma3_text", "olmo3")
 
 
 def refusal(case: Case) -> str | None:
@@ -48,6 +50,8 @@ def read_hf(case: Case) -> Reading:
     use_class_default(reading)
     if case.model_type == "olmo3" and not case.nested and case.layer_type == "sliding_attention":
         reading.use("rope_theta", "read for full layers alone, 500,000 for the others", "configuration_olmo3.py", theta=5e5)
+    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
+        reading.drop_scaling("named by `type`, which is not read beside the rope_type default", "configuration_gemma3.py")
     scaling = reading.spec.scaling
     if isinstance(scaling, Dynamic):
         does = "base of the longest sequence of the batch; a later, shorter batch keeps it until below the trained length"
@@ -78,6 +82,8 @@ def _missing(case: Case) -> str | None:
 def _breaks(case: Case) -> bool:
     """Return whether the family's code fails with a scaled rope of fewer dimensions than the head has."""
     spec = case.spec
-    if case.model_type not in FAMILIES or case.family.reads_partial or case.latent or isinstance(spec.scaling, Proportional):
+    if case.latent:
+        return not isinstance(spec.scaling, Default) and case.fraction not in (None, 1.0)
+    if case.model_type not in FAMILIES or case.family.reads_partial or isinstance(spec.scaling, Proportional):
         return False
-    return spec.rotary_dim != spec.head_dim and spec.layout == "half"
+    return spec.rotary_dim != spec.head_dim and (spec.layout == "half" or not isinstance(spec.scaling, Default))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ropewalk.axes import AXIS_ORDERS, AxisMap
-from ropewalk.frequencies import Default, Dynamic, LongRope, Proportional, Yarn
+from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.engines.read_transformers import LONGROPE_ONLY, read_hf, refusal, use_class_default
+from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, read_hf, refusal, use_class_default
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
 
 #: families that run inside vLLM as transformers' own code (its registry says so)
@@ -27,6 +27,10 @@ NOT_READ = names(
 
 def read_vllm(case: Case) -> Reading:
     """Read a case as vLLM does: max_model_len alone decides everything that depends on a length."""
+    if case.is_longer_than(_stretch(case)):
+        return Reading(case).fail("no table: max_model_len is above the served length of the config")
+    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
+        return Reading(case).fail("no table: `type` is refused beside the rope_type default")
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
         reading.add("model code", f"{case.model_type} runs as transformers' own code", "registry.py")
@@ -50,6 +54,12 @@ def read_vllm(case: Case) -> Reading:
     _axes(reading)
     _scaling(reading)
     return reading
+
+
+def _stretch(case: Case) -> float:
+    """Return the factor by which vLLM multiplies max_position_embeddings."""
+    is_served = isinstance(case.spec.scaling, (Default, Yarn, LongRope, Llama3)) or "gemma3" in str(case.model_type)
+    return 1.0 if is_served else float(case.rope.get("factor") or 1.0)
 
 
 def _partial(reading: Reading) -> None:

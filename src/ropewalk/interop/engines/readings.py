@@ -85,6 +85,23 @@ class Case:
         return 5 if self.config.get("rope_parameters") else 4
 
     @property
+    def is_named_by_type(self) -> bool:
+        """Whether `rope_scaling` is named by the old key `type` alone."""
+        scaling = self.config.get("rope_scaling") or {}
+        return scaling.get("type") is not None and scaling.get("rope_type") is None
+
+    @property
+    def gives_theta(self) -> bool:
+        """Whether the config has a `rope_theta`, anywhere; else a default is used."""
+        v5 = self.config.get("rope_parameters") or {}
+        places = (self.config, self.config.get("rope_scaling") or {}, v5, v5.get(self.layer_type) or {})
+        return any(place.get("rope_theta") is not None for place in places)
+
+    def is_longer_than(self, factor: float) -> bool:
+        """Return whether the engine is asked to start for more than `factor` times the config's served length."""
+        return self.is_asked and self.max_position is not None and self.max_model_len > factor * self.max_position
+
+    @property
     def mrope(self) -> bool:
         return isinstance(self.spec.axes, AxisMap)
 

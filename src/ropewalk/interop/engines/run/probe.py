@@ -55,27 +55,18 @@ def read_back(matrices: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _read_one(matrix: np.ndarray) -> dict[str, Any]:
-    """Return the rotation that a matrix performs: the layout and slice that fit it, with the widest slice first."""
+    """Return the widest rotation of pairs that the matrix is; ValueError if it is none."""
     size = matrix.shape[0]
-    candidates = []
-    for layouts in LAYOUTS:
-        for width, start in _slices(size, layouts[0]):
-            fit = _fit(matrix, layouts, width, start)
-            if fit is not None:
-                candidates.append((fit[0], -width, start != 0, fit[1]))
-    if not candidates:
-        raise ValueError("the engine's result is not a rotation of pairs")
-    exact = [each for each in candidates if each[0] < TOLERANCE]
-    return min(exact, key=lambda each: each[1:3])[3]
+    for width in range(size - size % 2, 0, -2):
+        for start in dict.fromkeys((0, size - width)):
+            for layouts in LAYOUTS:
+                if (rope := _fit(matrix, layouts, width, start)) is not None:
+                    return rope
+    raise ValueError("the engine's result is not a rotation of pairs")
 
 
-def _slices(size: int, layout: str) -> list[tuple[int, int]]:
-    widths = range(2, size + 1, 2)
-    return [(width, start) for width in widths for start in {0, size - width}]
-
-
-def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -> tuple[float, dict[str, Any]] | None:
-    """Return (distance, rope) of the rotation of this slice that is nearest to the matrix; None if it is another one."""
+def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -> dict[str, Any] | None:
+    """Return the rotation of this slice that the matrix is; None if it is another one."""
     first, second = members(layouts[0], width, start)
     first_out, second_out = members(layouts[1], width, start)
     radians = np.arctan2(matrix[second_out, first], matrix[first_out, first])
@@ -89,11 +80,10 @@ def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -
     distance = float(np.abs(rebuilt - matrix).max())
     if distance >= TOLERANCE or np.ptp(sizes) > TOLERANCE * max(1.0, magnitude):
         return None
-    rope = {
+    return {
         "radians": radians.tolist(), "magnitude": round(magnitude, 6), "layout": layouts[0], "layout_out": layouts[1],
         "width": width, "start": start,
     }  # fmt: skip
-    return distance, rope
 
 
 def serve(engine: str, version: Callable[[], str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -26,7 +27,20 @@ def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None
     skips = getattr(config, "no_rope_layers", None) or [1] * count
     kinds = config.layer_types if "layer_type" in takes else [None] * count
     ropes = {kind: _table(modules[0], length, {} if kind is None else {"layer_type": kind}) for kind in dict.fromkeys(kinds)}
+    _rotate(model, modules[0], {} if kinds[0] is None else {"layer_type": kinds[0]})
     return [ropes[kind] if rotates else None for kind, rotates in zip(kinds, skips, strict=True)]
+
+
+def _rotate(model: torch.nn.Module, module: torch.nn.Module, kind: dict[str, str]) -> None:
+    """Rotate one vector as the family's attention does: a table that does not fit its head is an error there."""
+    function = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+    if function is None:
+        return
+    config: Any = module.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = next((each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims")), size)
+    vectors = torch.zeros(1, 1, 2, int(size))
+    function(vectors, vectors, *module(torch.zeros(1), torch.tensor([[0, 1]]), **kind)[:2])
 
 
 def _table(module: torch.nn.Module, length: int, kind: dict[str, str]) -> dict[str, Any]:
