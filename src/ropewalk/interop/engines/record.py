@@ -117,7 +117,7 @@ def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]]
         lines += [f'        "{name}": {_tuple(sorted(kinds))},' for name, kinds in sorted(families.items())]
         lines.append("    }),")
     since = {engine: oldest for engine in ENGINES if (oldest := _oldest(record, engine, releases)) is not None}
-    lines += ["}", "#: the oldest release that computes the same in every row; where there is none, no other release was run"]
+    lines += ["}", "#: the oldest release that computes the same in every row, of those that were run"]
     return "\n".join([*lines, f"SINCE: dict[str, str] = {json.dumps(since)}", ""])
 
 

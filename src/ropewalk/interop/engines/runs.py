@@ -225,5 +225,5 @@ RUNS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
         "starcoder2": ("default", "linear"),
     }),
 }
-#: the oldest release that computes the same in every row; where there is none, no other release was run
-SINCE: dict[str, str] = {}
+#: the oldest release that computes the same in every row, of those that were run
+SINCE: dict[str, str] = {"hf": "5.19.0", "mlx-lm": "0.32.1"}

@@ -1,0 +1,54 @@
+"""Compare other releases of an engine with the one whose results are recorded: in how many cells do they compute otherwise?
+
+python -m ropewalk.interop.engines.releases --results results --date 2026-11 results-of-runners.json ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropewalk.interop.engines.matrix_rows import rows
+from ropewalk.interop.engines.measured import Table, verdict
+from ropewalk.interop.engines.readers import TITLES
+from ropewalk.interop.engines.record import KEYS, RELEASES, TABLES, cells, runs_module, table_of
+
+
+def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> dict[str, Any]:
+    """Return how many cells of a runner's output differ from the recorded release of that engine, and the first of them."""
+    engine = KEYS.get(output["engine"], output["engine"])
+    recorded = record["engines"][engine]
+    found = list(cells(output, {row.id: row for row in rows()}))
+    different = [f"{row.id}, {name}" for row, name, rope in found if not _is_same(record, recorded["rows"][row.id][name], rope)]
+    return {
+        "engine": TITLES[engine], "version": output["version"], "date": date, "compared_with": recorded["version"],
+        "cells": len(found), "differ": len(different), "first": different[0] if different else None,
+    }  # fmt: skip
+
+
+def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mapping[str, Any] | str | None) -> bool:
+    """Return whether two releases do the same: rotate alike, do not rotate, or raise an error, whatever its text."""
+    if isinstance(recorded, str) or isinstance(rope, str):
+        return isinstance(recorded, str) and isinstance(rope, str)
+    first = None if recorded is None else table_of(record, recorded)
+    return verdict(first, None if rope is None else Table.read(rope)) == "same"
+
+
+def main() -> None:
+    """Write a line for each release, and the oldest one that is the same into runs.py."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--date", required=True)
+    parser.add_argument("outputs", type=Path, nargs="+")
+    given = parser.parse_args()
+    record = json.loads((given.results / TABLES).read_text(encoding="utf-8"))
+    found = [compare(record, json.loads(path.read_text(encoding="utf-8")), given.date) for path in given.outputs]
+    (given.results / RELEASES).write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
+    (Path(__file__).parent / "runs.py").write_text(runs_module(record, found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
