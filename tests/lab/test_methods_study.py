@@ -136,10 +136,14 @@ def test_claims_compare_what_they_say():
 
 def test_costs_are_medians_over_those_of_rope():
     rows = [
-        row("milliseconds", times, model=name, what="step") for name, times in {"rope": [2, 4, 90], "path": [12, 8, 70]}.items()
+        row("milliseconds", times, model=name, what="step")
+        for name, times in {"rope": [2, 4, 90], "path": [8, 12, 16, 70, 4]}.items()
     ]
     table = methods._costs_table([*rows, row("parameters", 1234.0, model="path", seed=0)], ["rope", "path"], 128)
-    assert [cells[:3] for cells in table.rows] == [("rope", "as rope", "1.00"), ("path", "1,234", "3.00")]
+    assert [cells[:3] for cells in table.rows] == [
+        ("rope", "as rope", "1.00 (0.75 to 11.75)"),
+        ("path", "1,234", "3.00 (2.00 to 4.00)"),
+    ]
 
 
 def test_a_gpu_trains_one_model_at_a_time_unless_asked(tmp_path):

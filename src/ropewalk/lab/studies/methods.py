@@ -164,11 +164,14 @@ def _how(method: str, facts: dict[str, Any]) -> str:
 
 
 def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
-    """Return the medians of time and the peak memory of every method over those of RoPE."""
+    """Return the time of every method over the median of RoPE's, with its quartiles, and the peak memory over RoPE's."""
 
     def times(metric: str, name: str, what: str) -> str:
         own, base = (select(rows, metric, model=each, what=what) for each in (name, "rope"))
-        return f"{np.median(own[0]['values']) / np.median(base[0]['values']):.2f}" if own and base else "-"
+        if not own or not base:
+            return "-"
+        low, middle, high = np.percentile(own[0]["values"], (25, 50, 75)) / np.median(base[0]["values"])
+        return f"{middle:.2f}" if low == high else f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
     columns = {"milliseconds": "time of", "bytes": "memory of"} if select(rows, "bytes") else {"milliseconds": "time of"}
     calls = {"step": "a training step", "read": f"reading {longest} tokens"}
@@ -178,7 +181,10 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
         shown = f"{parameters[0]['mean']:,.0f}" if parameters else "as rope"
         cells.append((name, shown, *(times(metric, name, what) for metric in columns for what in calls)))
     titles = (f"{title} {call}, x rope" for title in columns.values() for call in calls.values())
-    note = "Median of several calls of untrained models, with nothing else running; the optimizer is not counted."
+    note = (
+        "Untrained models, after all trainings of the study; the median of several calls and, in brackets, its quartiles. "
+        "The optimizer is not counted."
+    )
     return Table("Costs", ("method", "parameters", *titles), cells, note)
 
 
