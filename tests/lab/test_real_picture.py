@@ -59,6 +59,12 @@ def test_labels_do_not_overlap():
         assert not any(first.overlaps(second) for second in boxes[place + 1 :])
     edge = figure.bbox
     assert all(box.x1 <= edge.x1 and box.y1 <= edge.y1 for box in boxes)
+    # beside their lines: in the same order, and no further away than their neighbours force them
+    written = [text.xyann if text.xycoords == "axes fraction" else text.xy for text in figure.axes[0].texts]
+    heights = dict(zip([text.get_text().split("  ")[0] for text in figure.axes[0].texts], (y for _, y in written), strict=True))
+    assert heights["no scaling"] == pytest.approx(7.7)
+    assert heights["linear"] == pytest.approx(5.36)
+    assert heights["dynamic"] > heights["llama3"] > heights["ntk"] > heights["by_parts"]
 
 
 def test_the_report_shows_it():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, subtitle
@@ -41,7 +42,7 @@ def loss_by_position(methods: Mapping[str, Sequence[Band]], trained: int, model:
     means = [band.mean for bands in methods.values() for band in bands]
     span = max(means) - min(means) or 1.0
     heights = _apart({name: bands[-1].mean for name, bands in methods.items()}, LABEL * span)
-    ax.set_ylim(min(means) - 0.1 * span, max(*means, *heights.values()) + 0.1 * span)
+    ax.set_ylim(min(*means, *heights.values()) - 0.1 * span, max(*means, *heights.values()) + 0.1 * span)
     for name, y in heights.items():
         marked = name in (PLAIN, best)
         colour = look.colour(0 if name == best else 1) if marked else look.quiet
@@ -71,9 +72,13 @@ def _steps(ax: Any, bands: Sequence[Band], colour: str, width: float) -> None:
 
 
 def _apart(places: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Return heights for labels in the order of their places, at least `gap` apart; a label is only ever moved upwards."""
-    found: dict[str, float] = {}
-    last = float("-inf")
-    for name, place in sorted(places.items(), key=lambda each: each[1]):
-        last = found[name] = max(place, last + gap)
-    return found
+    """Return heights for labels in the same order, at least `gap` apart and as near to their places as possible."""
+    ordered = sorted(places, key=places.__getitem__)
+    # isotonic regression of place - rank * gap: neighbours in the wrong order are pooled to their mean
+    pools: list[list[float]] = []
+    for rank, name in enumerate(ordered):
+        pools.append([places[name] - rank * gap])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    heights = [fmean(pool) for pool in pools for _ in pool]
+    return {name: height + rank * gap for rank, (name, height) in enumerate(zip(ordered, heights, strict=True))}
