@@ -152,5 +152,5 @@ def test_numbers_are_short(number, text):
 
 
 def test_the_hosted_form_is_one_file_and_its_requirements():
-    assert (SPACE / "requirements.txt").read_text(encoding="utf-8").split() == ["ropewalk[explorer]"]
+    assert (SPACE / "requirements.txt").read_text(encoding="utf-8").split() == ["ropewalk[explorer,hf]"]
     assert opened(SPACE / "app.py").subheader[0].value.startswith("A model was trained")

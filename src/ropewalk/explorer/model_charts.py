@@ -41,6 +41,8 @@ def attention(reading: Reading, layer: int, head: int, largest: float, title: st
             "color": {
                 "field": "s", "type": "quantitative", "title": translate("attention"),
                 "scale": {"scheme": "cividis", "type": "sqrt", "domain": [0, largest]},
+                # at equal distances along the root
+                "legend": {"values": [0, largest / 16, largest / 4, largest], "format": ".2~g"},
             },
         },
     }  # fmt: skip
