@@ -110,6 +110,11 @@ def draw_flat(draw: random.Random, family: str | None) -> tuple[dict, Meant]:
     spelled = rope_type
     if family == "phi3" and rope_type == "longrope":
         spelled = draw.choice(["su", "yarn", "longrope"])
+        if draw.random() < 0.5:  # its class reads the key beside the rope alone
+            config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+        else:
+            del rope["original_max_position_embeddings"]
+            meant["original_max_position_embeddings"] = 4096
     if family == "hunyuan_v1_dense" and rope_type == "dynamic":
         rope["alpha"] = draw.uniform(1, 1000)
         meant |= {"rope_type": "ntk", "factor": rope["alpha"]}

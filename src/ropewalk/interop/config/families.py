@@ -13,7 +13,8 @@ class LayerTheta:
     """The theta of one layer type and its config key before v5, in a family whose layer types have different thetas."""
 
     layer_type: str
-    theta_key: str
+    #: None: no key is read, and theta is always the default
+    theta_key: str | None
     theta: float
     #: whether `rope_scaling` applies to this layer type
     scaled: bool
@@ -58,6 +59,8 @@ class Family:
     rope_is_optional: bool = False
     #: the attention factor of yarn if the config has none; None: as transformers computes it
     yarn_attention_factor: float | None = None
+    #: the trained length of the config class, if it has one: a key inside the rope does not replace it
+    trained_length: int | None = None
     #: in old configs "yarn" means longrope
     yarn_is_longrope: bool = False
     #: "dynamic" with `alpha` is NTK with a fixed factor
@@ -76,7 +79,9 @@ def _like(family: Family, names: str, **facts) -> dict[str, Family]:
     return dict.fromkeys(names.split(), replace(family, **facts))
 
 
-def _two_thetas(full: tuple[str, float], sliding: tuple[str, float], sliding_scaled: bool = False) -> tuple[LayerTheta, ...]:
+def _two_thetas(
+    full: tuple[str, float], sliding: tuple[str | None, float], sliding_scaled: bool = False
+) -> tuple[LayerTheta, ...]:
     return LayerTheta("full_attention", *full, scaled=True), LayerTheta("sliding_attention", *sliding, sliding_scaled)
 
 
@@ -133,7 +138,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_PARTIAL, "minimax_m3_vl_text", theta=5e6, head_dim=128),
     **_like(_PARTIAL, "minimax_m1 minimax_text_01", theta=1e7, reads_rotary_dim=True),
     **_like(_PARTIAL, "solar_open", theta=1e6, head_dim=128),
-    **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True),
+    **_like(_PARTIAL, "phi3 phi4_multimodal", yarn_is_longrope=True, trained_length=4096),
     # pairs (2i, 2i + 1)
     **_like(_INTERLEAVED, "blt blt_global_transformer blt_local_decoder blt_local_encoder cohere", theta=5e5),
     **_like(_INTERLEAVED, "blt_patcher"),
@@ -158,7 +163,7 @@ FAMILIES: dict[str, Family] = {
     # one theta per layer type
     **_like(_GEMMA3, "gemma3_text gemma3n_text"),
     **_like(_MODERNBERT, "modernbert modernbert-decoder"),
-    **_like(_PLAIN, "olmo3", layer_thetas=_two_thetas(("rope_theta", 5e5), ("rope_theta", 5e5))),
+    **_like(_PLAIN, "olmo3", layer_thetas=_two_thetas(("rope_theta", 5e5), (None, 5e5))),
     **_like(_PLAIN, "gemma4_text gemma4_unified_text", head_dim=256, global_head_dim=512, must_be_given=True),
     **_like(_PARTIAL, "laguna mellum", head_dim=128, must_be_given=True),
     **_like(_PARTIAL, "mimo_v2_flash", partial=0.334, head_dim=192, must_be_given=True),

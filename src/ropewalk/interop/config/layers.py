@@ -104,5 +104,6 @@ def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
 
 def _theta_rope(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[str, Any]) -> dict[str, Value]:
     rope = (_rope(scaling, "rope_scaling") or {}) if layer.scaled else {}
-    theta = find(config, layer.theta_key) or Value(layer.theta, layer.theta_key, "default of the family", derived=True)
+    given = None if layer.theta_key is None else find(config, layer.theta_key)
+    theta = given or Value(layer.theta, layer.theta_key or "rope_theta", "default of the family", derived=True)
     return {"rope_theta": theta, **rope}

@@ -84,8 +84,11 @@ def _value(layer: Layer, kind: type[Scaling], key: str, facts: Setting) -> Value
     if key == SERVED_LENGTH_KEY:
         return served_length(layer.config)
     if key == TRAINED_LENGTH_KEY:
-        # a key outside the rope object takes precedence, as in transformers: Phi-3 has it there
-        return layer.either(find(layer.config, key), value) or served_length(layer.config)
+        # a key outside the rope object takes precedence, as in transformers; Phi-3's class has a default there
+        beside = find(layer.config, key)
+        if beside is None and family.trained_length is not None:
+            beside = layer.default(family.trained_length, key)
+        return layer.either(beside, value) or served_length(layer.config)
     if key == FRACTION_KEYS[0]:
         return layer.fraction() or layer.default(facts.default, key)
     if key == "attention_factor" and kind is LongRope and family.reads_mscales:

@@ -23,6 +23,8 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
     if FRACTION_KEY not in rope:
         rope |= _fraction_key(spec)
     written = {**({} if model_type is None else {"model_type": model_type}), **_head_keys(spec, family), **beside}
+    if family.trained_length is not None and TRAINED_LENGTH_KEY in rope:
+        written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
         return {**written, "rope_parameters": {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope}}
     fraction = {FRACTION_KEY: rope.pop(FRACTION_KEY)} if FRACTION_KEY in rope else {}

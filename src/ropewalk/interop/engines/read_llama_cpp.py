@@ -8,6 +8,7 @@ from typing import Any
 from ropewalk.axes import AxisMap
 from ropewalk.frequencies import Dynamic, Linear, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
+from ropewalk.interop.engines.read_transformers import unread_theta
 from ropewalk.interop.engines.readings import Case, Reading, names
 
 #: families whose converter writes theta and the scaling as the shared code does; others write what is named below
@@ -45,6 +46,8 @@ def read_llama_cpp(case: Case) -> Reading:
         reading.use("rope_theta", "not written: 10,000 is used", CONVERTER, theta=10_000.0)
     elif not case.gives_theta and case.model_type in OLD_THETA:
         reading.use("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
+    if unread_theta(case):
+        reading.use("rope_theta", "read for every layer", CONVERTER, theta=case.config["rope_theta"])
     if case.model_type == "gpt_neox" and case.config.get("rotary_pct") is None:
         reading.rotate(case.spec.head_dim // 4, "not read in rope_parameters", CONVERTER)
     if case.model_type not in PARTIAL and not case.latent and case.spec.rotary_dim != case.spec.head_dim:

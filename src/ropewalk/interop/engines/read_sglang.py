@@ -7,7 +7,7 @@ import math
 from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.interop.engines.read_transformers import read_hf, refusal, use_class_default
+from ropewalk.interop.engines.read_transformers import read_hf, refusal, unread_theta
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
 
 #: families that run inside SGLang as transformers' own code
@@ -57,13 +57,12 @@ def read_sglang(case: Case) -> Reading:
         return reading.fail("not known: OLMo 3's scaling named by `type`")
     if case.model_type == "olmo3" and not case.gives_theta:
         reading.use("rope_theta", "10,000 is used where it is missing", "models/olmo2.py", theta=10_000.0)
-    elif case.model_type == "olmo3" and case.layer_type == "sliding_attention" and case.spec.theta != 5e5:
+    elif unread_theta(case):
         return reading.fail("not known: theta of OLMo 3's sliding layers")
     if case.model_type == "gemma4_text":
         return _gemma4(reading)
     if case.model_type == "exaone4":
         reading.use("rope_theta", "not read: 1,000,000 is used", where, theta=1e6)
-    use_class_default(reading)
     _partial(reading, where)
     _axes(reading)
     if reading.problem is None:

@@ -8,7 +8,6 @@ from ropewalk.interop.engines.readings import Case, Reading
 
 #: families whose config class takes no other scaling than LongRoPE
 LONGROPE_ONLY = ("phi3", "phi4_multimodal")
-PHI3_TRAINED = 4096
 #: families whose config class has a rope for each layer type, and adds the keys of rope_scaling to that of full layers
 BY_LAYER_TYPE = ("gemma3_text", "olmo3")
 
@@ -26,14 +25,10 @@ def refusal(case: Case) -> str | None:
     return None
 
 
-def use_class_default(reading: Reading) -> None:
-    """Use the trained length that Phi-3's config class has by default: a key inside the rope does not replace it."""
-    case = reading.case
-    if case.model_type not in LONGROPE_ONLY or case.config.get("original_max_position_embeddings") is not None:
-        return
-    if isinstance(reading.spec.scaling, LongRope) and reading.change(original_length=PHI3_TRAINED):
-        does = f"read beside the rope alone: {PHI3_TRAINED} is used"
-        reading.add("original_max_position_embeddings", does, "configuration_phi3.py")
+def unread_theta(case: Case) -> bool:
+    """Return whether the config gives a theta that transformers' class does not read for this layer type (OLMo 3 before v5)."""
+    sliding = case.model_type == "olmo3" and case.layer_type == "sliding_attention" and not case.nested
+    return sliding and case.config.get("rope_theta") not in (None, case.spec.theta)
 
 
 def read_hf(case: Case) -> Reading:
@@ -47,9 +42,8 @@ def read_hf(case: Case) -> Reading:
         )
     if (problem := _missing(case)) is not None:
         return reading.fail(problem)
-    use_class_default(reading)
-    if case.model_type == "olmo3" and not case.nested and case.layer_type == "sliding_attention":
-        reading.use("rope_theta", "read for full layers alone, 500,000 for the others", "configuration_olmo3.py", theta=5e5)
+    if unread_theta(case):
+        reading.add("rope_theta", "read for full layers alone, 500,000 for the others", "configuration_olmo3.py")
     if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
         reading.drop_scaling("named by `type`, which is not read beside the rope_type default", "configuration_gemma3.py")
     scaling = reading.spec.scaling

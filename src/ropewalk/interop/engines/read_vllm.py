@@ -6,7 +6,7 @@ from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, read_hf, refusal, use_class_default
+from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, read_hf, refusal, unread_theta
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
 
 #: families that run inside vLLM as transformers' own code (its registry says so)
@@ -49,7 +49,8 @@ def read_vllm(case: Case) -> Reading:
     if isinstance(case.spec.scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
         is_refused = case.model_type in ("cohere", "cohere2", "glm4")
         return reading.fail(f"{'no table' if is_refused else 'not known'}: LongRoPE with interleaved pairs")
-    use_class_default(reading)
+    if unread_theta(case):
+        return reading.fail("not known: theta of OLMo 3's sliding layers")
     _partial(reading)
     _axes(reading)
     _scaling(reading)

@@ -201,7 +201,8 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, R
     if scaling.raises_length:
         served = served_length(config)
         keys[served.key if served else SERVED_LENGTH_KEY] = extended_length(length, scaling)
-    if TRAINED_LENGTH_KEY in keys_of(scaling) and config.get(TRAINED_LENGTH_KEY) is not None:
+    beside = config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
+    if TRAINED_LENGTH_KEY in keys_of(scaling) and beside is not None:
         keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it outside the rope object, and reads it there first
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:

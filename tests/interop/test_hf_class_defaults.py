@@ -1,0 +1,77 @@
+"""Values that a config.json leaves to its class, or that the class replaces: a dict reads as the class makes of it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+from installed import config_of, needs_v5
+
+from ropewalk.frequencies import LongRope
+from ropewalk.interop.config.families import FAMILIES
+from ropewalk.interop.config.hf import from_hf, to_hf
+from ropewalk.interop.extend.keys import config_change
+from ropewalk.spec import RopeSpec
+
+pytestmark = needs_v5("leaves the rope to the model")
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 4}
+SIZES |= {"max_position_embeddings": 8192}
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+KEY = "original_max_position_embeddings"
+#: where a config gives the trained length: inside the rope, and beside it
+PLACES = {"inside": (256, None), "beside": (None, 300), "both": (256, 300), "nowhere": (None, None)}
+
+
+def ours(keys: dict, model_type: str) -> dict:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return from_hf({**copy.deepcopy(keys), "model_type": model_type}, per_layer=True)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, family in FAMILIES.items() if family.layer_thetas))
+@pytest.mark.parametrize("given", ["every key", "no key"])
+def test_each_layer_type_has_the_theta_of_its_class(name, given):
+    """Before v5, each layer type had a key of its own; OLMo 3 reads none for its sliding layers."""
+    keys = dict(SIZES) | {"head_dim": 16}
+    thetas = ("rope_theta", "rope_local_base_freq", "global_rope_theta", "local_rope_theta", "compress_rope_theta")
+    if given == "every key":
+        keys |= {key: 1234.0 + i for i, key in enumerate(thetas)}
+    theirs = config_of(name, **copy.deepcopy(keys)).rope_parameters
+    assert {layer: spec.theta for layer, spec in ours(keys, name).items()} == {
+        layer: theirs[layer]["rope_theta"] for layer in ours(keys, name)
+    }
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "granite", "starcoder2", "gemma2", "phi3", "phi4_multimodal"])
+def test_the_trained_length_is_that_of_the_class(name, spelling, place):
+    """Beside the rope before inside it; Phi-3's classes have a default beside it."""
+    inside, beside = PLACES[place]
+    rope = {"rope_type": "longrope", **FACTORS, "rope_theta": 1e4, "factor": 2.0} | ({KEY: inside} if inside else {})
+    keys = {**SIZES, "head_dim": 16, spelling: rope} | ({KEY: beside} if beside else {})
+    config = config_of(name, **copy.deepcopy(keys))
+    config.standardize_rope_params()  # as the model does before it computes
+    assert {spec.scaling.original_length for spec in ours(keys, name).values()} == {config.rope_parameters[KEY]}
+
+
+@pytest.mark.parametrize("name", ["phi3", "phi4_multimodal"])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_trained_length_that_is_written_is_read_by_the_class(name, version):
+    factors = {key: tuple(value) for key, value in FACTORS.items()}
+    spec = RopeSpec(16, scaling=LongRope(**factors, original_length=256, factor=32.0))
+    written = to_hf(spec, version=version, model_type=name)
+    theirs = config_of(**{**SIZES, **written}).rope_parameters
+    assert (theirs[KEY], theirs["rope_type"]) == (256, "longrope")
+    assert (theirs["short_factor"], theirs["long_factor"]) == (FACTORS["short_factor"], FACTORS["long_factor"])
+
+
+@pytest.mark.parametrize("rope", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}])
+def test_an_extended_config_has_the_trained_length_that_was_asked_for(rope):
+    config = {**SIZES, "model_type": "phi3", **rope}
+    options = {key: tuple(value) for key, value in FACTORS.items()}
+    keys = config_change(config, "longrope", factor=4.0, original_length=512, options=options).keys
+    theirs = config_of(**{**config, **keys})
+    assert (theirs.rope_parameters[KEY], theirs.max_position_embeddings) == (512, 2048)
