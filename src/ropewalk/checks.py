@@ -27,7 +27,8 @@ def make_request(
 ) -> Request:
     """Check every argument of a call and return it as a Request."""
     x = xs[0]
-    for name, each in zip(("x", "k"), xs, strict=False):
+    # equal lengths: torch 2.6 compiles zip(strict=False) as if it were strict
+    for name, each in zip(("x", "k")[: len(xs)], xs, strict=True):
         check_tensor(name, each, seq_dim, spec.head_dim)
         if isinstance(spec.axes, MixedAxes):
             _check_heads(name, each, seq_dim, spec.axes.num_heads)
@@ -105,7 +106,7 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
     for name, table in (("cos", cos), ("sin", sin)):
         if not table.is_floating_point() or table.ndim not in (2, 3, 4) or table.shape[-2] != x.shape[seq_dim]:
             raise RopeError(name, f"must be a float table [..., {x.shape[seq_dim]} tokens, pairs]", list(table.shape))
-        if any(size not in (1, most) for size, most in zip(table.shape[:-2], (rows, heads), strict=False)):
+        if any(size not in (1, most) for size, most in zip(table.shape[:-2], (rows, heads)[: table.ndim - 2], strict=True)):
             raise RopeError(name, f"must have 1 or x's {rows} rows, and 1 or x's {heads} heads", list(table.shape))
         if table.device != x.device:
             raise RopeError(name, f"must be on x's device {x.device}", str(table.device))

@@ -212,10 +212,9 @@ class RopeSpec:
 
     def _merged(self, ladders: list[Frequencies]) -> Frequencies:
         """Merge the frequencies of several ladders in the order of their pairs."""
-        # the magnitude is that of an axis with the scaling
-        first = next(
-            (part for part, (s, _) in zip(ladders, self._scaled_ladders(), strict=True) if s is self.scaling), ladders[0]
-        )
+        # the magnitude is that of an axis with the scaling; torch 2.6 cannot compile next() with a default
+        scaled = [part for part, (s, _) in zip(ladders, self._scaled_ladders(), strict=True) if s is self.scaling]
+        first = (scaled or ladders)[0]
         radians, growth, low = first.radians, first.growth, first.low
         if len(ladders) > 1:
             parts = zip(*((ladder.radians, ladder.growth, ladder.low) for ladder in ladders), strict=True)
