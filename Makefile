@@ -78,7 +78,7 @@ test-torch: setup
 	$(OTHER_TORCH)/bin/python $(PIP) torch==$(TORCH) "setuptools>=77,<82"
 	$(OTHER_TORCH)/bin/python $(PIP) -c $(OTHER_TORCH)/constraints.txt \
 		transformers accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist rich \
-		rotary-embedding-torch safetensors tokenizers typer
+		rotary-embedding-torch safetensors tensorboard tokenizers typer
 	$(OTHER_TORCH)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning -p no:cacheprovider" \
 		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/explorer --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py

@@ -11,6 +11,7 @@ import far_positions as far
 import ropewalk as rw
 from helpers import AXES, HEAD_DIM, sample_positions, sample_spec
 from ropewalk.table import STRATEGIES, TABLES
+from torch_release import OLD_TORCH, needs_torch_2_7
 
 B, H = 2, 3
 #: how a call says where its S tokens are
@@ -48,6 +49,8 @@ def q_and_k(s):
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", rw.SCALINGS)
 def test_one_graph_the_same_bits_and_no_graph_a_length(name, where, full):
+    if OLD_TORCH and name == "learnable":
+        pytest.skip(f"torch {torch.__version__}: its compiler cannot pass a default that is an object of the package")
     rope, counted = rw.Rope(sample_spec(name)), Counted()
     compiled = torch.compile(rope, fullgraph=True, backend=counted)
     # scalings that read no length have the graph of the default
@@ -58,9 +61,10 @@ def test_one_graph_the_same_bits_and_no_graph_a_length(name, where, full):
             given["positions"] %= 60
         for found, expected in zip(compiled(q, k, **given), rope(q, k, **given), strict=True):
             assert torch.equal(found, expected), s
-    assert counted.graphs <= 2
+    assert counted.graphs <= (3 if OLD_TORCH else 2)
 
 
+@needs_torch_2_7("its compiler cannot follow a dataclass that is copied")
 @pytest.mark.parametrize("rule", ["default", "yarn"])
 def test_far_positions_follow_the_published_formulas(rule):
     """Frequencies beyond float64 are computed inside the op, where nothing is traced."""
@@ -155,6 +159,7 @@ def test_tables(name, form):
             assert torch.equal(found, expected)
 
 
+@needs_torch_2_7("its compiler cannot pass a default that is an object of the package")
 @pytest.mark.parametrize(
     "axis_map", [rw.axes.by_head([1, 1], 7, num_heads=H), rw.axes.GoldenAxes(H, 7, 3)], ids=["head", "golden"]
 )
@@ -168,6 +173,7 @@ def test_frequencies_per_head(axis_map):
     assert counted.graphs <= 2
 
 
+@needs_torch_2_7("its compiler cannot follow a dataclass that is copied")
 def test_unrotate_rerotate_and_drop_in():
     rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0))
     cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(7)[None])
@@ -197,7 +203,7 @@ def test_refusals_are_still_said():
         compiled(torch.randn(B, H, 7, 16))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning", "ignore:Skipping serialization")
 def test_inductor():
     """The real compiler, around an attention score; needs a C++ compiler."""
     rope = rw.Rope(sample_spec("yarn"))

@@ -11,9 +11,13 @@ def _release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+#: torch 2.6, the oldest release that is supported
+OLD_TORCH = _release(torch.__version__) < (2, 7)
+
+
 def needs_torch_2_7(reason: str) -> pytest.MarkDecorator:
     """Skip under torch 2.6."""
-    return pytest.mark.skipif(_release(torch.__version__) < (2, 7), reason=f"torch {torch.__version__}: {reason}")
+    return pytest.mark.skipif(OLD_TORCH, reason=f"torch {torch.__version__}: {reason}")
 
 
 def _triton() -> str:

@@ -15,6 +15,7 @@ from patch_models import model_of, outputs
 from rotary_specs import spec_verdict
 
 from ropewalk.interop.patch.model import patched
+from torch_release import OLD_TORCH
 
 pytestmark = needs_v5("has other families; test_patch_families compares what it has")
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,15 @@ LEAST_EQUAL = 175
 
 
 def is_fine(row: dict) -> bool:
-    """Nothing is wrong and nothing crashed; from_hf says the same or refuses; the verdict is the committed one."""
-    if transformers.__version__ == ROWS["llama"]["transformers"] and row["verdict"] != ROWS[row["family"]]["verdict"]:
+    """Nothing is wrong and nothing crashed; from_hf says the same or refuses; the verdict is the committed one.
+
+    transformers cannot build every model with torch 2.6.
+    """
+    if (
+        not OLD_TORCH
+        and transformers.__version__ == ROWS["llama"]["transformers"]
+        and row["verdict"] != ROWS[row["family"]]["verdict"]
+    ):
         return False
     return row["verdict"] not in ("wrong", "crash") and not any(
         each.startswith("wrong") for each in row.get("from_hf", {}).values()
