@@ -121,11 +121,10 @@ def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
     if "smollm2" not in facts.get("model", "").lower() or len(bands) != 4:
         return []
     for name, earlier in EARLIER.items():
-        ours = [score(own, "loss", method=name, band=band) for band in bands]
-        if None not in ours:
-            gaps = [
-                abs(one.mean - mean) / float(np.hypot(one.error, error)) for one, (mean, error) in zip(ours, earlier, strict=True)
-            ]  # type: ignore[union-attr]
+        ours = [each for band in bands if (each := score(own, "loss", method=name, band=band)) is not None]
+        if len(ours) == len(bands):
+            pairs = zip(ours, earlier, strict=True)
+            gaps = [abs(one.mean - mean) / float(np.hypot(one.error, error)) for one, (mean, error) in pairs]
             stated = (f"{mean:.3f} ± {error:.3f}" for mean, error in earlier)
             cells.append((name, *stated, f"{max(gaps):.1f}", "yes" if max(gaps) <= 2 else "no"))
     note = "The earlier run had other windows of the same texts, so the differences are not paired."
