@@ -64,7 +64,7 @@ class Cache(dict):
         return value
 
     def newest(self, key: Hashable) -> Any:
-        """The entry of `key`, which becomes the newest; None if there is none."""
+        """Return the entry of `key`, which becomes the newest; None if there is none."""
         with self._lock:
             value = self.get(key)
             if value is not None:
@@ -80,7 +80,7 @@ class Cache(dict):
         self._empty_dependents()
 
     def info(self) -> CacheInfo:
-        """The size now, and the bounds."""
+        """Return the size now, and the bounds."""
         return CacheInfo(self.name, len(self), self.most_entries, self.bytes if self.most_bytes else None, self.most_bytes)
 
     def _is_full(self) -> bool:
@@ -108,13 +108,13 @@ class _FunctionCache:
         self._function = function
 
     def info(self) -> CacheInfo:
-        """The size now, and the bound."""
+        """Return the size now, and the bound."""
         size = self._function.cache_info()
         return CacheInfo(self.name, size.currsize, size.maxsize)
 
 
 def cached(name: str, *, entries: int) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A decorator: keep the results of the latest `entries` distinct calls of a function."""
+    """Return a decorator that keeps the results of the latest `entries` distinct calls of a function."""
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         kept = functools.lru_cache(maxsize=entries)(function)
@@ -125,7 +125,7 @@ def cached(name: str, *, entries: int) -> Callable[[Callable[..., Result]], Call
 
 
 def cache_infos() -> list[CacheInfo]:
-    """The size and the bounds of every cache of the modules that are imported."""
+    """Return the size and the bounds of every cache of the modules that are imported."""
     return [cache.info() for _, cache in sorted(_CACHES.items())]
 
 

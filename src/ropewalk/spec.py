@@ -157,7 +157,7 @@ class RopeSpec:
         return self.axes.axis_of_pair if isinstance(self.axes, AxisMap) else (0,) * self.pairs
 
     def frequencies(self, length: Length = None) -> Frequencies:
-        """Radians per step, float64: [pairs], [rows, pairs] for a length per row, [..., pairs, axes] with an axis map.
+        """Return radians per step, float64: [pairs], [rows, pairs] for a length per row, [..., pairs, axes] with an axis map.
 
         Axes that differ from head to head give [heads, pairs, axes].
 
@@ -173,7 +173,7 @@ class RopeSpec:
         return replace(ladder, radians=radians)
 
     def ladder_frequencies(self, length: Length = None) -> Frequencies:
-        """Radians per step of each pair along its own axis: [pairs], or [rows, pairs] for a length per row."""
+        """Return radians per step of each pair along its own axis: [pairs], or [rows, pairs] for a length per row."""
         dtype = torch.float64 if self.precision == "exact" else torch.float32
         return self._merged([s.frequencies(dim, self.theta, length, dtype) for s, dim in self._scaled_ladders()])
 
@@ -184,7 +184,7 @@ class RopeSpec:
         return replace(ladder, radians=ladder.radians[:, None] * directions, low=low)
 
     def exact_ladder_frequencies(self) -> Frequencies:
-        """`ladder_frequencies` with 28 digits, in `radians` and `low`, where precision is "exact" and the scaling has them.
+        """Return `ladder_frequencies` with 28 digits, in `radians` and `low`, if precision is "exact" and the scaling has them.
 
         Phases are computed from these. They take longer, and torch.compile cannot trace their NumPy code.
         """

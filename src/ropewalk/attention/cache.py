@@ -67,7 +67,7 @@ class KVCache:
         return self.size
 
     def keeps_rotated(self, encoding: Encoding) -> bool:
-        """Whether keys are stored rotated: yes, unless their frequencies change with the length."""
+        """Return whether keys are stored rotated: yes, unless their frequencies change with the length."""
         if self.rotated is None:
             self.rotated = not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length)
         return self.rotated

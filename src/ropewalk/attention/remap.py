@@ -150,7 +150,7 @@ class SelfExtend(Remapping):
         """Return a SelfExtend with a quarter of the trained length as window and the group that `served` tokens need."""
         window = max(1, trained // 4)
         group = _slowdown(trained, served, window)
-        # in a multiple of the group, window / group and window // group are the same
+        # the window is rounded to a multiple of the group, so that dividing it by the group leaves no remainder
         return cls(group, max(group, window // group * group))
 
 

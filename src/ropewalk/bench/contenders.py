@@ -24,7 +24,7 @@ Call = Callable[[Tensor, Tensor], Rotated]
 
 
 def ropewalk(case: Case, *, explicit: bool = False, inplace: bool = False, backend: str | None = None) -> Call:
-    """Prepare `rope(q, k)`. Positions are passed if `explicit` or in a decode step; otherwise they are 0, 1, 2, ..."""
+    """Return a function that runs `rope(q, k)`, with positions if `explicit` or in a decode step, otherwise at 0, 1, 2, ..."""
     rope, seq_dim, positions = Rope(case.spec, backend=backend), case.seq_dim, case.positions
     if explicit or case.decode:
         return lambda q, k: rope(q, k, positions, seq_dim=seq_dim, inplace=inplace)
@@ -32,7 +32,7 @@ def ropewalk(case: Case, *, explicit: bool = False, inplace: bool = False, backe
 
 
 def ropewalk_interleaved(case: Case) -> Call:
-    """Prepare `rope(q, k)` with the interleaved layout, for comparison with the complex product."""
+    """Return a function that runs `rope(q, k)` with the interleaved layout, for comparison with the complex product."""
     return ropewalk(replace(case, spec=replace(case.spec, layout="interleaved", layout_out="interleaved")))
 
 
@@ -52,20 +52,20 @@ def hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def hf_eager(case: Case) -> Call:
-    """Prepare the rotation of transformers: two products and a rotate_half in the model's dtype."""
+    """Return a function that runs the rotation of transformers: two products and a rotate_half in the model's dtype."""
     cos, sin = hf_tables(case)
     return lambda q, k: (hf_rotate(q, cos, sin), hf_rotate(k, cos, sin))
 
 
 def hf_compiled(case: Case) -> Call:
-    """Prepare the rotation of transformers under torch.compile."""
+    """Return a function that runs the rotation of transformers under torch.compile."""
     cos, sin = hf_tables(case)
     torch.compiler.reset()  # earlier shapes would count towards the recompile limit
     return torch.compile(lambda q, k: (hf_rotate(q, cos, sin), hf_rotate(k, cos, sin)), dynamic=False)
 
 
 def complex_form(case: Case) -> Call:
-    """Prepare a complex product in float32 on interleaved pairs."""
+    """Return a function that runs a complex product in float32 on interleaved pairs."""
     pairs = case.q.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=case.q.device) / pairs)
     angles = case.positions[..., None] * radians
@@ -79,7 +79,7 @@ def complex_form(case: Case) -> Call:
 
 
 def lucidrains(case: Case) -> Call:
-    """Prepare rotary-embedding-torch (interleaved) with its tables already built."""
+    """Return a function that runs rotary-embedding-torch (interleaved) with its tables already built."""
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
     rotary = RotaryEmbedding(case.q.shape[-1]).to(case.q.device)
@@ -89,7 +89,7 @@ def lucidrains(case: Case) -> Call:
 
 
 def liger(case: Case) -> Call:
-    """Prepare liger-kernel's Triton kernel, which takes [B, H, S, D] views of [B, S, H, D] memory and writes in place."""
+    """Return a function that runs liger-kernel, in place, on [B, H, S, D] views of [B, S, H, D] memory."""
     from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]  # a peer, not an extra
 
     cos, sin = (table.squeeze(2 if case.order == "bshd" else 1) for table in hf_tables(case))

@@ -51,7 +51,7 @@ def ring_linear_attention(
     chunk: int = CHUNK,
     eps: float = 1e-6,
 ) -> tuple[Tensor, State]:
-    """Apply `linear_attention` to this rank's tokens q, k, v [B, H, S, D], attending to all ranks. Every rank must call it.
+    """Return linear attention of this rank's q [B, H, S, D] over the keys of all ranks, and a state. Every rank must call it.
 
     positions  by default 0, 1, 2, ... over the real tokens of each row of the whole sequence
     padding    [B, S], True for this rank's real tokens
@@ -69,6 +69,7 @@ def ring_linear_attention(
     runs, most = _runs(token_indices(order, lengths, ring), ring.rank)
 
     real = torch.ones(q.shape[0], q.shape[-2], dtype=torch.bool, device=q.device) if padding is None else padding
+    # first exchange: how many real tokens every run has, and so how many come before each of our runs
     counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most, group)  # [runs, B]
     before = [counts[run.earlier].sum(dim=0) for run in runs]
     if positions is None:
@@ -76,6 +77,7 @@ def ring_linear_attention(
         positions = torch.cat(parts, dim=-1)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
     of_runs = [(Features(*(t[:, :, run.local] for t in features)), v[:, :, run.local]) for run in runs]
+    # second exchange: the sums over the keys of every run, which is all that other ranks need of them
     own_sums = [key_sums(*each) for each in of_runs]
     kv_shape, k_shape = (each.shape for each in own_sums[0])
     joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in own_sums]
@@ -87,6 +89,7 @@ def ring_linear_attention(
         out, kv_sum, k_sum = attend(*each, state, causal, chunk, eps)
         outs.append(out)
         states.append(State(kv_sum, k_sum, counts[[*visible, run.number]].sum(dim=0)))
+    # the run with the most earlier runs is the last of this rank
     last = max(range(len(runs)), key=lambda i: len(runs[i].earlier))
     return torch.cat(outs, dim=-2).to(v.dtype), states[last]
 
@@ -101,6 +104,7 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
     if most > MAX_RUNS:
         rule = f"must give a rank at most {MAX_RUNS} runs of consecutive tokens; use 'contiguous' or 'head_tail', or softmax"
         raise RopeError("order", rule, [len(each) for each in bounds])
+    # number of a run -> index of its first token in the sequence; an empty run comes after all tokens
     first = {
         owner * most + i: int(indices[owner][start]) if end > start else 2**62
         for owner, each in enumerate(bounds)

@@ -35,7 +35,7 @@ def runs_of(indices: Tensor) -> list[tuple[int, int]]:
 
 
 def spans(indices: Tensor, tile: int) -> list[Span]:
-    """Split a rank's tokens into tiles; a tile ends early where the indices jump, as between head and tail."""
+    """Return a rank's tokens divided into tiles; a tile ends early where the indices jump, as between head and tail."""
     runs = runs_of(indices)
     runs = runs if len(runs) <= MAX_RUNS else [(0, len(indices))]
     slices = [slice(a, min(a + tile, end)) for start, end in runs for a in range(start, end, tile)]
@@ -52,7 +52,7 @@ class Masking:
     window: int | None
 
     def hides(self, q: Span, k: Span) -> bool:
-        """Whether no query of one tile attends to any key of the other."""
+        """Return whether no query of one tile attends to any key of the other."""
         if self.causal and k.first > q.last:
             return True
         return self.window is not None and (q.first - k.last >= self.window or k.first - q.last >= self.window)

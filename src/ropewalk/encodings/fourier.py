@@ -32,7 +32,8 @@ class Fourier(Encoding):
     def __init__(self, sizes: Sizes, *, gain: float = 0.3, learnable: bool = False, per_head: bool = False) -> None:
         super().__init__(sizes)
         spec = RopeSpec(head_dim=sizes.head_dim)
-        # a little below, because the frequency of a pair whose period is the length itself may be rounded down
+        # pairs that complete a turn in training are mixed; 1 - 1e-12 also admits a pair that completes exactly one, although its
+        # frequency may be rounded down
         slowest = 2 * math.pi / sizes.length * (1 - 1e-12)
         self.kept = int((spec.frequencies().radians >= slowest).sum())
         self.per_head = per_head

@@ -24,7 +24,7 @@ def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
-    """Join the first and second members of pairs [..., P] into x [..., 2P]: the inverse of `split_pairs`."""
+    """Return x [..., 2P] made of the first and second members of pairs [..., P]: the inverse of `split_pairs`."""
     return torch.cat((a, b), dim=-1) if layout == "half" else torch.stack((a, b), dim=-1).reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
@@ -38,7 +38,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | N
 
 
 def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate x as a product of complex numbers, (a + ib) e^{i angle}."""
+    """Return x rotated as a product of complex numbers, (a + ib) e^{i angle}."""
     a, b = (member.to(cos.dtype) for member in split_pairs(x, layout))
     rotated = torch.complex(a, b) * torch.complex(cos, sin)
     return join_pairs(rotated.real, rotated.imag, layout).to(x.dtype)

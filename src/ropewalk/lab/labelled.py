@@ -38,7 +38,7 @@ class Example:
 
 
 def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example]:
-    """Read a tab-separated file with a header, or JSON lines.
+    """Return the examples of a tab-separated file with a header, or of JSON lines.
 
     columns  the names of the columns: one text or two, then the label; by default those of GLUE. Numbers from 1 are for a
              file without a header. A file may lack the label.
@@ -95,7 +95,7 @@ def classes_of(examples: Sequence[Example]) -> tuple[str, ...]:
 
 
 def split_examples(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """Split examples into (train, valid) by their first text, so that examples with the same text are in the same split."""
+    """Return the examples as (train, valid), split by their first text: examples with the same text are in the same split."""
     train: list[Example] = []
     valid: list[Example] = []
     for example in examples:

@@ -33,7 +33,7 @@ class Triplet:
 
 
 def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triplet]:
-    """Read the triplets of a file; the label of a line without one is `unlabelled` (B in the published training data)."""
+    """Return the triplets of a file; the label of a line without one is `unlabelled` (B in the published training data)."""
     if unlabelled is not None:
         choice("unlabelled", unlabelled, LABELS)
     triplets = []
@@ -48,7 +48,7 @@ def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triple
 
 
 def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Triplet]]:
-    """Split triplets into (train, valid) by the text of A, so that triplets with the same A are in the same split."""
+    """Return the triplets as (train, valid), split by the text of A, so that triplets with the same A are in the same split."""
     train: list[Triplet] = []
     valid: list[Triplet] = []
     for triplet in triplets:

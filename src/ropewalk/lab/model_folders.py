@@ -64,7 +64,7 @@ def find_tokenizer(start: str | Path) -> str:
 
 
 def read_use(folder: Path) -> ModelUse:
-    """Read what the model in a folder was trained for."""
+    """Return what the model in a folder was trained for."""
     path = folder / USE_FILE
     if not path.is_file():
         raise RopeError("model", f"must be a folder that a training wrote, with {USE_FILE} in it", str(folder))

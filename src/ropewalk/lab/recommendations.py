@@ -107,8 +107,8 @@ def _zero_shot(result: StudyResult) -> tuple[str, str]:
     """Return (recommendation, evidence): the scaling with the lowest loss without training."""
     factor = max(distinct(result.rows, "loss", "factor", tuned=0))
     methods = distinct(result.rows, "loss", "method", tuned=0)
-    start = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
-    losses = scores_by(result.rows, "loss", "method", methods, tuned=0, factor=factor, length=factor * start)
+    trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
+    losses = scores_by(result.rows, "loss", "method", methods, tuned=0, factor=factor, length=factor * trained_length)
     return lowest(losses, f"loss at {factor}x, without training", same_model=True)
 
 
@@ -119,8 +119,8 @@ def _fine_tuned(result: StudyResult) -> tuple[str, str]:
         return "Not measured here.", "no method was fine-tuned; set tuned_factors"
     factor = max(r["factor"] for r in rows)
     rows = select(rows, "loss", factor=factor)
-    start = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
-    losses = scores_by(rows, "loss", "method", distinct(rows, "loss", "method"), length=factor * start)
+    trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
+    losses = scores_by(rows, "loss", "method", distinct(rows, "loss", "method"), length=factor * trained_length)
     return lowest(losses, f"loss at {factor}x after {rows[0]['tuned']} steps there")
 
 

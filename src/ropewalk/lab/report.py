@@ -84,7 +84,7 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
 
 
 def noise(rows: list[Row], facts: dict[str, Any]) -> str:
-    """Describe the noise between trainings: measured if there are several seeds, otherwise the published value."""
+    """Return a sentence about the noise between trainings: measured if there are several seeds, otherwise the published value."""
     if facts["seeds"] == 1:
         return f"One seed: comparisons include a deviation of {SEED_NOISE} between trainings, as published for tiny models."
     by_setting: dict[tuple, list[float]] = {}

@@ -15,7 +15,7 @@ _ROUNDS = 4
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Apply splitmix64's finaliser, a bijection of uint64 that scrambles all bits."""
+    """Return the numbers after splitmix64's finaliser, a bijection of uint64 that scrambles all bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -23,7 +23,7 @@ def _put(tokens: np.ndarray, where: np.ndarray, text: np.ndarray) -> None:
 
 
 def _join(batch: int, *parts: bytes | np.ndarray) -> np.ndarray:
-    """Concatenate byte strings and arrays [B, n] along the columns."""
+    """Return byte strings and arrays [B, n], concatenated along the columns."""
     arrays = [np.frombuffer(p, dtype=np.uint8)[None].repeat(batch, 0) if isinstance(p, bytes) else p for p in parts]
     return np.concatenate(arrays, axis=1)
 

@@ -117,7 +117,7 @@ def _check_layout(folder: Folder, model_type: str) -> None:
 
 
 def _build_empty(checkpoint_format: CheckpointFormat, config: Any) -> nn.Module:
-    """Build the model of a config without memory for its weights."""
+    """Return the model of a config, without memory for its weights."""
     with torch.device("meta"), _SkipInit():
         return checkpoint_format.build(config)
 
@@ -193,7 +193,7 @@ def _common_dtype(source: Weights, names_in_file: Mapping[str, list[str]]) -> to
 
 
 def _read(source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.dtype, device: Any) -> Tensor:
-    """Read one weight, or concatenate its parts by rows."""
+    """Return one weight, read from the checkpoint; parts that are stored separately are concatenated by rows."""
     if len(hf_names) == 1:
         return source.read(hf_names[0]).to(dtype=dtype, device=device)
     rows = [source.shape(hf_name)[0] for hf_name in hf_names]

@@ -75,6 +75,7 @@ def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roform
     # names of an old conversion from TensorFlow
     hf_name = hf_name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     prefix = model_type + "."
+    # a bare encoder has "pooler." where a model with a head has "roformer.pooler.", and HEAD_NAMES has only the latter
     in_head = prefix + hf_name if hf_name.startswith("pooler.") else hf_name
     for theirs, ours in _head_names(config, model_type):
         if in_head.startswith(theirs):

@@ -61,7 +61,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of a safetensors file."""
+    """Return the checked header of a safetensors file."""
     file_name = path.name
     try:
         with path.open("rb") as file:
@@ -84,7 +84,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_object(data: bytes, file_name: str) -> dict[str, Any]:
-    """Parse a JSON object and refuse duplicate names in it."""
+    """Return a JSON object as a dict; refuse duplicate names in it."""
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except RopeError as error:
@@ -97,7 +97,7 @@ def parse_object(data: bytes, file_name: str) -> dict[str, Any]:
 
 
 def read_rows(path: Path, header: Header, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-    """Read rows start:stop of a tensor along its first axis; the whole tensor by default, which may be a scalar."""
+    """Return rows start:stop of a tensor along its first axis; the whole tensor by default, which may be a scalar."""
     entry = header.entries[name]
     begin, shape = entry.begin, entry.shape
     if entry.shape and (start, stop) != (0, None):
@@ -132,7 +132,7 @@ def read_pieces(
 
 
 def build_header(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], metadata: dict[str, str]) -> Header:
-    """Build the header of a new file with tensors in the given order, padded so that the data is aligned to 8 bytes."""
+    """Return the header of a new file with tensors in the given order, padded so that the data is aligned to 8 bytes."""
     entries: dict[str, TensorEntry] = {}
     begin = 0
     for name, dtype, shape in tensors:

@@ -55,19 +55,19 @@ class Folder:
         return config_file.read(self.path / "config.json")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from its header."""
+        """Return the shape of a tensor, from its header."""
         return self._entry(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor, from its header."""
+        """Return the dtype of a tensor, from its header."""
         return self._entry(name).dtype
 
     def bytes(self, name: str) -> int:
-        """The size of a tensor on disk."""
+        """Return the size of a tensor on disk, in bytes."""
         return self._entry(name).bytes
 
     def read(self, name: str) -> Tensor:
-        """Read a tensor into new memory on the CPU."""
+        """Return a tensor, read into new memory on the CPU."""
         return read_rows(*self._location(name))
 
     def pieces(self, name: str, start: int = 0, stop: int | None = None, *, rows: int = 1) -> Iterator[Tensor]:

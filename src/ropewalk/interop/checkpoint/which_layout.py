@@ -110,7 +110,7 @@ def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
 
 
 def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
-    """Compare the norms of paired rows: rotation treats both rows alike, so training may leave them with similar norms."""
+    """Return evidence from the norms of paired rows: a rotation treats both alike, so training may leave their norms similar."""
     try:
         rules = find_rules(folder, config)
     except RopeError as error:

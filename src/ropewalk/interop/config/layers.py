@@ -93,7 +93,7 @@ def _rope(given: Mapping[str, Any] | None, where: str) -> Rope:
 
 
 def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
-    """Merge the keys of both spellings; a key in both must have the same value."""
+    """Return the keys of both spellings in one dict; a key in both must have the same value."""
     new, old = _rope(v5, "rope_parameters") or {}, _rope(v4, "rope_scaling") or {}
     for key in new.keys() & old.keys():
         if new[key].value != old[key].value:

@@ -127,7 +127,7 @@ def in_one_line(finding: Finding) -> str:
 
 
 def _in_words(finding: Finding) -> str:
-    """Describe the difference from the reference in one line."""
+    """Return the difference from the reference in one line."""
     if finding.problem is not None:
         return finding.problem
     if finding.engine == REFERENCE and finding.difference is None:

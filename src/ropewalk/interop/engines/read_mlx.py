@@ -75,7 +75,7 @@ MISSING = names("falcon arcee persimmon gptj jetmoe zamba2 hyperclovax cwm csm")
 
 
 def read_mlx(case: Case) -> Reading:
-    """Read a case as mlx-lm does: one axis, a band of whole pairs, long factors only."""
+    """Return what mlx-lm computes for a case: it has one axis, rounds bands to whole pairs and uses long factors only."""
     reading = Reading(case)
     if case.model_type in MISSING:
         return reading.fail(f"no table: mlx-lm has no model for {case.model_type}")
@@ -134,7 +134,7 @@ def _given(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, f
 
 
 def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None, where: str) -> Reading:
-    """Put the scaling that the model builds from `keys` in the place of the config's."""
+    """Return the reading with the scaling that mlx-lm's model builds from `keys` instead of that of the config."""
     case, rule = reading.case, model.scaling
     # `type` takes precedence, and a model with a rule of its own reads it alone
     kind = None if not keys else keys.get("type") or keys.get("rope_type", "default")
@@ -185,7 +185,7 @@ def _alpha(reading: Reading, keys: Mapping[str, Any]) -> Reading:
 
 
 def _scaling(case: Case, kind: str, keys: Mapping[str, Any]) -> Scaling | str:
-    """Return what `initialize_rope` builds; or why it fails."""
+    """Return the scaling that mlx-lm's `initialize_rope` builds from `keys`, or, as text, why it fails."""
     if kind in ("default", "mrope"):
         return Default()
     if "factor" not in keys and kind != "proportional":

@@ -29,7 +29,7 @@ MINISTRAL3_TRAINED = 16_384
 
 
 def read_sglang(case: Case) -> Reading:
-    """Read a case as SGLang does: the classes of vLLM with other switches."""
+    """Return what SGLang computes for a case; its rotary classes come from vLLM, but other conditions select them."""
     if case.is_longer_than(_stretch(case)):
         return Reading(case).fail("no table: the context length is above the served length of the config")
     if case.model_type in TRANSFORMERS_CODE:

@@ -32,7 +32,7 @@ def unread_theta(case: Case) -> bool:
 
 
 def read_hf(case: Case) -> Reading:
-    """Read a case as transformers does: the reference, with frequencies for the longest sequence of each batch."""
+    """Return what transformers, the reference, computes for a case: frequencies for the longest sequence of each batch."""
     reading, scaling = Reading(case), case.spec.scaling
     if (problem := refusal(case)) is not None:
         return reading.fail(problem)

@@ -26,7 +26,7 @@ NOT_READ = names(
 
 
 def read_vllm(case: Case) -> Reading:
-    """Read a case as vLLM does: max_model_len alone decides everything that depends on a length."""
+    """Return what vLLM computes for a case: max_model_len alone decides everything that depends on a length."""
     if case.is_longer_than(_stretch(case)):
         return Reading(case).fail("no table: max_model_len is above the served length of the config")
     if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:

@@ -83,17 +83,20 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
     unbeaten = [name for name, own in scores.items() if not any(beats(other, own) for other in scores.values())] or list(scores)
 
     def among_the_best(name: str, measures: Sequence[str]) -> int:
+        """Return in how many of the measures no other method is better."""
         own = scores[name]
         rivals = [each for each in scores.values() if each is not own]
         return sum(not any(measure in better(each, own) for each in rivals) for measure in measures if measure in own)
 
     def order(name: str) -> tuple:
+        """Return the sort key of a method: the best one has the smallest."""
         own = scores[name]
         means = [own[measure].mean for measure in ("far_keys", "far_loss") if measure in own]
         return (-among_the_best(name, FAR), -among_the_best(name, NEAR), *means)
 
     best = min(unbeaten, key=order)
     equal = [name for name in scores if name != best and _alike(scores[best], scores[name])]
+    # the unchanged model, or else a preferred method, is recommended instead if nothing tells it from the best
     instead = next((name for name in (NONE, *(() if best in prefer else prefer)) if name in equal), None)
     if instead is not None:
         best, equal = instead, [best if name == instead else name for name in equal]
@@ -116,12 +119,12 @@ def _reason(best: str, scores: Mapping[str, Scores]) -> str:
 
 
 def _beside(own: Score, others: Mapping[str, Score], keys: bool) -> str:
-    """Return how a score compares with the best of the others, in words; empty without others."""
+    """Return how a score compares with the best of the others, in words; `keys`: scores are shares of missed pass keys."""
     if not others or own.values.size < 2:
         return ""
     rival = min(others, key=lambda name: others[name].mean)
     step = compare(own, others[rival])
-    # a share of missed keys has the opposite sign of the share found
+    # scores are shares of missed keys, and the text states the difference of the shares found
     gap = f"{-step.difference:+.0%} ± {step.error:.0%}" if keys else f"{step.difference:+.3f} ± {step.error:.3f}"
     words = {"a": f"better than {rival}, the next", "b": f"worse than {rival}, the best", "tied": f"no difference to {rival}"}
     return f" ({words[step.verdict]}: {gap})"

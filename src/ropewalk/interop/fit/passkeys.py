@@ -40,6 +40,7 @@ def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> Pa
     task, filler = list(encode(TASK)), list(encode(FILLER))
 
     def around(room: int) -> tuple[list[int], list[int]]:
+        """Return the tokens before and after the statement, at most `room` in all, in whole sentences of filler."""
         sentences = (room - len(task)) // len(filler)
         before = round(depth * sentences)
         return task + filler * before, filler * (sentences - before)
@@ -52,6 +53,7 @@ def plant_passkey(encode: Encode, text: str, length: int, depth: float, seed: in
     content = list(encode(text))
 
     def around(room: int) -> tuple[list[int], list[int]]:
+        """Return the tokens of the text before and after the statement, at most `room` in all."""
         used = content[:room]
         before = round(depth * len(used))
         return used[:before], used[before:]
@@ -68,7 +70,7 @@ def _passkey(
     around: Callable[[int], tuple[list[int], list[int]]],
     least: int = 0,
 ) -> PassKey:
-    """Return the tokens before and after the statement, which `around` gives for the room left, with statement and question."""
+    """Return a pass key; `around` gives the tokens before and after the statement, for the number of tokens left to them."""
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))
     stated, asked = list(encode(statement.format(key=key))), list(encode(ASKED))
@@ -90,7 +92,7 @@ def shortest_passkey(encode: Encode) -> int:
 def passkey_lengths(trained: int, to: int) -> list[int]:
     """Return the lengths at which pass keys are asked: a quarter, a half and all of the trained length, then up to `to`.
 
-    Each is a little shorter than its power of two, because a model may need some tokens for its answer.
+    Each is 5 % shorter, because a model may need some tokens for its answer.
     """
     within = [trained // 4, trained // 2, trained]
     beyond = [length for length in (trained * 3 // 2, trained * 2, trained * 3) if length < to]

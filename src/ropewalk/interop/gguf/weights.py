@@ -68,7 +68,7 @@ class GgufWeights:
         return config
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight."""
+        """Return the shape of a weight."""
         return self.file.tensors[self.files[name]].shape
 
     def dtype(self, name: str) -> torch.dtype:
@@ -76,7 +76,7 @@ class GgufWeights:
         return torch.float32
 
     def read(self, name: str) -> Tensor:
-        """Read a weight and dequantise it; rows of q and k are permuted to the half layout."""
+        """Return a weight, read and dequantised; rows of q and k are permuted to the half layout."""
         weight = torch.from_numpy(self.file.tensor(self.files[name]))
         if re.search(r"\.[qk]_proj\.", name) and self.stored_layout != "half":
             return convert_layout(weight, self.stored_layout, "half", head_dim=self.rope.head_dim, dim=0)

@@ -88,7 +88,7 @@ class RotationFunction:
         return tuple(None if x is None else next(rest) for x in inputs)
 
     def _by_positions(self, xs: tuple[Tensor, ...], tables: Sequence, arguments: dict[str, Any]) -> tuple[Tensor, ...] | None:
-        """Rotate by exact angles; None if the tables are not lazy or their spec is not known."""
+        """Return the tensors rotated by exact angles; None if the tables are not lazy or their spec is not known."""
         for index, table in enumerate(tables):
             if type(table) is not LazyTable or table.index != index:
                 return None
@@ -108,7 +108,7 @@ class RotationFunction:
         return tuple(rope.rotate(each, positions, seq_dim=seq_dim) for each in xs)
 
     def _by_tables(self, xs: tuple[Tensor, ...], tables: list, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Rotate by the cos and sin that the call gives."""
+        """Return the tensors rotated by the cos and sin that the call gives."""
         convention = self.convention
         blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
@@ -132,7 +132,7 @@ class RotationFunction:
     def _by_rows(
         self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int, arguments: dict[str, Any]
     ) -> tuple[Tensor, ...]:
-        """Rotate each token by its row of the tables."""
+        """Return the tensors with each token rotated by its row of the tables."""
         if UNROTATED in self.names:
             (q,) = self._run(xs[:1], cos, sin, seq_dim, blocks)
             return q, self._rotate_memory(xs[1], cos, sin, seq_dim, arguments)
@@ -202,5 +202,5 @@ def _from_end(x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int]
 
 
 def _merge_sections(table: Tensor, sections: list[int]) -> Tensor:
-    """Merge the tables of all axes into one [..., tokens, pairs]: each section of the pairs from its own axis."""
+    """Return the tables of all axes as one, [..., tokens, pairs]: each section of the pairs comes from its own axis."""
     return torch.cat([part[axis] for axis, part in enumerate(table.split(sections, dim=-1))], dim=-1)

@@ -102,10 +102,11 @@ def products(
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; NORM needs ROWS = 1.
+    """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
 
     `x` points to [ROWS, 1] rows, `first_rows` and `second_rows` to [1, COLUMNS] weight rows. With PDL it starts before the
-    previous kernel ends, and waits for it where it reads x.
+    previous kernel ends, and waits for that where it reads x.
+    NORM, the RMS norm of x inside the product, needs ROWS = 1.
     """
     if ROWS == 1:
         if PDL:

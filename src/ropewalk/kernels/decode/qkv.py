@@ -88,6 +88,7 @@ def _finish(
                 first, second, first_dim, second_dim, weight, live, head_eps, HEAD_DIM, HEAD_WEIGHT, PLUS_ONE
             )
         first, second = rotated(first, second, cos, sin)
+        # q and k are stored in the output layout; v keeps the dims that it was read with
         first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT)
     if is_query:
         queries = q_out + row.to(tl.int64) * q_row + head * q_head
@@ -97,16 +98,16 @@ def _finish(
         written = live & (slot >= 0) & (slot < num_slots)
         inverse_scale = 1.0
         if is_key:
-            stored = k_cache + slot // PAGE_SIZE * k_page + slot % PAGE_SIZE * k_slot + (head - Q_HEADS) * k_head
+            head_in_slot = k_cache + slot // PAGE_SIZE * k_page + slot % PAGE_SIZE * k_slot + (head - Q_HEADS) * k_head
             if QUANTISED:
                 inverse_scale = 1.0 / tl.load(k_scale)
         else:
-            stored = v_cache + slot // PAGE_SIZE * v_page + slot % PAGE_SIZE * v_slot + (head - Q_HEADS - K_HEADS) * v_head
+            head_in_slot = v_cache + slot // PAGE_SIZE * v_page + slot % PAGE_SIZE * v_slot + (head - Q_HEADS - K_HEADS) * v_head
             if QUANTISED:
                 inverse_scale = 1.0 / tl.load(v_scale)
         dtype: tl.constexpr = k_cache.dtype.element_ty
-        tl.store(stored + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
-        tl.store(stored + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
+        tl.store(head_in_slot + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
+        tl.store(head_in_slot + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
 
 
 @triton.jit(do_not_specialize=["rows", "num_slots"])

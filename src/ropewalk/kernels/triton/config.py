@@ -94,7 +94,7 @@ def pick_config(
 
 
 def _fit(config: Config, most_token_heads: int, most_tokens: int, most_heads: int) -> Config:
-    """Resize tokens and heads: their product is at most `most_token_heads`, and neither exceeds what the call has."""
+    """Return the configuration with at most `most_token_heads` tokens times heads, and neither more than the call has."""
     tokens = min(config.tokens, most_tokens, most_token_heads)
     heads = min(most_token_heads // tokens, most_heads)
     return replace(config, tokens=min(most_token_heads // heads, most_tokens), heads=heads)

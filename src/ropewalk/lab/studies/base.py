@@ -48,7 +48,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, base: float, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int
 ) -> list[Row]:
-    """Train with one base and measure the loss at every length."""
+    """Train with one base and measure the loss at every length; return the rows."""
     chosen = training.make_rope_preset(preset, changes, seed, base)
     return training.train_and_measure(workspace, f"base-{base:g}-{seed}", chosen, multiples, windows, base=base, seed=seed)
 

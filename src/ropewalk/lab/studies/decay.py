@@ -98,7 +98,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], distances: list[int]) -> list[Claim]:
-    """Claim that a trained RoPE model attends less at larger distances."""
+    """Return the claims that a trained RoPE model attends less at larger distances."""
     near, middle, far = distances[0], distances[len(distances) // 2], distances[-1]
     weights = {str(d): score(rows, "weight", model="rope", distance=d) for d in (far, middle, near)}
     text = f"A RoPE model attends less at {far} than at {middle}, and less there than at {near}"

@@ -66,7 +66,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int
 ) -> list[Row]:
-    """Train one model and measure its loss at every length."""
+    """Train one model and measure its loss at every length; return the rows."""
     chosen = training.make_preset(preset, changes, seed, encoding=encoding)
     trainer = training.train_or_load(workspace, f"{encoding}-{seed}", chosen)
     model: Any = trainer.model

@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Measure the model of each seed zero-shot, then fine-tune it with each method and factor."""
+    """Measure each seed's model without training, then fine-tune it with each method and factor; return facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
     options = runner.pick("methods", "factors", "search")
     rows = runner.run(Job(f"zero-shot-{seed}", zero_shot, shared | options | {"seed": seed}) for seed in runner.seeds)
@@ -74,7 +74,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 
 def _rope_model(workspace: Workspace, preset: str, changes: list[str], seed: int) -> tuple[Preset, nn.Module]:
-    """Train or load the RoPE model of the study `encodings`."""
+    """Return the preset and the RoPE model of the study `encodings`, which is trained if no study has done so yet."""
     chosen = training.make_preset(preset, changes, seed, encoding="rope")
     return chosen, training.train_or_load(workspace, f"rope-{seed}", chosen).model
 
@@ -106,7 +106,7 @@ def tuned(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], method: str, factor: int, factors: list[float] | None,
     windows: int, steps: int, rate: float, multiples: list[int],
 ) -> list[Row]:  # fmt: skip
-    """Fine-tune at the longer length, then measure at every length."""
+    """Fine-tune at the longer length, then measure at every length; return the rows."""
     chosen, model = _rope_model(workspace, preset, changes, seed)
     length, batch = training.trained_length(chosen), chosen.train.stages[0].batch
     longer = migrate(model, spec_for(method, rope_spec(model), factor, length, factors)).model

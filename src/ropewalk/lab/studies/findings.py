@@ -101,7 +101,7 @@ def difference(step: Comparison) -> str:
 
 
 def claim_order(text: str, scores: Mapping[str, Score | None], order: Sequence[str], *, same_model: bool = False) -> Claim:
-    """Claim that scores increase in the given order; each step must exceed its paired error."""
+    """Return the claim that scores increase in the given order; each step must exceed its paired error."""
     absent = [name for name in order if scores.get(name) is None]
     if absent:
         return Claim(text, UNKNOWN, f"no rows for {', '.join(absent)}")
@@ -113,7 +113,7 @@ def claim_order(text: str, scores: Mapping[str, Score | None], order: Sequence[s
 
 
 def claim_within(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Claim that two scores of one model differ by at most `limit`, with two standard errors of margin."""
+    """Return the claim that two scores of one model differ by at most `limit`, with two standard errors of margin."""
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
     step = compare(one, other)
@@ -123,7 +123,7 @@ def claim_within(text: str, one: Score | None, other: Score | None, limit: float
 
 
 def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Claim that one score exceeds another of the same model by at most `limit`, with two standard errors of margin."""
+    """Return the claim that a score exceeds another of the same model by at most `limit`, with two standard errors of margin."""
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
     step = compare(one, other)
@@ -132,7 +132,7 @@ def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: f
 
 
 def claim_threshold(text: str, value: float, threshold: float, *, above: bool) -> Claim:
-    """Claim that a value without noise is at least the threshold (`above`), or less; NaN was not measured."""
+    """Return the claim that a value without noise is at least the threshold (`above`), or less; NaN was not measured."""
     if value != value:
         return Claim(text, UNKNOWN, "no rows")
     return Claim(text, HOLDS if (value >= threshold) == above else FAILS, f"{value:.1e}, threshold {threshold:g}")

@@ -55,7 +55,7 @@ def _short(kind: str) -> str:
 def quality(
     workspace: Workspace, *, kind: str, seed: int, preset: str, changes: list[str], windows: int, multiples: list[int]
 ) -> list[Row]:
-    """Train one model and measure its loss at every length."""
+    """Train one model and measure its loss at every length; return the rows."""
     chosen = training.make_preset(preset, changes, seed, **MODELS[kind])
     return training.train_and_measure(workspace, f"{_short(kind)}-{seed}", chosen, multiples, windows, model=kind, seed=seed)
 
@@ -125,7 +125,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Claim that linear attention has a higher loss than softmax, and that RoPE lowers it."""
+    """Return the claims that linear attention has a higher loss than softmax, and that RoPE lowers it."""
     near = {m: score(rows, "loss", model=m, length=lengths[0]) for m in MODELS}
     text = "Softmax attention has a lower loss than linear attention, both with RoPE"
     return [

@@ -108,7 +108,7 @@ def measure(
     workspace: Workspace, *, cut: int, encoding: str, seed: int, preset: str, changes: list[str], short: int, long: int,
     batch: int, steps: int, count: int, data: str,
 ) -> list[Row]:  # fmt: skip
-    """Train a model on the first `cut` characters of each text, and measure its errors on held-out cases."""
+    """Train a model on the first `cut` characters of each text, and measure its errors on held-out cases; return the rows."""
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
     chosen = make_preset(preset, [*changes, stage, "data.objective=triplets"], seed, head="none", encoding=encoding)
     train, valid = triplets_of(data, count, short, long)
@@ -173,7 +173,7 @@ def _accuracy(rows: list[Row], cut: int, encoding: str) -> Score | None:
 
 
 def claims(rows: list[Row], settings: dict[str, Any]) -> list[Claim]:
-    """Claim that longer texts give fewer errors, and that RoPE gives fewer than learned positions."""
+    """Return the claims that longer texts give fewer errors, and that RoPE gives fewer than learned positions."""
     short, long = settings["short"], settings["long"]
     wrong = {str(cut): score(rows, "wrong", cut=cut, encoding="rope") for cut in (long, short)}
     by_encoding = {name: score(rows, "wrong", cut=short, encoding=name) for name in ("rope", "learned")}

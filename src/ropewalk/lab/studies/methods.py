@@ -68,7 +68,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 
 def train(workspace: Workspace, *, method: str, seed: int, share: float, preset: str, changes: list[str], **sizes) -> list[Row]:
-    """Train a model on text and pass keys, then measure its loss and the pass keys it finds at every length."""
+    """Train a model on text and pass keys, then measure its loss and the pass keys it finds at every length; return the rows."""
     chosen = preset_of(method, preset, changes, seed)
     model = _trained(workspace, method, seed, share, chosen)
     rows = [row("parameters", sum(p.numel() for p in model.parameters()), model=method, seed=seed)]

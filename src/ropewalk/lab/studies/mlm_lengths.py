@@ -67,7 +67,7 @@ def _stages(stages: Sequence[Sequence[int]]) -> str:
 def measure(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], stages: list[list[int]], windows: int
 ) -> list[Row]:
-    """Train stage by stage; after each stage, measure the masked loss and accuracy at every length."""
+    """Train stage by stage; after each stage, measure the masked loss and accuracy at every length; return the rows."""
     chosen = make_preset(preset, [*changes, _stages(stages)], seed)
     trainer = make_trainer(workspace, f"mlm-{seed}", chosen)
     lengths = sorted({length for length, _, _ in stages})
@@ -128,7 +128,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[Claim]:
-    """Claim that each longest stage ends at a lower loss than the stages before and after it, each at its own length."""
+    """Return the claims that each longest stage ends at a lower loss than its neighbours, each stage at its own length."""
     own = {str(s): score(rows, "loss", stage=s, length=trained[s]) for s in stages}
     result = []
     for stage in stages:

@@ -86,7 +86,7 @@ def measure(
     workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], side: int, sides: list[int], batch: int,
     steps: int, count: int,
 ) -> list[Row]:  # fmt: skip
-    """Train on images of one size and measure the errors on images of several sizes."""
+    """Train on images of one size and measure the errors on images of several sizes; return the rows."""
     stage = f"train.stages=[{{length={side * side}, batch={batch}, steps={steps}}}]"
     chosen = make_preset(preset, [*changes, stage], seed, encoding=encoding)
     axes = 2 if encoding == "rope_2d" else 1
@@ -120,7 +120,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], sides: list[int]) -> list[Claim]:
-    """Claim that two axes generalise to larger images better than one."""
+    """Return the claims that two axes generalise to larger images better than one."""
     at = {m: score(rows, "wrong", model=m, side=sides[-1]) for m in ("rope_2d", "rope")}
     size = f"{sides[-1]} x {sides[-1]}"
     text = f"On images of {size}, larger than any in training, RoPE over rows and columns has fewer errors than over one sequence"

@@ -127,7 +127,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, norm: str, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int, shift: int
 ) -> list[Row]:
-    """Train one model; measure its loss at every length, and how its logits change if all positions are shifted."""
+    """Train one model; return its loss at every length, and how its logits change if all positions are shifted, as rows."""
     chosen = training.make_preset(preset, changes, seed, encoding="rope")
     name = f"rope-{seed}" if norm == NONE else f"{norm.replace(' ', '-')}-{seed}"
     origin = "" if norm == NONE else norm

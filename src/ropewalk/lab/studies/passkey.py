@@ -73,7 +73,7 @@ def measure(
     workspace: Workspace, *, base: float, seed: int, preset: str, changes: list[str], share: float, methods: list[str],
     multiples: list[int], depths: list[float], count: int,
 ) -> list[Row]:  # fmt: skip
-    """Train on text and pass keys, then test at every length and depth."""
+    """Train on text and pass keys, then test at every length and depth; return the rows."""
     chosen = training.make_rope_preset(preset, changes, seed, base)
     corpus, length = training.corpus_of(chosen), training.trained_length(chosen)
     text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed)
@@ -155,7 +155,7 @@ def missed(rows: list[Row], base: float, length: int, method: str = NONE) -> Sco
 
 
 def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Claim]:
-    """Claim that the task is solved at the trained length, without which the rest means nothing; then compare the bases."""
+    """Return the claims that the task is solved at the trained length, and that other bases miss fewer keys than the first."""
     result = []
     for base in bases:
         share = _mean(rows, base=base, method=NONE, length=lengths[0]) or 0.0

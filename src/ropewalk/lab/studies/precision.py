@@ -27,7 +27,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 
 def measure(workspace: Workspace, *, positions: list[int], head_dim: int, width: int) -> list[Row]:
-    """Measure the largest error of each method near each position, compared with high-precision arithmetic."""
+    """Measure the largest error of each method near each position, compared with high-precision arithmetic; return the rows."""
     curves = error_curves(RopeSpec(head_dim=head_dim), positions, width=width)
     return [
         row("error", error, way=method, position=position)

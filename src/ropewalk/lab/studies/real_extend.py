@@ -56,7 +56,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, factor: float, model: str, text: list[str], methods: list[str], windows: int, search: int
 ) -> list[Row]:
-    """Measure every method at one factor on the same windows."""
+    """Measure every method at one factor on the same windows; return the rows."""
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
     with patched(loaded):

@@ -169,7 +169,7 @@ def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Claim that a shifted cache equals reading again, and that re-rotation loses less than a hundredth of a nat."""
+    """Return the claims that a shifted cache equals reading again, and that re-rotation loses less than a hundredth of a nat."""
     result = []
     for way, limit in (("shift", 0.01), ("evict, gap closed", 0.1), ("reuse, re-rotated", 0.1), ("reuse, as cached", 0.1)):
         text = f"{way}: within {limit:g} nats of '{REFERENCES[way]}'"

@@ -48,7 +48,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, model: str, text: list[str], methods: list[str], factor: float, depths: int, lengths: list[int]
 ) -> list[Row]:
-    """Ask every method for the same pass keys; without `lengths` the usual ones up to the factor."""
+    """Ask every method for the same pass keys; without `lengths` the usual ones up to the factor; return the rows."""
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
     shortest = shortest_passkey(encode)
@@ -130,7 +130,7 @@ def _heat_map(rows: list[Row], names: list[str], lengths: list[int], places: lis
 
 
 def claims(rows: list[Row], trained: int) -> list[Claim]:
-    """Claim that YaRN finds more beyond the trained length than the model as it is, and dynamic YaRN no fewer within it."""
+    """Return two claims: YaRN finds more keys beyond the trained length than no scaling, and dynamic YaRN no fewer within it."""
     names = distinct(rows, "found", "method")
 
     def missed(name: str, beyond: bool) -> Score | None:

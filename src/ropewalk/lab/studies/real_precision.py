@@ -49,7 +49,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, model: str, text: list[str], dtypes: list[str], lengths: list[int], offsets: list[int], windows: int
 ) -> list[Row]:
-    """Measure the KL of every dtype, rotation, length and offset on the same windows."""
+    """Measure the KL of every dtype, rotation, length and offset on the same windows; return the rows."""
     reference, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(reference)
     setting = {"model": model, "text": text, "lengths": lengths, "windows": windows}
@@ -134,7 +134,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Claim that the model is nearer to float32 with our rotation."""
+    """Return the claims that the model is nearer to float32 with our rotation."""
     result = []
     for dtype in distinct(rows, "kl", "dtype"):
         for length in distinct(rows, "kl", "length"):

@@ -85,7 +85,7 @@ def measure(
     workspace: Workspace, *, method: str, objective: str, seed: int, model: str, text: list[str], factor: float, steps: int,
     rate: float, train_text: str, windows: int, depths: int, search: int,
 ) -> list[Row]:  # fmt: skip
-    """Train one model and measure it before and after; texts of the training are not among the windows."""
+    """Train one model and measure it before and after; texts of the training are not among the windows; return the rows."""
     loaded, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(loaded)
     to = round(factor * trained)

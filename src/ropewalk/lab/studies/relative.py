@@ -35,7 +35,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 
 def measure(workspace: Workspace, *, seed: int, names: list[str], shifts: list[int], windows: int, length: int) -> list[Row]:
-    """Measure the change of the logits, relative to their standard deviation, if all positions are shifted."""
+    """Measure the change of the logits, relative to their standard deviation, if all positions are shifted; return the rows."""
     rows = []
     for name in names:
         torch.manual_seed(seed)
