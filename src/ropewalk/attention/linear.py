@@ -141,12 +141,14 @@ class _KernelAttention(torch.autograd.Function):
     def forward(
         ctx, q: Tensor, k: Tensor, v: Tensor, kv_sum: Tensor, k_sum: Tensor, scale: Tensor | None, call: LinearCall
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output and the state after the last token, both from the kernels."""
         ctx.call = call
         ctx.save_for_backward(q, k, v, kv_sum, k_sum, scale)
         return kernels.run(q, k, v, kv_sum, k_sum, scale, call)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients, by autograd through the definition in plain torch, which is computed again here."""
         call: LinearCall = ctx.call
         needed: tuple[bool, ...] = ctx.needs_input_grad[:6]
         inputs: Any = [

@@ -121,7 +121,7 @@ class Fire(ScoreBias):
         self.raw_threshold = nn.Parameter(torch.zeros(()))
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the bias of FIRE: a small network of the distance, divided by the larger of query position and threshold."""
+        """Return the bias of FIRE: a small network of log distance over the log of the larger of query position and threshold."""
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()
         threshold = self.sizes.length * torch.sigmoid(self.raw_threshold).float()

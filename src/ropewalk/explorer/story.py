@@ -40,7 +40,7 @@ def draw(values: dict[str, Any], translate: Translate) -> Any:
 
 
 def _way_on(place: int, translate: Translate) -> Any:
-    """Show the buttons to other steps and views; return the empty column beside them."""
+    """Show the buttons that lead to other steps and views; return the empty column beside them."""
     *places, beside = st.columns([2, 2, 2, 3, 3])
     last = place + 1 == len(STEPS)
     ways = [

@@ -158,7 +158,7 @@ def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, origin: str, r
 
 
 def _grid_run(segment: Image | Video, at: int, time_merge: int, merge: int, origin: str) -> _Run:
-    """Return the run of tokens of an image or a video whose first position is `at`."""
+    """Return the run of tokens of an image or a video that begins at position `at`; `origin` places its rows and columns."""
     frames, interval = (segment.frames, segment.interval) if isinstance(segment, Video) else (1, 1.0)
     time_merge = time_merge if isinstance(segment, Video) else 1
     sides = (("frames", frames, time_merge), ("height", segment.height, merge), ("width", segment.width, merge))
