@@ -19,7 +19,8 @@ from ropewalk.interop.engines.record import KEYS, RELEASES, TABLES, cells, runs_
 
 def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> dict[str, Any]:
     """Return how many cells of a runner's output differ from the recorded release of that engine, and the first of them."""
-    engine = KEYS.get(output["engine"], output["engine"])
+    name_of: str = output["engine"]
+    engine = KEYS.get(name_of, name_of)
     recorded = record["engines"][engine]
     found = list(cells(output, {row.id: row for row in rows()}))
     different = [f"{row.id}, {name}" for row, name, rope in found if not _is_same(record, recorded["rows"][row.id][name], rope)]

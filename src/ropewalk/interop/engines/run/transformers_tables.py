@@ -37,8 +37,8 @@ def _rotate(model: torch.nn.Module, module: torch.nn.Module, kind: dict[str, str
     if function is None:
         return
     config: Any = module.config
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    size = next((each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims")), size)
+    whole = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size: Any = next((each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims")), whole)
     vectors = torch.zeros(1, 1, 2, int(size))
     function(vectors, vectors, *module(torch.zeros(1), torch.tensor([[0, 1]]), **kind)[:2])
 
