@@ -18,7 +18,8 @@ def picture(rows: list[Row], facts: dict[str, Any], look: Look = LIGHT) -> Any:
     methods = {name: bands_of_rows(own, name) for name in distinct(own, "loss", "method")}
     told = {"texts": ", ".join(facts["text"]), "windows": len(own[0]["values"])}
     about = look.translate("{texts}; {windows} windows, ± standard error; weights unchanged", **told)
-    return loss_by_position(methods, facts["trained"], MODELS.get(facts["model"], facts["model"]), about, look)
+    name: str = facts["model"]
+    return loss_by_position(methods, facts["trained"], MODELS.get(name, name), about, look)
 
 
 def bands_of_rows(rows: list[Row], method: str) -> list[Band]:
