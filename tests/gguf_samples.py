@@ -25,7 +25,7 @@ def value(content) -> bytes:
         return struct.pack("<If", FLOAT32, content)
     if isinstance(content, str):
         return struct.pack("<I", STRING) + string(content)
-    kind, code = {str: (STRING, ""), float: (FLOAT32, "f"), int: (INT32, "i")}[type(content[0])]
+    kind, code = {str: (STRING, ""), float: (FLOAT32, "f"), int: (INT32, "i"), bool: (BOOL, "?")}[type(content[0])]
     entries = b"".join(string(each) if kind == STRING else struct.pack("<" + code, each) for each in content)
     return struct.pack("<IIQ", ARRAY, kind, len(content)) + entries
 

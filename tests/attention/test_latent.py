@@ -142,12 +142,13 @@ def test_equals_deepseek_v4_of_transformers():
     )  # fmt: skip
     config._attn_implementation = "eager"
     theirs = drawn(modeling.DeepseekV4Attention(config, 0))
-    nn.init.constant_(theirs.sinks, -1e30)  # our layer has no sinks
     spec = rw.from_hf(config, per_layer=True)["main"]
     assert (spec.rotary_start, spec.rotary_dim, spec.layout) == (12, 4, "interleaved")
     ours = Attention(
-        DIM, HEADS, 1, 16, encoding=spec, rotate_values=True, shared_kv=True, window=config.sliding_window
+        DIM, HEADS, 1, 16, encoding=spec, rotate_values=True, shared_kv=True, window=config.sliding_window, learned_sinks=True
     ).double()  # fmt: skip
+    assert theirs.sinks.abs().min() > 0
+    ours.sinks = theirs.sinks
     ours.q_proj = nn.Sequential(theirs.q_a_proj, theirs.q_a_norm, theirs.q_b_proj)
     ours.k_proj, ours.q_norm, ours.k_norm, ours.o_proj = theirs.kv_proj, theirs.q_b_norm, theirs.kv_norm, GroupedOutput(theirs)
     x, positions = torch.randn(2, SEQ, DIM, dtype=torch.float64), torch.arange(SEQ)[None] + 300

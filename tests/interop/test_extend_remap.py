@@ -215,7 +215,10 @@ def test_dca_reads_the_sizes_of_a_qwen_config():
     model = tiny("qwen2", dual_chunk_attention_config={"chunk_size": 12, "local_size": 4})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert "DualChunk(chunk=12, local=4)" in str(rw.extend(model, "dca"))
+        assert "DualChunk(chunk=12, local=4, length=None)" in str(rw.extend(model, "dca"))
+        sizes = {"chunk_size": 12, "local_size": 4, "original_max_position_embeddings": 16}
+        model = tiny("qwen2", dual_chunk_attention_config=sizes)
+        assert "DualChunk(chunk=12, local=4, length=16)" in str(rw.extend(model, "dca"))
 
 
 @pytest.mark.parametrize("kind", REMAPPINGS)

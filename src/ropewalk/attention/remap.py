@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.masks import Band
-from ropewalk.attention.temperature import LogN
+from ropewalk.attention.temperature import LogAbove, LogN
 from ropewalk.errors import integer
 
 
@@ -160,15 +160,21 @@ class DualChunk(Remapping):
 
     A query is at its own position inside its chunk for the keys of this chunk, up to one chunk further for those of the chunk
     before, and at the farthest position for all older ones; no distance exceeds `chunk`.
+
+    With `length`, the trained one, scores are also multiplied by m^2, m = max(1, 1 + 0.1 log(n / length)), where n counts the
+    tokens up to the query. vLLM multiplies q and k by m each, with the n of the whole prompt for all of its tokens.
     """
 
     name: ClassVar[str] = "dca"
     chunk: int = 8192
     local: int = 1024
+    length: int | None = None
 
     def __post_init__(self) -> None:
         integer("chunk", self.chunk, low=2)
         integer("local", self.local, low=1, high=self.chunk - 1)
+        if self.length is not None:
+            integer("length", self.length, low=1)
 
     def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
         """Return three pieces: keys in the query's own chunk, in the chunk before it, and in all older chunks."""
@@ -178,6 +184,9 @@ class DualChunk(Remapping):
         before, older = (q + size).clamp(max=self.chunk), torch.full_like(q, min(2 * size - 1, self.chunk))
         bounds = ((q, None, 1), (before, 1, 2), (older, 2, None))
         return [Piece(at, k, Band(q_chunk, k_chunk, low, high)) for at, low, high in bounds]
+
+    def query_factor(self, positions: Tensor) -> Tensor | None:
+        return None if self.length is None else LogAbove(0.1, self.length).factor(positions).square()
 
     @classmethod
     def for_length(cls, trained: int, served: int) -> DualChunk:

@@ -14,6 +14,7 @@ from ropewalk.attention.documents import positions_in_documents
 from ropewalk.attention.masks import Visibility, check_token_masks
 from ropewalk.attention.remap import Remapping
 from ropewalk.attention.remapped import check_remapping, remapped_attention
+from ropewalk.attention.sinks import attend_with_sinks
 from ropewalk.attention.temperature import QueryTemperature, Temperature
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
 from ropewalk.encodings.rotary import Rotary
@@ -48,7 +49,8 @@ class Attention(nn.Module):
 
     With `rotate_values`, values are rotated by their positions like keys, and the output is rotated back by the position of its
     query, so what a token contributes depends on its distance too. With `shared_kv`, keys are also the values, and there is
-    no v_proj (DeepSeek-V4: both, with num_kv_heads=1).
+    no v_proj (DeepSeek-V4: both, with num_kv_heads=1). With `learned_sinks`, each head has one learned score more in its softmax,
+    which belongs to no token, so that the weights add up to less than one (gpt-oss, DeepSeek-V4).
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Attention(nn.Module):
         remapping: Remapping | None = None,
         rotate_values: bool = False,
         shared_kv: bool = False,
+        learned_sinks: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = integer("num_heads", num_heads, low=1)
@@ -106,6 +109,9 @@ class Attention(nn.Module):
         self.remapping = check_remapping(remapping, self.encoding, causal)
         if rotate_values and remapping is not None:
             raise RopeError("rotate_values", "must be False with a remapping, which rotates a query at several positions", True)
+        self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if flag("learned_sinks", learned_sinks) else None
+        if learned_sinks and (remapping is not None or self.encoding.query_copies > 1):
+            raise RopeError("learned_sinks", "must be False with a remapping, or with queries that attend twice", True)
 
     def forward(
         self,
@@ -196,7 +202,10 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of every head [B, H, Sq, D] and, if the backend has them, the weights."""
-        return attend(self._call(q, k, k if self.shared_kv else v, visible, bias, return_weights), self.backend)
+        call = self._call(q, k, k if self.shared_kv else v, visible, bias, return_weights)
+        if self.sinks is None:
+            return attend(call, self.backend)
+        return attend_with_sinks(call, self.sinks, None if self.backend == "sdpa" else self.backend)
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool) -> Call:
         # value_bias needs the weights even if the caller does not

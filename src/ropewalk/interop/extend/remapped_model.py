@@ -103,12 +103,13 @@ def _note(remapping: Remapping) -> str:
 
 
 def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes that a Qwen config of a long-context model has for dual chunk attention."""
+    """Return the sizes that a Qwen config of a long-context model has for dual chunk attention; a length of 0 is none."""
     given = config.get(DUAL_CHUNK_KEY)
     if not isinstance(given, Mapping):
         return {}
     keys = {"chunk": "chunk_size", "local": "local_size"}
-    return {name: given[key] for name, key in keys.items() if given.get(key) is not None}
+    length = {"length": given["original_max_position_embeddings"]} if given.get("original_max_position_embeddings") else {}
+    return {name: given[key] for name, key in keys.items() if given.get(key) is not None} | length
 
 
 def _layers(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:

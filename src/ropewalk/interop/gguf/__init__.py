@@ -45,4 +45,6 @@ def from_gguf(
     distinct = {spec for spec in specs.values() if spec is not None}
     if len(distinct) > 1:
         raise RopeError("path", f"has other ropes for {' and '.join(specs)}; call from_gguf(path, per_layer=True)", str(path))
+    if not distinct:
+        raise RopeError("path", "has no layer that rotates; call from_gguf(path, per_layer=True)", str(path))
     return distinct.pop()

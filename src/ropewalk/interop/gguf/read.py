@@ -14,6 +14,7 @@ from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Default, Given, Linear, LongRope, Ntk, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.hf import Explanation
+from ropewalk.interop.config.unrotated import NO_ROPE
 from ropewalk.interop.config.values import Entry
 from ropewalk.interop.gguf.architectures import Architecture, architecture_of
 from ropewalk.interop.gguf.factors import divisors, llama3
@@ -22,6 +23,8 @@ from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 FULL, SLIDING = "full_attention", "sliding_attention"
+#: the key with true for every layer that rotates
+PATTERN = "attention.rope_pattern"
 #: keys under {arch}.rope.scaling -> the fact of an Architecture without which llama.cpp ignores them
 CONDITIONAL = {
     "yarn_beta_fast": "has_betas", "yarn_beta_slow": "has_betas", "yarn_ext_factor": "has_yarn_factors",
@@ -57,9 +60,23 @@ def read_ropes(source: Source, precision: str = "hf_frequencies") -> tuple[dict[
             layer.note("rope", None, "this layer type is not rotated")
         else:
             specs[layer.layer_type] = layer.spec(precision)
+    rotates = rotated_layers(source, name)
+    if not all(rotates):
+        specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
+        full.note("rope", None, f"{name}.{PATTERN}: false for layers {[i for i, each in enumerate(rotates) if not each]}")
     entries = tuple(entry for layer in layers for entry in layer.entries)
     warnings = tuple(dict.fromkeys(text for layer in layers for text in (*layer.warnings, *_ignored(source, name, facts))))
     return specs, Explanation(name, entries, warnings)
+
+
+def rotated_layers(source: Source, name: str) -> list[bool]:
+    """Return whether each layer rotates, as the file's pattern says; empty without one."""
+    key = f"{name}.{PATTERN}"
+    pattern = source.array(key) if key in source.metadata else []
+    layers = source.metadata.get(f"{name}.block_count", len(pattern))
+    if pattern and (len(pattern) != layers or not all(isinstance(each, bool) for each in pattern)):
+        raise RopeError(key, f"must be true or false for each of the {layers} layers", pattern)
+    return pattern
 
 
 def _ignored(source: Source, name: str, facts: Architecture) -> list[str]:

@@ -12,9 +12,10 @@ from ropewalk.frequencies import Default, Linear, LongRope, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import family_of
 from ropewalk.interop.config.hf import to_hf
+from ropewalk.interop.config.unrotated import NO_ROPE
 from ropewalk.interop.gguf.architectures import Architecture, architecture_of
 from ropewalk.interop.gguf.factors import divisors_for
-from ropewalk.interop.gguf.read import FREQS, FULL, LONG, SHORT, SLIDING, Source, read_ropes
+from ropewalk.interop.gguf.read import FREQS, FULL, LONG, SHORT, SLIDING, Source, read_ropes, rotated_layers
 from ropewalk.spec import RopeSpec
 
 #: relative difference that rounding to float32 explains
@@ -166,10 +167,14 @@ def hf_config(source: Source) -> dict[str, Any]:
         # q and k of a file may be stored in the other layout; a config describes the original weights
         layouts = {"layout": family.layout, "layout_out": family.layout_out}
         ropes[layer_type] = None if spec is None else to_hf(spec.with_(**layouts), model_type=model_type)
-    first = next(keys for keys in ropes.values() if keys is not None)
+    first = next((keys for keys in ropes.values() if keys is not None), None)
+    if first is None:
+        raise RopeError("path", "must have layers that rotate", name)
     config = {**first, "model_type": model_type}
     if SLIDING in ropes:
         config["rope_parameters"] = {kind: keys["rope_parameters"] for kind, keys in ropes.items() if keys is not None}
+    if NO_ROPE in ropes:
+        config["no_rope_layers"] = [int(each) for each in rotated_layers(source, name)]
     return config | sizes_of(source)
 
 
