@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from method_pictures import METHOD_PICTURES  # beside this file
 from PIL import Image
 
 from ropewalk import RopeSpec, plots, selfcheck
@@ -45,6 +46,7 @@ def main() -> None:
             "remapping": methods.distance_lines(remappings, 16383, trained=4096, look=look),
             "temperature": methods.temperature_lines(factors, 65536, look),
         }
+        pictures |= {f"method-{name}": draw(look) for name, draw in METHOD_PICTURES.items()}
         for name, figure in pictures.items():
             print(reduced(plots.save(figure, IMAGES / f"{name}{suffix}.png")))
         print(reduced(plots.save(plots.contact_sheet(drawn, look), IMAGES / f"figures{suffix}.png", dpi=80)))

@@ -1,15 +1,16 @@
-"""Figures of methods for long contexts: remapped distances, and temperatures by position."""
+"""Figures of methods: remapped distances, temperatures by position, and plain forms for whatever a method changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ropewalk.attention.remap import Remapping
 from ropewalk.attention.temperature import Temperature
-from ropewalk.plots.look import LIGHT, Look, blank, finish, label_axes, legend
+from ropewalk.plots.look import LIGHT, Look, blank, finish, heat, label_axes, legend
 
 
 def distance_lines(remappings: Mapping[str, Remapping], query: int, trained: int | None = None, look: Look = LIGHT) -> Any:
@@ -39,4 +40,69 @@ def temperature_lines(temperatures: Mapping[str, Temperature], longest: int, loo
         ax.plot(positions.tolist(), temperature.factor(positions).tolist(), color=look.colour(number), linewidth=2, label=name)
     label_axes(ax, look, title="Factor on queries by position", x="position", y="factor")
     legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+
+def method_lines(
+    series: Series, *, title: str, x: str, y: str, look: Look = LIGHT, log_x: bool = False, log_y: bool = False
+) -> Any:
+    """Draw one line for each series, (x values, y values) by name; the first, what is compared with, is thin."""
+    figure, (ax,) = blank(look)
+    for number, (name, (across, up)) in enumerate(series.items()):
+        colour, width = (look.quiet, 1.2) if number == 0 else (look.colour(number - 1), 2)
+        ax.plot(across, up, color=colour, linewidth=width, label=name)
+    ax.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    label_axes(ax, look, title=title, x=x, y=y)
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def stripes(rows: Mapping[str, Sequence[int]], names: Sequence[str], *, title: str, x: str, look: Look = LIGHT) -> Any:
+    """Draw each row as cells in the colour of what they belong to, an index into `names`; -1 is none of them."""
+    figure, (ax,) = blank(look, height=1.4 + 0.55 * len(rows))
+    for place, row in enumerate(rows.values()):
+        colours = [look.grid if each < 0 else look.colour(each) for each in row]
+        ax.barh([place] * len(row), [0.9] * len(row), left=range(len(row)), height=0.62, color=colours)
+    for number, name in enumerate(names):
+        ax.plot([], [], color=look.colour(number), linewidth=6, label=name)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    ax.grid(False)
+    label_axes(ax, look, title=title, x=x)
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def bars(values: Mapping[str, float], *, title: str, x: str, look: Look = LIGHT) -> Any:
+    """Draw one horizontal bar for each name, with its value at the end."""
+    figure, (ax,) = blank(look, height=1.4 + 0.5 * len(values))
+    drawn = ax.barh(list(values), list(values.values()), height=0.6, color=look.colour(0))
+    ax.bar_label(drawn, [f"{value:,.0f}" for value in values.values()], padding=4, color=look.ink)
+    ax.invert_yaxis()
+    label_axes(ax, look, title=title, x=x)
+    return finish(figure, look)
+
+
+def directions(vectors: Tensor, *, title: str, look: Look = LIGHT) -> Any:
+    """Draw vectors [heads, pairs, 2] from the origin, one colour for each head."""
+    figure, (ax,) = blank(look, 5.4, 4.6)
+    for head, own in enumerate(vectors.tolist()):
+        for number, (across, up) in enumerate(own):
+            ax.plot([0, across], [0, up], color=look.colour(head), linewidth=1.6, label=f"head {head}" if number == 0 else None)
+    ax.set_aspect("equal")
+    label_axes(ax, look, title=title, x="radians per column", y="radians per row")
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def score_maps(maps: Mapping[str, Tensor], *, label: str, look: Look = LIGHT) -> Any:
+    """Draw matrices of scores [queries, keys] side by side."""
+    figure, panels = blank(look, 9.0, 4.2, across=len(maps))
+    for ax, (name, scores) in zip(panels, maps.items(), strict=True):
+        size = scores.shape[-1]
+        heat(figure, ax, look, scores.numpy(), signed=True, label=label, extent=(0, size, 0, size))
+        label_axes(ax, look, title=name, x="key", y="query")
     return finish(figure, look)
