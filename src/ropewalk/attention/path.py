@@ -128,7 +128,7 @@ class PathAttention(nn.Module):
         scores, keys = self._scores(q, k, w, beta, earlier)
         values = v if state is None else torch.cat((state.v, v), dim=-2)
         real = all_real(None if state is None else state.real, keys.shape[-2] - x.shape[1], order, x)
-        visible = visible_keys(*scores.shape[-2:], order, real, x.device)
+        visible = visible_keys(scores.shape[-2], scores.shape[-1], order, real, x.device)
         weights = (scores / math.sqrt(self.head_dim)).masked_fill(~visible, float("-inf")).softmax(dim=-1)
         groups = self.num_heads // self.num_kv_heads
         out = weights.to(values.dtype) @ (values if groups == 1 else values.repeat_interleave(groups, dim=1))

@@ -52,7 +52,7 @@ def _choose_model(translate: Translate) -> str:
     session = st.session_state
     session.setdefault("model_path", given or _fetched())
     label = translate("Model: the path of a .gguf file or of a Hugging Face folder")
-    session["model_path"] = st.text_input(label, session["model_path"], max_chars=4096).strip()
+    session["model_path"] = (st.text_input(label, session["model_path"], max_chars=4096) or "").strip()
     if not session["model_path"]:
         st.info(
             translate("`ropewalk lab fetch smollm2` downloads a model of 93 MB; then enter smollm2.")
