@@ -72,12 +72,13 @@ def test_the_report_shows_it():
     assert "SmolLM2-135M" in drawn.axes[0].get_title(loc="left")
 
 
-def test_one_command_draws_it_for_the_readme(tmp_path):
+def test_one_command_draws_it_for_the_readme(tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
     write_rows(run / "rows.jsonl", rows())
     (run / "study.json").write_text(json.dumps(FACTS))
     place = Path(__file__).parents[2] / "docs" / "pictures.py"
+    monkeypatch.syspath_prepend(place.parent)  # it imports the file beside it
     spec = importlib.util.spec_from_file_location("pictures_of_docs", place)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -123,7 +123,7 @@ class Audit:
 def in_one_line(finding: Finding) -> str:
     """Return which engine differs, by how much, and why, as one line."""
     why = "; ".join(map(str, finding.rules))
-    return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {_in_words(finding)}; {why}"
+    return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {_in_words(finding)}{why and f'; {why}'}"
 
 
 def _in_words(finding: Finding) -> str:
