@@ -137,7 +137,7 @@ def _compiled_flex() -> tuple[Callable, Callable, dict[str, Any]]:
         options = {"return_aux": module.AuxRequest(lse=True)}
     else:  # before torch 2.9
         options = {"return_lse": True}
-    # compiled, the mask is never a tensor of all pairs
+    # without compilation, create_block_mask would hold the mask of every query and key in memory
     return torch.compile(module.create_block_mask), torch.compile(module.flex_attention, dynamic=False), options
 
 

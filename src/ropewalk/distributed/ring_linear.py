@@ -57,8 +57,10 @@ def ring_linear_attention(
     padding    [B, S], True for this rank's real tokens
     order      as in `ring_attention`; a rank may hold at most 8 runs of consecutive tokens
 
+    `form`, `phi`, `scale`, `chunk` and `eps` are as in `linear_attention`.
+
     Ranks may hold different numbers of tokens. The returned state is the state after the last of this rank's tokens, or after
-    all tokens if not causal or if the rank has none; to continue the sequence, use the state of the rank with its last token.
+    all tokens if not causal or if the rank has none. To continue the sequence, use the state of the rank that has the last token.
     """
     check_linear(q, k, v, rope, form, phi, None, chunk)
     check_token_masks(q.shape[0], q.shape[-2], padding, None)
@@ -77,7 +79,7 @@ def ring_linear_attention(
         positions = torch.cat(parts, dim=-1)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
     of_runs = [(Features(*(t[:, :, run.local] for t in features)), v[:, :, run.local]) for run in runs]
-    # second exchange: the sums over the keys of every run, which is all that other ranks need of them
+    # second exchange: the sums over the keys of every run; other ranks need only these sums, not the keys
     own_sums = [key_sums(*each) for each in of_runs]
     kv_shape, k_shape = (each.shape for each in own_sums[0])
     joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in own_sums]
@@ -95,16 +97,18 @@ def ring_linear_attention(
 
 
 def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
-    """Return the runs of `rank`, and the largest number of runs on any rank; `indices` are those of every rank's tokens.
+    """Return the runs of `rank`, and the largest number of runs on any rank.
 
-    A rank without tokens has one empty run, after all tokens.
+    indices  for each rank, the indices of its tokens in the whole sequence
+
+    A rank without tokens has one empty run, which counts as later than all tokens.
     """
     bounds = [runs_of(each) for each in indices]
     most = max(map(len, bounds))
     if most > MAX_RUNS:
         rule = f"must give a rank at most {MAX_RUNS} runs of consecutive tokens; use 'contiguous' or 'head_tail', or softmax"
         raise RopeError("order", rule, [len(each) for each in bounds])
-    # number of a run -> index of its first token in the sequence; an empty run comes after all tokens
+    # number of a run (its row in `_of_all_runs`) -> index of its first token in the sequence; an empty run is after all tokens
     first = {
         owner * most + i: int(indices[owner][start]) if end > start else 2**62
         for owner, each in enumerate(bounds)

@@ -1,4 +1,4 @@
-"""PoPE: the size of each channel says what, its angle says where."""
+"""PoPE: the magnitude of each channel comes from the content of the token, its angle from the position."""
 
 from __future__ import annotations
 

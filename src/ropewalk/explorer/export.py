@@ -47,7 +47,7 @@ def figure_of(charts: Sequence[dict[str, Any]], look: Look) -> Any:
 
 
 def _lines(ax: Any, chart: dict[str, Any], look: Look) -> None:
-    """Draw a line chart of the page on matplotlib axes."""
+    """Draw a line chart of the explorer page, given as a Vega-Lite spec, on matplotlib axes."""
     encoding, rows = chart["encoding"], chart["data"]["values"]
     colours = encoding["color"]["scale"]
     for label, colour in zip(colours["domain"], colours["range"], strict=True):
@@ -60,7 +60,7 @@ def _lines(ax: Any, chart: dict[str, Any], look: Look) -> None:
 
 
 def _map(figure: Any, ax: Any, chart: dict[str, Any], look: Look) -> None:
-    """Draw a map of the page on matplotlib axes."""
+    """Draw a heat map of the explorer page on matplotlib axes; the values of the chart are sorted by q, then k."""
     rows = chart["data"]["values"]
     side = 1 + max(row["q"] for row in rows)
     values = [[row["s"] for row in rows[start : start + side]] for start in range(0, side * side, side)]

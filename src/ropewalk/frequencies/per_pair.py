@@ -38,7 +38,7 @@ class LongRope(Scaling):
         self._check_pairs("long_factor", dim, "factor")
 
     def _radians(self, dim, theta, length, dtype):
-        """Return the frequencies: the short factors for sequences up to `original_length`, the long ones beyond."""
+        """Return the frequencies, with the short factors for sequences up to `original_length` and the long ones beyond."""
         device = device_of(length)
         unscaled_periods = periods(dim, theta, dtype, device)
         short = 1.0 / (constant(self.short_factor, dtype, device) * unscaled_periods)
@@ -95,7 +95,7 @@ class Given(Scaling):
 def geometric(pairs: int, slowest: float, fastest: float, zeros: int = 0) -> Given:
     """Return frequencies from `slowest` to `fastest` with equal ratios, after `zeros` pairs that do not rotate.
 
-    Golden gate RoPE has them with `axes.GoldenAxes`; it orders them from slow to fast.
+    Golden gate RoPE uses these frequencies, in this order from slow to fast, together with `axes.GoldenAxes`.
     """
     zeros = integer("zeros", zeros, low=0, high=integer("pairs", pairs, low=2) - 2)
     slowest, fastest = number("slowest", slowest, above=0), number("fastest", fastest, above=0)

@@ -96,7 +96,7 @@ def _from_names(folder: Folder) -> list[Evidence]:
 
 
 def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
-    """Return the layout in the code of the model family, which applies to tensors under that code's names."""
+    """Return evidence from the code of the model family: its pair layout, if the tensors have the names that the code loads."""
     model_type, flag = config.get("model_type"), config.get("rope_interleave")
     family = FAMILIES.get(str(model_type))
     if family is None:

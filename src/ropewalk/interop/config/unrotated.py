@@ -62,7 +62,10 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Mapping[str, A
 
 
 def layer_thetas(config: Mapping[str, Any], family: Family) -> list[float] | None:
-    """Return the theta of each layer, 0 for layers that are not rotated; None if the model has one for all."""
+    """Return the theta of each layer, 0 for layers that are not rotated; None if the config has no theta per layer.
+
+    A family with `layer_theta` "flag" uses only whether a theta is 0; if the config has none, 1 stands for any other theta.
+    """
     given = config.get(LAYER_THETA_KEY)
     if given is not None:
         if not isinstance(given, list | tuple):
@@ -71,7 +74,8 @@ def layer_thetas(config: Mapping[str, Any], family: Family) -> list[float] | Non
     count = _layer_count(config)
     if family.layer_theta != "flag" or count is None:
         return None
-    return [float((count - 1 - layer) % 4 != 0) for layer in range(count)]  # every fourth layer, counted from the last
+    # every fourth layer, counted from the last, is not rotated
+    return [float((count - 1 - layer) % 4 != 0) for layer in range(count)]
 
 
 def _has_no_rope(config: Mapping[str, Any], family: Family) -> bool:
@@ -107,9 +111,10 @@ def _layer_count(config: Mapping[str, Any]) -> int | None:
 
 
 def _rotates(config: Mapping[str, Any], family: Family) -> list[bool] | None:
-    """Return whether each layer rotates by `no_rope_layers`, which holds 1 for layers that rotate, despite its name.
+    """Return for each layer whether it rotates, as `no_rope_layers` says: despite its name, it holds 1 for layers that rotate.
 
-    None if the model has no such key, or if the number of layers is not known.
+    Without this key, a family that skips layers leaves every `no_rope_layer_interval`-th layer (default 4) unrotated. None if
+    the family skips no layers, or if the number of layers is not known.
     """
     given = config.get("no_rope_layers")
     if given or (given is not None and not family.empty_is_absent):

@@ -95,9 +95,9 @@ def shape_words(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRe
         shapes = (x.shape, x.stride(), out.stride())
     else:
         shapes = (x.shape, x.stride(), out.stride(), xs[1].shape, xs[1].stride(), outs[1].stride())
-    back = type(request) is Request and request.sign < 0
-    pairs = (request.layout_in, request.layout_out, back, request.start, request.pairs)
-    return _shape_words(*pairs, request.seq_dim, x.dtype, *shapes)
+    back = type(request) is Request and request.sign < 0  # whether to apply the inverse rotation
+    rotation = (request.layout_in, request.layout_out, back, request.start, request.pairs)
+    return _shape_words(*rotation, request.seq_dim, x.dtype, *shapes)
 
 
 @cached("cpu shapes", entries=512)

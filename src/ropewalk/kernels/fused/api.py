@@ -108,7 +108,7 @@ class _NormRope(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, q_weight, k_weight, call: Call, backend: str, config: Config | None):
-        """Return the normalised and rotated q and k. `call` has the weights too; as arguments they get gradients."""
+        """Return the normalised and rotated q and k. The weights, also in `call`, are arguments so that they get gradients."""
         filled = replace(call, q=q, k=k, q_out=torch.empty_like(q), k_out=torch.empty_like(k))
         _run(filled, backend, config)
         ctx.save_for_backward(q, k, q_weight, k_weight, call.positions)
@@ -212,15 +212,15 @@ def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:
 
 
 def _integers(name: str, values: Tensor, shape: tuple[int, ...], axes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return `values` broadcast to all tokens, as integers [tokens] or [axes, tokens]."""
+    """Return integer `values`, which may lack leading token axes, broadcast to all tokens: [tokens] or [axes, tokens]."""
     if not isinstance(values, Tensor) or values.dtype not in INTEGERS or values.device != device:
         raise RopeError(name, f"must be an int32 or int64 tensor on {device}", getattr(values, "dtype", values))
     if values.shape == (*axes, *shape):
         return values.contiguous() if len(shape) == 1 else values.reshape(*axes, -1)
-    lead = values.ndim - len(axes)
-    if not 1 <= lead <= len(shape) or tuple(values.shape) != (*axes, *shape[len(shape) - lead :]):
+    given_axes = values.ndim - len(axes)  # how many token axes `values` has; they must be the last ones of `shape`
+    if not 1 <= given_axes <= len(shape) or tuple(values.shape) != (*axes, *shape[len(shape) - given_axes :]):
         raise RopeError(name, f"must be [{_shown((*axes, *shape))}] or its last axes", list(values.shape))
-    filled = values.reshape(*axes, *[1] * (len(shape) - lead), *shape[len(shape) - lead :])
+    filled = values.reshape(*axes, *[1] * (len(shape) - given_axes), *shape[len(shape) - given_axes :])
     return filled.expand(*axes, *shape).reshape(*axes, -1)
 
 

@@ -24,6 +24,7 @@ from ropewalk.lab.studies.rows import Row, digest, distinct, row, score, select
 from ropewalk.lab.studies.study import Study
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+#: the names of the two rotations: ours, and the model's own in transformers
 EXACT, OWN = "ropewalk", "transformers"
 #: many CPUs have no arithmetic for bfloat16, so the small presets have float16
 PRESETS: dict[str, dict[str, Any]] = {
@@ -134,7 +135,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Return the claims that the model is nearer to float32 with our rotation."""
+    """Return a claim for each dtype, length and offset: the model is nearer to float32 with our rotation than with its own."""
     result = []
     for dtype in distinct(rows, "kl", "dtype"):
         for length in distinct(rows, "kl", "length"):
@@ -147,7 +148,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def _scientific(claim: Claim, pair: dict[str, Any]) -> Claim:
-    """Return the claim with its difference in powers of ten: three digits after the point would show 0.000."""
+    """Return the claim with its difference in scientific notation: three digits after the point would show 0.000."""
     if None in pair.values():
         return claim
     paired = pair[EXACT].values - pair[OWN].values

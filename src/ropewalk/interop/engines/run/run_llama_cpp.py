@@ -45,16 +45,15 @@ def _keep(level: int, text: bytes, _: Any) -> None:
 
 
 class Rotations:
-    """The eval callback: overwrites the input of the first ROPE node of every layer and keeps its output."""
+    """The eval callback: overwrites the input of every ROPE node and keeps the output of the first one of each layer."""
 
     def __init__(self) -> None:
         self.axis = 0
         self.layers: dict[int, dict[int, tuple[Any, ...]]] = {}
-        self.pending: tuple[int, Any] | None = None
         self.callback = llama.EvalCallback(self._on_node)
 
     def _on_node(self, pointer: Any, ask: bool, _: Any) -> bool:
-        """Handle one node of the graph: before a ROPE node runs, set its input; after it, record its result."""
+        """Handle one node: before a ROPE node runs (`ask`), set its input; after the first one of a layer, record its result."""
         node = pointer.contents
         if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
             name = node.name.decode()
@@ -163,13 +162,13 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
     """Return the recorded rotation of a layer as plain data; the axis of a pair is the one that rotates it most."""
-    turning = np.abs(np.array([angles for angles, *_ in by_axis.values()]))
-    _, sizes, mode, width = by_axis[0]
-    axis = turning.argmax(axis=0)
+    absolute_angles = np.abs(np.array([angles for angles, *_ in by_axis.values()]))
+    _, magnitudes, mode, width = by_axis[0]
+    axis = absolute_angles.argmax(axis=0)
     layout = "half" if mode & (NEOX | MROPE) else "interleaved"
-    radians = np.array([angles for angles, *_ in by_axis.values()])[axis, np.arange(turning.shape[1])]
+    radians = np.array([angles for angles, *_ in by_axis.values()])[axis, np.arange(len(axis))]
     return {
-        "radians": [float(f"{value:.7g}") for value in radians], "magnitude": round(float(np.median(sizes)), 6),
+        "radians": [float(f"{value:.7g}") for value in radians], "magnitude": round(float(np.median(magnitudes)), 6),
         "layout": layout, "layout_out": layout, "width": int(width), "start": 0, "axis": axis.tolist(),
     }  # fmt: skip
 

@@ -52,7 +52,7 @@ class Rotated(Exception):  # a signal, not an error
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
     """Return the ropes of the layers of one config at one length."""
-    factory._ROPE_DICT.clear()
+    factory._ROPE_DICT.clear()  # SGLang caches rotary modules between models
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
         arguments = ServerArgs(
@@ -73,7 +73,7 @@ def _backend(config: dict[str, Any]) -> str:
 
 
 def _prepare(arguments: ServerArgs) -> None:
-    """Publish the arguments of this row, and set up one process without a launcher the first time."""
+    """Publish `arguments` as SGLang's global ones; the first call also initialises torch.distributed with one rank."""
     runtime_context.publish(arguments, role="scheduler", ranks=runtime_context.SpawnRanks(0))
     if not torch.distributed.is_initialized():
         parallel_state.init_distributed_environment(1, 0, "tcp://127.0.0.1:29512", 0, backend="gloo")
