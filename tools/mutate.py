@@ -234,17 +234,18 @@ def run(options: argparse.Namespace, picked: list[Mutant]) -> int:
 def main() -> int:
     """Return 0 if every mutant was killed."""
     options = arguments()
-    picked = [m for module, count in wanted(options).items() for m in chosen(module, count, options.seed)]
-    if options.list:
-        print(*picked, sep="\n")
-        return 0
-    preload()
     if options.replace:
+        preload()
         bench = Bench()
         try:
             return 0 if run_replacements(bench, options.replace) else 1
         finally:
             bench.close()
+    picked = [m for module, count in wanted(options).items() for m in chosen(module, count, options.seed)]
+    if options.list:
+        print(*picked, sep="\n")
+        return 0
+    preload()
     return 1 if run(options, not_in(options.out, picked)) else 0
 
 
