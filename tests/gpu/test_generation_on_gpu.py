@@ -105,6 +105,9 @@ def test_what_cannot_be_captured_says_why():
     assert why_not_graph(make(), prompt) is None
     assert "gelu" in why_not_graph(make(activation="gelu"), prompt)
     assert "cache" in why_not_graph(make(), prompt, "sliding")
+    other_norm = make(qk_norm=True)
+    other_norm.layers[1].self_attn.k_norm = torch.nn.LayerNorm(32, device="cuda")
+    assert "LayerNorm" in why_not_graph(other_norm, prompt)
     hooked = make()
     hooked.layers[1].register_forward_hook(lambda *_: None)
     assert "hooks" in why_not_graph(hooked, prompt)

@@ -58,6 +58,18 @@ def test_a_prompt_with_a_cache_and_padding(monkeypatch):
     assert (fused - exact).norm() < 1.1 * (plain - exact).norm()
 
 
+@pytest.mark.parametrize("tokens", [300, 2100])
+def test_norms_that_a_user_put_in_place_are_computed(tokens):
+    model = model_of({"qk_norm": True}, torch.float32).eval()
+    for layer in model.layers:
+        layer.self_attn.q_norm, layer.self_attn.k_norm = (torch.nn.LayerNorm(64, device="cuda") for _ in range(2))
+        torch.nn.init.normal_(layer.self_attn.q_norm.weight)
+    prompt = torch.randint(0, 97, (1, tokens), device="cuda")
+    with torch.no_grad():
+        got, want = model(prompt).cpu().double(), model.cpu().double()(prompt.cpu())
+    assert (got - want).norm() < 1e-4 * want.norm()
+
+
 def test_the_public_call_picks_the_kernel_for_many_tokens(monkeypatch):
     from ropewalk.spec import RopeSpec
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_decoder import BATCH, SEQ, VOCAB, make, tokens
+from torch import nn
 from torch.nn import functional as F
 
 import ropewalk as rw
@@ -249,3 +250,20 @@ def test_caches_must_be_one_a_layer():
     model = make()
     with pytest.raises(RopeError, match="each of the 2 layers"):
         model(tokens(), caches=model.caches()[:1])
+
+
+def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
+    """They compute an RMS norm of q and k; a norm that a user put in its place must not be left out."""
+
+    def reason(change):
+        layer = make(qk_norm=True).layers[0].self_attn
+        change(layer)
+        return layer.why_not_together(layer.qkv_proj.weight.new_zeros(1, 4, layer.qkv_proj.in_features))
+
+    assert "CUDA" in reason(lambda layer: None)  # nothing else is in the way
+    assert "LayerNorm" in reason(lambda layer: setattr(layer, "q_norm", nn.LayerNorm(layer.head_dim)))
+    assert "Identity" in reason(lambda layer: setattr(layer, "k_norm", nn.Identity()))
+    assert "eps" in reason(lambda layer: setattr(layer, "k_norm", nn.RMSNorm(layer.head_dim, eps=0.5)))
+    assert "eps" in reason(lambda layer: setattr(layer.q_norm, "eps", None))
+    assert "hooks" in reason(lambda layer: layer.k_norm.register_forward_hook(lambda *_: None))
+    assert "hooks" in reason(lambda layer: layer.qkv_proj.register_forward_pre_hook(lambda *_: None))

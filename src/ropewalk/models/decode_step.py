@@ -22,7 +22,7 @@ from ropewalk.kernels.decode import launch
 from ropewalk.kernels.decode.config import pick_splits
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.config import why_not_spec
-from ropewalk.kernels.fused.definition import KVSlots, QKNorm
+from ropewalk.kernels.fused.definition import KVSlots
 from ropewalk.kernels.support import power_of_two, why_no_triton
 from ropewalk.models.decoder_attention import PackedAttention
 from ropewalk.models.experts import GatedNetwork
@@ -71,8 +71,10 @@ def _why_not_layer(layer: nn.Module) -> str | None:
     linears = (attention.qkv_proj, attention.o_proj, network.gate_up_proj, network.down_proj)
     if any(type(linear) is not nn.Linear for linear in linears):
         return "a projection is not a plain nn.Linear"
-    if attention.temperature is not None or attention.remapping is not None:
-        return "a temperature or a remapping has no decode kernel"
+    if (reason := attention.why_not_head_norm()) is not None:
+        return reason
+    if any(part is not None for part in (attention.temperature, attention.remapping, attention.sinks)):
+        return "a temperature, a remapping or learned sinks have no decode kernel"
     encoding = attention.encoding
     if attention.training or not (_is_plain_rotary(encoding) or encoding.entry == "none"):
         return f"{type(encoding).__name__} has no decode kernel, or the model is in training mode"
@@ -163,13 +165,10 @@ class DecodeStep:
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
-        head_norm = None
-        if isinstance(attention.q_norm, nn.RMSNorm):
-            head_norm = QKNorm(attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps or 0.0)
         x, norm = self._normed(self.x, layer.input_layernorm)
         launch.qkv_product(
             x, attention.qkv_proj.weight, self.q, KVSlots(k.transpose(1, 2), v.transpose(1, 2)), self.slots, self.positions,
-            _spec(attention), norm=norm, bias=attention.qkv_proj.bias, head_norm=head_norm,
+            _spec(attention), norm=norm, bias=attention.qkv_proj.bias, head_norm=attention.head_norm(),
             workspace=self.workspace,
         )  # fmt: skip
         launch.attend(

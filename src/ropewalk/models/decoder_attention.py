@@ -46,15 +46,12 @@ class PackedAttention(Attention):
             return None
         if cache is not None and not cache.keeps_rotated(self.encoding):
             return None
-        encoding, q_norm, k_norm = self.encoding, self.q_norm, self.k_norm
+        encoding = self.encoding
         if not isinstance(encoding, Rotary) or self.why_not_together(x) is not None:
             return None
-        norm = None
-        if isinstance(q_norm, nn.RMSNorm) and isinstance(k_norm, nn.RMSNorm):
-            norm = QKNorm(q_norm.weight, k_norm.weight, q_norm.eps or 0.0)
         heads = qkv_norm_rope(
             x, self.qkv_proj.weight, self.qkv_proj.bias, spec=encoding.rope.spec, positions=positions,
-            heads=(self.num_heads, self.num_kv_heads), norm=norm,
+            heads=(self.num_heads, self.num_kv_heads), norm=self.head_norm(),
         )  # fmt: skip
         q, k, v = (t.transpose(1, 2) for t in heads)
         return q, k, v
@@ -66,11 +63,33 @@ class PackedAttention(Attention):
             return f"{type(encoding).__name__} is not a plain rotation"
         if self.remapping is not None or encoding.rope.spec.per_head:
             return "a remapping or frequencies of each head have no fused kernel"
-        if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
+        if type(linear) is not nn.Linear or type(linear.weight.data) is not Tensor:
             return "the projection is not a plain nn.Linear"
+        if any(module._forward_hooks or module._forward_pre_hooks for module in (linear, self.q_norm, self.k_norm)):
+            return "the projection or a norm has forward hooks, which the kernels would skip"
+        if (reason := self.why_not_head_norm()) is not None:
+            return reason
         if linear.weight.dtype != x.dtype or torch.is_autocast_enabled("cuda"):
             return f"the weights are {linear.weight.dtype}, and x is {x.dtype}"
         return why_no_triton(x) or why_not_spec(encoding.rope.spec.fingerprint, x.device)
+
+    def head_norm(self) -> QKNorm | None:
+        """Return the norm of each head of q and k as the fused kernels take it; None if there is none."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if not (isinstance(q_norm, nn.RMSNorm) and isinstance(k_norm, nn.RMSNorm)):
+            return None
+        return QKNorm(q_norm.weight, k_norm.weight, q_norm.eps or 0.0)
+
+    def why_not_head_norm(self) -> str | None:
+        """Return why the fused kernels cannot compute the norms of q and k, or None if they can; a user may replace both."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if type(q_norm) is nn.Identity and type(k_norm) is nn.Identity:
+            return None
+        if type(q_norm) is not nn.RMSNorm or type(k_norm) is not nn.RMSNorm:
+            return f"the norms of q and k are {type(q_norm).__name__} and {type(k_norm).__name__}, not both nn.RMSNorm"
+        if q_norm.eps is None or q_norm.eps != k_norm.eps or (q_norm.weight is None) != (k_norm.weight is None):
+            return "the norms of q and k need the same given eps, and both a weight or none"
+        return None
 
     def attend(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: KVCache | None
