@@ -62,7 +62,9 @@ def run_here(part: str, args: argparse.Namespace) -> None:
 
     study = STUDIES[part]
     known = [change for change in changes_of(texts, args) if change.partition("=")[0] in study.presets[args.preset]]
-    folder = run_study(study, args.preset, args.out, changes=known, device=device, models=args.out / "models", workers=1)
+    folder = run_study(
+        study, args.preset, args.out, changes=known, device=device, models=args.out / "models", workers=args.workers
+    )
     found = study.findings(*read_study(folder))
     for table in found.tables:
         print(table.title, *(" | ".join(cells) for cells in (table.columns, *table.rows)), table.note or "", sep="\n")
@@ -117,6 +119,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=LIMITS, default=list(LIMITS))
     parser.add_argument("--preset", default="gpu", help="preset of the studies")
     parser.add_argument("--set", nargs="*", default=[], help="changes of settings, as in windows=6; a part takes those it has")
+    parser.add_argument("--workers", type=int, default=1, help="jobs of a study at a time, such as the trainings of real_tune")
     parser.add_argument("--to", type=int, default=32_768, help="context length of the fit")
     parser.add_argument("--trained", type=int, help="trained length for the fit; the config's by default")
     parser.add_argument("--windows", type=int, default=6, help="windows of the fit")

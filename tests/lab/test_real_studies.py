@@ -179,3 +179,18 @@ def test_workspace_rows_resume(tmp_path, monkeypatch):
     first = real_kv.measure(workspace, **settings)
     monkeypatch.setattr(real_kv.Continuation, "losses", lambda *_: pytest.fail("measured again"))
     assert real_kv.measure(workspace, **settings) == first
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "spare", "starts"),
+    [(100, 4, 1, "aabba"), (100, 3, 0, "aab"), (400, 8, 1, "abbbbbbba"), (600, 12, 0, "abbbbbbbb"), (1200, 5, 0, "bbbb")],
+)
+def test_a_short_text_gives_fewer_windows_and_the_others_more(monkeypatch, length, count, spare, starts):
+    texts = {"first": "a" * 1000, "second": "b" * 5000}
+    monkeypatch.setattr("ropewalk.lab.studies.real.real_text", texts.__getitem__)
+    take = lambda: real_windows(["first", "second"], lambda text: list(text.encode()), length, count, spare)
+    if len(starts) < min(5, count):
+        with pytest.raises(RopeError, match="text"):
+            take()
+    else:
+        assert [chr(window[0]) for window in take()] == list(starts)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ropewalk.errors import RopeError
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.measure import Meter, Samples
 from ropewalk.interop.fit.methods import methods
@@ -24,6 +25,8 @@ from ropewalk.lab.studies.rows import digest
 TINY, PYTHON = "tiny", "python"
 #: characters of each text that windows are taken from
 CHARACTERS = 3_000_000
+#: a figure of fewer windows says little, so shorter texts are refused
+FEWEST_WINDOWS = 5
 #: the settings that every study on a pretrained model has, by preset
 SOURCES: dict[str, dict[str, Any]] = {
     "smoke": {"model": TINY, "text": [PYTHON], "seeds": 1},
@@ -58,9 +61,22 @@ def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
 
 
 def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int, spare: int = 0) -> Tensor:
-    """Return windows [count + spare, length], the same number of each text; the spare ones are the last, of the first text."""
-    shares = [count // len(texts) + (place < count % len(texts)) + spare * (place == 0) for place in range(len(texts))]
-    made = [windows_of(encode(real_text(text)), length, share) for text, share in zip(texts, shares, strict=True) if share]
+    """Return windows [count + spare, length], the same number of each text; the spare ones are the last, of the first text.
+
+    A text that is too short for its share gives fewer and the others more; if all are, there are fewer windows.
+    """
+    tokens = [encode(real_text(text)) for text in texts]
+    rooms = [len(each) // length for each in tokens]
+    rooms[0] -= spare
+    if sum(rooms) < min(count, FEWEST_WINDOWS) or rooms[0] < 0:
+        rule = f"must have at least {min(count, FEWEST_WINDOWS) + spare} windows of {length} tokens; use a longer text"
+        raise RopeError("text", rule, f"{[len(each) for each in tokens]} tokens")
+    shares = [0] * len(texts)
+    for _ in range(min(count, sum(rooms))):
+        with_room = [place for place in range(len(texts)) if shares[place] < rooms[place]]
+        shares[min(with_room, key=lambda place: shares[place])] += 1
+    asked = [share + spare * (place == 0) for place, share in enumerate(shares)]
+    made = [windows_of(own, length, number) for own, number in zip(tokens, asked, strict=True) if number]
     kept = len(made[0]) - spare
     return torch.cat([made[0][:kept], *made[1:], made[0][kept:]])
 

@@ -31,8 +31,8 @@ ORDER = (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yar
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {**SOURCES["smoke"], "methods": ["none", "linear", "yarn"], "factors": [2], "windows": 3, "search": 0},
     "cpu": {**SOURCES["cpu"], "methods": ["none", "yarn"], "factors": [1.25], "windows": 2, "search": 0},
-    "gpu": {**SOURCES["gpu"], "methods": ALL, "factors": [4], "windows": 12, "search": 64},
-    "cluster": {**SOURCES["cluster"], "methods": ALL, "factors": [2, 4, 8], "windows": 12, "search": 256},
+    "gpu": {**SOURCES["gpu"], "methods": ALL, "factors": [4, 2, 8], "windows": 12, "search": 64},
+    "cluster": {**SOURCES["cluster"], "methods": ALL, "factors": [4, 2, 8], "windows": 12, "search": 256},
 }
 #: an earlier run on the same model and texts with other windows (H200, bfloat16, 12 windows of 32,768): (mean, error) by band
 EARLIER = {

@@ -152,13 +152,16 @@ def train(
 
 
 def _is_large(model: Any, tokens: int) -> bool:
-    """Return whether the activations of a training step may not fit in half of the GPU's free memory; True on a CPU."""
+    """Return whether the activations of a training step may not fit in 70 % of the memory left to us; True on a CPU."""
     device, config = next(model.parameters()).device, model.config
     if device.type != "cuda":
         return True
+    # what an earlier training left in torch's allocator is ours to use, although the GPU does not count it as free
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    left = torch.cuda.mem_get_info(device)[0] + unused
     # bytes of all tensors that a layer keeps for its backward pass, for 16-bit products and a float32 residual stream
     kept = tokens * config.num_hidden_layers * (64 * config.hidden_size + 8 * config.intermediate_size)
-    return kept > torch.cuda.mem_get_info(device)[0] // 2
+    return kept > 0.7 * left
 
 
 def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float:
