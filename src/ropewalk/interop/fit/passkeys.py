@@ -13,10 +13,13 @@ from ropewalk.errors import RopeError, number
 
 Encode = Callable[[str], Sequence[int]]
 
-TASK = "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. I will quiz you about it.\n"
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
+    "I will quiz you about the important information there.\n"
+)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 STATED = "The pass key is {key}. Remember it. {key} is the pass key.\n"
-ASKED = "What is the pass key? The pass key is"
+ASKED = "\nWhat is the pass key? The pass key is"
 
 
 @dataclass(frozen=True)
