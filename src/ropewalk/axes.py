@@ -91,11 +91,12 @@ class MixedAxes:
     def start(self) -> Tensor:
         """Return the frequencies before training, float32 [heads, pairs, 2]."""
         generator = torch.Generator().manual_seed(self.seed)
-        direction = torch.rand(self.num_heads, 1, generator=generator, dtype=torch.float64) * 2 * math.pi
+        direction = torch.rand(self.num_heads, 1, generator=generator, dtype=torch.float64) * 2 * math.pi  # an angle per head
         half = self.pairs // 2
-        radians = self.theta ** -(torch.arange(half, dtype=torch.float64) / half)  # [pairs / 2]
-        angle = torch.cat([direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1)
-        return (torch.stack([angle.cos(), angle.sin()], dim=-1) * radians.repeat(2)[:, None]).float()
+        radians = self.theta ** -(torch.arange(half, dtype=torch.float64) / half)  # the ladder of either half, [pairs / 2]
+        angle = torch.cat([direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1)  # [heads, pairs]
+        unit_vectors = torch.stack([angle.cos(), angle.sin()], dim=-1)
+        return (unit_vectors * radians.repeat(2)[:, None]).float()
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,11 @@ class GoldenAxes:
     def directions(self) -> Tensor:
         """Return unit vectors, float64 [heads, pairs, axes], which multiply the ladder."""
         ratio = 2.0
-        for _ in range(10):  # the generalised golden ratio: x^(axes + 1) = x + 1
+        for _ in range(10):  # fixed-point iteration for the generalised golden ratio: x^(axes + 1) = x + 1
             ratio = (1 + ratio) ** (1 / (self.num_axes + 1))
         steps = ratio ** -torch.arange(1, self.num_axes + 1, dtype=torch.float64, device="cpu")
         index = torch.arange(1, self.num_heads * self.pairs + 1, dtype=torch.float64, device="cpu")
+        # evenly spread points of the unit cube become normally distributed ones, whose directions cover the sphere evenly
         points = torch.erfinv(2 * (index[:, None] * steps % 1) - 1)
         return (points / points.norm(dim=-1, keepdim=True)).reshape(self.num_heads, self.pairs, self.num_axes)
 
@@ -186,7 +188,7 @@ def chunked(sections: Sequence[int]) -> AxisMap:
 def interleaved(sections: Sequence[int]) -> AxisMap:
     """M-RoPE interleaved (Qwen3-VL): pair i uses axis i mod 3 while that axis has pairs left, then time."""
     time, height, width = _sections(sections, exactly=3)
-    axes = [0] * (time + height + width)
+    axes = [0] * (time + height + width)  # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
     axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])
     if axes.count(1) != height or axes.count(2) != width:
@@ -232,7 +234,7 @@ AXIS_ORDERS = {"chunked": chunked, "interleaved": interleaved, "ernie": ernie, "
 
 
 def _sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
-    """Return the checked numbers of pairs of each axis."""
+    """Return the number of pairs of each axis, checked; there must be `exactly` so many axes, if given."""
     if not isinstance(sections, list | tuple) or not sections:
         raise RopeError("sections", "must be a list with the number of pairs of each axis", sections)
     counts = tuple(integer(f"sections[{a}]", count, low=0, high=32768) for a, count in enumerate(sections))

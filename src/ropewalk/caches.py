@@ -37,7 +37,11 @@ _CACHES: dict[str, _Registered] = {}
 class Cache(dict):
     """A bounded dict: read it as any dict, write to it with `keep`, which drops the oldest entries where it is full.
 
-    `bytes` is the sum of the sizes given to `keep`.
+    entries  how many entries it holds at most
+    bytes    how many bytes it holds at most, as the sum of the sizes given to `keep`; None = no such bound
+    holds    another cache, into whose memory these entries point: this cache is emptied when that one drops an entry
+
+    The attribute `bytes` is the sum of the sizes now.
     """
 
     def __init__(self, name: str, *, entries: int, bytes: int | None = None, holds: Cache | None = None) -> None:

@@ -25,7 +25,7 @@ def make_request(
     length: Length,
     tables: str = "auto",
 ) -> Request:
-    """Check every argument of a call and return it as a Request."""
+    """Return a call as a Request, all of its arguments checked; `xs` is (q, k) or one tensor, `tables` the table strategy."""
     x = xs[0]
     # equal lengths: torch 2.6 compiles zip(strict=False) as if it were strict
     for name, each in zip(("x", "k")[: len(xs)], xs, strict=True):
@@ -100,7 +100,7 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
 
 
 def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) -> None:
-    """Check that the tables match the tokens, rows, heads and width of x."""
+    """Check that the tables match the tokens, rows, heads and width of x, whose dimensions from `start` on rotate."""
     _, batch, head = token_axes(x.ndim, seq_dim)
     rows, heads = (1 if axis is None else x.shape[axis] for axis in (batch, head))
     for name, table in (("cos", cos), ("sin", sin)):
@@ -130,8 +130,8 @@ def check_no_overlap(xs: tuple[Tensor, ...], addresses: bool) -> None:
 
 
 def _may_overlap_itself(x: Tensor) -> bool:
-    """Return whether two indices may address the same element; may refuse a few harmless views."""
-    reach = 0
+    """Return whether two indices may address the same element; also True for a few harmless views."""
+    reach = 0  # the offset of the last element along the axes so far, those with smaller strides
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
         if stride <= reach and x.numel():
             return True
@@ -144,7 +144,7 @@ def _share_elements(q: Tensor, k: Tensor) -> bool:
     if not q.numel() or not k.numel() or q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
         return False
     # element i of q is element j of k if sum(q_stride * i) - sum(k_stride * j) is the distance between their starts
-    steps = []
+    steps = []  # (stride, least count, most count) of each term; an axis of equal strides has one term, of count i - j
     for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):
         if q_stride == k_stride:
             steps.append((q_stride, 1 - k_size, q_size - 1))
@@ -154,11 +154,14 @@ def _share_elements(q: Tensor, k: Tensor) -> bool:
 
 
 def _is_sum(distance: int, steps: list[tuple[int, int, int]]) -> bool:
-    """Return whether sum(stride * count) over (stride, least, most) can be `distance`; largest strides first."""
+    """Return whether sum(stride * count) can be `distance`, where each step is (stride, least count, most count).
+
+    The largest strides come first, so that the sums of the rest leave few counts to try.
+    """
     if not steps or not steps[0][0]:
         return distance == 0
     (stride, least, most), rest = steps[0], steps[1:]
-    low, high = (sum(step[0] * step[end] for step in rest) for end in (1, 2))
+    low, high = (sum(step[0] * step[end] for step in rest) for end in (1, 2))  # the bounds of the sum over the rest
     counts = range(max(least, -((high - distance) // stride)), min(most, (distance - low) // stride) + 1)
     return any(_is_sum(distance - stride * count, rest) for count in counts)
 
@@ -243,4 +246,4 @@ def _length_per_row(
     # int64 first: one past the last int32 position does not fit in an int32
     last = positions.amax(dim=-1)
     last = (last if last.is_floating_point() else last.to(torch.int64)) + 1
-    return last.amax(dim=0) if last.ndim == 2 else last
+    return last.amax(dim=0) if last.ndim == 2 else last  # [axes, B]: the largest over the axes

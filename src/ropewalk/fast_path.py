@@ -66,8 +66,11 @@ def rotate_prepared(
     seq_dim: int,
     inplace: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rotated q and k if this kind of call was prepared and the module has no hooks, else None."""
-    own, given = module.__dict__, positions is not None
+    """Return the rotated q and k if this kind of call was prepared and the module has no hooks, else None.
+
+    It runs in every call with q and k, so it reads attributes directly and calls few functions.
+    """
+    own, given = module.__dict__, positions is not None  # the module's own attributes; whether positions were given
     if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
         return None
     if _before_any or _after_any or _before_any_backward or _after_any_backward or torch.compiler.is_compiling():
@@ -83,6 +86,7 @@ def rotate_prepared(
             break
     else:
         return None
+    # offset: the checked call accepts none beside positions, and none of 2^62 or more
     if call.run is None or (call.needs_no_grad and torch.is_grad_enabled()) or (given and offset) or offset.bit_length() > 62:
         return None
     if not inplace:
@@ -106,6 +110,7 @@ def prepare(
 ) -> None:
     """Prepare the fast path for calls like this one, which has just run with all checks."""
     tensors = xs if positions is None else (*xs, positions)
+    # positions that the checks converted or made are not those of the caller, which a prepared kernel would read
     if _Guard is None or len(xs) != 2 or request.positions is not positions or not _is_plain(tensors):
         return
     requires_grad = any(x.requires_grad for x in xs)
@@ -115,6 +120,7 @@ def prepare(
     others = PREPARED.get(key, [])
     if any(call.matches(*tensors) for call in others):
         return
+    # angles that depend on the length, are learned or differ from head to head are computed anew in every call
     spec = request.spec
     make = None if spec.needs_length or spec.learned or spec.per_head else pick(xs, request, backend).prepare
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]

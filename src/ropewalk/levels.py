@@ -44,16 +44,20 @@ def check_spec(spec: RopeSpec, length: int | None) -> int | None:
 def levels(
     spec: RopeSpec, length: int | None, key: bool, bits: tuple[int, ...] = DIGITS, dtype: str = "float32"
 ) -> tuple[Level, ...]:
-    """Return the table of each digit; the magnitude is in the last one."""
+    """Return the table of each digit; the magnitude is in the last one.
+
+    key   True for the tables of keys, where queries and keys have different magnitudes
+    bits  the number of bits of each digit, the lowest digit first
+    """
     made, shift = [], 0
     for index, width in enumerate(bits):
         digits = torch.arange(1 << width, device="cpu")
         is_last = index == len(bits) - 1
-        if is_last:
+        if is_last:  # two's complement: the upper half of its values are negative
             digits = torch.where(digits < 1 << (width - 1), digits, digits - (1 << width))
-        where = (digits << shift).expand(spec.num_axes, 1, -1) if spec.num_axes > 1 else digits << shift
+        positions = (digits << shift).expand(spec.num_axes, 1, -1) if spec.num_axes > 1 else digits << shift
         options = {"length": length, "dtype": torch.float64, "key": key, "magnitude_power": int(is_last), "strategy": "none"}
-        cos, sin = (each.reshape(1 << width, spec.pairs) for each in exact_cos_sin(spec, where, **options))
+        cos, sin = (each.reshape(1 << width, spec.pairs) for each in exact_cos_sin(spec, positions, **options))
         made.append(torch.stack((cos, sin), dim=1).numpy().astype(dtype))
         shift += width
     return tuple(made)
@@ -83,7 +87,10 @@ def added(parts: list[Any]) -> tuple[Any, Any]:
 
 
 def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
-    """Return [..., S, 2, pairs]: the rows of a table at these digits, of each pair's own axis."""
+    """Return the rows of a table at these digits, [..., S, 2, pairs]; with several axes, `digits` is [axes, ..., S].
+
+    Each pair is taken from the row of its own axis: the rows of every axis are added, masked to the pairs of that axis.
+    """
     if spec.num_axes == 1:
         return rows[digits]
     total = None
@@ -104,7 +111,7 @@ def array(xp: Any, values: np.ndarray) -> Any:
 def rotated(xp: Any, x: Any, cos: Any, sin: Any, spec: RopeSpec) -> Any:
     """Return x [..., S, H, D] rotated by cos and sin [..., S, pairs]; computed in float32 and rounded once."""
     start, width = spec.rotary_start, 2 * spec.pairs
-    cos, sin = cos[..., None, :], sin[..., None, :]
+    cos, sin = cos[..., None, :], sin[..., None, :]  # the same for all heads
     part = x[..., start : start + width].astype(xp.float32)
     if spec.layout == "half":
         a, b = part[..., : spec.pairs], part[..., spec.pairs :]

@@ -45,6 +45,7 @@ def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReq
         out.copy_(row)
 
 
+# the arguments that give the angles, and those that give tables; `gain` is the magnitude_power of a Request
 _ANGLES = "Tensor? positions, SymInt offset, Tensor? length, str spec, int seq_dim, int sign, int gain"
 _TABLE = "Tensor cos, Tensor sin, str layout, str layout_out, int start, int seq_dim"
 torch.library.define("ropewalk::rotate", f"(Tensor x, {_ANGLES}, bool key) -> Tensor")
@@ -69,6 +70,7 @@ def _from_text(text: str) -> tuple[RopeSpec, str]:
 
 
 def _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False) -> Request:
+    """Return the request that an op's arguments describe; `spec` is the text of `_as_text`."""
     spec, tables = _from_text(spec)
     return Request(spec, seq_dim, positions, offset, length, sign, magnitude_power, key, tables)
 
@@ -97,8 +99,8 @@ def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
 def _cos_sin_op(positions, length, spec, dtype, magnitude_power, key):
     """Return cos and sin of positions, contiguous as the fake implementation below says."""
     spec, strategy = _from_text(spec)
-    how = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
-    cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **how)
+    options = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
+    cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **options)
     return cos.contiguous(), sin.contiguous()
 
 
@@ -140,6 +142,7 @@ def _keep_angles(first: int):
     """Return a setup_context that saves an op's angle arguments, which start at index `first`."""
 
     def setup(ctx, inputs, output):
+        """Save the tensors with `save_for_backward` and the other arguments as attributes of ctx."""
         positions, offset, length, *ctx.rest = inputs[first:]
         ctx.offset = offset
         ctx.save_for_backward(positions, length)
@@ -148,13 +151,14 @@ def _keep_angles(first: int):
 
 
 def _rotate_backward(ctx, grad):
+    """Return the gradient of x: rotated by the opposite angle with the same magnitude; the other arguments have none."""
     positions, length = ctx.saved_tensors
     spec, seq_dim, sign, magnitude_power, key = ctx.rest
     return torch.ops.ropewalk.rotate(grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power, key), *[None] * 8
 
 
 def _rotate_qk_backward(ctx, q_grad, k_grad):
-    """Return the gradients of q and k: rotated backwards with the same magnitude; the other arguments have none."""
+    """Return the gradients of q and k, as `_rotate_backward` does."""
     positions, length = ctx.saved_tensors
     spec, seq_dim, sign, magnitude_power = ctx.rest
     grads = torch.ops.ropewalk.rotate_qk(q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power)
@@ -170,6 +174,7 @@ def _keep_tables(ctx, inputs, output):
 
 
 def _turn_backward(ctx, grad):
+    """Return the gradient of x: rotated by the opposite angle, from the layout of the output to that of the input."""
     cos, sin = ctx.saved_tensors
     layout, layout_out, start, seq_dim = ctx.rest
     return torch.ops.ropewalk.turn(grad, cos, -sin, layout_out, layout, start, seq_dim), *[None] * 6
@@ -181,10 +186,18 @@ torch.library.register_autograd("ropewalk::turn", _turn_backward, setup_context=
 
 
 def _vmapped(info, in_dims, x, *rest, op=torch.ops.ropewalk.rotate, seq_at=4):
-    """Rotate with the mapped axis as one more axis that shares the angles; mapped angles are rotated one by one."""
+    """Return x rotated under vmap, and the mapped dimension of the result.
+
+    If only x is mapped, its mapped axis becomes one more axis of the call, whose entries share the angles. If the angles are
+    mapped too, `op` is called once for each entry.
+
+    in_dims  the mapped dimension of each argument, or None
+    seq_at   the index of `seq_dim` in `rest`, the arguments after x
+    """
     seq_dim = rest[seq_at]
     packed = x.ndim - 1 == -seq_dim == 3  # [T, H, D]: with one more axis its heads would be taken for rows
     if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and not packed:
+        # beside the heads: [.., mapped, S, D], or [.., S, .., mapped, D], where the tokens are then one axis further from the end
         x = x.movedim(in_dims[0], -3 if seq_dim == -2 else -2)
         rest = [*rest[:seq_at], seq_dim if seq_dim == -2 else seq_dim - 1, *rest[seq_at + 1 :]]
         return op(x, *rest), x.ndim - (3 if seq_dim == -2 else 2)
@@ -201,9 +214,9 @@ def _vmapped_qk(info, in_dims, q, k, *rest):
     """Return q and k rotated under vmap, each by itself, and the mapped dimension of each."""
     done = []
     for x, dim, key in ((q, in_dims[0], False), (k, in_dims[1], True)):
-        dims = (dim, *in_dims[2:], None)
-        alone = all(d is None for d in dims)
-        done.append((torch.ops.ropewalk.rotate(x, *rest, key), None) if alone else _vmapped(info, dims, x, *rest, key))
+        dims = (dim, *in_dims[2:], None)  # of x, of the angle arguments and of `key`
+        unmapped = all(d is None for d in dims)
+        done.append((torch.ops.ropewalk.rotate(x, *rest, key), None) if unmapped else _vmapped(info, dims, x, *rest, key))
     return tuple(x for x, _ in done), tuple(dim for _, dim in done)
 
 

@@ -26,6 +26,7 @@ def phase_steps(radians: Tensor, low: Tensor | None = None) -> Tensor:
     if low is not None:
         rest = rest + low * _INVERSE_TWO_PI
     part = high - high.trunc()  # exact for either sign, unlike high - high.floor() just below an integer
+    # the upper and the lower 32 bits by themselves: a float64 holds 53 bits
     upper = (part * 2.0**32).floor()
     lower = (part * 2.0**32 - upper) * 2.0**32 + rest * 2.0**64
     return (upper.to(torch.int64) << 32) + lower.round().to(torch.int64)
@@ -47,11 +48,13 @@ def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
     x_top = _top_half(x)
     x_rest = x - x_top
     high = x * _INVERSE_TWO_PI
+    # the rounding error of `high`: the exact product, as the sum of four partial products, minus `high`
     low = ((x_top * _C_TOP - high) + x_top * _C_REST + x_rest * _C_TOP) + x_rest * _C_REST
     return high, low + x * _INVERSE_TWO_PI_REST
 
 
 def _top_half(x: Tensor) -> Tensor:
+    """Return float64 x without its last 27 bits."""
     # bit masks instead of Veltkamp's products: a compiler that contracts to fma cannot change the result
     return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)
 

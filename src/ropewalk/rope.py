@@ -91,9 +91,10 @@ class Rope(nn.Module):
         """
         xs = (q,) if k is None else (q, k)
         request = make_request(xs, self.spec, positions, offset, seq_dim, length, self.tables)
-        rotated = (
-            rotation.run(xs, request, inplace, self.backend) if not self.spec.learned else self._trained(xs, request, inplace)
-        )
+        if self.spec.learned:
+            rotated = self._rotate_learned(xs, request, inplace)
+        else:
+            rotated = rotation.run(xs, request, inplace, self.backend)
         if length is None and self.tables == "auto":
             fast_path.prepare(request, self.backend, xs, rotated, positions, seq_dim)
         return rotated[0] if k is None else rotated
@@ -103,7 +104,7 @@ class Rope(nn.Module):
     ) -> Inexact[Tensor, "... D"]:
         """Rotate one tensor; `offset`, `seq_dim`, `length`, `key`, `inplace` as in `rotation.rotate`."""
         if self.spec.learned:
-            return self._one(x, positions, 1, **where)
+            return self._rotate_one(x, positions, 1, **where)
         return rotation.rotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **where)
 
     def unrotate(
@@ -111,7 +112,7 @@ class Rope(nn.Module):
     ) -> Inexact[Tensor, "... D"]:
         """Invert `rotate`."""
         if self.spec.learned:
-            return self._one(x, positions, -1, **where)
+            return self._rotate_one(x, positions, -1, **where)
         return rotation.unrotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **where)
 
     def rerotate(
@@ -138,16 +139,16 @@ class Rope(nn.Module):
         *,
         key: bool = False,
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
-        """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included."""
+        """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included; `key` for those of keys."""
         if not positions.ndim:
             raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
-        tokens = (positions.shape[-1], batch, positions.device)
-        request = request_for_tokens(self.spec, positions, 0, length, -2, *tokens, self.tables)
+        seq, device = positions.shape[-1], positions.device
+        request = request_for_tokens(self.spec, positions, 0, length, -2, seq, batch, device, self.tables)
         if self.spec.learned:
             cos, sin = self._trained_tables(request.positions, key, 1)  # type: ignore[arg-type]  # they were given
             return cos.to(dtype), sin.to(dtype)
-        return request_tables(request, positions.shape[-1], positions.device, dtype, key)
+        return request_tables(request, seq, device, dtype, key)
 
     def table_bytes(self, length: int) -> int:
         """Return the bytes of cos and sin that are kept on each device once positions 0 ... length - 1 were rotated.
@@ -167,40 +168,46 @@ class Rope(nn.Module):
         backend = "" if self.backend is None else f", backend={self.backend!r}"
         return f"{self.spec}{backend}" + ("" if self.tables == "auto" else f", tables={self.tables!r}")
 
-    def _one(self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False):
+    def _rotate_one(self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False):
+        """Return x rotated by learned frequencies, or with sign = -1 unrotated."""
         request = make_request((x,), self.spec, positions, offset, seq_dim, length)
-        return self._trained((x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace)[0]
+        return self._rotate_learned((x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace)[0]
 
-    def _trained(self, xs, request: Request, inplace: bool) -> tuple[Tensor, ...]:
-        """Rotate by tables that have a gradient to the trained frequencies."""
+    def _rotate_learned(self, xs, request: Request, inplace: bool) -> tuple[Tensor, ...]:
+        """Return xs rotated by tables whose gradients reach the learned frequencies."""
         rotated = []
         for i, x in enumerate(xs):
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
             cos, sin = self._trained_tables(positions, request.is_key(i), request.magnitude_power)
             sin = sin if request.sign > 0 else -sin
-            by = TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, start=request.start)
-            rotated += rotation.run((x,), by, inplace)
+            by_table = TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, start=request.start)
+            rotated += rotation.run((x,), by_table, inplace)
         return tuple(rotated)
 
     def _trained_tables(self, positions: Tensor, key: bool, magnitude_power: int) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of float64 angles; these are plain products, which autocast does not touch."""
+        """Return float64 cos and sin of positions with the learned frequencies.
+
+        The angles are elementwise products, which autocast leaves in float64.
+        """
         positions = positions.to(torch.float64)
         if isinstance(self.spec.axes, MixedAxes):
             mixed = self.mixed.to(torch.float64)  # [H, P, 2]
             first, second = (positions[axis][:, None, :, None] * mixed[:, None, :, axis] for axis in (0, 1))
             angles = first + second  # [B, H, S, P]
             return angles.cos(), angles.sin()
-        start, device = self.spec.ladder_frequencies(), positions.device
-        if start.growth is not None:
-            start = replace(start, growth=start.growth.to(device))
+        # the learned frequencies are those of the spec times exp(log_scale)
+        initial, device = self.spec.ladder_frequencies(), positions.device
+        if initial.growth is not None:
+            initial = replace(initial, growth=initial.growth.to(device))
         if self.spec.num_axes > 1:
             positions = positions[list(self.spec.axis_of_pair)].movedim(0, -1)
         else:
             positions = positions.unsqueeze(-1)
-        angles = positions * (start.radians.to(device) * self.log_scale.to(torch.float64).exp())
-        return with_magnitude(self.spec, start, positions, angles.cos(), angles.sin(), magnitude_power, key, torch.float64)
+        angles = positions * (initial.radians.to(device) * self.log_scale.to(torch.float64).exp())
+        return with_magnitude(self.spec, initial, positions, angles.cos(), angles.sin(), magnitude_power, key, torch.float64)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        """Load parameters as any module does, but accept and ignore the tables that other implementations save."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         legacy = {prefix + name for name in LEGACY_STATE}
         unexpected_keys[:] = [name for name in unexpected_keys if name not in legacy]

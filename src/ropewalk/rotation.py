@@ -100,9 +100,10 @@ def rerotate(
 
 
 def _written_out(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
-    """Return the request with its angles as tables."""
+    """Return the request with its angles as tables of cos and sin; those of an inverse rotation have the opposite sin."""
     cos, sin = request_tables(request, x.shape[request.seq_dim], x.device, dtype, key)
     if request.spec.per_head:
+        # grouped-query attention: consecutive query heads share the table of their key head
         head = token_axes(x.ndim, request.seq_dim)[2]
         groups = x.shape[head] // cos.shape[1]  # type: ignore[index]  # checked: there is an axis of heads
         cos, sin = (table.repeat_interleave(groups, dim=1) if groups > 1 else table for table in (cos, sin))
@@ -171,6 +172,7 @@ def apply_rotary_pos_emb(
     for name, table in (("cos", cos), ("sin", sin)):
         first, second = split_pairs(table, layout)
         _require_equal(first, second, name, layout)
+    # transformers unsqueezes the tables at the axis of the heads: before the tokens in [B, H, S, D], after them in [B, S, H, D]
     heads_before_tokens = unsqueeze_dim % (cos.ndim + 1) <= cos.ndim - 2
     pair_cos, pair_sin = split_pairs(cos, layout)[0], split_pairs(sin, layout)[0]
     seq_dim = -2 if heads_before_tokens else -3
@@ -188,13 +190,17 @@ def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> Non
 
 
 def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
-    """Rotate `xs` directly by the kernel, through autograd, through the registered op or by plain torch, as the call needs."""
+    """Return the rotated `xs`, in place if `inplace`; every rotation runs through here.
+
+    Without gradients a kernel runs directly; with gradients, inside an autograd function; under torch.compile or another
+    tracer, as a registered op; where other derivatives are needed, by plain torch.
+    """
     if isinstance(request, Request) and isinstance(request.spec.axes, OF_HEADS):
         return _by_head(xs, request, inplace, backend)
     traced = is_traced(xs)
     if inplace:
         check_no_overlap(xs, addresses=not traced)
-    around = transforms() if traced else []
+    around = transforms() if traced else []  # the functorch transforms around this call
     if _needs_formula(request, around) or (not traced and are_batched_gradients(xs)):
         rotated = tuple(_by_formula(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated

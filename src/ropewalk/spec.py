@@ -81,6 +81,7 @@ class RopeSpec:
             raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are learned", self.scaling)
         for scaling, dim in self._scaled_ladders():
             scaling.check(dim, self.theta)
+        # xPos is the scaling with a growth, a magnitude that depends on the position
         fixed = not (self.scaling.needs_length or self.scaling.learned or self.scaling._growth(2)[0] is not None)
         if not fixed and (self.per_head or (isinstance(self.axes, AxisMap) and self.axes.scaled is not None)):
             rule = "must have fixed frequencies and one magnitude if axes differ from head to head or only some are scaled"
@@ -211,14 +212,17 @@ class RopeSpec:
         return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     def _merged(self, ladders: list[Frequencies]) -> Frequencies:
-        """Merge the frequencies of several ladders in the order of their pairs."""
+        """Return the frequencies of all pairs, given those of each ladder in the order of `_ladders`."""
         # the magnitude is that of an axis with the scaling; torch 2.6 cannot compile next() with a default
-        scaled = [part for part, (s, _) in zip(ladders, self._scaled_ladders(), strict=True) if s is self.scaling]
+        scaled = [ladder for ladder, (s, _) in zip(ladders, self._scaled_ladders(), strict=True) if s is self.scaling]
         first = (scaled or ladders)[0]
         radians, growth, low = first.radians, first.growth, first.low
         if len(ladders) > 1:
-            parts = zip(*((ladder.radians, ladder.growth, ladder.low) for ladder in ladders), strict=True)
-            radians, growth, low = (_in_pair_order([pairs for pairs, _ in self._ladders()], list(part)) for part in parts)
+            pairs_of_ladders = [pairs for pairs, _ in self._ladders()]
+            radians, growth, low = (
+                _in_pair_order(pairs_of_ladders, [getattr(ladder, field) for ladder in ladders])
+                for field in ("radians", "growth", "low")
+            )
         return Frequencies(radians.to(torch.float64), first.magnitude, growth, first.center, low)  # type: ignore[union-attr]
 
     def _scaled_ladders(self) -> list[tuple[Scaling, int]]:
@@ -227,6 +231,7 @@ class RopeSpec:
         return [(self.scaling if scaled(pairs[0]) else Default(), dim) for pairs, dim in self._ladders()]
 
     def _ladders(self) -> list[tuple[list[int], int]]:
+        """Return (pairs, dim) of every ladder, as `AxisMap.ladders`."""
         return self.axes.ladders() if isinstance(self.axes, AxisMap) else [(list(range(self.pairs)), 2 * self.pairs)]
 
 

@@ -20,6 +20,7 @@ from ropewalk.frequencies import Frequencies, Length
 from ropewalk.phase import cos_sin_of_phase, cos_sin_of_turns, phase_steps
 from ropewalk.spec import RopeSpec
 
+#: bits of a position that each level of the two-level table covers; rows of a level; the first position beyond the table
 LEVEL_BITS = 10
 LEVEL = 1 << LEVEL_BITS
 TWO_LEVEL_REACH = LEVEL * LEVEL
@@ -83,6 +84,7 @@ def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tabl
 
 
 def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
+    """Return new tables of a spec on a device, with the two-level table if `keep_levels`."""
     frequencies = spec.exact_ladder_frequencies()
     frequencies = spec.for_each_head(frequencies) if spec.per_head else frequencies
     steps = phase_steps(frequencies.radians, frequencies.low).to(device)
@@ -127,8 +129,7 @@ def cos_sin(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map, as new tensors.
 
-    Axes that differ from head to head give [B, heads, S, pairs].
-
+    spec             one whose axes differ from head to head gives [B, heads, S, pairs]
     magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it (the inverse)
     key              True for the table of keys, where queries and keys have different magnitudes
     """
@@ -263,10 +264,8 @@ def first_rows(
 
 
 def rows_at(spec: RopeSpec, positions: Tensor, key: bool, strategy: str) -> tuple[Tensor, Tensor] | None:
-    """Return float32 cos and sin of explicit positions, copied from the rows that "full" keeps; None where it keeps none.
-
-    Positions on a GPU have none: finding the largest would wait for the device.
-    """
+    """Return float32 cos and sin of explicit positions, copied from the rows that "full" keeps; None where it keeps none."""
+    # the largest position says how many rows are needed; on a GPU, reading it would wait for the device
     if strategy != "full" or positions.device.type != "cpu" or not positions.numel():
         return None
     lowest, highest = (int(bound) for bound in positions.aminmax())
@@ -287,6 +286,7 @@ def _most_rows(spec: RopeSpec, strategy: str) -> int:
 
 
 def _rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
+    """Return how many rows to compute if `count` are needed: the next power of two, at least 256 and at most the bound."""
     return min(_most_rows(spec, strategy), max(256, 1 << (count - 1).bit_length()))
 
 
