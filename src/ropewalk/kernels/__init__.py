@@ -30,6 +30,7 @@ class Backend:
 
 
 def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
+    """Write each rotated x into its out, computed by the definition in `reference.py`."""
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
         cos, sin = request.rows(x.shape[request.seq_dim], x.device, table_dtype(x), key=request.is_key(index))
         out.copy_(eager.differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request))

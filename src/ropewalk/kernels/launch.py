@@ -35,7 +35,11 @@ class LaunchPlan:
     """
 
     def __init__(self, kernel: Any, values: dict[str, Any], changing: int, device: torch.device, warps: int) -> None:
-        """The first `changing` arguments are passed at each launch; `values` holds the others by name, PDL among them."""
+        """Make the plan of a kernel whose first `changing` arguments differ from launch to launch.
+
+        `values` holds the other arguments by name. One of them is PDL: start before the previous kernel ends (programmatic
+        dependent launch).
+        """
         self.kernel = kernel
         self.constants = tuple(values[name] for name in kernel.arg_names[changing:])
         self.options = {"num_warps": warps, **({"launch_pdl": True} if values["PDL"] else {})}

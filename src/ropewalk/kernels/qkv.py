@@ -42,7 +42,7 @@ def qkv_norm_rope(
     cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is padding and not stored
     norm       QKNorm of each head of q and k before the rotation, or None
     workspace  memory for a norm of few tokens, made once with Workspace(tokens, Hq, Hk, head_dim, device=...); calls on one
-               stream may share it. None: every such call allocates one and sets its counters to zero, by a launch more
+               stream may share it. None: every such call allocates one and sets its counters to zero, with one more launch
     backend    "triton", "definition" (F.linear, then qk_norm_rope), or None: the faster one that supports the call
 
     Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and the norm's weights. With a
@@ -153,6 +153,7 @@ class _Projection(torch.autograd.Function):
         counts = (call.q.shape[1], call.k.shape[1], call.k.shape[1])
         q, k, v = grad.contiguous().view(len(rows), -1, call.spec.head_dim).split_with_sizes(counts, 1)
         dq, dk, *_ = run_backward(replace(call, q=q, k=k), q, k, weight_grad=False)
+        # the gradient of the plain product x @ weight^T, [T, N]
         back = torch.cat((dq, dk, v), dim=1).flatten(1)  # type: ignore[arg-type]  # both are tensors
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         return (

@@ -92,8 +92,8 @@ class Request(_OfTensors):
         """Return cos and sin [S, P] or [B, S, P], which may be cached: do not write to them. sin is negated if sign is -1."""
         rows = self._kept_rows(seq, device, key) if self.magnitude_power == 1 and dtype == torch.float32 else None
         if rows is None:
-            how = {"length": self.length, "magnitude_power": self.magnitude_power, "key": key, "strategy": self.tables}
-            rows = cos_sin(self.spec, self.explicit_positions(seq, device), dtype=dtype, **how)
+            options = {"length": self.length, "magnitude_power": self.magnitude_power, "key": key, "strategy": self.tables}
+            rows = cos_sin(self.spec, self.explicit_positions(seq, device), dtype=dtype, **options)
         cos, sin = rows
         return cos, (sin if self.sign > 0 else -sin)
 
@@ -158,8 +158,9 @@ def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
 def align(table: Tensor, x: Tensor, seq_dim: int) -> Tensor:
     """Return a table [S, P], [B, S, P] or [B, H, S, P] as a view that broadcasts against x's pairs."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
-    while table.ndim < 4:
+    while table.ndim < 4:  # [S, P] -> [1, S, P] -> [1, 1, S, P], and [B, S, P] -> [B, 1, S, P]
         table = table.unsqueeze(0 if table.ndim == 2 else 1)
+    # (axis of x, axis of the table) of batch, head and seq; an axis of the table that x does not have is of size 1
     placed = [(axis, dim) for axis, dim in ((batch, 0), (head, 1), (seq, 2)) if axis is not None]
     dropped = [dim for dim in (0, 1) if dim not in [dim for _, dim in placed]]
     shape = [1] * x.ndim

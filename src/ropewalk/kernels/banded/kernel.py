@@ -22,8 +22,10 @@ def attend_band(
 ):  # fmt: skip
     """Write softmax(scale q k^T) v and the log-sum-exp of the scores for ROWS queries of one head.
 
-    GROUP is the number of query heads that share a key head; LOW and HIGH: `low` and `high` bound the difference of groups.
+    GROUP is the number of query heads that share a key head. With LOW or HIGH, a query sees only keys with
+    low <= q_group - k_group < high. `ranges` holds the first key and the end of the keys of every block of ROWS queries.
     """
+    # the queries of this program
     block = blocks - 1 - tl.program_id(0)  # under causality the last blocks have the most keys, so they start first
     row = tl.program_id(1)
     batch, head = (row // heads).to(tl.int64), row % heads
@@ -52,6 +54,7 @@ def attend_band(
         keys = tl.load(key_at, mask=inside[None, :] & (dim < HEAD_DIM)[:, None], other=0.0)
         value_at = v + key.to(tl.int64)[:, None] * v_token + column[None, :]
         values = tl.load(value_at, mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0)
+        # the scores of the keys that each query sees; the others are -inf
         scores = tl.dot(query, keys, input_precision=PRECISION) * (scale * LOG2_E)
         seen = live[:, None] & inside[None, :]
         if CAUSAL:
@@ -63,13 +66,15 @@ def attend_band(
             if HIGH:
                 seen = seen & (difference < high)
         scores = tl.where(seen, scores, float("-inf"))
-        now = tl.maximum(highest, tl.max(scores, axis=1))
-        top = tl.where(now == float("-inf"), 0.0, now)  # -inf - -inf would be NaN
-        weights = tl.exp2(scores - top[:, None])
-        kept = tl.exp2(highest - top)
+        # add this tile to the running sums
+        now_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        base = tl.where(now_highest == float("-inf"), 0.0, now_highest)  # -inf - -inf would be NaN
+        weights = tl.exp2(scores - base[:, None])
+        kept = tl.exp2(highest - base)
         total = total * kept + tl.sum(weights, axis=1)
         mixed = tl.dot(weights.to(values.dtype), values, mixed * kept[:, None], input_precision=PRECISION)
-        highest = now
+        highest = now_highest
+    # a query without keys has a total of 0: its output is 0 and its log-sum-exp -inf
     safe = tl.where(total > 0, total, 1.0)
     place = row.to(tl.int64) * q_len + token
     tl.store(lse + place, tl.where(total > 0, (highest + tl.log2(safe)) / LOG2_E, float("-inf")), mask=live)

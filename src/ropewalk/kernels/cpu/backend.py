@@ -102,6 +102,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     if positions is not None and positions.dtype is not torch.int64:
         return None
     shapes = shape_words(xs, outs, request)
+    # all arguments after the pointers; looked up now, because every lookup inside the function would delay a decode step
     tail, pack, rotate = position_words(positions) + levels.words + shapes, POINTERS.pack, _rotate
     spec, magnitude_power, seq = request.spec, request.magnitude_power, xs[0].shape[request.seq_dim]
     consecutive = positions is None
@@ -150,7 +151,10 @@ def _run_from_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: An
 
 
 def _call(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | None, offset: int, tail: bytes) -> int:
-    """Call the library and return its status; the caller must keep the memory alive that `tail` points to."""
+    """Call the library and return its status: 0, or _OUT_OF_RANGE if a position is beyond the two-level table.
+
+    `tail` holds the packed arguments after the pointers; the caller must keep the memory alive that it points to.
+    """
     position_pointer = 0 if positions is None else positions.data_ptr()
     status = _rotate(
         POINTERS.pack(xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr(), position_pointer, offset)

@@ -1,6 +1,7 @@
 """The arguments of a library call, packed as bytes: pointers, strides of the angles, the two-level table, and shapes.
 
-Everything but the pointers is cached between calls. Nothing that threads share is ever written to.
+The library takes one array of 64-bit words; a function or a field called `words` holds some of them, as bytes. Everything but
+the pointers is cached between calls. Nothing that threads share is ever written to.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def cached_rows(spec: RopeSpec, magnitude_power: int, key: bool, offset: int, se
     rows = first_rows(spec, torch.device("cpu"), offset + seq, key)
     if rows is None:
         return None
-    stride = rows[0].stride(0)  # in floats
+    stride = rows[0].stride(0)  # in floats, of 4 bytes each
     cos, sin = (table.data_ptr() + 4 * stride * offset for table in rows)
     return _ROWS.keep(signature, Rows(ANGLES.pack(cos, sin, stride, 0, 0, 0, 0, 0) + NO_LEVELS, rows))
 

@@ -32,8 +32,10 @@ def attend(
     dim = tl.arange(0, DIM_BLOCK)[None, :]
     inside = (member < GROUP) & (dim < HEAD_DIM)
     if PDL:
+        # let the next kernel start, and wait until the previous one has written what is read below
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    # the keys of this program: begin ... end - 1, in whole tiles of KEYS, of which those before `first` are masked
     last = tl.load(num_keys)
     first = tl.load(first_keys + row)
     if WINDOW > 0:
@@ -70,6 +72,7 @@ def attend(
         highest = now_highest
     heads = tl.arange(0, GROUP_BLOCK)
     if SPLITS > 1:
+        # store this program's part: `mixed`, `highest` and `total`
         place = row_and_head * SPLITS + split
         tl.store(partial + (place * GROUP + member) * HEAD_DIM + dim, mixed, mask=inside)
         at = statistics + (place * GROUP + heads) * 2

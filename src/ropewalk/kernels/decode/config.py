@@ -63,6 +63,9 @@ def pick_keys(dim_block: int, element_size: int) -> int:
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
-    """Return among how many programs the keys of a row are divided: enough to use the GPU, each with at least 256 keys."""
+    """Return among how many programs the keys of a row are divided, at most 64.
+
+    There should be two programs for each multiprocessor of the GPU, and every program should have at least 256 keys.
+    """
     wanted = -(-2 * multiprocessors(device) // (rows * k_heads))
     return max(1, min(power_of_two(wanted), capacity // 256, 64))

@@ -93,6 +93,7 @@ def qkv_product(
     spec_tables = tables(spec, x.device)
     magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     k_strides, v_strides, page_size = cache_strides(cache)
+    # a program computes `columns` pairs of one head, so `parts` programs share a head
     half = power_of_two(-(-head_dim // 2))
     columns = min(tile.columns, half)
     parts = -(-head_dim // 2 // columns)
@@ -121,6 +122,7 @@ def attend(
 
     first_keys  [B], the index of each row's first key; the keys before it are padding
     num_keys    [1], how many keys the cache holds, those of q's own tokens included
+    window      a row sees only so many of its latest keys; None: all
     keys        how many keys a program reads at a time
     """
     rows, q_heads, head_dim = q.shape

@@ -36,25 +36,26 @@ def _vector_products(
     squares = tl.zeros([1, DEPTH], tl.float32)
     depth = tl.arange(0, DEPTH)[None, :]
     # weights do not depend on the kernel before, so the first ones are loaded while it still runs
-    b = load(first_rows + depth, live & (depth < K), MASKED, "evict_first")
-    c = load(second_rows + depth, live & (depth < K), MASKED, "evict_first") if BOTH else b
+    weights = load(first_rows + depth, live & (depth < K), MASKED, "evict_first")
+    more_weights = load(second_rows + depth, live & (depth < K), MASKED, "evict_first") if BOTH else weights
     if PDL:
         tl.extra.cuda.gdc_wait()
     for start in range(0, K, DEPTH):
+        # load the next weights before these are used, so that the loads overlap with the arithmetic
         after = start + DEPTH
-        next_b, next_c = b, c
+        next_weights, next_more = weights, more_weights
         if after < K:
             inside = live & (after + depth < K)
-            next_b = load(first_rows + after + depth, inside, MASKED, "evict_first")
-            next_c = load(second_rows + after + depth, inside, MASKED, "evict_first") if BOTH else next_b
+            next_weights = load(first_rows + after + depth, inside, MASKED, "evict_first")
+            next_more = load(second_rows + after + depth, inside, MASKED, "evict_first") if BOTH else next_weights
         a = load(x + start + depth, start + depth < K, MASKED, "").to(tl.float32)
         if NORM:
             squares = tl.fma(a, a, squares)
             a *= load(norm_weight + start + depth, start + depth < K, MASKED, "").to(tl.float32)
-        first = tl.fma(b.to(tl.float32), a, first)
+        first = tl.fma(weights.to(tl.float32), a, first)
         if BOTH:
-            second = tl.fma(c.to(tl.float32), a, second)
-        b, c = next_b, next_c
+            second = tl.fma(more_weights.to(tl.float32), a, second)
+        weights, more_weights = next_weights, next_more
     first = tl.sum(first, axis=1)
     second = tl.sum(second, axis=1) if BOTH else first
     if NORM:
@@ -104,9 +105,9 @@ def products(
 ):  # fmt: skip
     """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
 
-    `x` points to [ROWS, 1] rows, `first_rows` and `second_rows` to [1, COLUMNS] weight rows. With PDL it starts before the
-    previous kernel ends, and waits for that where it reads x.
-    NORM, the RMS norm of x inside the product, needs ROWS = 1.
+    `x` points to [ROWS, 1] rows, `first_rows` and `second_rows` to [1, COLUMNS] weight rows. A gate needs both blocks, and so
+    do the two members of pairs that will rotate. With PDL (programmatic dependent launch) it starts before the previous kernel
+    ends, and waits for that where it reads x. NORM, the RMS norm of x inside the product, needs ROWS = 1.
     """
     if ROWS == 1:
         if PDL:
@@ -133,6 +134,7 @@ def product(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, column < COUNT
     MASKED: tl.constexpr = COUNT % COLUMNS != 0 or K % DEPTH != 0
+    # with GATE, `first` are the columns of the gate and `second` the columns that it multiplies
     rows_of_weight = weight + column.to(tl.int64) * K
     first, second = products(
         x + row.to(tl.int64) * x_row, norm_weight, rows_of_weight, rows_of_weight + COUNT * K, row_live, live, eps,

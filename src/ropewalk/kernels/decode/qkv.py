@@ -18,7 +18,10 @@ from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 @triton.jit
 @no_type_check
 def _pair_dims(pair, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Return the dims of both members of each pair; pairs from PAIRS on are made of the dims that are not rotated."""
+    """Return the dims of both members of each pair; pairs from PAIRS on are made of the dims that are not rotated.
+
+    Those are the dims before START and the dims after the rotated ones, taken two by two.
+    """
     if INTERLEAVED:
         first, second = START + 2 * pair, START + 2 * pair + 1
     else:
@@ -153,6 +156,7 @@ def qkv_product(
     if BIAS:
         first += tl.load(bias + head * HEAD_DIM + first_dim, mask=live, other=0.0).to(tl.float32)
         second += tl.load(bias + head * HEAD_DIM + second_dim, mask=live, other=0.0).to(tl.float32)
+    # the norm needs the whole head: store this program's pairs, and let the last program of the head continue with all of them
     if HEAD_NORM and PARTS > 1:  # noqa: SIM102 - the first condition is known when the kernel is compiled
         if head < Q_HEADS + K_HEADS:
             place = tl.program_id(1) * (Q_HEADS + K_HEADS) + head

@@ -16,6 +16,7 @@ class Workspace:
     def __init__(
         self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, device: torch.device | str
     ) -> None:
+        #: `partial` and `statistics` hold the parts of each program, `arrived` counts the programs that have stored theirs
         self.splits = splits
         heads = q_heads + k_heads
         padded_rows = -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS

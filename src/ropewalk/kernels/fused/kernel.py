@@ -25,7 +25,7 @@ from ropewalk.kernels.triton.pairs import load
 @triton.jit
 @no_type_check
 def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZE: tl.constexpr):
-    """Return pointers to the first dim of each (token, head) in a cache."""
+    """Return pointers [tokens, heads, 1] to the first dim of each head in a cache; a slot is a row of a page."""
     rows = cache + (slot // PAGE_SIZE * page_stride)[:, None, None] + head * head_stride
     if PAGE_SIZE > 1:
         rows += (slot % PAGE_SIZE * row_stride)[:, None, None]
@@ -40,7 +40,10 @@ def _side(
     HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
     SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
-    """Return heads of q or of k, normalised and rotated, as (first, second, rest); `rows` [TOKENS, HEADS, 1] points to them."""
+    """Return heads of q or of k, normalised and rotated, as (first, second, rest); `rows` [TOKENS, HEADS, 1] points to them.
+
+    SPREAD computes the angles once for each head, and not once for all of them; LATENT norms only the dims that do not rotate.
+    """
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
     if LATENT:
@@ -184,10 +187,12 @@ def _store_weight_grad(
 ):
     """Store one program's contribution to dw, the sum over its tokens and heads, at `out` [1, 1, 1]."""
     rows: tl.constexpr = TOKENS * HEADS
-    first = tl.sum(tl.reshape(first, [rows, HEAD[3]]), axis=0)[None, None, :]
-    second = tl.sum(tl.reshape(second, [rows, HEAD[3]]), axis=0)[None, None, :]
-    if HEAD[4]:
-        rest = tl.sum(tl.reshape(rest, [rows, HEAD[4]]), axis=0)[None, None, :]
+    PAIR_BLOCK: tl.constexpr = HEAD[3]
+    REST_BLOCK: tl.constexpr = HEAD[4]  # 0 if all dims of a head rotate
+    first = tl.sum(tl.reshape(first, [rows, PAIR_BLOCK]), axis=0)[None, None, :]
+    second = tl.sum(tl.reshape(second, [rows, PAIR_BLOCK]), axis=0)[None, None, :]
+    if REST_BLOCK:
+        rest = tl.sum(tl.reshape(rest, [rows, REST_BLOCK]), axis=0)[None, None, :]
     always = tl.full([1, 1, 1], 1, tl.int1)
     store_head(out, first, second, rest, 1.0, always, False, False, INTERLEAVED, HEAD, "")
 
@@ -216,6 +221,7 @@ def backward(
     MASK_K: tl.constexpr = MASK_TOKENS or BLOCK_K * GROUPS != K_HEADS
     BLOCK: tl.constexpr = HEAD[3]
     REST: tl.constexpr = HEAD[4] if HEAD[4] else HEAD[3]
+    # the sums of dw over the tokens of this program, as the three tiles of a head
     q_first = tl.zeros([TOKENS, BLOCK_Q, BLOCK], tl.float32)
     q_second = tl.zeros([TOKENS, BLOCK_Q, BLOCK], tl.float32)
     q_rest = tl.zeros([TOKENS, BLOCK_Q, REST], tl.float32)

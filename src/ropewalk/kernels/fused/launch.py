@@ -135,6 +135,7 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
 def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k and, if `weight_grad`, of the two weights, with one launch and one sum."""
     tokens = call.q.shape[0]
+    # `workers` programs for each group of heads share the tokens; each writes its partial sums of the weight gradients
     groups, warps = backward_blocks(call)
     workers = min(tokens, -(-BACKWARD_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(call.q.device) // groups))
     dq, dk = torch.empty_like(call.q), torch.empty_like(call.k)
@@ -151,7 +152,7 @@ def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) 
 
 
 def backward_blocks(call: Call) -> tuple[int, int]:
-    """Return the number of groups of heads and the number of warps per program."""
+    """Return into how many groups the heads are divided, and the warps of a program, which processes one group."""
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs
     width = 2 * power_of_two(spec.pairs) + (power_of_two(rest) if rest else 0)

@@ -40,11 +40,13 @@ def load_head(
     heads, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Return (first, second, rest) of the heads that `heads` [tokens, heads, 1] points to; if all dims rotate, rest is first."""
-    first, second = load_pairs(heads + HEAD[1], live, HEAD[2], HEAD[3], INTERLEAVED, MASKED, EVICT)
+    PAIRS: tl.constexpr = HEAD[2]
+    REST_BLOCK: tl.constexpr = HEAD[4]
+    first, second = load_pairs(heads + HEAD[1], live, PAIRS, HEAD[3], INTERLEAVED, MASKED, EVICT)
     rest = first
-    if HEAD[4]:
+    if REST_BLOCK:
         dim, inside = _rest_dims(HEAD)
-        rest = load(heads + dim, live & inside, MASKED or HEAD[4] != HEAD[0] - 2 * HEAD[2], EVICT)
+        rest = load(heads + dim, live & inside, MASKED or HEAD[0] - 2 * PAIRS != REST_BLOCK, EVICT)
     return first, second, rest
 
 
@@ -64,14 +66,16 @@ def store_head(
     HEAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     """Round the three tiles of every head and store them where `heads` points."""
+    PAIRS: tl.constexpr = HEAD[2]
+    REST_BLOCK: tl.constexpr = HEAD[4]
     dtype: tl.constexpr = heads.dtype.element_ty
     first = as_stored(first, inverse_scale, dtype, QUANTISED)
     second = as_stored(second, inverse_scale, dtype, QUANTISED)
-    store_pairs(heads + HEAD[1], first, second, live, HEAD[2], HEAD[3], INTERLEAVED, MASKED, STORE)
-    if HEAD[4]:
+    store_pairs(heads + HEAD[1], first, second, live, PAIRS, HEAD[3], INTERLEAVED, MASKED, STORE)
+    if REST_BLOCK:
         dim, inside = _rest_dims(HEAD)
         rest = as_stored(rest, inverse_scale, dtype, QUANTISED)
-        store(heads + dim, rest, live & inside, MASKED or HEAD[4] != HEAD[0] - 2 * HEAD[2], STORE)
+        store(heads + dim, rest, live & inside, MASKED or HEAD[0] - 2 * PAIRS != REST_BLOCK, STORE)
 
 
 @triton.jit
@@ -119,10 +123,12 @@ def sum_of_dims(x, WIDTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def mean_product(a_first, a_second, a_rest, b_first, b_second, b_rest, HEAD: tl.constexpr):
-    """Return mean(a b) over a head's dims, [tokens, heads, 1]."""
-    total = sum_of_dims(tl.fma(a_first, b_first, a_second * b_second), HEAD[3])
-    if HEAD[4]:
-        total += sum_of_dims(a_rest * b_rest, HEAD[4])
+    """Return mean(a b) over a head's dims, [tokens, heads, 1]; a and b are given as the three tiles of a head."""
+    PAIR_BLOCK: tl.constexpr = HEAD[3]
+    REST_BLOCK: tl.constexpr = HEAD[4]
+    total = sum_of_dims(tl.fma(a_first, b_first, a_second * b_second), PAIR_BLOCK)
+    if REST_BLOCK:
+        total += sum_of_dims(a_rest * b_rest, REST_BLOCK)
     return (total / HEAD[0])[:, :, None]
 
 

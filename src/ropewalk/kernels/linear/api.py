@@ -60,7 +60,8 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (out [B, H, S, Dv], mixed, total): the outputs, and the state after the last token.
 
-    q, k [B, H, S, D], v [B, H, S, Dv]; mixed [B, H, F, Dv] and total [B, H, F] are the state before the first token.
+    q, k [B, H, S, D], v [B, H, S, Dv]. The state holds sums over all keys so far: `mixed` [B, H, F, Dv] of the product of a
+    key's F rotated features and its value, `total` [B, H, F] of the features, for the denominator.
     """
     from ropewalk.kernels.linear import kernel as device
 
@@ -70,7 +71,7 @@ def run(
         return torch.empty_like(v), mixed, total
     chunk, stages = NARROW if max(head_dim, v.shape[-1]) <= 64 else WIDE
     chunks = -(-tokens // chunk)
-    # a power of two, so that few variants of the kernels are compiled
+    # chunks of a segment: a power of two, so that few variants of the kernels are compiled
     per_segment = power_of_two(-(-chunks * batch * heads // PROGRAMS))
     segments = -(-chunks // per_segment)
     rows, width, pairs = mixed.shape[-2], v.shape[-1], head_dim // 2
@@ -93,6 +94,7 @@ def run(
             k, v, positions, spec_tables.steps, real, sums, sums_total, *sizes, k_magnitude,
             *k.stride()[:3], *v.stride()[:3], *places, **constants,
         )  # fmt: skip
+        # the state before each segment, and after the last one
         states = torch.cat((mixed.unsqueeze(2), sums), dim=2).cumsum(dim=2)
         totals = torch.cat((total.unsqueeze(2), sums_total), dim=2).cumsum(dim=2)
         scales = None if scale is None else scale.float().expand(batch, heads, 1, 1).reshape(batch, heads).contiguous()

@@ -90,7 +90,12 @@ def segment_sums(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of one segment of one head: `mixed` [row, segment, ROWS, WIDTH] and `total` [row, segment, ROWS]."""
+    """Store the sums of one segment of one head: `mixed` [row, segment, ROWS, WIDTH] and `total` [row, segment, ROWS].
+
+    A row is one head of one batch row, and ROWS the number of features. `mixed` sums rotated features times values; `total` sums
+    the features of the denominator. The cosine form has the constant 1 as one more feature, whose sums are `value_sum` and
+    `count`.
+    """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     k += batch * k_batch + head * k_head
@@ -110,11 +115,11 @@ def segment_sums(
         cos, sin = chunk_angles(positions, steps, token, position_token, live, PAIRS, BLOCK, QUICK)
         a, b, first, second = load_features(k, token, k_token, live, magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
         value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)
-        factor = value.to(OPERAND)
+        factor = value.to(OPERAND)  # the operand type of the matrix products
         first_sum += tl.dot(tl.trans(first.to(OPERAND)), factor, input_precision=PRECISION)
         second_sum += tl.dot(tl.trans(second.to(OPERAND)), factor, input_precision=PRECISION)
         if FORM == COSINE:
-            a, b = first, second
+            a, b = first, second  # the denominator of this form has rotated features
             value_sum += tl.sum(value, axis=0)
             count += tl.sum(live.to(tl.float32), axis=0)
         first_total += tl.sum(a, axis=0)
@@ -145,7 +150,11 @@ def segment_out(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the outputs of one segment of one head, starting from the state before the segment."""
+    """Store the outputs of one segment of one head, starting from the state before the segment.
+
+    A chunk's output is (queries times the sums of earlier chunks + its own scores times its values) / denominator; then its
+    keys are added to the sums. `mixed` and `total` point to the states of all segments, with `state_row` rows for each head.
+    """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     q += batch * q_batch + head * q_head
@@ -160,6 +169,7 @@ def segment_out(
     column = tl.arange(0, WIDTH_BLOCK)
     first_row, second_row = state_rows(PAIRS, BLOCK, INTERLEAVED, FORM)
     valid = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
+    # the state before the segment
     first_sum = tl.load(mixed + first_row[:, None] * WIDTH + column[None, :], mask=valid, other=0.0)
     second_sum = tl.load(mixed + second_row[:, None] * WIDTH + column[None, :], mask=valid, other=0.0)
     first_total = tl.load(total + first_row, mask=pair < PAIRS, other=0.0)

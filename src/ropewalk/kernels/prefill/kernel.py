@@ -46,7 +46,10 @@ def _dims(HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
 def _store_in_slots(first, second, slots, cache, scale, row, live, head, num_slots, page, slot_stride, head_stride,
                     HALF: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE_SIZE: tl.constexpr,
                     QUANTISED: tl.constexpr):  # fmt: skip
-    """Store the pairs of HEADS heads of every token, from head `head` on, in the token's cache slot."""
+    """Store the pairs of HEADS heads of every token, from head `head` on, in the token's cache slot.
+
+    A slot is a row of a page: `page`, `slot_stride` and `head_stride` are the strides of pages, of their rows and of heads.
+    """
     slot = tl.load(slots + row, mask=live, other=-1).to(tl.int64)[:, None, None]
     heads = head + tl.arange(0, HEADS)[None, :, None]
     where = cache + slot // PAGE_SIZE * page + slot % PAGE_SIZE * slot_stride + heads * head_stride
@@ -87,6 +90,7 @@ def qkv_tiles(
         size = tl.minimum(row_tiles - first_row_tile, GROUP)
         row_tile = first_row_tile + tile % (GROUP * TILES) % size
         column_tile = tile % (GROUP * TILES) // size
+        # the product of this tile, DEPTH terms of the sums at a time
         product = tl.zeros((ROWS, 2 * HEADS * HALF), tl.float32)
         for start in range(0, K, DEPTH):
             a = x.load([row_tile * ROWS, start])
@@ -100,6 +104,7 @@ def qkv_tiles(
             of_head = bias + (column_tile * HEADS + tl.arange(0, HEADS)[None, :, None]) * (2 * HALF)
             first += tl.load(of_head + first_dim).to(tl.float32)
             second += tl.load(of_head + second_dim).to(tl.float32)
+        # norm and rotate the heads of q and of k, which come before those of v
         is_query = column_tile < Q_TILES
         if column_tile < Q_TILES + K_TILES:
             if NORM:
@@ -115,6 +120,7 @@ def qkv_tiles(
             cos, sin = phase_cos_sin(position * tl.load(steps + pair), QUICK)
             magnitude = tl.where(is_query, q_magnitude, k_magnitude)
             first, second = rotated(first, second, cos * magnitude, sin * magnitude)
+        # store k and v in their slots, then everything in `out`
         if CACHE:  # noqa: SIM102 - the first condition is known when the kernel is compiled
             if column_tile >= Q_TILES:
                 head = (column_tile - Q_TILES) * HEADS

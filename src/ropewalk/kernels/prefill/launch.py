@@ -71,7 +71,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
     magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     stores, scales = ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
     k_strides, v_strides, page_size = cache_strides(cache)
-    count = -(-tokens // ROWS) * (columns // COLUMNS)
+    count = -(-tokens // ROWS) * (columns // COLUMNS)  # tiles of the product
     programs = min(multiprocessors(x.device), count)
     launched: Any = kernel.qkv_tiles
     eps = 0.0 if norm is None else norm.eps

@@ -23,6 +23,11 @@ class AngleSource:
     tensors   phase steps and None, or cos and sin; then the magnitudes of q and of k
     pointers  `tensors` with every tensor replaced by its data pointer
     constant  True if all calls with the same shapes use the same tensors
+
+    position_strides, angle_strides  (axis, batch, token) of positions; (batch, token, pair) of phase steps or of cos and sin
+    magnitude_stride                 1 if each batch row has a magnitude of its own, else 0
+    axes, num_axes                   the axis of each pair, or None; the number of position axes
+    growth, growth_sign, center      xPos: queries are multiplied by exp(sign (position - center) growth), keys divided by it
     """
 
     mode: str
@@ -78,6 +83,7 @@ def _from_rows(request: TableRequest) -> AngleSource:
 def _from_phases(request: Request, x: Tensor) -> AngleSource:
     """Return the arguments for phases that the kernel computes from positions."""
     spec, power = request.spec, request.magnitude_power
+    # frequencies that depend on the length may have a row of phase steps for each batch row: [B, pairs]
     spec_tables = tables_at(spec, x.device, request.length, request.tables)
     q_magnitude, k_magnitude = (_magnitude(spec, spec_tables, key, power) for key in (request.key, True))
     if isinstance(q_magnitude, Tensor) or isinstance(k_magnitude, Tensor):

@@ -29,11 +29,13 @@ def phase_cos_sin(phase, QUICK: tl.constexpr = False):
     # the index of the nearest quarter turn, modulo 4; an overflow of the sum does not change it
     quarter = (turns + 0x20000000) >> 30
     angle = (turns - (quarter << 30)).to(tl.float32) * 1.4629180792671596e-09  # 2 pi / 2^32; between -pi/4 and pi/4
+    # polynomials for angles between -pi/4 and pi/4: sin = angle + angle^3 (...), cos = 1 - angle^2 / 2 + angle^4 (...)
     square = angle * angle
     sin_tail = tl.fma(square, tl.fma(square, -1.9515295891e-4, 8.3321608736e-3), -1.6666654611e-1)
     sin = tl.fma(angle * square, sin_tail, angle)
     cos_tail = tl.fma(square, tl.fma(square, 2.443315711809948e-5, -1.388731625493765e-3), 4.166664568298827e-2)
     cos = tl.fma(square, tl.fma(square, cos_tail, -0.5), 1.0)
+    # add the quarter turns: an odd number of them exchanges cos and sin, and two of them change both signs
     odd = (quarter & 1) != 0
     rotated_cos = tl.where(odd, sin, cos)
     rotated_sin = tl.where(odd, cos, sin)

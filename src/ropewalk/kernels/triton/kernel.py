@@ -58,7 +58,7 @@ def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKE
 @triton.jit
 @no_type_check
 def token_positions(at, token_live, MASKED: tl.constexpr):
-    """Return the int64 positions of a program's tokens on one axis, [tokens, 1, 1]."""
+    """Return the int64 positions that the pointers `at` [tokens, 1, 1] point to: those of a program's tokens on one axis."""
     return load(at, token_live[:, None, None], MASKED, "").to(tl.int64)
 
 
@@ -72,6 +72,7 @@ def cos_sin_tile(
 ):  # fmt: skip
     """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions.
 
+    With MODE ROWS, `angles` points to cos and `more_angles` to sin; with PHASE, `angles` points to the phase steps.
     Tables are read once per head (from L1), by the threads that hold the pair: sharing one read between heads would need
     shared memory.
     """
@@ -79,7 +80,7 @@ def cos_sin_tile(
     pair_live = pair < PAIRS
     live = token_live[:, None, None] & pair_live
     if MODE == ROWS:
-        place = pair + tl.zeros([1, HEADS, 1], tl.int32)
+        place = pair + tl.zeros([1, HEADS, 1], tl.int32)  # the pair, once for each head
         at = batch.to(tl.int64) * angle_batch + (token.to(tl.int64) * angle_token)[:, None, None] + place * angle_pair
         cos = load(angles + at, live, MASKED or PAIRS != BLOCK, "").to(tl.float32)
         sin = load(more_angles + at, live, MASKED or PAIRS != BLOCK, "").to(tl.float32)
@@ -155,13 +156,14 @@ def rotate_kernel(
         block, group, batch = column, row % GROUPS, row // GROUPS
     else:
         block, group, batch = column // GROUPS, column % GROUPS, row
+    # the tokens and the heads of this program
     token = block * TOKENS + tl.arange(0, TOKENS)
     token_live = token < tokens
     exponent_sign = GROWTH
     head = group * Q_BLOCK + tl.arange(0, Q_BLOCK)
     head_live = head < Q_HEADS
     if K_HEADS > 0 and K_BLOCK == 0:
-        # the first Q_GROUPS groups are heads of q, the others heads of k
+        # the first Q_GROUPS groups are heads of q, the others heads of k; from here on, a program with heads of k calls them q
         is_key = group >= Q_GROUPS
         head = tl.where(is_key, head - Q_GROUPS * Q_BLOCK, head)
         head_live = head < tl.where(is_key, K_HEADS, Q_HEADS)
@@ -204,9 +206,11 @@ def rotate_kernel(
         PAIRS, BLOCK, HEADS, AXES, MODE, MASK_TOKENS, QUICK,
     )  # fmt: skip
     if PDL:
+        # everything is loaded, so the next kernel may start
         tl.extra.cuda.gdc_launch_dependents()
     if BACKWARDS:
         sin = -sin
+    # rotate and store the heads of q, then those of k
     exponent = 0.0
     if GROWTH != 0:
         pair = tl.arange(0, BLOCK)[None, None, :]

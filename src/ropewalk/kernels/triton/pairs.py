@@ -33,7 +33,10 @@ def store(pointers, value, live, MASKED: tl.constexpr, HINT: tl.constexpr):
 def load_pairs(
     rows, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Return the first and the second members of the pairs, [tokens, heads, BLOCK] each, in the dtype of the memory."""
+    """Return the first and the second members of the pairs, [tokens, heads, BLOCK] each, in the dtype of the memory.
+
+    `rows` [tokens, heads, 1] points to the first rotated dim of each head; BLOCK is PAIRS rounded up to a power of two.
+    """
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:
         dim = tl.arange(0, 2 * BLOCK)[None, None, :]
@@ -52,7 +55,7 @@ def store_pairs(
     rows, first, second, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Store the first and the second members of the pairs; both must have the dtype of the memory."""
+    """Store the first and the second members of the pairs, in the dtype of the memory, where `load_pairs` would read them."""
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:
         dim = tl.arange(0, 2 * BLOCK)[None, None, :]

@@ -47,7 +47,9 @@ class RotationPlan(LaunchPlan):
         # for a single tensor, k is the same tensor with 0 heads
         q, k, q_out, k_out = (_Tokens(t, request.seq_dim, merged) for pair in (xs, outs) for t in (pair[0], pair[-1]))
         (batch, tokens, q_heads), k_heads = q.sizes, 0 if single else k.sizes[2]
+        # which of the two is adjacent in memory: the tokens of a head, or the heads of a token
         order = "head" if tokens > 1 and q_heads > 1 and q.strides[2] > q.strides[1] else "token"
+        # in place, the dims that do not rotate stay where they are; otherwise they are copied
         copied = 0 if all(out is t for t, out in zip(xs, outs, strict=True)) else x.shape[-1] - 2 * request.pairs
         if config is None:
             heads, itemsize = (q_heads, k_heads), x.element_size()
@@ -60,6 +62,7 @@ class RotationPlan(LaunchPlan):
 
     def _blocks(self, config: Config, order: str, batch: int, tokens: int, q_heads: int, k_heads: int) -> dict[str, Any]:
         """Set `self.grid` and return the kernel arguments that assign tokens and heads to programs."""
+        # a block is the heads of one program, a group the number of such a block; k_block 0: k has groups of its own, after q's
         q_block = min(config.heads, power_of_two(q_heads))
         k_block = 0
         q_groups = groups = -(-q_heads // q_block)
