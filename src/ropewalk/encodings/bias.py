@@ -25,8 +25,9 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
     If n is not a power of two, the slopes are those of the next lower power, then every second one of the next higher power.
     """
-    power = 1 << (num_heads.bit_length() - 1)
+    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two up to num_heads
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    # of the slopes for 2 * power heads
     every_second = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
     return torch.tensor((slopes + every_second)[:num_heads], dtype=torch.float64)
 
@@ -35,6 +36,7 @@ class Alibi(ScoreBias):
     """ALiBi: subtracts slope_h * |distance|, with a fixed slope per head."""
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return minus slope times distance, [H, Sq, Sk] or [B, H, Sq, Sk]."""
         slopes = alibi_slopes(self.sizes.num_heads).to(q.device).view(-1, 1, 1)
         return (-slopes * distances(q_positions, k_positions).abs()).float()
 
@@ -53,6 +55,7 @@ def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool
     else:
         distance = distance.clamp(min=0)
     num_exact = buckets // 2
+    # the logarithm of the distance, scaled to 0 at num_exact and 1 at `farthest`
     growth = (distance.clamp(min=1).float() / num_exact).log() / math.log(farthest / num_exact)
     log_bucket = (num_exact + (growth * (buckets - num_exact)).long()).clamp(max=buckets - 1)
     return bucket + torch.where(distance < num_exact, distance, log_bucket)
@@ -67,6 +70,7 @@ class T5Bias(ScoreBias):
         self.table = nn.Parameter(torch.randn(buckets, sizes.num_heads) * 0.02)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return the learned bias of each distance's bucket, [H, Sq, Sk] or [B, H, Sq, Sk]."""
         bucket = t5_bucket(distances(q_positions, k_positions), self.buckets, self.farthest, self.bidirectional)
         return self.table[bucket.squeeze(1) if bucket.ndim == 4 else bucket].movedim(-1, -3)
 
@@ -125,9 +129,11 @@ class Fire(ScoreBias):
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()
         threshold = self.sizes.length * torch.sigmoid(self.raw_threshold).float()
-        scale = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)  # [Sq, 1] or [B, Sq, 1]
-        scale = scale if scale.ndim == 2 else scale.unsqueeze(1)
-        ratio = torch.log1p(rate * distance) / torch.log1p(rate * scale).clamp(min=1e-6)
+        longest = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)  # [Sq, 1] or [B, Sq, 1]
+        longest = longest if longest.ndim == 2 else longest.unsqueeze(1)
+        # the clamp avoids 0 / 0 at position 0
+        ratio = torch.log1p(rate * distance) / torch.log1p(rate * longest).clamp(min=1e-6)
+        # the network has one number in, the ratio, and one number out for each head
         bias = self.out(self.hidden(ratio.unsqueeze(-1).to(self.hidden.weight.dtype)).relu()).movedim(-1, -3)
         return bias if bias.ndim == 3 else bias.squeeze(1)
 
@@ -167,10 +173,12 @@ class RelativeVectors(ScoreBias):
         return table.to(dtype)[index]
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return the products of each query with the vectors of its distances, scaled as scores are, [B, H, Sq, Sk]."""
         vectors = self._vectors(q_positions, k_positions, q.dtype)
         equation = "bhid,ijd->bhij" if vectors.ndim == 3 else "bhid,bijd->bhij"
         return torch.einsum(equation, q, vectors) / math.sqrt(self.sizes.head_dim)
 
     def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """Return the sum of the vectors of each query's distances, weighted by its attention weights, [B, H, Sq, head_dim]."""
         vectors = self._vectors(q_positions, k_positions, weights.dtype)
         return torch.einsum("bhij,ijd->bhid" if vectors.ndim == 3 else "bhij,bijd->bhid", weights, vectors)

@@ -44,7 +44,7 @@ class Fourier(Encoding):
         self.cos_mix, self.sin_mix = (nn.Parameter(mix, requires_grad=learnable) for mix in mixes)
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """Return x cos + rotate_half(x) sin, where cos and sin of each pair are learned mixes over all frequencies."""
+        """Return x cos + rotate_half(x) sin, where cos and sin of each kept pair are mixes over all kept pairs."""
         if self.per_head and x.shape[1] != self.sizes.num_heads:
             rule = "must be as many as the queries' heads where each head mixes by itself; use per_head=False"
             raise RopeError("heads", rule, x.shape[1])

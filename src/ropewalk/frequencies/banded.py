@@ -18,7 +18,8 @@ from ropewalk.frequencies.scaling import FACTOR_RANGE, MAGNITUDE_RANGE, TRAINED_
 class NtkByParts(Scaling):
     """NTK-by-parts as first published: slow pairs are interpolated, middle pairs follow NTK, fast pairs are unchanged.
 
-    `ntk_turns` and `keep_turns` are the (fast, slow) ends of the two ramps, in turns within `original_length`.
+    `ntk_turns` and `keep_turns` are the (fast, slow) ends of the two ramps, in turns within `original_length`; `ntk_weight` and
+    `keep_weight` are the largest shares of NTK and of the unchanged frequencies.
     The paper's later by-parts rule is `Yarn(original_length, factor=s, attention_factor=1.0)`.
     """
 
@@ -56,7 +57,11 @@ class NtkByParts(Scaling):
 
 @dataclass(frozen=True)
 class _YarnBands(Scaling):
-    """YaRN's by-parts rule: fast pairs are unchanged, slow pairs slow by `_stretch`, the pairs between are blended linearly."""
+    """YaRN's by-parts rule: fast pairs are unchanged, slow pairs slow by `_stretch`, the pairs between are blended linearly.
+
+    Fast pairs complete at least `beta_fast` turns within `original_length`, slow pairs at most `beta_slow`; `truncate` rounds the
+    ends of the blend to whole pairs. `attention_factor`, or `mscale` and `mscale_all_dim`, override YaRN's own magnitude.
+    """
 
     original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)
     beta_fast: float = setting(32.0, **FACTOR_RANGE)

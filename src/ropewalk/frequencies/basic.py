@@ -68,12 +68,13 @@ class Riflex(Scaling):
     name: ClassVar[str] = "riflex"
 
     def pair(self, dim: int, theta: float) -> int:
-        """Return the index of the pair that is slowed."""
+        """Return the index of the pair that is slowed: the one whose wavelength is nearest to `repeat`."""
         wavelengths = [2 * math.pi * theta ** (2 * i / dim) for i in range(dim // 2)]
         return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))
 
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
+        """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a turn in `frames` steps."""
         chosen = multiples(1, dim // 2, dtype) == self.pair(dim, theta)
         return where(chosen, 2 * pi(dtype) * self.share / self.frames, 1.0 / periods(dim, theta, dtype))
 
@@ -112,6 +113,7 @@ class Proportional(Scaling):
 
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
+        """Return the unscaled frequencies divided by `factor`, and 0 for the pairs after the fastest `fraction`."""
         rotated_pairs = int(self.fraction * dim // 2)
         unscaled = 1.0 / periods(dim, theta, dtype)
         return where(multiples(1, dim // 2, dtype) < rotated_pairs, unscaled, 0.0) / self.factor

@@ -57,6 +57,7 @@ class DoubleDouble:
 
     def __truediv__(self, other: Number) -> DoubleDouble:
         other = _as_double_double(other)
+        # a float64 quotient, and the quotient of what it leaves over
         quotient = self.high / other.high
         rest = self - other * DoubleDouble(quotient)
         return _normalised(quotient, rest.high / other.high)
@@ -92,7 +93,7 @@ class DoubleDouble:
 
     def __floor__(self) -> int:
         near = math.floor(self.high)
-        return near - int(self < near)
+        return near - int(self < near)  # `low` may take the sum below the floor of `high`
 
     def __ceil__(self) -> int:
         near = math.ceil(self.high)
@@ -171,7 +172,7 @@ def _normalised(high: Float64, low: Float64) -> DoubleDouble:
 def _sum(a: Float64, b: Float64) -> tuple[Float64, Float64]:
     """Return the float64 sum and its rounding error (Knuth)."""
     total = a + b
-    from_b = total - a
+    from_b = total - a  # what the sum took from b; the rest of it came from a
     return total, (a - (total - from_b)) + (b - from_b)
 
 
@@ -184,6 +185,7 @@ def _product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
 
 def _halves(x: Float64) -> tuple[Float64, Float64]:
     """Return x as the sum of two numbers of 26 bits each, (top, rest)."""
+    # Veltkamp: subtracting the large `scaled` rounds the lower half of the bits of x away
     scaled = _SPLITTER * x
     top = scaled - (scaled - x)
     return top, x - top

@@ -117,9 +117,11 @@ def ramp(
     device: torch.device = CPU,
 ) -> Any:
     """Return 0 for pairs that complete at least `fast` turns in `length` steps, 1 for at most `slow`, linear between."""
+    # the pairs at which the ramp begins and ends
     low, high = (turns_to_pair(turns, dim, theta, length, dtype) for turns in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
+    # dim - 1, although the last pair is dim / 2 - 1, and 0.001 instead of a division by zero: both as in transformers
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high = high + number(1.0, dtype) / 1000

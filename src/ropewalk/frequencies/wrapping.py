@@ -46,7 +46,7 @@ class Clipped(_Wrapping):
     """CoPE: the slowest `pairs` pairs of `inner` taper off to frequency 0; with soft=False they do not rotate at all.
 
     Pair m of the clipped n is multiplied by (1 + cos(pi m / (n - 1))) / 2: the first keeps its frequency, the last has none.
-    A head with fewer pairs is clipped from its first pair on. A single pair is tapered by nothing.
+    A head with fewer pairs than that is clipped from its first pair on. If n = 1, that pair keeps its frequency.
     """
 
     pairs: int = setting(20, low=0)
@@ -75,6 +75,7 @@ class Learned(_Wrapping):
     name: ClassVar[str] = "learned"
 
     def check(self, dim, theta):
+        """Raise a RopeError if `alpha` does not have one entry for each pair, or if `inner` cannot be used."""
         super().check(dim, theta)
         self._check_pairs("alpha", dim, "exponent")
 
