@@ -73,6 +73,7 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
     only_causal = call.bias is None and visible.only_causal
     # is_causal aligns the mask top-left, which is wrong if cached keys come before the queries
     use_flag = only_causal and visible.offset == 0 and q_len == k_len
+    # a single query after all cached keys sees every key, so it needs no mask
     single_query = only_causal and q_len == 1 and visible.offset == k_len - 1
     mask = None if use_flag or single_query else call.full_mask()
     out = F.scaled_dot_product_attention(

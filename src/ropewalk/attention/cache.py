@@ -47,6 +47,8 @@ class KVCache:
     growing   doubles its memory as needed
     static    holds at most `capacity` tokens and raises an error for more
     sliding   keeps the first `sinks` real tokens of each row and the latest tokens, `capacity` in all
+
+    `rotated` says whether it holds keys after the rotation; None: yes, unless the frequencies depend on the length.
     """
 
     def __init__(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0, rotated: bool | None = None) -> None:

@@ -10,13 +10,16 @@ from ropewalk.attention.linear_sums import Features, divide, in_chunks
 
 def positions_in_documents(documents: Tensor, padding: Tensor | None) -> Tensor:
     """Return positions [B, S] that count the real tokens of each document from 0; padding has the position before it."""
+    # sort the tokens by document, count the real ones, and subtract the count at the start of each document
     order = documents.argsort(dim=-1, stable=True)
     numbers = documents.gather(-1, order)
     real = torch.ones_like(order) if padding is None else padding.long().gather(-1, order)
     counted = real.cumsum(dim=-1)
     starts = torch.ones_like(numbers, dtype=torch.bool)
     starts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    # the count only grows, so the running maximum carries each document's value at its start to its later tokens
     before_document = torch.where(starts, counted - real, 0).cummax(dim=-1).values
+    # back in the order of the row
     return torch.empty_like(order).scatter(-1, order, (counted - before_document - 1).clamp(min=0))
 
 
@@ -34,6 +37,7 @@ def attend_in_documents(features: Features, v: Tensor, documents: Tensor, causal
     """Return linear attention in which a query attends only to its own document."""
     order = documents.argsort(dim=-1, stable=True)  # tokens of a document become neighbours and keep their order
     numbers = documents.gather(-1, order)
+    # the rotated features are for the numerator, the plain ones for the denominator
     q, k, q_plain, k_plain, v = (t.take_along_dim(order[:, None, :, None], dim=-2) for t in (*features, v.to(features.k.dtype)))
     numerator = _sums(q, k, v, numbers, causal, chunk)
     denominator = _sums(q_plain, k_plain, torch.ones_like(v[..., :1]), numbers, causal, chunk)
@@ -51,7 +55,10 @@ def _sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, causal: bool, chun
 
 
 def _causal_sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, chunk: int) -> Tensor:
-    """Return sum of (q_i.k_j) v_j over j <= i in the same document; tokens of a document are neighbours."""
+    """Return the sum of (q_i.k_j) v_j over j <= i in the same document, for every i; tokens of a document are neighbours.
+
+    Within a chunk all scores are formed. `state` is the sum of k_j v_j^T over the earlier chunks' tokens of the latest document.
+    """
     seq = q.shape[-2]
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
     # the tokens that fill the last chunk are zeros, so they may belong to any document

@@ -74,6 +74,7 @@ class LatentAttention(Attention):
         return self._heads(q, self.num_heads), k.unsqueeze(1), self.kv_a_layernorm(latent).unsqueeze(1)
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q with its last `rope_dim` dims rotated, and the shared key rotated."""
         nope, rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
         rope, k = super()._rotated(rope, k, positions)
         return torch.cat((nope, rope), dim=-1), k
@@ -85,13 +86,18 @@ class LatentAttention(Attention):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with the shared key k [B, 1, Sk, rope] and the latents v [B, 1, Sk, rank]."""
+        """Return the output [B, H, Sq, value_dim] and, if the backend has them, the weights.
+
+        k [B, 1, Sk, rope] is the key that all heads share, v [B, 1, Sk, rank] the latents.
+        """
         up = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1))  # [H, nope + value, rank]
         up_key, up_value = up.split([self.nope_dim, self.value_dim], dim=1)
         if self.absorbed or (self.absorbed is None and k.shape[-2] > q.shape[-2]):
+            # q . (up_key latent) = (q up_key) . latent: attend to the latents themselves, then project the result up
             nope, rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
             q = torch.cat((nope @ up_key, rope), dim=-1)
             out, weights = super()._attend(q, torch.cat((v, k), dim=-1), v, visible, bias, return_weights)
             return out @ up_value.mT, weights
+        # otherwise every head gets its own keys and values from the latents
         k = torch.cat((v @ up_key.mT, k.expand(-1, self.num_heads, -1, -1)), dim=-1)
         return super()._attend(q, k, v @ up_value.mT, visible, bias, return_weights)

@@ -57,6 +57,10 @@ def linear_attention(
     """Attend in time and memory linear in S: q, k [B, H, S, D], v [B, H, S, Dv]; return the output and the new state.
 
     positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in `state`, or of each document
+    form       "numerator" or "cosine": the two formulas at the top of this file
+    phi        the feature map of the form "numerator": "elu" (elu(x) + 1), "relu", or a function of q and k
+    scale      a of the form "cosine", one number or one for each head
+    chunk      causal attention computes so many tokens at a time; eps: a denominator up to it counts as no keys
     padding    [B, S], True for real tokens
     documents  [B, S], the document index of each token; tokens with equal indices are one document, neighbours or not. The
                returned state is that of the document of each row's last real token
@@ -76,6 +80,7 @@ def linear_attention(
     reason = why_not_triton(q, v, rope, feature, scale, causal, documents)
     if backend == "triton" and reason is not None:
         raise RopeError("backend", f"'triton' cannot run this call: {reason}; use 'torch'", backend)
+    # the tokens whose sums the returned state holds
     counted = padding if documents is None else in_last_document(documents, padding)
     count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
     if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
@@ -155,6 +160,7 @@ class _KernelAttention(torch.autograd.Function):
             t if t is None else t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
         q, k, v, kv_sum, k_sum, scale = inputs
+        # the kernels name one feature; plain torch has a form and, for "numerator", its feature map
         form, phi = ("cosine", "elu") if call.feature == "cosine" else ("numerator", call.feature)
         with torch.enable_grad():
             scale = 1.0 if scale is None else scale
@@ -175,7 +181,8 @@ def identity_rope(head_dim: int) -> Rope:
 class LinearAttention(nn.Module):
     """Multi-head linear attention with RoPE and the projections of `Attention`; time and memory are linear in the length.
 
-    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1.
+    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1. `phi`, `chunk`: as in
+    `linear_attention`.
     scale is a in the "cosine" form: a number, such as 1; None: learned, one for each head.
     By default each head's output is normed, since the weights of the "numerator" form do not sum to one.
     """
@@ -212,7 +219,7 @@ class LinearAttention(nn.Module):
             raise RopeError("scale", f"must be None for the form {form!r}, which has no scale; use form='cosine'", scale)
         self.scale = None if scale is None else number("scale", scale, low=0, high=1)
         if form == "cosine" and scale is None:
-            self.raw_scale = nn.Parameter(torch.full((num_heads, 1, 1), 3.0))
+            self.raw_scale = nn.Parameter(torch.full((num_heads, 1, 1), 3.0))  # its sigmoid, 0.95, is the first scale
 
     def forward(
         self,

@@ -69,6 +69,7 @@ def make_features(
         q, k = rope.rotate(q_plain, positions), rope.rotate(k_plain, positions, key=True)
     else:
         q, k = (rope.rotate(F.normalize(x.to(compute_dtype), dim=-1), positions, key=key) for x, key in ((q, False), (k, True)))
+        # a constant feature 1 adds the 1 of the weight 1 + scale cos
         one = torch.ones_like(q[..., :1])
         q, k = torch.cat((one, q * scale), dim=-1), torch.cat((one, k), dim=-1)
         q_plain, k_plain = q, k
@@ -99,7 +100,8 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -> t
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
     # contiguous, because CPU libraries multiply a transposed view at half the speed
     k_transposed = k.transpose(-1, -2).contiguous()
-    inside = (q @ k_transposed).tril_()
+    inside = (q @ k_transposed).tril_()  # the scores within each chunk
+    # the state before each chunk, and after the last one
     states = torch.cat((state.unsqueeze(2), k_transposed @ v), dim=2).cumsum(dim=2)  # [B, H, N + 1, F, Dv]
     return (inside @ v + q @ states[:, :, :-1]).flatten(2, 3)[:, :, :seq], states[:, :, -1]
 
@@ -110,8 +112,8 @@ def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tupl
     To reduce rounding error, keys are summed within chunks, then across chunks.
     """
     seq = k.shape[-2]
-    inside = in_chunks(k, chunk).cumsum(dim=-2)  # [B, H, N, C, F]
-    before = torch.cat((k_sum.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(dim=2)  # [B, H, N + 1, F]
+    inside = in_chunks(k, chunk).cumsum(dim=-2)  # running sums within each chunk, [B, H, N, C, F]
+    before = torch.cat((k_sum.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(dim=2)  # before each chunk, [B, H, N + 1, F]
     running = (inside + before[:, :, :-1, None]).flatten(2, 3)[:, :, :seq]
     return (q * running).sum(dim=-1, keepdim=True), before[:, :, -1]
 

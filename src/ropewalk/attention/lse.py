@@ -48,7 +48,7 @@ def run_math(call: Call) -> Partial:
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
     rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
     starts = range(0, max(1, q_len), rows)
-    whole = len(starts) == 1 or q_len == 0
+    whole = len(starts) == 1 or q_len == 0  # one block, which sees all keys
     # read back once for all blocks: skipping keys saves far more time than waiting costs
     ranges = [(0, k_len)] if whole else list(zip(*key_ranges(call, rows).tolist(), strict=True))
     parts = [_block(call, start, min(start + rows, q_len), *keys) for start, keys in zip(starts, ranges, strict=True)]
@@ -72,6 +72,7 @@ def key_ranges(call: Call, rows: int) -> Tensor:
             inside = inside & (k_groups <= high.unsqueeze(-1) - band.low)
         if band.high is not None:
             inside = inside & (k_groups > low.unsqueeze(-1) - band.high)
+    # the first and the last key that some row of the batch may see; both ends are 0 for a block without keys
     inside = inside.any(dim=0).int()  # [blocks, keys]
     found = inside.amax(dim=-1)
     return torch.stack((inside.argmax(dim=-1) * found, (k_len - inside.flip(-1).argmax(dim=-1)) * found))
@@ -93,6 +94,7 @@ def _block(call: Call, start: int, stop: int, first: int, last: int) -> Partial:
             mask = mask.unsqueeze(0)
         mask = mask.unflatten(1, (-1, groups)) if mask.shape[1] > 1 else mask.unsqueeze(2)
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    # the softmax, relative to the highest score; the clamp keeps a row of -inf from becoming NaN
     top = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
     weights = (scores - top).exp()
     total = weights.sum(dim=-1, keepdim=True)
@@ -117,6 +119,7 @@ def run_flex(call: Call) -> Partial:
     batch, heads = call.q.shape[:2]
     if visible.mask is not None:
         visible = replace(visible, mask=visible.mask.expand(batch, heads, q_len, k_len))
+    # whether the mask differs between batch rows, and between heads
     by_row = any(t is not None for t in (visible.padding, visible.q_documents, visible.mask))
     by_row = by_row or (visible.band is not None and (visible.band.q_group.ndim > 1 or visible.band.k_group.ndim > 1))
     by_head = visible.mask is not None and call.visible.mask.ndim > 2 and call.visible.mask.shape[-3] > 1  # type: ignore[union-attr]

@@ -107,7 +107,7 @@ class Visibility:
     def part(self, start: int, stop: int, first: int, last: int) -> Visibility:
         """Return the masking of queries start ... stop - 1 and keys first ... last - 1."""
         mask, band, keys = self.mask, self.band, slice(first, last)
-        if mask is not None:
+        if mask is not None:  # an axis of size 1, or an absent one, is for all queries or keys
             mask = mask if mask.shape[-1] == 1 else mask[..., keys]
             mask = mask if mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., start:stop, :]
         if band is not None:
@@ -125,7 +125,7 @@ class Visibility:
     def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Return whether query q of head h and row b attends to key k; all four are index tensors, as in FlexAttention."""
         k_minus_q = k - q - self.offset
-        allowed = k_minus_q <= 0 if self.causal else k_minus_q == k_minus_q
+        allowed = k_minus_q <= 0 if self.causal else k_minus_q == k_minus_q  # all True, as a tensor
         if self.window is not None:
             allowed = allowed & (k_minus_q.abs() < self.window)
         if self.padding is not None:

@@ -47,6 +47,8 @@ def path_scores_in_chunks(
     count, rows = q.shape[-2], []
     keys = k[..., :0, :] if earlier is None else earlier
     total = keys.shape[-2] + count
+    # `keys` holds the earlier keys times all reflections up to this chunk; within the chunk, the product of its reflections
+    # H_{j+1} ... H_i is I - W^T M W, with the rows of W that lie between j and i
     for start in range(0, count, integer("chunk", chunk, low=1)):
         own = slice(start, start + chunk)
         q_own, k_own, w_own = q[..., own, :], k[..., own, :], w[..., own, :]
@@ -85,7 +87,8 @@ class PathState(NamedTuple):
 class PathAttention(nn.Module):
     """Causal softmax attention with PaTH instead of RoPE, for small models: all scores are held in memory.
 
-    num_kv_heads < num_heads shares keys, values and reflections between heads (GQA).
+    num_kv_heads < num_heads shares keys, values and reflections between heads (GQA). `rank` is the inner width of the projection
+    that makes the directions w of the reflections; scores are computed for `chunk` tokens at a time.
     """
 
     def __init__(

@@ -60,12 +60,15 @@ class Remapping:
 
 
 def _near_and_far(q: Tensor, k: Tensor, window: int, far_q: Tensor, far_k: Tensor, slowdown: int = 1) -> list[Piece]:
-    """Return a piece with the true distances below `window`, and a piece with other positions for the rest."""
+    """Return a piece with the true distances below `window`, and a piece with the positions far_q and far_k for the rest."""
     return [Piece(q, k, Band(q, k, None, window)), Piece(far_q, far_k, Band(q, k, window, None), slowdown)]
 
 
 def _slowdown(trained: int, served: int, window: int) -> int:
-    """Return the least divisor of far distances that keeps all distances within two thirds of the trained length."""
+    """Return by how much to divide the distances beyond `window`, so that all stay within two thirds of the trained length.
+
+    The last third is not used, because distances near the trained length are rare in training.
+    """
     room = max(1, 2 * trained // 3 - window)
     return max(2, math.ceil((served - window) / room))
 

@@ -81,6 +81,7 @@ def remapped_attention(
     if layer.training and layer.dropout:
         raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", layer.dropout)
     k_positions, length = positions, None
+    # the cached tokens are keys too; each piece rotates them at its own positions, so they are stored unrotated
     if cache is not None:
         if cache.rotated:
             raise RopeError("cache", "must hold keys that are not rotated for a remapping; use KVCache(rotated=False)", True)

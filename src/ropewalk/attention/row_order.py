@@ -41,9 +41,10 @@ def row_order(x: Tensor, padding: Tensor | None, documents: Tensor | None, conti
     if padding is None and documents is None:
         return None
     index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-    for key in (documents, None if padding is None else ~padding):  # the later sort is the stronger one
-        if key is not None:
-            index = index.gather(-1, key.long().gather(-1, index).argsort(dim=-1, stable=True))
+    # stable sorts, first by document, then by padding: padding of all documents goes to the end
+    for sort_key in (documents, None if padding is None else ~padding):
+        if sort_key is not None:
+            index = index.gather(-1, sort_key.long().gather(-1, index).argsort(dim=-1, stable=True))
     documents, padding = (None if each is None else each.gather(-1, index) for each in (documents, padding))
     return RowOrder(index, documents, padding)
 
@@ -67,6 +68,7 @@ def visible_keys(rows: int, columns: int, order: RowOrder | None, real: Tensor |
     if order is not None and order.documents is not None:
         visible = visible & (order.documents.unsqueeze(-1) == order.documents.unsqueeze(-2)).unsqueeze(1)
     if real is not None:
+        # each query's own key: the diagonal of the last `rows` columns
         own = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows).triu(columns - rows)
         visible = visible & (real[:, None, None, :] | own)
     return visible

@@ -31,7 +31,10 @@ class PhaseState(NamedTuple):
 
 
 class SelectivePhases(nn.Module):
-    """The angle by which each token rotates each pair of each head: two small projections, a convolution, a running sum."""
+    """The angle by which each token rotates each pair of each head: two small projections, a convolution, a running sum.
+
+    `rank` is the width between the two projections; `theta` gives the frequencies tau that multiply the sum.
+    """
 
     def __init__(self, model_dim: int, num_heads: int, head_dim: int, *, rank: int = 16, theta: float = 5e5) -> None:
         super().__init__()
@@ -72,17 +75,23 @@ def linear_by_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return linear attention with rotated q and k, and the rotating frame after the last token.
 
-    q, k [B, H, S, D], v [B, H, S, Dv], steps [B, H, S, P] in radians; log_decay [B, H, S], one decay for both halves of all
-    pairs; frame [B, H, D, Dv], that of the tokens before. Costs S^2; angles are counted from the start of this call. With
-    `same`, boolean [B, 1, S, S], a query sees those keys only, and the frame is of no use.
+    The frame is the state of linear attention, the decayed sum of k v^T, with keys rotated relative to the last token: its
+    angle is 0. It is computed here from sums of angles, which costs S^2.
+
+    q, k, v    [B, H, S, D] and [B, H, S, Dv]
+    steps      [B, H, S, P], the angle in radians by which each token rotates each pair
+    log_decay  [B, H, S], the logarithm of the factor by which each token multiplies the state
+    frame      [B, H, D, Dv], the frame after the tokens before this call
+    same       boolean [B, 1, S, S], the keys that each query sees; the returned frame is then of no use
     """
     angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
     rotated_q, rotated_k = (rotate_by_phase(x, angles) for x in (q, k))
+    # what is left of each key when each query comes; the first tril keeps exp from overflowing above the diagonal
     kept = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).tril().exp().tril().to(q.dtype)
     out = ((rotated_q @ rotated_k.mT) * (kept if same is None else kept * same)) @ v
-    rest = angles - angles[..., -1:, :]  # from the last token back to each key
-    left = (decay[..., -1:] - decay).exp().unsqueeze(-1).to(k.dtype)
-    new = (rotate_by_phase(k, rest) * left).mT @ v
+    back = angles - angles[..., -1:, :]  # from the last token back to each key
+    kept_at_end = (decay[..., -1:] - decay).exp().unsqueeze(-1).to(k.dtype)
+    new = (rotate_by_phase(k, back) * kept_at_end).mT @ v
     if frame is not None:
         out = out + (rotated_q * decay.exp().unsqueeze(-1).to(q.dtype)) @ frame
         new = new + _rotated_frame(frame, angles[..., -1, :], decay[..., -1])
@@ -99,8 +108,8 @@ def linear_in_rotating_frame(
     frame = q.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1]) if frame is None else frame
     outs = []
     for t in range(q.shape[-2]):
-        turned = _rotated_frame(frame, steps[..., t, :], log_decay[..., t])
-        frame = turned + k[..., t, :].unsqueeze(-1) * v[..., t, :].unsqueeze(-2)
+        frame = _rotated_frame(frame, steps[..., t, :], log_decay[..., t])
+        frame = frame + k[..., t, :].unsqueeze(-1) * v[..., t, :].unsqueeze(-2)
         outs.append((q[..., t, :].unsqueeze(-2) @ frame).squeeze(-2))
     return torch.stack(outs, dim=-2), frame
 
@@ -122,7 +131,7 @@ class SelectiveState(NamedTuple):
 class SelectiveAttention(nn.Module):
     """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each head and a rotating frame.
 
-    num_kv_heads < num_heads shares keys, values and angles between heads (GQA).
+    num_kv_heads < num_heads shares keys, values and angles between heads (GQA). `phases` are the options of SelectivePhases.
     """
 
     def __init__(
@@ -179,6 +188,7 @@ class SelectiveAttention(nn.Module):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, steps: Tensor, order: RowOrder | None, state: SelectiveState | None
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the normed output of every head, and the frame after the last token."""
+        # / 16, as in gated linear attention: a decay near 1 at first, so that the state remembers many tokens
         log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
         k, v, steps = (self._shared(each) for each in (k, v, steps))
         if order is not None and order.real is not None:  # padding adds nothing and lets nothing decay

@@ -34,5 +34,6 @@ class ShortConv(nn.Module):
         out = (windows * self.weight).sum(-1)
         if order is None or order.real is None:
             return out, tokens[:, tokens.shape[1] - earlier :]
+        # sorted, the real tokens come first: the last of them are `earlier` tokens before the first padding
         last = order.real.sum(-1, keepdim=True) + torch.arange(earlier, device=x.device)
         return out, tokens.take_along_dim(last.unsqueeze(-1), dim=1)

@@ -14,7 +14,8 @@ def attend_with_sinks(call: Call, sinks: Tensor, name: str | None = None) -> tup
     if call.dropout:
         raise RopeError("dropout", "must be 0 with learned_sinks, or the model in eval mode", call.dropout)
     part = attend_with_lse(call, name)
-    # without keys the log-sum-exp is -inf, and the sink takes all
+    # the part of the softmax that belongs to keys, exp(lse) / (exp(lse) + exp(sink)); without keys the log-sum-exp is -inf and
+    # the part is 0
     share = (part.lse - sinks.to(part.lse.dtype).unsqueeze(-1)).sigmoid().unsqueeze(-1)
     weights = run_math(call)[1] * share if call.wants_weights else None
     return (part.out * share).to(call.v.dtype), weights

@@ -136,15 +136,15 @@ class Attention(nn.Module):
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         x = self.encoding.embed(x, positions)
-        together = self.project_rotated(x, positions, cache)
-        q, k, v = self.project(x) if together is None else together
+        rotated = self.project_rotated(x, positions, cache)
+        q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)
         if self.remapping is not None:
             visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
             out, weights = remapped_attention(self, q, k, v, positions, visible, cache, return_weights), None
         else:
-            q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache, together is not None)
+            q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache, rotated is not None)
             visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
             out, weights = self._attend(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
             if self.rotate_values:

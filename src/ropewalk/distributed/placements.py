@@ -46,8 +46,10 @@ def _shard(x, dim: int):
 
 def _shard_rows(x, rows: int):
     """Return Shard of the batch axis of positions [.., B, S], or Replicate if one row of positions is for all batch rows of x."""
-    dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))
-    return _replicate(x) if dim is None or x.shape[dim] == 1 != rows else _shard(x, dim)
+    dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))  # the batch axis of [S], [B, S] and [axes, B, S]
+    if dim is None or (x.shape[dim] == 1 and rows != 1):
+        return _replicate(x)
+    return _shard(x, dim)
 
 
 def _angle_rules(x, positions, length, seq_dim: int) -> list:
@@ -68,7 +70,7 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
 
 def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key) -> list:
     """Return the rules of `rotate`: a list of (placements of the outputs, placements of the arguments)."""
-    rest = [None] * 5
+    rest = [None] * 5  # the arguments after `length` are no tensors
     return [
         ([x_at], [x_at, positions_at, None, length_at, *rest])
         for x_at, positions_at, length_at in _angle_rules(x, positions, length, seq_dim)
@@ -112,6 +114,7 @@ def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list
     """Return the rules of `cos_sin`: the tables are sharded as positions are, along tokens or batch rows."""
     from torch.distributed.tensor import Shard
 
+    # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]
     rest = [None] * 4
     per_row = getattr(length, "ndim", 0) == 1
     replicated, tokens = _replicate(positions), Shard(1 if positions.ndim > 1 or per_row else 0)

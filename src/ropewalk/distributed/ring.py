@@ -76,6 +76,9 @@ def ring_attention(
     order                      "contiguous", "head_tail", or the index [S] in the sequence of each of this rank's tokens,
                                which causality and window use instead of positions
     engine                     "ring", "torch" (its context parallel), or None to choose as `pick_engine` does
+    tile                       "ring" computes scores of so many queries and keys at a time
+
+    `causal`, `window` and `scale` are as in `Attention`.
     """
     _check_shapes(q, k, v, q_positions, k_positions)
     check_token_masks(q.shape[0], q.shape[-2], padding, documents)
@@ -216,7 +219,7 @@ def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[st
     optional = {"positions": call.positions[1], "documents": call.documents, "padding": call.padding}
     keys = {"k": k, "v": v} | {name: t for name, t in optional.items() if t is not None}
     for step in range(call.ring.size):
-        coming = len(call.indices[call.ring.source(step + 1)])
+        coming = len(call.indices[call.ring.source(step + 1)])  # how many keys arrive next
         receive = call.ring.send_next(list(keys.values()), coming) if step + 1 < call.ring.size else None
         yield call.ring.source(step), keys
         keys = keys if receive is None else dict(zip(keys, receive(), strict=True))

@@ -116,6 +116,7 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
     }
 
     def run(number: int, start: int, end: int) -> Run:
+        """Return the run with this number, which holds tokens start ... end - 1 of the rank."""
         earlier = [other for other in first if first[other] < first[number]]
         return Run(slice(start, end), number, earlier, [other for other in first if other != number])
 

@@ -51,6 +51,7 @@ def unshard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: s
     sizes = {f"axis {axis} of x": size for axis, size in enumerate(x.shape) if axis != dim}
     lengths = exchange_lengths(x.shape[dim], x.device, group, sizes | {"dtype": x.dtype})
     order = torch.cat(token_indices(kind, lengths, Ring(group))).argsort()
+    # all_gather needs equal shapes, so shorter shards are filled with zeros and cut off again
     filled = torch.cat((x, x.new_zeros(*x.shape[:dim], max(lengths) - x.shape[dim], *x.shape[dim + 1 :])), dim=dim)
     parts = [part.narrow(dim, 0, length) for part, length in zip(gather(filled, group), lengths, strict=True)]
     return torch.cat(parts, dim=dim).index_select(dim, order.to(x.device))
@@ -119,6 +120,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of this rank's x, summed over the outputs of all ranks."""
         grad = grad.contiguous().clone()
         dist.all_reduce(grad, group=ctx.group)
         return grad[dist.get_rank(ctx.group)], None

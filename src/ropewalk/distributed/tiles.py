@@ -90,7 +90,7 @@ class Tile(NamedTuple):
 def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     """Return the softmax over this tile's keys [B, H, Sq, D] and its log-sum-exp [B, H, Sq]; without keys 0 and -inf."""
     q, k, v, q_positions, k_positions, allowed = tile
-    grouped = k.shape[1], q.shape[1] // k.shape[1]
+    grouped = k.shape[1], q.shape[1] // k.shape[1]  # key heads, and the query heads that share each of them
     scores = (q.unflatten(1, grouped) @ k.unsqueeze(2).mT).flatten(1, 2) * masking.scale
     is_encoding = isinstance(masking.bias, Encoding)
     if masking.bias is not None:
@@ -112,7 +112,7 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
 
 
 def merge(out: Tensor, log_sum: Tensor, part: Tensor, part_log_sum: Tensor) -> None:
-    """Merge a partial result into `out` and `log_sum`, in place."""
+    """Merge the attention over further keys, `part` and its log-sum-exp, into `out` and `log_sum`, in place."""
     total = torch.logaddexp(log_sum, part_log_sum)
     finite = total.masked_fill(total == -math.inf, 0.0)  # if neither has keys, both shares are 0, not NaN
     shares = [(each - finite).exp().unsqueeze(-1) for each in (log_sum, part_log_sum)]
