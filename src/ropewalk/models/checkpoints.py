@@ -155,7 +155,7 @@ def _match_names(
     source: Weights, checkpoint_format: CheckpointFormat, config: Any, shapes: Mapping[str, torch.Size]
 ) -> dict[str, list[str]]:
     """Return {our name: names in the file, in row order}; all names, shapes and dtypes are checked before any read."""
-    in_file: dict[str, str] = {}
+    in_file: dict[str, str] = {}  # our name -> name in the file
     for hf_name in source.names:
         name = checkpoint_format.name_from_hf(hf_name, config)
         if name is None:
@@ -165,6 +165,7 @@ def _match_names(
         in_file[name] = hf_name
     names_in_file: dict[str, list[str]] = {}
     missing: list[str] = []
+    # find every weight of the model, whole or in parts; what is left in `in_file` at the end is unexpected
     for name, shape in shapes.items():
         parts = {} if name in in_file else checkpoint_format.parts(name, config)
         columns = tuple(shape[-1:]) if len(shape) > 1 else ()  # the rows of all experts follow one another
@@ -204,10 +205,10 @@ def _read(source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.
 
 
 def _named_tensors(state: Mapping[str, Tensor], checkpoint_format: CheckpointFormat, config: Any) -> Iterator[NewTensor]:
-    """Yield (name in the file, shape, dtype, make) of every weight, split into parts where the format has parts."""
+    """Yield (name in the file, shape, dtype, function that returns the tensor) of every weight, in the parts of its format."""
     for name, value in state.items():
         rows = checkpoint_format.parts(name, config)
-        matrix = value.flatten(0, -2) if value.ndim == 3 else value
+        matrix = value.flatten(0, -2) if value.ndim == 3 else value  # the rows of all experts follow one another
         tensors = zip(rows, matrix.split(list(rows.values())), strict=True) if rows else [(name, value)]
         for part_name, part in tensors:
             yield checkpoint_format.name_to_hf(part_name, config), tuple(part.shape), part.dtype, lambda part=part: part

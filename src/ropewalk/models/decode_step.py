@@ -93,16 +93,18 @@ def _spec(attention: Any) -> RopeSpec:
 
 @contextmanager
 def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
-    """Lend the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest ones are kept.
+    """Give the caller the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest steps are cached.
 
-    A step holds the keys and values of one generation, so a second generation at the same time gets a step of its own.
+    A step holds the keys and values of one generation, so a second generation at the same time gets a step of its own. Within
+    the context the step is `busy`, and nothing else uses it.
     """
-    capacity = max(256, power_of_two(capacity))
+    capacity = max(256, power_of_two(capacity))  # few different sizes, so that steps can be reused
     key = (id(model), rows, capacity)
     step = _STEPS.newest(key)
     pointers = tuple(parameter.data_ptr() for parameter in model.parameters())
+    # a graph reads the parameters where they were when it was captured
     if step is None or step.busy or step.pointers != pointers:
-        if step is None:
+        if step is None:  # the step goes when the model does
             weakref.finalize(model, _STEPS.pop, key, None)
         step = _STEPS.keep(key, DecodeStep(model, rows, capacity, pointers))
     step.busy = True
@@ -165,17 +167,20 @@ class DecodeStep:
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
+        # queries, keys and values, rotated; keys and values go into the cache
         x, norm = self._normed(self.x, layer.input_layernorm)
         launch.qkv_product(
             x, attention.qkv_proj.weight, self.q, KVSlots(k.transpose(1, 2), v.transpose(1, 2)), self.slots, self.positions,
             _spec(attention), norm=norm, bias=attention.qkv_proj.bias, head_norm=attention.head_norm(),
             workspace=self.workspace,
         )  # fmt: skip
+        # attention, written to self.mixed, then the output projection, added to self.x
         launch.attend(
             self.q, k, v, self.mixed, self.first_keys, self.num_keys, attention.scale, self.workspace, window=attention.window
         )
         out, down = attention.o_proj, network.down_proj
         launch.product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)
+        # the gated network, added to self.x
         gate_up = network.gate_up_proj
         x, norm = self._normed(self.x, layer.post_attention_layernorm)
         launch.product(x, gate_up.weight, self.middle, norm=norm, bias=gate_up.bias, gate=True)
@@ -192,6 +197,7 @@ class DecodeStep:
         for cache, k, v in zip(prompt_caches, self.keys, self.values, strict=True):
             k[:, :, :size].copy_(cache.seen.k)
             v[:, :, :size].copy_(cache.seen.v)
+        # the same in all layers: the first real token of each row, the next positions, and the next slot of each row
         seen = prompt_caches[0].seen
         self.first_keys.copy_(seen.valid.int().argmax(dim=-1))
         self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]  # a tensor after a prompt

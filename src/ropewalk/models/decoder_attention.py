@@ -41,7 +41,10 @@ class PackedAttention(Attention):
         return self.q_norm(q), self.k_norm(k), v
 
     def project_rotated(self, x: Tensor, positions: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return q, k and v [B, heads, S, head_dim] of x, normed, q and k rotated, by one or two launches on a GPU."""
+        """Return q, k and v [B, heads, S, head_dim] of x, normed, q and k rotated, by one or two launches on a GPU.
+
+        None if the fused kernels do not support this call, or would not be faster.
+        """
         if torch.compiler.is_compiling() or not x.is_cuda or x.shape[:-1].numel() < FEWEST_TOKENS:
             return None
         if cache is not None and not cache.keeps_rotated(self.encoding):

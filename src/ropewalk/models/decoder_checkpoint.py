@@ -123,6 +123,7 @@ def _layer_types(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[
             raise RopeError("layer_types", f"must list the type of each of the {layers} layers", declared)
         layer_types = tuple(LAYER_TYPES[choice("layer_types", each, LAYER_TYPES)] for each in declared)
     elif window is not None and model_type in ("qwen2", "qwen3"):
+        # the default of transformers
         first_sliding = integer("max_window_layers", raw.get("max_window_layers", 28), low=0)
         layer_types = tuple("sliding" if index >= first_sliding else "full" for index in range(layers))
     else:
@@ -146,6 +147,7 @@ def _encoding(specs: Any, layer_types: tuple[str, ...]) -> str | RopeSpec | dict
     if not any(specs.values()):
         return "none"
     by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
+    # the specs that layers use; without known layer types, all that are not None
     distinct = {by_type[each] for each in layer_types if each in by_type} or {spec for spec in specs.values() if spec is not None}
     return distinct.pop() if len(distinct) == 1 else by_type
 
@@ -165,7 +167,7 @@ def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, 
     if not isinstance(mlp_only, list | tuple):
         raise RopeError("mlp_only_layers", "must be a list of layer numbers", mlp_only)
     dense = {integer("mlp_only_layers", index, low=0, high=layers - 1) for index in mlp_only}
-    dense |= {index for index in range(layers) if (index + 1) % step}
+    dense |= {index for index in range(layers) if (index + 1) % step}  # only every step-th layer has experts
     return {"num_experts": count, "dense_layers": tuple(sorted(dense)), **fields}
 
 

@@ -81,6 +81,7 @@ class Experts(nn.Module):
         if torch.compiler.is_compiling():
             return self._run_all(x, weights, chosen)
         count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
+        # sort all (token, expert) choices by expert, so that each expert runs once, over all of its tokens
         order = chosen.flatten().argsort(stable=True)
         token = order // per_token
         sizes = chosen.flatten().bincount(minlength=count).tolist()  # synchronises with the device once per layer
@@ -127,5 +128,6 @@ def balance_loss(routes: list[Routes], padding: Tensor | None = None) -> Tensor:
     count = probabilities.shape[-1]
     real = torch.ones_like(probabilities[:, :1]) if padding is None else padding.flatten().repeat(len(routes)).unsqueeze(-1)
     real = real.to(probabilities.dtype)
+    # how often each token chose each expert; padding counts 0
     counts = probabilities.new_zeros(chosen.shape[0], count).scatter_add(1, chosen, real.expand_as(chosen))
     return count * (counts.sum(0) * (probabilities * real).sum(0)).sum() / real.sum().clamp(min=1).square()

@@ -134,7 +134,7 @@ def steps(
     stops = None if stop is None else _stop_tokens(stop, vocabulary)
     filler = (stops[0] if stops else 0) if pad is None else integer("pad", pad, low=0, high=vocabulary - 1)
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
-    lend_step = _lender(model, tokens, cache, max_new_tokens, capacity, graph)
+    open_step = _graph_opener(model, tokens, cache, max_new_tokens, capacity, graph)
     caches = cache
     if isinstance(cache, str):
         if choice("cache", cache, CACHES) == "static" and capacity is None:
@@ -142,17 +142,18 @@ def steps(
         caches = None if cache == "none" else model.caches(cache, capacity, sinks)
 
     @torch.no_grad()
-    def run(inputs: Tensor, padding: Tensor | None, lent: ExitStack) -> Iterator[Tensor]:
-        """Yield the next token of each row until all rows have ended; `lent` holds the decode step while it is in use."""
+    def run(inputs: Tensor, padding: Tensor | None, contexts: ExitStack) -> Iterator[Tensor]:
+        """Yield the next token of each row until all rows have ended; `contexts` closes the decode step at the end."""
         seen = _tokens_seen(inputs, padding, vocabulary) if repetition_penalty != 1 else None
         done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
         if not max_new_tokens:
             return
         ends = None if stops is None else torch.tensor(stops, device=inputs.device)
         logits = _last_logits(model, inputs, padding, caches)
-        step: Any = None
+        step: Any = None  # the decode step as a CUDA graph, once the prompt has run
         for index in range(max_new_tokens):
-            picked = step.token.clone() if step is not None and sampling.greedy else None  # by the step itself
+            # a decode step also picks the most likely token itself
+            picked = step.token.clone() if step is not None and sampling.greedy else None
             new = sampling.pick(logits, seen, generator) if picked is None else picked
             if ends is not None:
                 new = torch.where(done, filler, new)
@@ -163,8 +164,8 @@ def steps(
             all_done = None if ends is None else _to_host(done.all())
             if seen is not None:
                 seen = seen.scatter(1, new.unsqueeze(-1), True)
-            if index == 0 and lend_step is not None:
-                step = lent.enter_context(lend_step())
+            if index == 0 and open_step is not None:
+                step = contexts.enter_context(open_step())
                 step.start(caches)
             if step is not None:
                 # starts before the host waits for `all_done`, so the GPU is never idle
@@ -173,6 +174,7 @@ def steps(
                 return
             if step is not None:
                 continue
+            # the next input: the new token alone if a cache holds the others, else the whole sequence
             if caches is not None:
                 inputs, padding = new.unsqueeze(-1), None
             else:
@@ -180,11 +182,12 @@ def steps(
                 padding = None if padding is None else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
             logits = _last_logits(model, inputs, padding, caches)
 
-    def lending() -> Iterator[Tensor]:  # so that the checks above run at the call
-        with ExitStack() as lent:
-            yield from run(tokens, padding, lent)
+    def run_and_close() -> Iterator[Tensor]:
+        with ExitStack() as contexts:
+            yield from run(tokens, padding, contexts)
 
-    return lending()
+    # an inner generator, because the checks above must run at the call and not at the first `next`
+    return run_and_close()
 
 
 def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: Any) -> Tensor:
@@ -192,10 +195,10 @@ def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: A
     return hidden @ model.head_weight.transpose(0, 1)
 
 
-def _lender(
+def _graph_opener(
     model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None
 ) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that lends the model's decode step as a CUDA graph, or None if `graph` is False or it cannot be."""
+    """Return a function that opens the model's decode step as a CUDA graph; None if `graph` is False or there can be none."""
     fits = cache != "static" or capacity is None or tokens.shape[1] + new <= capacity  # the plain path raises the error
     if graph is False or not fits or (graph is None and not tokens.is_cuda):
         return None
@@ -230,6 +233,7 @@ def _to_host(flag: Tensor) -> Callable[[], bool]:
     copied.record()
 
     def wait() -> bool:
+        """Wait for the copy and return the flag."""
         copied.synchronize()
         return bool(copy)
 

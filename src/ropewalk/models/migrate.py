@@ -99,7 +99,7 @@ def migrate(
     except TypeError as error:
         raise RopeError("changes", f"must be fields of {type(source.config).__name__} ({error})", sorted(changes)) from None
     model = type(source)(config)
-    old, new = _other_weights(source), _other_weights(model)
+    old, new = _weights_outside_encodings(source), _weights_outside_encodings(model)
     copied = tuple(name for name in new if name in old and _is_copied(name, old[name], new[name], source, model))
     with torch.no_grad():
         for name in copied:
@@ -128,7 +128,7 @@ def apply_freeze(model: nn.Module, policy: str, new: tuple[str, ...] = ()) -> tu
 
 
 def _roles(model: nn.Module) -> dict[str, set[str]]:
-    """Return the roles of each parameter, by the modules that contain it."""
+    """Return the roles of each parameter, by the modules that contain it; inner modules come later and override outer ones."""
     roles = {name: {"head"} if name.startswith(("head.", "lm_head.")) else {"other"} for name, _ in model.named_parameters()}
     for path, module in model.named_modules():
         for name, _ in module.named_parameters(prefix=path):
@@ -154,7 +154,7 @@ def _is_copied(name: str, old: Tensor, new: Tensor, source: nn.Module, model: nn
     return True
 
 
-def _other_weights(model: nn.Module) -> dict[str, Tensor]:
+def _weights_outside_encodings(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights outside encodings, by name."""
     positional = _positional_names(model)
     return {name: value for name, value in model.state_dict().items() if name not in positional}

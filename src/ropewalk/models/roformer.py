@@ -47,6 +47,7 @@ class SelfAttention(Attention):
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
     def _rotated_with_cache(self, q, k, v, positions, padding, cache, rotated):
+        """Return what `Attention` returns, with v rotated like a key if `rotary_value`."""
         v = self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
         return super()._rotated_with_cache(q, k, v, positions, padding, cache, rotated)
 

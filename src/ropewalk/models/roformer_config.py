@@ -240,6 +240,7 @@ def plain_rope(head_dim: int) -> RopeSpec:
 def _own_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
     """Return the fields under "ropewalk", which only this package writes: those that transformers' model does not use."""
     own = hf_config.get("ropewalk", {})
+    # transformers has no similarity head, so its `architectures` name a model without one
     if isinstance(own, Mapping) and own.get("head") == "similarity" and head == "none":
         head = "similarity"
     allowed = {name for name, heads in FIELDS_OF_HEADS.items() if head not in heads}
