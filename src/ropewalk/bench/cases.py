@@ -73,7 +73,10 @@ def shape_names(names: Iterable[str]) -> tuple[str, ...]:
 def make_case(
     name: str, order: str, device: str = "cpu", dtype: torch.dtype | None = None, variant: str = "plain", seed: int = 0
 ) -> Case:
-    """Return random tensors of a named shape; a decode shape (one token per batch row) has random positions."""
+    """Return random tensors of a named shape of SHAPES; a decode shape (one token per batch row) has random positions.
+
+    `order` is the memory order of the axes, "bshd" or "bhsd"; `variant` one of VARIANTS.
+    """
     batch, seq, q_heads, k_heads, head_dim, default_dtype = SHAPES[name]
     generator = torch.Generator(device).manual_seed(seed)
 

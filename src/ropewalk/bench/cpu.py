@@ -38,6 +38,7 @@ def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS,
 
     Untimed calls precede each timing, so that the state of caches and allocator does not depend on the previous contender.
     """
+    # how often a call is repeated in one timing, the seconds of one call, and the microseconds of each round
     loops, once, times = {}, {}, {name: [] for name in calls}
     for name, call in calls.items():
         call()
@@ -45,6 +46,7 @@ def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS,
         call()
         once[name] = max(time.process_time() - start, 1e-6)
         loops[name] = max(1, int(at_least / once[name]))
+    # fewer rounds if they would take longer than ENOUGH, but at least three; the 2 is for the untimed calls
     rounds = max(min(rounds, 3), min(rounds, int(ENOUGH / (2 * sum(once.values(), 1e-6)))))
     for _ in range(rounds):
         for name, call in calls.items():
@@ -105,6 +107,7 @@ def _ordered(case: Case, order: str) -> Case:
 def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row per contender and pass: its times and errors, or why it was skipped. Only correct results are timed."""
     common = {"shape": case.name, "order": order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
+    # which contenders can run and agree with the definition
     calls, errors = {}, {}
     for contender in contenders:
         if reason := why_not(contender, case):
@@ -117,6 +120,7 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
             calls[contender] = call
         else:
             yield {**common, "contender": contender, "skipped": "does not agree with the definition"}
+    # forward passes of all of them, then training steps of two
     with torch.no_grad():
         timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
         times = alternating_times({"copy": copy_call(case), **timed}, rounds)

@@ -15,7 +15,9 @@ from ropewalk.bench.cases import SHAPES, Case, make_case
 from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
 from ropewalk.bench.memory import peak_bytes
 
+#: the bytes of all copies of a case: several times the L2 cache, so that every call reads its tensors from memory
 COLD_BYTES = 256 << 20
+#: the shapes with one token per batch row
 DECODE = ("B", "C")
 #: contenders without a forward+backward timing
 FORWARD_ONLY = ("ropewalk, in place", "ropewalk, positions", "ropewalk, interleaved", "ropewalk, basic", "ropewalk, eager")
@@ -24,6 +26,7 @@ REPLAYS = 25
 
 def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
     """Return a CUDA graph of all calls, ready to be timed, and their results."""
+    # a first run outside the graph, on another stream as CUDA graphs require: it compiles kernels and builds tables
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -66,7 +69,7 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
     """
     times = []
     for _ in range(rounds):
-        for _ in range(20):
+        for _ in range(20):  # untimed, so that caches and clocks are as in a long loop
             call()
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -74,7 +77,7 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
             call()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / loops * 1e6)
-        time.sleep(0.05)
+        time.sleep(0.05)  # spreads the rounds over more than a second
     low, median, _ = statistics.quantiles(times, n=4)
     return {"us": round(low, 2), "median_us": round(median, 2)}
 

@@ -85,7 +85,7 @@ def attention_table(rows: list[Row]) -> str:
 
 
 def qkv_table(rows: list[Row]) -> str:
-    """Return a table of the time of the QKV product by number of tokens, and what every way adds to it."""
+    """Return a table of the time of the QKV product by number of tokens, and what every way to rotate adds to it."""
     timed = {(r["way"], r["rows"]): r for r in rows}
     ways, counts = (list(dict.fromkeys(key[i] for key in timed)) for i in range(2))
 
@@ -116,6 +116,7 @@ def cpu_table(rows: list[Row]) -> str:
     cases = list(dict.fromkeys((r["shape"], r["order"], r["dtype"], r["pass"]) for r in timed))
     contenders = list(dict.fromkeys(r["contender"] for r in timed))
     by_case = {(r["contender"], r["shape"], r["order"], r["dtype"], r["pass"]): r for r in timed}
+    # such as "prefill view bf16 f+b": shape, memory order, dtype, and f+b for forward+backward
     headers = [
         f"{shape.removeprefix('cpu ')}{SUFFIXES.get(order, '')} {dtype.replace('float', 'f')}{' f+b' * (what != 'forward')}"
         for shape, order, dtype, what in cases
@@ -147,7 +148,7 @@ def models_table(rows: list[Row]) -> str:
     return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
 
 
-#: the ways to rotate that the documents compare, and the contenders that are those ways
+#: published documents about RoPE compare three ways to rotate; these are the contenders that correspond to them
 WAYS = {"basic": "ropewalk, basic", "optimised": "ropewalk", "memory-efficient": "ropewalk, in place"}
 
 
@@ -156,10 +157,12 @@ def doc_shapes_table(rows: list[Row]) -> str:
     shapes, parts = GROUPS["doc shapes"], []
     timed = [r for r in rows if (r.get("pass"), r["order"]) == ("forward", "bhsd") and r["shape"] in shapes]
     for machine in dict.fromkeys(r["machine"] for r in timed):
+        # one line for each of our ways, then one for each other contender
         by_case = {(r["contender"], r["shape"]): r for r in timed if r["machine"] == machine}
         others = dict.fromkeys(contender for contender, _ in by_case if contender not in WAYS.values())
         names = {**{contender: f"{way}: {contender}" for way, contender in WAYS.items()}, **{name: name for name in others}}
         lines = [[name, *(_time_and_memory(by_case.get((each, shape))) for shape in shapes)] for each, name in names.items()]
+        # two lines that compare our ways with the claims
         basic, optimised, efficient = ([by_case.get((contender, shape)) for shape in shapes] for contender in WAYS.values())
         faster = [f"{a['us'] / b['us']:.1f}" if a and b else "-" for a, b in zip(basic, optimised, strict=True)]
         less = [_less_memory(a, b) for a, b in zip(optimised, efficient, strict=True)]
@@ -179,6 +182,7 @@ def _time_and_memory(row: Row | None) -> str:
 
 
 def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
+    """Return by how many per cent the peak memory of `efficient` is below that of `optimised`, or "-" without a row."""
     if optimised is None or efficient is None:
         return "-"
     return f"{100 * (1 - efficient['peak_bytes'] / optimised['peak_bytes']):.0f} %"

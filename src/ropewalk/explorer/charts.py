@@ -85,6 +85,7 @@ def _scale(log: bool) -> dict[str, Any]:
 def _axis(rows: list[dict], field: str, log: bool) -> dict[str, Any]:
     """Return an axis whose numbers are short (20M) and never overlap; a light grid, because logarithmic axes have many lines."""
     sizes = [abs(row[field]) for row in rows] or [0.0]
+    # "~s" writes 20M; on a logarithmic axis with small numbers it would write prefixes such as µ, and ".0e" writes 1e-7
     axis = {"gridOpacity": 0.3, "labelOverlap": "greedy", "tickCount": 6}
     if max(sizes) >= 10_000 and (min(sizes) >= 1 or not log):
         return {**axis, "format": "~s", "labelExpr": "datum.value === 0 ? '0' : datum.label"}

@@ -128,6 +128,7 @@ def _control(hint: Any, default: Any) -> Control | None:
     if isinstance(hint, types.UnionType) and set(typing.get_args(hint)) == {float, types.NoneType}:
         return Control("maybe", default)
     if typing.get_origin(hint) is tuple and set(typing.get_args(hint)) <= {float, Ellipsis}:
+        # tuple[float, ...] has one number for each pair, tuple[float, float] always two
         return Control("numbers", default, per_pair=Ellipsis in typing.get_args(hint))
     if hint is Scaling:
         # scalings over another one accept these

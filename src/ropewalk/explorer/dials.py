@@ -11,7 +11,9 @@ from ropewalk.plots.numerals import short
 from ropewalk.spec import RopeSpec
 
 ACROSS = 4
+#: colours of the angles seen in training, of new angles, and of a hand
 SEEN, NEW, HAND = "#80889055", "#D55E00", "#0072B2"
+#: pixels: width and height of a dial's cell, radius of a dial
 _WIDTH, _DOWN, _RADIUS = 150, 160, 52
 
 
@@ -44,7 +46,8 @@ def _face(place: int, dial: Dial, translate: Translate) -> str:
 
 
 def _band(start: float, degrees: float, colour: str, inside: str = "") -> str:
-    """Return a ring segment, counter-clockwise from the right."""
+    """Return a ring segment of some degrees from `start` on, counter-clockwise from the right; `inside` may animate it."""
+    # pathLength 360 makes the lengths of dashes degrees; a gap of 400 leaves one dash; scale(1 -1) makes it counter-clockwise
     return (
         f'<circle r="{_RADIUS - 6}" fill="none" stroke="{colour}" stroke-width="10" pathLength="360" '
         f'stroke-dasharray="{degrees:.3f} 400" transform="rotate({-start:.3f}) scale(1 -1)">{inside}</circle>'
@@ -58,6 +61,7 @@ def _new_band(dial: Dial, seen: float, turns: float) -> str:
     new = min(360 * turns, 360.0) - seen
     # a ring that is full before the end stays full
     full_at = dial.leaves_at + (1 - dial.leaves_at) * new / (360 * turns - seen)
+    # dash and gap of `_band`: nothing until the hand leaves the trained angles, then growing until the ring is full
     values, times = f"0 400;0 400;{new:.3f} 400;{new:.3f} 400", f"0;{dial.leaves_at:.4f};{full_at:.4f};1"
     return _band(seen, 0, NEW, _animate("stroke-dasharray", values, times))
 
@@ -71,6 +75,7 @@ def _spins(turns: float) -> str:
 
 
 def _reddens(leaves: float) -> str:
+    """Return the animation that gives the hand the colour of new angles after the part `leaves` of the time."""
     if leaves >= 1:
         return ""
     return _animate("stroke", f"{HAND};{NEW}", f"0;{leaves:.4f}", discrete=True)
@@ -89,7 +94,7 @@ def _ruler(y: float, trained: int, served: int, translate: Translate) -> str:
     """Return the line of positions with a running dot; trained length above the line, served length below, so they never meet."""
     left, right = 20, ACROSS * _WIDTH - 20
     mark = left + (right - left) * min(trained / served, 1.0)
-    # a label at the edge would leave the picture
+    # a label is centred and up to 200 pixels wide, so at the edge it would leave the picture
     at = min(max(mark, 110), right - 90)
     label = translate("trained: {tokens} tokens", tokens=f"{trained:,}")
     end = translate("read: {tokens} tokens", tokens=f"{served:,}")

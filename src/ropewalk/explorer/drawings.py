@@ -13,6 +13,7 @@ from ropewalk.plots.look import ON_LIGHT
 from ropewalk.plots.numerals import short
 from ropewalk.spec import RopeSpec
 
+#: clocks in the picture, clocks in a row, and earlier positions that the plane shows as dots
 CLOCKS = 12
 ACROSS = 6
 TRAIL = 12
@@ -43,10 +44,6 @@ def clocks(spec: RopeSpec, position: int, served: int, translate: Translate, ani
     return svg(across * 120, math.ceil(len(pairs) / across) * 150, faces)
 
 
-def _colour(place: int) -> str:
-    return ON_LIGHT[place % len(ON_LIGHT)]
-
-
 def _face(place: tuple[int, int], colour: str, pair: int, step: float, angle: float, translate: Translate, animated: bool) -> str:
     """Return one clock as SVG, with its hand at `angle`; if `animated`, the hand moves on from there."""
     x, y = 60 + 120 * place[0], 60 + 150 * place[1]
@@ -73,6 +70,7 @@ def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Tran
     """Return an SVG of the vector (1, 0) of one pair, the same rotated to `position`, and dots at earlier positions."""
     positions = np.arange(max(position - TRAIL, 0), position + 1)
     path = rotated(spec, pair, positions, served)
+    # 100 pixels are the longest vector, so that a magnitude above 1 still fits
     largest = max(1.0, float(np.abs(path).max()))
     points, unit = 100 * path / largest, 100 / largest
     degrees = math.degrees(math.atan2(path[-1].imag, path[-1].real)) % 360

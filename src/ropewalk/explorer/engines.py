@@ -56,7 +56,7 @@ class Row:
 
 
 def rows_of(config: dict[str, Any]) -> list[Row]:
-    """Return the findings about a config; engines that depend on the length have one row per length."""
+    """Return one row for each finding about a config; if frequencies depend on the length, an engine has one per length."""
     findings = audit(config).findings
     several = len({finding.length for finding in findings}) > 1
     return [Row(finding, several) for finding in findings]

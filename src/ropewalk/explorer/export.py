@@ -36,7 +36,7 @@ def figure_of(charts: Sequence[dict[str, Any]], look: Look) -> Any:
     figure, panels = blank(look, 7.0 * len(charts), 4.6, across=len(charts))
     for ax, chart in zip(panels, charts, strict=True):
         encoding = chart["encoding"]
-        if "s" in chart["data"]["values"][0]:
+        if "s" in chart["data"]["values"][0]:  # the points of a map are (q, k, s), those of a line (x, y)
             _map(figure, ax, chart, look)
         else:
             _lines(ax, chart, look)

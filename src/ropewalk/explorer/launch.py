@@ -21,7 +21,7 @@ REPORT_SUFFIXES = (".html", ".htm", ".md")
 
 
 def options(port: int, browser: bool) -> dict[str, Any]:
-    """Return streamlit's settings by name."""
+    """Return streamlit's settings by name: reachable from this machine only, no telemetry, uploads of at most 1 MB."""
     return {
         "server.address": HOME,
         "server.port": integer("port", port, low=1, high=65_535),

@@ -18,10 +18,11 @@ MAP_HEIGHT = 340
 def attention(reading: Reading, layer: int, head: int, largest: float, title: str, translate: Translate) -> dict:
     """Return a map of one head: the share of attention that a block of queries gives to a block of keys.
 
-    largest  the value with the last colour; the root of a value is drawn, so that small ones can be seen
+    largest  the value that gets the last colour; colours follow the square root of a value, so that small ones can be seen
     """
     values = reading.maps[layer, head]
     starts = block_starts(reading.positions, len(values))
+    # only blocks of keys up to the queries: later keys are hidden
     rows = [
         {"k": int(starts[k]), "q": int(starts[q]), "s": round(float(values[q, k]), 4)}
         for q in range(len(values))
@@ -41,7 +42,7 @@ def attention(reading: Reading, layer: int, head: int, largest: float, title: st
             "color": {
                 "field": "s", "type": "quantitative", "title": translate("attention"),
                 "scale": {"scheme": "cividis", "type": "sqrt", "domain": [0, largest]},
-                # at equal distances along the root
+                # the square roots of these are 0, 1/4, 1/2 and 1 of the largest
                 "legend": {"values": [0, largest / 16, largest / 4, largest], "format": ".2~g"},
             },
         },

@@ -73,17 +73,17 @@ def _fetched() -> str:
 
 def _controls(values: dict[str, Any], model: Model, translate: Translate) -> str:
     """Draw the controls of a reading; return the typed text."""
-    how, what, where = st.columns(3, gap="large")
+    left, middle, right = st.columns(3, gap="large")
     named = lambda name: translate("no scaling") if name == NONE else name  # noqa: E731 - one line
-    with how:
+    with left:
         draw_control(values, "model.method", translate("Scaling"), named=named)
         if methods()[values["model.method"]].factor:
             draw_control(values, "model.factor", translate("Factor"))
         st.caption(translate("Trained length: {tokens} tokens", tokens=f"{model.trained:,}"))
-    with what:
+    with middle:
         draw_control(values, "model.text", translate("Text"), named=lambda text: translate(TEXT_TITLES[text]))
         draw_control(values, "model.tokens", translate("Tokens"))
-    with where:
+    with right:
         draw_control(values, "model.depth", translate("Depth of the pass key: 0 is the start"))
         draw_control(values, "model.gap", translate("Positions skipped before the question"))
     if values["model.text"] != OWN:

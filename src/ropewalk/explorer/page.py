@@ -60,12 +60,12 @@ def _story(values: dict[str, Any], translate: Translate) -> None:
     _show_problem()
     try:
         specs = _specs(values)
-        place = story.draw(values, translate)
+        beside_buttons = story.draw(values, translate)
     except RopeError as error:
         show_error(str(error))
         st.button(translate("Reset"), on_click=_reset, key="reset")
         return
-    with place:
+    with beside_buttons:
         panels.export(values, specs, translate)
     _write_link(values)
 
@@ -87,9 +87,9 @@ def _free_play(values: dict[str, Any], translate: Translate) -> None:
         show_error(str(error))
         return
     _write_link(values)
-    came_from = remember_view(values)
+    with_picture = remember_view(values)  # the code view has no picture: its link restores the view before it
     if values["view"] == "code":
-        panels.code(values, f"{_address()}?{urlencode(controls.to_link(came_from))}", translate)
+        panels.code(values, f"{_address()}?{urlencode(controls.to_link(with_picture))}", translate)
     elif values["view"] == "model":
         model_tab.draw(values, translate)
     elif values["view"] == "report":
@@ -136,6 +136,7 @@ def _sidebar(values: dict[str, Any], translate: Translate) -> None:
 
 def _changed(values: dict[str, Any], loaded: dict[str, Any]) -> bool:
     """Return whether a value in use differs from the loaded preset or config."""
+    # both in the form that widgets hold, where a list is text
     shown = (name for name in loaded if controls.in_use(name, values))
     return any(mirror(values[name]) != mirror(loaded[name]) for name in shown)
 

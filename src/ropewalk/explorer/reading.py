@@ -122,6 +122,7 @@ def _open(source: tuple[str, tuple[int, ...]]) -> Model:
     layers = _layers(model)
     # the other implementations do not return their weights
     model.set_attn_implementation("eager")  # type: ignore[operator]
+    # layers may have different numbers of heads; the view offers those that all have
     found: list[int] = []
     with _watched(layers, lambda _, weights: found.append(weights.shape[1])), torch.no_grad():
         model(torch.zeros(1, 2, dtype=torch.long))
@@ -190,8 +191,8 @@ def _read(model: Model, request: Request, report: Report) -> Reading:
         maps[place] = pooled(weights[0, : model.heads], CELLS)
         report(len(maps), model.layers)
 
-    way = methods()[request.method]
-    with extended(model.model, way, request.factor, model.trained), _watched(_layers(model.model), see):
+    method = methods()[request.method]
+    with extended(model.model, method, request.factor, model.trained), _watched(_layers(model.model), see):
         # with a mask, transformers does not take a gap of positions for the border of two texts
         output = model.model(tokens, attention_mask=torch.ones_like(tokens), position_ids=positions[None], use_cache=False)
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
@@ -204,6 +205,7 @@ def pooled(weights: Tensor, cells: int) -> np.ndarray:
 
     So every row has the sum 1, as before.
     """
+    # the block of each token, and sums and means over blocks as products with one-hot matrices
     block = torch.arange(weights.shape[-1]) * min(cells, weights.shape[-1]) // weights.shape[-1]
     keys = F.one_hot(block).float()
     queries = (keys / keys.sum(0)).T

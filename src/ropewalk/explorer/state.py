@@ -31,9 +31,10 @@ def settle(values: Values) -> dict[str, Any]:
 
 
 def spec_of(values: Values, side: str = "a") -> RopeSpec:
-    """Return the spec of one side; raises a RopeError that names the wrong value."""
+    """Return the spec of one side, "a" or "b"; raises a RopeError that names the wrong value."""
     own = {name.removeprefix(f"{side}."): value for name, value in values.items() if name.startswith(f"{side}.")}
     pairs = pairs_of(values, side)
+    # the axis of each pair; the list keeps its proportions when the number of pairs changes
     axes = tuple(int(axis) for axis in stretched(_numbers("axes", own["axes"]), pairs, nearest=True))
     return RopeSpec(
         head_dim=integer("head_dim", own["head_dim"], low=2, high=MAX_HEAD_DIM),

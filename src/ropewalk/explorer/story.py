@@ -30,26 +30,27 @@ _COLUMNS = (2, 3)
 
 
 def draw(values: dict[str, Any], translate: Translate) -> Any:
-    """Draw the steps to choose from, the chosen one, and the way on; return the place beside it, for one more button."""
+    """Draw the choice of a step, the chosen step and the buttons below it; return the column beside them, for one more button."""
     title = lambda step: f"{STEPS.index(step) + 1} · {translate(STEP_TITLES[step])}"  # noqa: E731 - one line
     draw_control(values, "step", translate("Step"), tiles=True, named=title)
     spec = spec_of(values)
     facts = Facts(spec, values["trained"], values["served"])
     _DRAWN[values["step"]](values, facts, translate)
-    return _way_on(STEPS.index(values["step"]), translate)
+    return _draw_buttons(STEPS.index(values["step"]), translate)
 
 
-def _way_on(place: int, translate: Translate) -> Any:
-    """Show the buttons that lead to other steps and views; return the empty column beside them."""
+def _draw_buttons(place: int, translate: Translate) -> Any:
+    """Show the buttons that lead from step number `place` to other steps and views; return the empty column beside them."""
     *places, beside = st.columns([2, 2, 2, 3, 3])
     last = place + 1 == len(STEPS)
-    ways = [
+    # id of a button, its label, the values that it sets, whether it is disabled
+    buttons = [
         ("back", f"← {translate('Back')}", {"step": STEPS[max(place - 1, 0)]}, place == 0),
         ("next", f"{translate('Next')} →", {"step": STEPS[place if last else place + 1]}, last),
         ("play", translate("Play freely"), {"view": "ladder", "compare": False}, False),
         ("model", translate("Let a model read"), {"view": "model"}, False),
     ]
-    for column, (key, label, target, disabled) in zip(places, ways, strict=True):
+    for column, (key, label, target, disabled) in zip(places, buttons, strict=True):
         kind = "primary" if key == ("play" if last else "next") else "secondary"
         column.button(label, key=key, type=kind, on_click=session.put, args=(target,), disabled=disabled, width="stretch")
     return beside
@@ -173,12 +174,13 @@ def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
 
 
 def _specs(values: dict[str, Any]) -> dict[str, RopeSpec]:
-    """Return the spec with each remedy, fitted to the lengths."""
-    found = {}
-    for name in dict.fromkeys((*REMEDIES, values["a.scaling"])):
-        tried = values if name == values["a.scaling"] else values | {"a.scaling": name}
-        found[name] = spec_of(tried if tried is values else tried | fitted(tried, "a"))
-    return found
+    """Return the spec with each remedy, fitted to the lengths; the chosen one keeps the values of its controls."""
+    found = {values["a.scaling"]: spec_of(values)}
+    for name in REMEDIES:
+        if name not in found:
+            tried = values | {"a.scaling": name}
+            found[name] = spec_of(tried | fitted(tried, "a"))
+    return {name: found[name] for name in dict.fromkeys((*REMEDIES, values["a.scaling"]))}
 
 
 def _cost(values: dict[str, Any], facts: Facts, translate: Translate) -> None:

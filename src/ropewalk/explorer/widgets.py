@@ -58,7 +58,13 @@ def draw_control(
     on_change: Callable[..., None] | None = None,
     args: tuple[Any, ...] = (),
 ) -> None:
-    """Draw the widget of one control: words are chosen from a list, from radio buttons, or from tiles without a label."""
+    """Draw the widget of the control `name`; its value goes to the session, not to `values`.
+
+    horizontal, tiles  how words are chosen: from radio buttons in a row, or from tiles without a label; else from a list
+    named              value -> the text that is shown for it
+    choices            the words on offer; None = all of the control
+    on_change, args    a function to call after a change, and its arguments
+    """
     control = controls.controls()[name]
     slides = control.kind in ("integer", "number")
     options = stops(values, name, control) if slides else list(control.choices if choices is None else choices)
@@ -106,9 +112,9 @@ def stops(values: dict[str, Any], name: str, control: controls.Control) -> list[
 
 
 def position_stops(last: int, here: int) -> list[int]:
-    """Return the positions that the slider offers: every small one, then eight in each octave, the last one and `here`."""
+    """Return the positions that the slider offers: 0 to 16, then eight in each octave, the last one and `here`."""
     octaves = int(last).bit_length()
-    steps = (round(2 ** (place / 8)) for place in range(4 * 8, 8 * octaves))
+    steps = (round(2 ** (place / 8)) for place in range(4 * 8, 8 * octaves))  # from 2^4 = 16 on
     return sorted({here, last, *(stop for stop in (*range(17), *steps) if stop <= last)})
 
 

@@ -116,6 +116,7 @@ def clocks(view: View) -> Any:
 
 def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look = LIGHT) -> Any:
     """Return a figure with a clock for every pair (columns) and position (rows): the hand shows the angle, its path is shaded."""
+    # one unit is the diameter of a clock, and an inch; clocks are 1.4 apart in a row and 1.2 in a column
     across, down = 1.4 * len(radians) + 1.2, 1.2 * len(positions) + 0.65
     figure, (ax,) = blank(look, across, down)
     figure.set_layout_engine("none")

@@ -127,6 +127,7 @@ def _font(family: str | None, size: int) -> Any:
 def _frame(view: View, rows: dict[str, list[Dial]], read: float) -> Any:
     """Return one frame: the part `read` of the served length has been read."""
     look, across = view.look, max(map(len, rows.values()))
+    # pixels from top to bottom: 52 for the title, the rows of dials, 64 for the bar and its labels
     width = _LEFT + across * _CELL
     canvas = _Canvas(width, 52 + _ROW * len(rows) + 64, look)
     new = look.colour(1)
