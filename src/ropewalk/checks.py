@@ -162,6 +162,7 @@ def _is_sum(distance: int, steps: list[tuple[int, int, int]]) -> bool:
         return distance == 0
     (stride, least, most), rest = steps[0], steps[1:]
     low, high = (sum(step[0] * step[end] for step in rest) for end in (1, 2))  # the bounds of the sum over the rest
+    # the counts for which the rest can still make up the distance: low <= distance - stride * count <= high
     counts = range(max(least, -((high - distance) // stride)), min(most, (distance - low) // stride) + 1)
     return any(_is_sum(distance - stride * count, rest) for count in counts)
 

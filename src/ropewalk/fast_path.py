@@ -143,6 +143,7 @@ def _is_plain(tensors: tuple[Tensor, ...]) -> bool:
     """Return whether nothing traces the call and these are plain tensors, no subclass or parameter."""
     if is_traced(tensors) or in_forward_mode():
         return False
+    # a lazy negative view holds the values before the change of sign, and a kernel would read those
     return all(type(tensor) is Tensor and not tensor.is_neg() for tensor in tensors)
 
 

@@ -36,11 +36,11 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
         raise RopeError("positions", "must be integers", positions.dtype.name)
     levels.check_shapes(q, k, positions, spec)
     positions = positions.astype(jnp.int32)
-    done = []
+    rotated = []
     for x, key in ((q, False), (k, True)):
         if x is not None:
-            done.append(levels.rotated(jnp, x, *cos_sin(positions, spec, length=length, key=key), spec))
-    return tuple(done) if k is not None else done[0]
+            rotated.append(levels.rotated(jnp, x, *cos_sin(positions, spec, length=length, key=key), spec))
+    return tuple(rotated) if k is not None else rotated[0]
 
 
 def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:

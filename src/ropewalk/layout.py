@@ -131,7 +131,7 @@ def _unflatten(x: Tensor, axis: int, head_dim: int, num_heads: int | None, name:
 
 
 def _permute(x: Tensor, source: str, target: str, spec: RopeSpec, axis: int) -> Tensor:
-    """Return a copy of x with `axis`, which is one head, in the target layout."""
+    """Return a copy of x whose `axis`, the dims of one head, is in the target layout."""
     if source == target:
         return x.clone()
     rest = spec.head_dim - spec.rotary_start - 2 * spec.pairs

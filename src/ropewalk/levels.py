@@ -49,7 +49,7 @@ def levels(
     key   True for the tables of keys, where queries and keys have different magnitudes
     bits  the number of bits of each digit, the lowest digit first
     """
-    made, shift = [], 0
+    tables, shift = [], 0
     for index, width in enumerate(bits):
         digits = torch.arange(1 << width, device="cpu")
         is_last = index == len(bits) - 1
@@ -58,9 +58,9 @@ def levels(
         positions = (digits << shift).expand(spec.num_axes, 1, -1) if spec.num_axes > 1 else digits << shift
         options = {"length": length, "dtype": torch.float64, "key": key, "magnitude_power": int(is_last), "strategy": "none"}
         cos, sin = (each.reshape(1 << width, spec.pairs) for each in exact_cos_sin(spec, positions, **options))
-        made.append(torch.stack((cos, sin), dim=1).numpy().astype(dtype))
+        tables.append(torch.stack((cos, sin), dim=1).numpy().astype(dtype))
         shift += width
-    return tuple(made)
+    return tuple(tables)
 
 
 def magnitude_of(spec: RopeSpec, key: bool) -> float:
@@ -119,12 +119,12 @@ def rotated(xp: Any, x: Any, cos: Any, sin: Any, spec: RopeSpec) -> Any:
         a, b = part[..., 0::2], part[..., 1::2]
     first, second = (a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)
     if spec.layout_out == "half":
-        done = xp.concatenate([first, second], axis=-1)
+        joined = xp.concatenate([first, second], axis=-1)
     else:
-        done = xp.stack([first, second], axis=-1).reshape(part.shape)
+        joined = xp.stack([first, second], axis=-1).reshape(part.shape)
     if width == spec.head_dim:
-        return done
-    return xp.concatenate([x[..., :start], done, x[..., start + width :]], axis=-1)
+        return joined
+    return xp.concatenate([x[..., :start], joined, x[..., start + width :]], axis=-1)
 
 
 def check_shapes(q: Any, k: Any, positions: Any, spec: RopeSpec) -> None:

@@ -34,12 +34,12 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
         raise RopeError("positions", "must be integers", str(positions.dtype))
     levels.check_shapes(q, k, positions, spec)
     positions = positions.astype(mx.int32)
-    done = []
+    rotated = []
     for x, key in ((q, False), (k, True)):
         if x is not None:
             cos, sin = levels.cos_sin(mx, spec, positions, length, key and spec.magnitude_on == "q")
-            done.append(levels.rotated(mx, x, cos, sin, spec))
-    return tuple(done) if k is not None else done[0]
+            rotated.append(levels.rotated(mx, x, cos, sin, spec))
+    return tuple(rotated) if k is not None else rotated[0]
 
 
 def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:

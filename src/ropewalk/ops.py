@@ -212,12 +212,12 @@ def _one_by_one(info, in_dims, args):
 
 def _vmapped_qk(info, in_dims, q, k, *rest):
     """Return q and k rotated under vmap, each by itself, and the mapped dimension of each."""
-    done = []
+    rotated = []
     for x, dim, key in ((q, in_dims[0], False), (k, in_dims[1], True)):
         dims = (dim, *in_dims[2:], None)  # of x, of the angle arguments and of `key`
         unmapped = all(d is None for d in dims)
-        done.append((torch.ops.ropewalk.rotate(x, *rest, key), None) if unmapped else _vmapped(info, dims, x, *rest, key))
-    return tuple(x for x, _ in done), tuple(dim for _, dim in done)
+        rotated.append((torch.ops.ropewalk.rotate(x, *rest, key), None) if unmapped else _vmapped(info, dims, x, *rest, key))
+    return tuple(x for x, _ in rotated), tuple(dim for _, dim in rotated)
 
 
 def _vmapped_turn(info, in_dims, *args):
@@ -278,6 +278,7 @@ def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mappe
         rotated = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
     else:
         length = _as_tensor(request.length, xs[0].device)
+        # the arguments of `_ANGLES`
         angles = (
             request.positions,
             request.offset,

@@ -25,10 +25,10 @@ def phase_steps(radians: Tensor, low: Tensor | None = None) -> Tensor:
     high, rest = _product_with_inverse_two_pi(radians.to(torch.float64))
     if low is not None:
         rest = rest + low * _INVERSE_TWO_PI
-    part = high - high.trunc()  # exact for either sign, unlike high - high.floor() just below an integer
+    fraction = high - high.trunc()  # exact for either sign, unlike high - high.floor() just below an integer
     # the upper and the lower 32 bits by themselves: a float64 holds 53 bits
-    upper = (part * 2.0**32).floor()
-    lower = (part * 2.0**32 - upper) * 2.0**32 + rest * 2.0**64
+    upper = (fraction * 2.0**32).floor()
+    lower = (fraction * 2.0**32 - upper) * 2.0**32 + rest * 2.0**64
     return (upper.to(torch.int64) << 32) + lower.round().to(torch.int64)
 
 

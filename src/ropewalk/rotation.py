@@ -75,7 +75,8 @@ def rerotate(
     """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the same spec).
 
     Both rotations are combined before anything is rounded. The magnitude on the keys is kept; with `match_magnitude` it becomes
-    that of `to`, as if the keys were rotated anew.
+    that of `to`, as if the keys were rotated anew. `from_length` and `to_length` are the `length` of the two rotations, for
+    scalings that depend on it.
     """
     to = spec if to is None else to
     back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables), sign=-1, magnitude_power=-1)

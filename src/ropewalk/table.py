@@ -89,7 +89,7 @@ def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
     frequencies = spec.for_each_head(frequencies) if spec.per_head else frequencies
     steps = phase_steps(frequencies.radians, frequencies.low).to(device)
     growth = None if frequencies.growth is None else frequencies.growth.to(device)
-    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)
+    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)  # `low` is in `steps`
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
     if keep_levels:
@@ -164,7 +164,7 @@ def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
 
 
 def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [B, heads, S, pairs]; the angle of a pair is a sum over the axes."""
+    """Return cos and sin [B, heads, S, pairs]; the angle of a pair, in radians or as a phase, is a sum over the axes."""
     positions = positions if spec.num_axes > 1 else positions.unsqueeze(0)
     points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[:, :, None, :, None]  # [axes, B, 1, S, 1]
     if positions.is_floating_point() or spec.precision == "hf":
@@ -256,9 +256,9 @@ def first_rows(
     key = key and sides_differ(spec, device, strategy)
     rows = _cached_or_built(
         (spec.fingerprint, device, key, strategy),
-        lambda: _computed_rows(spec, device, _rows_for(spec, count, strategy), key, strategy),
-        lambda rows: 4 * rows.numel(),
-        lambda rows: len(rows) >= count,
+        build=lambda: _computed_rows(spec, device, _rows_for(spec, count, strategy), key, strategy),
+        size=lambda rows: 4 * rows.numel(),
+        fits=lambda rows: len(rows) >= count,
     )
     return rows[:count, 0], rows[:count, 1]
 
@@ -294,7 +294,7 @@ def memory(spec: RopeSpec, length: int) -> dict[str, int]:
     """Return the bytes that each strategy keeps on one device once queries at positions 0 ... length - 1 were rotated."""
     row = 8 * spec.pairs  # one float32 cos and sin, or one float64 of either; also the phase steps
     steps = row * spec.axes.num_heads * spec.num_axes if isinstance(spec.axes, PER_HEAD) else row
-    levels = 2 * 2 * row * LEVEL * _keeps_levels(spec)
+    levels = 2 * 2 * row * LEVEL * _keeps_levels(spec)  # cos and sin of two levels
     rows = {strategy: row * _rows_for(spec, length, strategy) * _keeps_rows(spec) for strategy in ("auto", "full")}
     kept = {"auto": levels + rows["auto"], "full": rows["full"], "two-level": levels, "none": 0}
     return {strategy: 0 if spec.learned else steps + kept[strategy] for strategy in strategies(spec)}

@@ -16,10 +16,13 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[attr-d
 
 def is_traced(xs: tuple[Tensor, ...]) -> bool:
     """Return whether a rotation of `xs` must be one registered op, because something observes the ops that run."""
+    # torch.compile, or torch.jit.trace
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return True
+    # a tensor subclass, such as a DTensor or a fake tensor
     if not all(type(x) in (Tensor, torch.nn.Parameter) for x in xs):
         return True
+    # a functorch transform such as vmap, or a TorchDispatchMode
     return _innermost_transform() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 

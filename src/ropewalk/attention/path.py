@@ -42,7 +42,7 @@ def path_scores_in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores [.., S, E + S] and all keys [.., E + S, D] as the token after the last one starts from.
 
-    `earlier` are the keys [.., E, D] that an earlier call returned.
+    q, k, w and beta are as in `path_scores`; `earlier` are the keys [.., E, D] that an earlier call returned.
     """
     count, rows = q.shape[-2], []
     keys = k[..., :0, :] if earlier is None else earlier
@@ -56,6 +56,7 @@ def path_scores_in_chunks(
         w_after = (k_own @ w_own.mT).triu(1)  # each key meets the reflections after it
         w_until = (w_own @ q_own.mT).triu()  # each query meets those up to itself
         inside = (k_own @ q_own.mT - w_after @ middle @ w_until).triu()
+        # each query times the reflections of this chunk up to it, for its scores with earlier keys
         reflected_q = q_own - (w_own.mT @ (middle @ w_until)).mT
         scores = torch.cat((reflected_q @ keys.mT, inside.mT), dim=-1)
         rows.append(F.pad(scores, (0, total - scores.shape[-1])))

@@ -25,6 +25,7 @@ def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: in
     varying = [axis for axis, size in enumerate(sizes) if size != 1] or [len(tokens) - 1]
     first, last = varying[0], varying[-1] + 1
     seq = tokens[first:last]
+    # one token axis for x and tables: x becomes [rows, tokens, heads, D], the tables [tokens, P]
     tables = [table.reshape(*sizes, -1).expand(*sizes[:first], *seq, *sizes[last:], -1) for table in (cos, sin)]
     cos, sin = (table.reshape(math.prod(seq), -1) for table in tables)
     x_4d = x.reshape(math.prod(tokens[:first]), math.prod(seq), math.prod(tokens[last:]), x.shape[-1])

@@ -206,7 +206,8 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if not isinstance(offset, Tensor):
         return rows + offset
     token = torch.arange(x.shape[0], device=x.device)
-    return rows + offset.to(torch.int64)[torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1]
+    sequence = torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1  # of each token
+    return rows + offset.to(torch.int64)[sequence]
 
 
 def _table_rows(name: str, table: Tensor, rows: Tensor) -> Tensor:

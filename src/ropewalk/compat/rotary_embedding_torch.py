@@ -166,6 +166,7 @@ class RotaryEmbedding(nn.Module):
         if self.use_xpos and scale is None:
             raise RopeError("scale", "must be given with use_xpos; or call rotate_queries_and_keys", None)
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
+        # fixed frequencies at integer positions: the exact rotation, without a table
         if scale is None and not self.learned_freq and not isinstance(offset, float):
             interpolated = tuple(radians / self.interpolate_factor for radians in self._radians)
             return rotation.rotate(t, _spec(interpolated, t.shape[-1]), offset=offset, seq_dim=seq_dim)

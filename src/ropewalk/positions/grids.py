@@ -32,6 +32,7 @@ def grid(*sizes: int, merge: int = 1, start: int | Sequence[int] = 0, device: De
     if integer("merge", merge, low=1, high=MOST) > 1:
         if len(sizes) < 2 or sizes[-1] % merge or sizes[-2] % merge:
             raise RopeError("merge", "must divide the last two sizes", [merge, *sizes])
+        # [.., height, merge, width, merge] -> [.., height, width, merge, merge]: one block of patches after another
         height, width = sizes[-2] // merge, sizes[-1] // merge
         cells = cells.unflatten(-1, (width, merge)).unflatten(-3, (height, merge)).transpose(-3, -2)
     return cells.reshape(len(sizes), 1, -1)
@@ -83,6 +84,7 @@ def augmented(
     """
 
     def drawn(rows: int, most: float) -> Tensor:
+        """Return a random number from -most to most for each axis, or one for both, [rows, 1, 1]."""
         random = torch.rand(rows, 1, 1, dtype=centres.dtype, device=centres.device, generator=generator)
         return (2 * random - 1) * most
 

@@ -172,6 +172,7 @@ def _grid_run(segment: Image | Video, at: int, time_merge: int, merge: int, orig
 
 def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tensor, "3 T"]:
     """Return the position of every token of `runs` with a fixed number of operations, whatever the number of runs."""
+    # a table with one row per run is copied to the device once; every token then looks up the row of its run
     numbers = [[run.tokens, run.follows_time, *run.starts, *run.strides, *run.sizes] for run in runs]
     table = _to_device(torch.tensor(numbers, dtype=torch.int64).reshape(-1, 11), device)
     intervals = _to_device(torch.tensor([run.interval for run in runs], dtype=torch.float32), device)
@@ -192,7 +193,10 @@ def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tens
 def decode_positions(
     delta: Integer[Tensor, "B"], index: int | Integer[Tensor, "B"], tokens: int = 1
 ) -> Int[Tensor, "3 B {tokens}"]:
-    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one count, or one a row)."""
+    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one count, or one a row).
+
+    `delta`, which `multimodal` returns, is the next position minus the number of tokens: an image takes fewer positions.
+    """
     check_integers("delta", delta, "B")
     integer("tokens", tokens, low=0, high=MOST)
     if isinstance(index, Tensor):
