@@ -29,6 +29,7 @@ def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyR
     """Write the rotated x into out: `reference.rotate` with fewer temporaries."""
     stop = request.start + 2 * request.pairs
     a, b = reference.split_pairs(x[..., request.start : stop], request.layout_in)
+    # both members are computed before either is written, because out may be x
     first, second = (a * cos).sub_(b * sin), (a * sin).add_(b * cos)
     out_a, out_b = reference.split_pairs(out[..., request.start : stop], request.layout_out)
     out_a.copy_(first)

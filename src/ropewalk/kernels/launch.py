@@ -62,7 +62,7 @@ class LaunchPlan:
 
     def start(self, grid: Grid, arguments: Sequence[Any]) -> None:
         """Start the compiled kernel; takes the arguments of `launch` with pointers instead of tensors."""
-        if torch._C._cuda_getDevice() != self.device_index:
+        if torch._C._cuda_getDevice() != self.device_index:  # a kernel is loaded on one device only
             with torch.cuda.device(self.device_index):
                 return self.start(grid, arguments)
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)

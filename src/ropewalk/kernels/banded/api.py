@@ -64,6 +64,7 @@ def run(call: BandedCall) -> tuple[Tensor, Tensor]:
         return out, lse
     q_group, k_group = (group.reshape(-1, group.shape[-1]).contiguous() for group in (call.q_group, call.k_group))
     blocks = -(-q_len // ROWS)
+    # keys of one step; TILES bounds the steps in the interpreter, and the GPU computes their number from `ranges`
     keys = KEYS[64 if max(head_dim, width) <= 64 else 128] // (2 if q.dtype == torch.float32 else 1)
     constants: dict[str, Any] = {
         "GROUP": heads // k_heads, "HEAD_DIM": head_dim, "DIM_BLOCK": _block(head_dim), "WIDTH": width,

@@ -23,7 +23,8 @@ def attend_band(
     """Write softmax(scale q k^T) v and the log-sum-exp of the scores for ROWS queries of one head.
 
     GROUP is the number of query heads that share a key head. With LOW or HIGH, a query sees only keys with
-    low <= q_group - k_group < high. `ranges` holds the first key and the end of the keys of every block of ROWS queries.
+    low <= q_group - k_group < high. `ranges` holds the first key and the end of the keys of every block of ROWS queries. Names
+    such as q_token are strides.
     """
     # the queries of this program
     block = blocks - 1 - tl.program_id(0)  # under causality the last blocks have the most keys, so they start first

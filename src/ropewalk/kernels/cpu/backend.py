@@ -65,11 +65,13 @@ def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     """Write each rotated x into its out, which may be x itself."""
+    # with a two-level table the library computes cos and sin itself; otherwise it reads rows of them
     levels = None
     if type(request) is Request and request.tables in ("auto", "two-level"):
         levels = levels_of(request.spec, request.magnitude_power, request.key)
     sides_differ = request.sides_differ(xs[0].device) if levels is None else not levels.for_both
     if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or sides_differ):
+        # one library call has one dtype and the same angles for both tensors
         for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
             run((x,), (out,), request.of_tensor(index))
     elif outs[0] is xs[0] and request.layout_in != request.layout_out:

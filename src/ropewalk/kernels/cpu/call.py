@@ -31,7 +31,10 @@ NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
 
 
 def position_words(positions: Tensor | None) -> bytes:
-    """Return the packed `ANGLES` if the library computes angles; positions None means offset, offset + 1, ..."""
+    """Return the packed `ANGLES` if the library computes angles: no cos and sin, so the first five words are 0.
+
+    positions None means offset, offset + 1, ...
+    """
     if positions is None:
         return ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
     batches = positions.shape[0] if positions.ndim == 2 else 1
@@ -56,6 +59,7 @@ def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
     if levels is not None:
         return levels
     spec_tables, words = tables(spec, torch.device("cpu")), b""
+    # frequencies that depend on the length and xPos's growth need more than a table and one magnitude
     if spec_tables.frequencies.growth is None and spec_tables.levels is not None and not (spec.needs_length or spec.fractional):
         magnitude = magnitude_on(spec, spec_tables.frequencies.magnitude, key) ** magnitude_power
         words = _LEVELS.pack(*(level.data_ptr() for level in spec_tables.levels), LEVEL_BITS, magnitude)

@@ -61,7 +61,7 @@ def join_pool(*names: str) -> str:
 
 def isas() -> dict[str, int]:
     """Return the instruction sets that this machine can run, widest first, with their indices in the library."""
-    names = []
+    names = []  # the library returns an empty name for an instruction set that the machine lacks, and None after the last
     while handle is not None and (name := handle.ropewalk_isa(len(names))) is not None:
         names.append(name.decode())
     return {name: index for index, name in enumerate(names) if name}

@@ -24,7 +24,7 @@ def attend(
 
     Keys are those with index first_keys[row] ... num_keys[0] - 1, and at most the latest WINDOW of them (0: all). They are
     divided among SPLITS programs. Each stores its part; the last to arrive adds them up in the order of the parts, so the
-    result does not depend on which one is last.
+    result does not depend on which one is last. Names such as k_token are strides: from one token of k to the next.
     """
     row_and_head, split = tl.program_id(0), tl.program_id(1)
     row, head = row_and_head // K_HEADS, row_and_head % K_HEADS

@@ -46,7 +46,10 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
 
 
 def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
-    """Return the tile of `qkv_product`; its columns are pairs. With `norm`, the product norms its single row."""
+    """Return the tile of `qkv_product`, from sweeps on an H200; its columns are pairs.
+
+    With `norm` the product also norms its input, which must be a single row.
+    """
     if norm:
         return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
     if rows <= 16:

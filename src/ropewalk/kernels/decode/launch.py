@@ -128,6 +128,7 @@ def attend(
     rows, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
     group = q_heads // k_heads
+    # tensor cores need sizes of at least 16
     dim_block = max(16, power_of_two(head_dim))
     keys = pick_keys(dim_block, k.element_size()) if keys is None else keys
     with torch.cuda.device_of(q):

@@ -39,6 +39,7 @@ def _vector_products(
     weights = load(first_rows + depth, live & (depth < K), MASKED, "evict_first")
     more_weights = load(second_rows + depth, live & (depth < K), MASKED, "evict_first") if BOTH else weights
     if PDL:
+        # x is the result of the kernel before
         tl.extra.cuda.gdc_wait()
     for start in range(0, K, DEPTH):
         # load the next weights before these are used, so that the loads overlap with the arithmetic
@@ -76,6 +77,7 @@ def _matrix_products(
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
     depth = tl.arange(0, DEPTH)
     if PDL:
+        # x is the result of the kernel before
         tl.extra.cuda.gdc_wait()
     for start in range(0, K, DEPTH):
         inside = start + depth < K
@@ -111,6 +113,7 @@ def products(
     """
     if ROWS == 1:
         if PDL:
+            # let the next kernel start: its programs can load weights while these compute
             tl.extra.cuda.gdc_launch_dependents()
         first, second = _vector_products(
             x, norm_weight, tl.reshape(first_rows, [COLUMNS, 1]), tl.reshape(second_rows, [COLUMNS, 1]),
@@ -129,7 +132,10 @@ def product(
     COUNT: tl.constexpr, K: tl.constexpr, FINISH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says; GATE reads 2 COUNT rows of the weight."""
+    """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says; GATE reads 2 COUNT rows of the weight.
+
+    A program computes a tile of ROWS x COLUMNS, DEPTH of the K terms at a time. x_row, residual_row and out_row are strides.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, column < COUNT
@@ -154,9 +160,10 @@ def product(
 @triton.jit
 @no_type_check
 def norm(x, weight, out, eps, x_row, out_row, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Store the RMS norm of each row of x [rows, K], one program per row."""
+    """Store the RMS norm of each row of x [rows, K], one program per row; BLOCK is K rounded up to a power of two."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     if PDL:
+        # wait for the previous kernel, which writes x, and let the next one start
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     wide = load(x + row * x_row + column, column < K, BLOCK != K, "").to(tl.float32)

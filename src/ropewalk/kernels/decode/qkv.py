@@ -129,6 +129,7 @@ def qkv_product(
 
     A program computes COLUMNS pairs of one head, both members in two accumulators, so the rotation exchanges nothing between
     threads. HEAD_NORM needs all pairs of a head: each program stores its own in `partial`, and the last one to arrive finishes.
+    Names such as q_row and k_page are strides: from one row of q, or page of the k cache, to the next.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     PARTS: tl.constexpr = (HALF + COLUMNS - 1) // COLUMNS
@@ -142,6 +143,7 @@ def qkv_product(
     if ROWS > 1:
         # before the product, which hides how long these loads take; one row needs its registers for the weights
         if PDL:
+            # the previous kernel may still be writing positions and slots
             tl.extra.cuda.gdc_wait()
         cos, sin = _angles(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK)
         slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)

@@ -20,6 +20,7 @@ class Workspace:
         self.splits = splits
         heads = q_heads + k_heads
         padded_rows = -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS
+        # the parts of `attend`, or the heads of `qkv_product`, whose rows fill whole tiles
         size = max(rows * q_heads * splits, padded_rows * heads) * head_dim
         self.partial = torch.empty(size, dtype=torch.float32, device=device)
         self.statistics = torch.empty(rows * q_heads * splits * 2, dtype=torch.float32, device=device)

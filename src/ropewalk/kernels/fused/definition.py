@@ -241,7 +241,7 @@ def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
     # padding tokens write a copy of a real token to the real token's slot; if all are padding, slot 0 is rewritten unchanged
     source = torch.where(live, torch.arange(len(slots), device=slots.device), live.int().argmax())
     target = torch.where(live.any(), slots[source], 0)
-    where = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
+    rows_of_cache = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
     for store, x, scale in zip((cache.k, cache.v), (k, v), cache.scales, strict=True):
         if store is None or x is None:
             continue
@@ -249,7 +249,7 @@ def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
         if cache.quantised:
             # torch cannot index float8 tensors, so index their bytes
             store, rows = store.view(torch.uint8), rows.view(torch.uint8)
-        store[where] = torch.where(live.any(), rows, store[where])
+        store[rows_of_cache] = torch.where(live.any(), rows, store[rows_of_cache])
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:

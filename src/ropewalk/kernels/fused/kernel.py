@@ -51,6 +51,7 @@ def _side(
     ANGLES: tl.constexpr = HEADS if SPREAD else 1
     phase = phases(steps, axis_of_pair, positions, token, token_live, axis_stride, AXES, HEAD, MASK_TOKENS, ANGLES)
     if PDL:
+        # everything is loaded, so the next kernel may start
         tl.extra.cuda.gdc_launch_dependents()
     cos, sin = phase_cos_sin(phase, QUICK)
     if MAGNITUDE:
@@ -84,6 +85,7 @@ def forward(
     KEEP_K, VALUES      also write k to `k_out`; also store v in its cache
     SPREAD, QUICK       compute the angles once per head; use the GPU's sine instruction
     PDL                 start before the previous kernel ends, and wait for it before the first load
+    q_token, k_page ... strides: from one token of q, or page of the k cache, to the next
     """
     Q_GROUPS: tl.constexpr = (Q_HEADS + BLOCK_Q - 1) // BLOCK_Q
     K_GROUPS: tl.constexpr = (K_HEADS + BLOCK_K - 1) // BLOCK_K
@@ -95,6 +97,7 @@ def forward(
     row = token.to(tl.int64)[:, None, None]
     token_live = token < tokens
     if PDL:
+        # the previous kernel may still be writing the memory that is read below
         tl.extra.cuda.gdc_wait()
     if group < Q_GROUPS:
         q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
@@ -163,6 +166,7 @@ def _side_backward(
     # first, second and rest are the gradient throughout; x_* is x / rms(x), f_* the norm's weight, w_* the contribution to dw
     first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+    # rotated backwards: the gradient of the normed head, which is dx if there is no norm
     first, second = rotated(first, second, cos, -sin)
     w_first, w_second, w_rest = first, second, rest
     if NORM:
@@ -173,6 +177,7 @@ def _side_backward(
         w_first, w_second, w_rest = first * x_first, second * x_second, rest * x_rest
         f_first, f_second, f_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
         first, second, rest = weighted(first, second, rest, f_first, f_second, f_rest, WEIGHT)
+        # dx = (g - x mean(g x)) / rms, with x normed and g the gradient times the weight
         mean = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
         first, second, rest = first - x_first * mean, second - x_second * mean, rest - x_rest * mean
         first, second, rest = first * inverse_rms, second * inverse_rms, rest * inverse_rms

@@ -57,7 +57,8 @@ class _ForwardPlan(LaunchPlan):
     def __init__(self, call: Call, config: Config) -> None:
         values = forward_values(call, config)
         super().__init__(_FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps)
-        tensors = (("Q", 1), ("K", 2 if values["VALUES"] else 1))  # v is divided into groups like k
+        # programs for each block of tokens: one for each group of heads of q, of k and of v, which is divided like k
+        tensors = (("Q", 1), ("K", 2 if values["VALUES"] else 1))
         self.groups = sum(times * -(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name, times in tensors)
         self.tokens_per_program = config.tokens
 
@@ -127,6 +128,7 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
     k, v = cache.k.stride()[:-1], (cache.k if cache.v is None else cache.v).stride()[:-1]
     if cache.k.ndim == 3:
         return (k[0], 0, k[1]), (v[0], 0, v[1]), 1
+    # pages that follow one another without a gap are one long page
     if all(page == cache.page_size * row for page, row, _ in (k, v)):
         return (k[1], 0, k[2]), (v[1], 0, v[2]), 1
     return k, v, cache.page_size

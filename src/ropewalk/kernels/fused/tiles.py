@@ -22,16 +22,17 @@ FP8_MAX = tl.constexpr(448.0)
 @no_type_check
 def _rest_dims(HEAD: tl.constexpr):
     """Return the indices of the dims that are not rotated, contiguous if possible, and a mask of valid indices."""
+    HEAD_DIM: tl.constexpr = HEAD[0]
     START: tl.constexpr = HEAD[1]
     ROTATED: tl.constexpr = 2 * HEAD[2]
     index = tl.arange(0, HEAD[4])[None, None, :]
-    if START == 0:
+    if START == 0:  # all after the rotated dims
         dim = index + ROTATED
-    elif HEAD[0] == START + ROTATED:
+    elif HEAD_DIM == START + ROTATED:  # all before them
         dim = index
     else:
         dim = index + tl.where(index < START, 0, ROTATED)
-    return dim, index < HEAD[0] - ROTATED
+    return dim, index < HEAD_DIM - ROTATED
 
 
 @triton.jit
@@ -40,9 +41,11 @@ def load_head(
     heads, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Return (first, second, rest) of the heads that `heads` [tokens, heads, 1] points to; if all dims rotate, rest is first."""
+    START: tl.constexpr = HEAD[1]
     PAIRS: tl.constexpr = HEAD[2]
-    REST_BLOCK: tl.constexpr = HEAD[4]
-    first, second = load_pairs(heads + HEAD[1], live, PAIRS, HEAD[3], INTERLEAVED, MASKED, EVICT)
+    PAIR_BLOCK: tl.constexpr = HEAD[3]
+    REST_BLOCK: tl.constexpr = HEAD[4]  # 0 if all dims of a head rotate
+    first, second = load_pairs(heads + START, live, PAIRS, PAIR_BLOCK, INTERLEAVED, MASKED, EVICT)
     rest = first
     if REST_BLOCK:
         dim, inside = _rest_dims(HEAD)
@@ -66,12 +69,14 @@ def store_head(
     HEAD: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     """Round the three tiles of every head and store them where `heads` points."""
+    START: tl.constexpr = HEAD[1]
     PAIRS: tl.constexpr = HEAD[2]
-    REST_BLOCK: tl.constexpr = HEAD[4]
+    PAIR_BLOCK: tl.constexpr = HEAD[3]
+    REST_BLOCK: tl.constexpr = HEAD[4]  # 0 if all dims of a head rotate
     dtype: tl.constexpr = heads.dtype.element_ty
     first = as_stored(first, inverse_scale, dtype, QUANTISED)
     second = as_stored(second, inverse_scale, dtype, QUANTISED)
-    store_pairs(heads + HEAD[1], first, second, live, PAIRS, HEAD[3], INTERLEAVED, MASKED, STORE)
+    store_pairs(heads + START, first, second, live, PAIRS, PAIR_BLOCK, INTERLEAVED, MASKED, STORE)
     if REST_BLOCK:
         dim, inside = _rest_dims(HEAD)
         rest = as_stored(rest, inverse_scale, dtype, QUANTISED)
@@ -97,7 +102,7 @@ def load_factors(
 @triton.jit
 @no_type_check
 def weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT: tl.constexpr):
-    """Return x * w, x * (1 + w), or x if there is no weight."""
+    """Return x * w, x * (1 + w), or x if there is no weight; x and w are given as the three tiles of a head."""
     if WEIGHT != "":
         w_first, w_second, w_rest = w_first.to(tl.float32), w_second.to(tl.float32), w_rest.to(tl.float32)
         if WEIGHT == "1+w":
@@ -172,10 +177,11 @@ def phases(
     sharing them through shared memory.
     """
     PAIRS: tl.constexpr = HEAD[2]
-    MASKED: tl.constexpr = HEAD[3] != PAIRS
-    pair = tl.arange(0, HEAD[3])[None, None, :] + tl.zeros([1, HEADS, 1], tl.int32)
-    where = positions + token[:, None, None]
+    BLOCK: tl.constexpr = HEAD[3]  # PAIRS rounded up to a power of two
+    MASKED: tl.constexpr = BLOCK != PAIRS
+    pair = tl.arange(0, BLOCK)[None, None, :] + tl.zeros([1, HEADS, 1], tl.int32)
+    pointers = positions + token[:, None, None]
     if AXES > 1:
-        where += load(axis_of_pair + pair, pair < PAIRS, MASKED, "") * axis_stride
-    position = load(where, live[:, None, None], MASK_TOKENS, "").to(tl.int64)
+        pointers += load(axis_of_pair + pair, pair < PAIRS, MASKED, "") * axis_stride
+    position = load(pointers, live[:, None, None], MASK_TOKENS, "").to(tl.int64)
     return position * load(steps + pair, pair < PAIRS, MASKED, "")

@@ -87,12 +87,12 @@ def run(
         **_operands(q), "num_warps": 4, "num_stages": stages,
     }  # fmt: skip
     sizes, grid = (tokens, heads, segments), (batch * heads * segments,)
-    places = (*positions.stride(), 0 if real is None else real.stride(0))
+    token_strides = (*positions.stride(), 0 if real is None else real.stride(0))
     sums, sums_total = mixed.new_empty(batch, heads, segments, rows, width), total.new_empty(batch, heads, segments, rows)
     with torch.cuda.device_of(q):
         _kernel(device.segment_sums)[grid](
             k, v, positions, spec_tables.steps, real, sums, sums_total, *sizes, k_magnitude,
-            *k.stride()[:3], *v.stride()[:3], *places, **constants,
+            *k.stride()[:3], *v.stride()[:3], *token_strides, **constants,
         )  # fmt: skip
         # the state before each segment, and after the last one
         states = torch.cat((mixed.unsqueeze(2), sums), dim=2).cumsum(dim=2)
@@ -101,7 +101,7 @@ def run(
         strides = (s for t in (q, k, v, out) for s in t.stride()[:3])
         _kernel(device.segment_out)[grid](
             q, k, v, out, positions, spec_tables.steps, real, states, totals, scales, *sizes, q_magnitude, k_magnitude, call.eps,
-            *strides, *places, (segments + 1) * rows, **constants,
+            *strides, *token_strides, (segments + 1) * rows, **constants,
         )  # fmt: skip
     return out, states[:, :, -1], totals[:, :, -1]
 

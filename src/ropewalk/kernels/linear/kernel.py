@@ -94,7 +94,7 @@ def segment_sums(
 
     A row is one head of one batch row, and ROWS the number of features. `mixed` sums rotated features times values; `total` sums
     the features of the denominator. The cosine form has the constant 1 as one more feature, whose sums are `value_sum` and
-    `count`.
+    `count`. Names such as k_token are strides.
     """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)

@@ -52,15 +52,15 @@ def _store_in_slots(first, second, slots, cache, scale, row, live, head, num_slo
     """
     slot = tl.load(slots + row, mask=live, other=-1).to(tl.int64)[:, None, None]
     heads = head + tl.arange(0, HEADS)[None, :, None]
-    where = cache + slot // PAGE_SIZE * page + slot % PAGE_SIZE * slot_stride + heads * head_stride
+    rows_of_cache = cache + slot // PAGE_SIZE * page + slot % PAGE_SIZE * slot_stride + heads * head_stride
     inverse_scale = 1.0
     if QUANTISED:
         inverse_scale = 1.0 / tl.load(scale)
     written = (slot >= 0) & (slot < num_slots)
     first_dim, second_dim = _dims(HALF, INTERLEAVED)
     dtype: tl.constexpr = cache.dtype.element_ty
-    tl.store(where + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
-    tl.store(where + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
+    tl.store(rows_of_cache + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
+    tl.store(rows_of_cache + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
 
 
 @triton.jit(do_not_specialize=["rows", "num_slots"])
@@ -78,7 +78,7 @@ def qkv_tiles(
     `x`, `weight` and `out` are tensor descriptors. Each of PROGRAMS programs computes tiles of ROWS tokens and HEADS heads, one
     after the other; COUNT is the number of tiles in the interpreter, which has one program, and 0 otherwise. The descriptor of
     the weight reads its rows so that both members of a pair are neighbouring columns of the product. Neighbouring columns are
-    in one thread, so the rotation exchanges nothing between threads.
+    in one thread, so the rotation exchanges nothing between threads. Names such as k_page and k_slot are strides.
     """
     TILES: tl.constexpr = Q_TILES + 2 * K_TILES
     row_tiles = tl.cdiv(rows, ROWS)

@@ -54,7 +54,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
 
     (tokens, depth), columns, spec, cache = x.shape, weight.shape[0], call.spec, call.cache
     half, interleaved, norm = spec.head_dim // 2, spec.layout == "interleaved", call.head_norm
-    heads = COLUMNS // spec.head_dim
+    heads = COLUMNS // spec.head_dim  # in one tile
     out = x.new_empty(tokens, columns)
     # read the weight as [head, pair, member, depth], so that both members of a pair become neighbouring columns of the product
     pair_stride, member_stride = (2 * depth, depth) if interleaved else (depth, half * depth)
@@ -62,6 +62,7 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
     strides = [spec.head_dim * depth, pair_stride, member_stride, 1]
     x_tiles = TensorDescriptor(x, [tokens, depth], [x.stride(0), 1], [ROWS, DEPTH])
     weight_tiles = TensorDescriptor(weight, rows_of_weight, strides, [heads, half, 2, DEPTH])
+    # the results are stored in the layout of the spec: interleaved pairs are as in the product, others are stored by members
     if interleaved:
         out_tiles = TensorDescriptor(out, [tokens, columns], [columns, 1], [ROWS, COLUMNS])
     else:

@@ -97,4 +97,5 @@ def _fit(config: Config, most_token_heads: int, most_tokens: int, most_heads: in
     """Return the configuration with at most `most_token_heads` tokens times heads, and neither more than the call has."""
     tokens = min(config.tokens, most_tokens, most_token_heads)
     heads = min(most_token_heads // tokens, most_heads)
+    # a call with few heads leaves room for more tokens
     return replace(config, tokens=min(most_token_heads // heads, most_tokens), heads=heads)

@@ -143,7 +143,7 @@ def rotate_kernel(
     With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs that run at the same time should use adjacent
     memory: TOKENS_FIRST if the tokens of a head are adjacent; otherwise groups of heads come first. COPY also copies the
     dimensions that are not rotated. A name with "live" is the mask of the tokens, heads or pairs that exist: blocks have sizes
-    that are powers of two, so their ends may be empty.
+    that are powers of two, so their ends may be empty. Names such as q_token are strides: from one token of q to the next.
     """
     column = tl.program_id(0)
     row = tl.program_id(1)
@@ -206,7 +206,7 @@ def rotate_kernel(
         PAIRS, BLOCK, HEADS, AXES, MODE, MASK_TOKENS, QUICK,
     )  # fmt: skip
     if PDL:
-        # everything is loaded, so the next kernel may start
+        # x and the angles are loaded, so the next kernel may start
         tl.extra.cuda.gdc_launch_dependents()
     if BACKWARDS:
         sin = -sin

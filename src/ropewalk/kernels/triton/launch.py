@@ -59,10 +59,11 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
         # the kernel was compiled for pointers that are multiples of 16 bytes and for an offset of 32 bits
         if (from_q | from_k | to_q | to_k) & 15 or not lowest <= offset <= highest:
             return False
+        # a launch hook, such as a profiler's, must see the launch, and the kernel is loaded on one device only
         if hooks.calls or not (one_gpu or current_device() == index):
             return False
-        at, stream = 0 if positions is None else positions.data_ptr(), current_stream(index)
-        start(grid_x, grid_y, grid_z, stream, *fixed, from_q, from_k, to_q, to_k, at, *angles, offset, *constants)
+        position, stream = 0 if positions is None else positions.data_ptr(), current_stream(index)
+        start(grid_x, grid_y, grid_z, stream, *fixed, from_q, from_k, to_q, to_k, position, *angles, offset, *constants)
         return True
 
     return run_prepared

@@ -62,7 +62,8 @@ class RotationPlan(LaunchPlan):
 
     def _blocks(self, config: Config, order: str, batch: int, tokens: int, q_heads: int, k_heads: int) -> dict[str, Any]:
         """Set `self.grid` and return the kernel arguments that assign tokens and heads to programs."""
-        # a block is the heads of one program, a group the number of such a block; k_block 0: k has groups of its own, after q's
+        # heads are divided into groups of q_block heads of q, and in the same program k_block heads of k; if k_block is 0, k has
+        # groups of its own, after those of q
         q_block = min(config.heads, power_of_two(q_heads))
         k_block = 0
         q_groups = groups = -(-q_heads // q_block)
