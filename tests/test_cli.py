@@ -393,9 +393,9 @@ BARE = {"model_type": "llama", "head_dim": 12, "rope_theta": 1e4}
          ("extend", "{config}", "yarn", "--factor", "4", "--overwrite"), r"(?!--)\S*factor: must .* got 0.5"),
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
          ("extend", "{config}", "yarn", "--factor", "4"), r"rope: .*; pass --overwrite to replace it; got"),
-        ({}, ("audit", "{config}"), r"--max-model-len: must be given, .* \(--max-model-len\); got None"),
-        ({}, ("inspect", "{config}"), r"max_position_embeddings: must be in the config; or give .* \(--trained\); got None"),
-        ({}, ("extend", "{config}", "yarn", "--factor", "4"), r"--original-length: must be given: .*; got None"),
+        ({}, ("audit", "{config}"), r"--max-model-len: must be given, .* \(--max-model-len\); got nothing"),
+        ({}, ("inspect", "{config}"), r"max_position_embeddings: must be in the config; or give .* \(--trained\); got nothing"),
+        ({}, ("extend", "{config}", "yarn", "--factor", "4"), r"--original-length: must be given: .*; got nothing"),
     ],
 )  # fmt: skip
 def test_errors_speak_of_options_where_they_are_about_options(capsys, tmp_path, config, args, says):

@@ -25,11 +25,25 @@ def test_an_example_gives_what_its_config_gives(command, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_one_of_config_and_example_is_needed(command, capsys, tmp_path):
-    for arguments in ((), (tmp_path, "--example", "Llama-3.1-8B")):
-        code, out, err = command_line.call(capsys, command, *arguments)
-        assert (code, out) == (2, "")
-        assert "--example" in err
+def test_one_of_config_and_example_is_needed(command, capsys):
+    code, out, err = command_line.call(capsys, command)
+    assert (code, out) == (2, "")
+    assert err.startswith("ropewalk: CONFIG: must be the path of a config.json")
+    assert "--example" in err
+    assert err.endswith("; got nothing\n")
+
+
+@pytest.mark.parametrize("command", ["inspect", "audit"])
+def test_config_and_example_exclude_each_other(command, capsys, tmp_path):
+    code, out, err = command_line.call(capsys, command, tmp_path, "--example", "Llama-3.1-8B")
+    assert (code, out) == (2, "")
+    assert err.startswith("ropewalk: CONFIG: must not be given together with --example")
+    assert str(tmp_path) in err
+    assert "Llama-3.1-8B" in err
+
+
+def test_an_argument_that_is_missing_is_called_nothing(capsys, tmp_path):
+    assert command_line.call(capsys, "convert", tmp_path, "--dry-run")[2].endswith("; got nothing\n")
 
 
 def test_an_unknown_example_lists_the_known_ones(capsys):

@@ -69,7 +69,7 @@ def test_which_tells_the_layout_with_evidence(call, folder):
     ("arguments", "says"),
     [
         (LAYOUTS, "target: must be given"),
-        (("{tmp}/b",), "--from: must be one of half, interleaved; got None"),
+        (("{tmp}/b",), "--from: must be one of half, interleaved; got nothing"),
         (("{tmp}/b", "--from", "half", "--to", "x"), "--to: must be one of half, interleaved; got 'x'"),
         (("{tmp}/b", "--from", "half", "--to", "half"), "--to: must differ from --from"),
         (("{tmp}/half", *LAYOUTS), "target_folder: must not be the source folder"),

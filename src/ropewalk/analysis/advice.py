@@ -16,7 +16,7 @@ LARGE_TABLE = 64 << 20
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `applies` decides whether the advice is given.
+    """One check: `applies` decides whether the advice is given, and `figure` is the figure of `ropewalk.plots` that shows it.
 
     `advice` and `because` are format strings over the Facts, named `f`, and the values that `numbers` returns.
     """
@@ -40,12 +40,15 @@ class Advice:
 
 
 def _beta_limit(facts: Facts) -> float:
-    """Return how many turns a pair of one radian per step completes within YaRN's original length."""
+    """Return how many turns the fastest pair, one radian per step, completes within YaRN's original length."""
     return facts.spec.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
 
 
 def _is_new(facts: Facts) -> bool:
-    """Return whether a spec is for a new model: weights that exist were trained with their theta and scaling."""
+    """Return whether a spec is for a new model, whose theta and scaling can still be chosen.
+
+    The spec of a checkpoint's config has another precision than "exact": its weights were trained with float32 frequencies.
+    """
     return facts.spec.precision == "exact"
 
 

@@ -60,7 +60,7 @@ def read_checkpoint(config: Any, trained: int | None = None, served: int | None 
 
 
 def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping[str, Any]]:
-    """Return the spec of each layer type, where its values came from, and config keys with the lengths."""
+    """Return the spec of each layer type, where its values came from, and the part of the config that has the lengths."""
     if is_gguf(config):
         file = GgufFile(config)
         return *read_ropes(file), sizes_of(file)
@@ -73,12 +73,17 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping
 
 
 def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
+    """Return the attention window of a layer type in tokens; None if its queries attend to all earlier keys."""
     window = find(config, *WINDOW_KEYS.get(layer_type, ()))
     return None if window is None else integer(window.key, window.value, low=1, high=MAX_LENGTH)
 
 
 def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None) -> tuple[Sourced, Sourced]:
-    """Return the trained and the served length, each with its source."""
+    """Return the trained and the served length, each with its source.
+
+    longest          the longest sequence that the config names
+    trained, served  the caller's values, which take precedence
+    """
     original, factor = getattr(spec.scaling, "original_length", None), getattr(spec.scaling, "factor", 1.0)
     candidates = [(trained, GIVEN), (original, "the scaling's original length"), longest or (None, "")]
     trained_length = next(((length, source) for length, source in candidates if length is not None), None)
@@ -88,4 +93,5 @@ def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, serve
     if served is not None:
         return trained_length, (served, GIVEN)
     extended = None if original is None else (int(original * factor), "original length times factor")
-    return trained_length, max(filter(None, (extended, longest)), default=trained_length)
+    candidates = [sourced for sourced in (extended, longest) if sourced is not None]
+    return trained_length, max(candidates, default=trained_length)  # the longer one, with its source

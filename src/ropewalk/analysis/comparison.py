@@ -66,7 +66,7 @@ class Comparison:
 def compare(names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int = 32, length: int = 128) -> list[Comparison]:
     """Return one row for each of `names`, in attention of these sizes; `length` is the trained length."""
     integer("length", length, low=8)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         return [_measure(choice("names", name, ENCODINGS), num_heads, head_dim, length) for name in names]
 
 
@@ -110,22 +110,23 @@ def _is_bounded(encoding: Encoding, length: int) -> bool:
 
 
 def _entries(encoding: Encoding) -> list[str]:
-    """Return the entry points at which the encoding changes its input."""
-    sizes, at = encoding.sizes, torch.arange(3)
-    where = _on_all_axes(encoding, at)
+    """Return the entry points at which the encoding changes its input, tried with three tokens of ones."""
+    sizes, positions = encoding.sizes, torch.arange(3)
+    coordinates = _on_all_axes(encoding, positions)
     x = torch.ones(1, 3, sizes.model_dim, dtype=torch.float64)
     q = torch.ones(1, sizes.num_heads, 3, sizes.head_dim, dtype=torch.float64)
     used = {
-        "input": not torch.equal(encoding.embed(x, where), x),
-        "qk": not torch.equal(encoding.rotate(q, where, key=False), q),
-        "scores": encoding.bias(q, at, at) is not None,
+        "input": not torch.equal(encoding.embed(x, coordinates), x),
+        "qk": not torch.equal(encoding.rotate(q, coordinates, key=False), q),
+        "scores": encoding.bias(q, positions, positions) is not None,
     }
     return [entry for entry, is_used in used.items() if is_used]
 
 
 @torch.no_grad()
-def _weights(layer: Attention, x: Tensor, at: Tensor) -> Tensor:
-    weights = layer(x, _on_all_axes(layer.encoding, at), return_weights=True).weights
+def _weights(layer: Attention, x: Tensor, positions: Tensor) -> Tensor:
+    """Return the attention weights [B, H, S, S] of tokens x [B, S, model_dim] at `positions` [S]."""
+    weights = layer(x, _on_all_axes(layer.encoding, positions), return_weights=True).weights
     assert weights is not None  # requested
     return weights
 
@@ -139,25 +140,29 @@ def _drift(layer: Attention, length: int) -> float:
 
 
 def _keys_in_use(layer: Attention, token: Tensor, seq: int) -> float:
-    """Return exp(entropy) of the last query's weights over `seq` equal tokens, averaged over the heads."""
+    """Return to how many of `seq` equal tokens the last query attends: exp(entropy) of its weights, averaged over the heads."""
     weights = _weights(layer, token.expand(1, seq, -1), torch.arange(seq))[0, :, -1]
     return torch.special.entr(weights).sum(dim=-1).exp().mean().item()
 
 
 def _spread(layer: Attention, length: int) -> float:
+    """Return `_keys_in_use` of a random token at STRETCH times `length`, divided by that at `length`."""
     token = torch.randn(layer.encoding.sizes.model_dim, dtype=torch.float64)
     return _keys_in_use(layer, token, STRETCH * length) / _keys_in_use(layer, token, length)
 
 
 @torch.no_grad()
 def _scores(encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_at: Tensor) -> Tensor:
-    """Return scaled scores [B, H, Sq, Sk] of tokens [B, S, model_dim]; the projections are the identity."""
+    """Return scaled scores [B, H, Sq, Sk] of tokens [B, S, model_dim] at positions `q_at` and `k_at`.
+
+    The projections to q and k are the identity.
+    """
     sizes = encoding.sizes
     rotated = []
-    for x, at in ((queries, q_at), (keys, k_at)):
-        where = _on_all_axes(encoding, at)
-        heads = encoding.embed(x, where).unflatten(-1, (sizes.num_heads, sizes.head_dim)).transpose(1, 2)
-        rotated.append(encoding.rotate(heads, where, key=x is keys))
+    for x, positions in ((queries, q_at), (keys, k_at)):
+        coordinates = _on_all_axes(encoding, positions)
+        heads = encoding.embed(x, coordinates).unflatten(-1, (sizes.num_heads, sizes.head_dim)).transpose(1, 2)
+        rotated.append(encoding.rotate(heads, coordinates, key=x is keys))
     q, k = rotated
     scores = q @ k.transpose(-1, -2) / math.sqrt(sizes.head_dim)
     bias = encoding.bias(q, q_at, k_at)
@@ -176,11 +181,15 @@ def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
 
 
 def _rank(encoding: Encoding, bounded: bool) -> int:
-    """Return the rank of one head's scores for more tokens than it has dimensions."""
-    at = torch.arange(encoding.sizes.head_dim + 5)
-    at = at.clamp(max=encoding.sizes.length - 1) if bounded else at
-    queries, keys = (torch.randn(1, len(at), encoding.sizes.model_dim, dtype=torch.float64) for _ in range(2))
-    return int(torch.linalg.matrix_rank(_scores(encoding, queries, keys, at, at)[0, 0]))
+    """Return the rank of one head's score matrix, for a few more tokens than it has dimensions.
+
+    A product of q and k has rank head_dim at most; linear attention cannot compute scores of a higher rank.
+    """
+    positions = torch.arange(encoding.sizes.head_dim + 5)
+    if bounded:
+        positions = positions.clamp(max=encoding.sizes.length - 1)
+    queries, keys = (torch.randn(1, len(positions), encoding.sizes.model_dim, dtype=torch.float64) for _ in range(2))
+    return int(torch.linalg.matrix_rank(_scores(encoding, queries, keys, positions, positions)[0, 0]))
 
 
 def _excess(encoding: Encoding, length: int) -> float:
@@ -200,6 +209,7 @@ class _LargestTensor(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run one torch operation, and look at results that do not share the memory of an argument."""
         result = func(*args, **(kwargs or {}))
         inputs = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for t in tree_leaves(result):
@@ -212,17 +222,17 @@ class _LargestTensor(TorchDispatchMode):
 def _cost(encoding: Encoding, seq: int) -> tuple[int, int]:
     """Return (FLOPs of matrix products, bytes of the largest tensor) that the encoding adds, at `seq` float32 tokens."""
     sizes = encoding.sizes
-    at = torch.arange(seq) % sizes.length  # within the maximum position; the cost does not depend on positions
-    where = _on_all_axes(encoding, at)
+    positions = torch.arange(seq) % sizes.length  # within the maximum position; the cost does not depend on positions
+    coordinates = _on_all_axes(encoding, positions)
     x = torch.ones(1, seq, sizes.model_dim)
     q = torch.ones(1, sizes.num_heads, seq, sizes.head_dim)
     weights = torch.ones(1, sizes.num_heads, seq, seq)
     with FlopCounterMode(display=False) as flop_counter, _LargestTensor() as largest:
-        encoding.embed(x, where)
-        encoding.rotate(q, where, key=False)
-        encoding.rotate(q, where, key=True)
-        encoding.bias(q, at, at)
-        encoding.value_bias(weights, at, at)
+        encoding.embed(x, coordinates)
+        encoding.rotate(q, coordinates, key=False)
+        encoding.rotate(q, coordinates, key=True)
+        encoding.bias(q, positions, positions)
+        encoding.value_bias(weights, positions, positions)
     return flop_counter.get_total_flops(), largest.bytes
 
 

@@ -1,4 +1,7 @@
-"""How scores depend on distance: decay and its bound, similarity, and the cosine sum of the base bound."""
+"""How scores depend on distance: decay and its bound, similarity, and the cosine sum of the base bound.
+
+R_m is the rotation at position m, and omega_i the frequency of pair i, in radians per position.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Number
 
 
 def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """Return sum_i cos(m omega_i): how far a similar key outscores a random one at distance m (the base-bound curve)."""
+    """Return sum_i cos(m omega_i) for each distance m; omega_i is the frequency of pair i.
+
+    It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE Bounds Context Length").
+    """
     distances, frequencies = np.asarray(distances, dtype=np.float64), np.asarray(radians, dtype=np.float64)
     blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))
     return np.concatenate([np.cos(np.outer(block, frequencies)).sum(axis=-1) for block in blocks])
@@ -55,7 +61,7 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
 def first_negative(radians: Numbers, length: int) -> int | None:
     """Return the first distance up to `length` at which the cosine sum is negative, or None.
 
-    The curve is jagged, so this is no bound on the base: a slightly larger base may fail at a length where this one passes.
+    The curve is jagged, so this is no bound on theta: a slightly larger theta may have a negative sum where this one has none.
     """
     integer("length", length, low=1)
     for start in range(1, length + 1, _BLOCK):

@@ -19,6 +19,7 @@ from ropewalk.errors import choice
 from ropewalk.spec import PRECISIONS, RopeSpec
 from ropewalk.table import cos_sin
 
+# fractional bits of the fixed-point integers below; an error of 2^-192 times a position of 63 bits is far below float64's
 _BITS = 192
 # 2 pi times 2^192, rounded down to an integer
 _TWO_PI = 0x6_487ED511_0B4611A6_2633145C_06E0E689_48127044_533E63A0
@@ -29,26 +30,27 @@ BFLOAT16_ROUNDING = 2.0**-9
 def true_angles(radians: Numbers, positions: Sequence[int] | np.ndarray, low: Numbers | None = None) -> np.ndarray:
     """Return position * (radians + low) modulo 2 pi, float64 [positions, pairs], rounded only at the end.
 
-    `low` is what rounding to float64 left out of `radians`, as in `Frequencies`.
+    `low` is what rounding to float64 left out of `radians`, as in `Frequencies`. Python's integers have any number of bits, so
+    products of fixed-point numbers are exact.
     """
-    steps = _scaled(radians)
+    steps = _fixed_point(radians)
     if low is not None:
-        steps = [step + rest for step, rest in zip(steps, _scaled(low), strict=True)]
+        steps = [step + rest for step, rest in zip(steps, _fixed_point(low), strict=True)]
     return np.array([[(int(position) * step % _TWO_PI) / (1 << _BITS) for step in steps] for position in positions])
 
 
-def _scaled(values: Numbers) -> list[int]:
+def _fixed_point(values: Numbers) -> list[int]:
     """Return float64 values times 2^192, rounded down to integers."""
     ratios = [float(value).as_integer_ratio() for value in np.asarray(values, dtype=np.float64)]
     return [(numerator << _BITS) // denominator for numerator, denominator in ratios]
 
 
-def _policy(name: str, spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
-    """Return cos and sin under one of our precision policies, without the magnitude."""
+def _with_precision(precision: str, spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [positions, pairs] of a spec with one of our precisions, without the magnitude."""
     if spec.num_axes > 1:
         positions = positions.expand(spec.num_axes, -1)
-    # a magnitude would multiply the errors of all policies by the same number, so it is raised to the power 0
-    return cos_sin(spec.with_(precision=name), positions, length=length, magnitude_power=0)
+    # a magnitude would multiply the errors of all methods by the same number, so it is raised to the power 0
+    return cos_sin(spec.with_(precision=precision), positions, length=length, magnitude_power=0)
 
 
 def _bfloat16_positions(spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
@@ -59,14 +61,14 @@ def _bfloat16_positions(spec: RopeSpec, positions: Tensor, length: int | None) -
 
 
 def _cast_table(dtype: torch.dtype, spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of float32 angles, rounded to `dtype`, as a table in the dtype of a model."""
-    cos, sin = _policy("hf", spec, positions, length)
+    """Return cos and sin of float32 angles, rounded to `dtype`, like a table that is kept in the dtype of a model."""
+    cos, sin = _with_precision("hf", spec, positions, length)
     return cos.to(dtype), sin.to(dtype)
 
 
 #: methods to compute cos and sin: our precision policies and other engines'; "hf" is the float32 angle of most engines
 COS_SIN_METHODS: dict[str, Callable[[RopeSpec, Tensor, int | None], tuple[Tensor, Tensor]]] = {
-    **{name: partial(_policy, name) for name in PRECISIONS},
+    **{precision: partial(_with_precision, precision) for precision in PRECISIONS},
     "float16 table": partial(_cast_table, torch.float16),
     "bfloat16 table": partial(_cast_table, torch.bfloat16),
     "bfloat16 positions": _bfloat16_positions,
@@ -98,12 +100,13 @@ def error_curves(
     """
     window = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)
     window = np.maximum(window, 0)
-    own = spec.ladder_frequencies(length) if spec.needs_length else spec.exact_ladder_frequencies()
-    angles = true_angles(own.radians.numpy(), window.ravel(), None if own.low is None else own.low.numpy())
+    frequencies = spec.ladder_frequencies(length) if spec.needs_length else spec.exact_ladder_frequencies()
+    low = None if frequencies.low is None else frequencies.low.numpy()
+    angles = true_angles(frequencies.radians.numpy(), window.ravel(), low)
     errors = {}
     for name in methods:
         compute = COS_SIN_METHODS[choice("methods", name, COS_SIN_METHODS)]
         cos, sin = (t.to(torch.float64).numpy() for t in compute(spec, torch.from_numpy(window.ravel()), length))
-        worst = np.maximum(np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))).max(axis=-1)
-        errors[name] = worst.reshape(window.shape).max(axis=-1)
+        of_each = np.maximum(np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))).max(axis=-1)
+        errors[name] = of_each.reshape(window.shape).max(axis=-1)
     return errors

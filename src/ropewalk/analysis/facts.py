@@ -94,7 +94,7 @@ class Facts:
     @property
     def all_rows_bytes(self) -> int:
         """The bytes of float32 cos and sin of all served positions, as most libraries store them."""
-        return 8 * self.spec.pairs * self.served
+        return 8 * self.spec.pairs * self.served  # two numbers of 4 bytes for each pair
 
     @cached_property
     def first_negative(self) -> int | None:

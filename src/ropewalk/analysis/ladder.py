@@ -49,7 +49,8 @@ def turns(radians: Numbers, length: float) -> np.ndarray:
 def critical_dimension(radians: Numbers, length: float) -> int:
     """Return how many dimensions belong to pairs that complete at least one turn within `length` positions.
 
-    Without scaling this is 2 * ceil(d/2 * log_theta(length / (2 pi))) of the scaling-laws paper: 92 for Llama 2.
+    Without scaling this is 2 * ceil(d/2 * log_theta(length / (2 pi))), the critical dimension of "Scaling Laws of RoPE-based
+    Extrapolation": 92 for Llama 2.
     """
     return 2 * int(np.count_nonzero(turns(radians, length) >= 1))
 
@@ -112,5 +113,6 @@ def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
     ratio = np.abs(stretch(spec, length))
     factor = None if spec.needs_length else getattr(spec.scaling, "factor", None)
     min_ratio = 1 / factor if factor else ratio[ratio > 0].min(initial=1.0)
+    # the first condition that holds decides, in the order of the names below
     conditions = [ratio == 0, ratio > 1 + _TOLERANCE, ratio >= 1 - _TOLERANCE, ratio <= min_ratio * (1 + _TOLERANCE)]
     return np.select(conditions, ["still", "faster", "kept", "interpolated"], "blended").tolist()

@@ -46,7 +46,10 @@ class EntryComparison:
 
 
 def compare_entries(q: np.ndarray, k: np.ndarray, radians: Numbers, distance: int, shifts: Numbers) -> EntryComparison:
-    """Compare adding a sinusoidal encoding with rotating by the same frequencies; q [d] is `distance` after k [d]."""
+    """Return scores and norms of q [d] and k [d] with a sinusoidal encoding added, and rotated by the same frequencies.
+
+    q is `distance` positions after k, and both are moved by each of `shifts`: only the rotated score stays the same.
+    """
     shifts = np.asarray(shifts, dtype=np.float64)
     k_phasors, q_phasors = phasors(radians, shifts), phasors(radians, shifts + distance)
     added_q, added_k = pairs_of(q) + q_phasors, pairs_of(k) + k_phasors
@@ -60,6 +63,6 @@ def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) ->
     """Return the query pair (1, 0) rotated to each position, with magnitude and growth: complex [positions, pairs]."""
     frequencies = spec.with_(precision="exact").ladder_frequencies(length)
     path = phasors(frequencies.radians.numpy(), positions) * float(magnitude_on(spec, frequencies.magnitude, key=False))
-    if frequencies.growth is not None:
+    if frequencies.growth is not None:  # xPos: a query is multiplied by exp(growth) for each step beyond `center`
         path = path * np.exp(np.outer(np.asarray(positions, dtype=np.float64) - frequencies.center, frequencies.growth.numpy()))
     return path

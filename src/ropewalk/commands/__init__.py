@@ -29,16 +29,20 @@ def device_of(name: str) -> str:
     from ropewalk.errors import choice
 
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    return devices[-1] if name == "auto" else choice("device", name, devices)
+    best = devices[-1]
+    return best if name == "auto" else choice("device", name, devices)
 
 
 def config_or_example(config: Path | None, name: str | None) -> Any:
-    """Return the path of a config, or the config of a well-known model: exactly one of the two must be given."""
+    """Return `config`, a path, or the config of the well-known model `name`: exactly one of the two must be given."""
     from ropewalk.errors import RopeError
     from ropewalk.examples import example
 
-    if (config is None) == (name is None):
-        raise RopeError("CONFIG", "must be given, or else --example with the name of a well-known model", str(config))
+    if config is None and name is None:
+        rule = "must be the path of a config.json or its folder; or give --example with a well-known model, such as llama-3.1-8b"
+        raise RopeError("CONFIG", rule, None)
+    if config is not None and name is not None:
+        raise RopeError("CONFIG", "must not be given together with --example; give one of them", [str(config), name])
     return config if name is None else example(name)
 
 
@@ -56,22 +60,22 @@ def output_path(path: Path, option: str = "--out") -> Path:
     """Return the path of a file to write; refuse a folder, and a path below a file."""
     from ropewalk.errors import RopeError
 
-    existing = next((each for each in path.absolute().parents if each.exists()), None)
-    if path.is_dir() or (existing is not None and not existing.is_dir()):
+    nearest_existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
+    if path.is_dir() or (nearest_existing is not None and not nearest_existing.is_dir()):
         raise RopeError(option, "must be the path of a file in a folder", str(path))
     return path
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> RenderableType:
-    """Return a rich table with a legend below it; columns without any value are left out."""
+    """Return a rich table with `note` below it; columns whose cells are all empty are left out."""
     from rich.console import Group
     from rich.table import Table
 
     rows = list(rows)
-    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    headers = [columns[place] for place in kept]
-    made = Table(*headers, title=title or None, title_justify="left", show_header=any(headers))
+    shown = [column for column in range(len(columns)) if any(row[column] for row in rows)]
+    headers = [columns[column] for column in shown]
+    rich_table = Table(*headers, title=title or None, title_justify="left", show_header=any(headers))
     for row in rows:
-        made.add_row(*(row[place] or "-" for place in kept))
-    # not a caption, which would be as narrow as the table
-    return Group(made, note) if note else made
+        rich_table.add_row(*(row[column] or "-" for column in shown))
+    # not rich's caption, which would be wrapped to the width of the table
+    return Group(rich_table, note) if note else rich_table

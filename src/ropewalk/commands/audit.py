@@ -48,11 +48,14 @@ def audit(
 def verdict(result: Audit) -> str:
     """Return one line: how many engines agree, and what each of the others does otherwise."""
     engines = list(dict.fromkeys(finding.engine for finding in result.findings))
-    different = [name for name in engines if any(f.engine == name for f in result.disagreements)]
+    first_disagreements: dict[str, Finding] = {}
+    for finding in result.disagreements:
+        first_disagreements.setdefault(finding.engine, finding)
+    different = [name for name in engines if name in first_disagreements]
     unknown = [name for name in engines if name not in different and any(f.problem for f in result.of(name))]
     agree = len(engines) - len(different) - len(unknown)
     parts = [f"{agree} of {len(engines)} engines agree" if different or unknown else f"All {agree} engines agree"]
-    parts += [_differs(name, next(f for f in result.disagreements if f.engine == name)) for name in different]
+    parts += [_differs(name, first_disagreements[name]) for name in different]
     return "; ".join(parts) + "." + (f" Not known for {_titles(unknown)}." if unknown else "")
 
 
@@ -61,7 +64,9 @@ def _differs(engine: str, finding: Finding) -> str:
     title, difference = ENGINES[engine].title, finding.difference
     if difference is None:
         return f"{title} has {finding.problem}"
+    # these two rules are true of the engine, but do not explain a difference of angles or magnitude
     rule = next((rule for rule in finding.rules if rule.about not in ("model code", "K-shift")), None)
+    # a rule such as "not read" says that the engine ignores the config key that it is about
     what = "differs" if rule is None else f"{'ignores' if rule.does.startswith('not ') else 'differs in'} {rule.about}"
     effects = [f"logits x {difference.temperature:.2f}"] if abs(difference.temperature - 1) > 1e-6 else []
     if difference.pairs:
@@ -74,7 +79,7 @@ def _titles(engines: list[str]) -> str:
 
 
 def _table(columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], tuple[str, ...]], note: str) -> RenderableType:
-    """Return a table with a line for each finding; the layer type is shown if there are several."""
+    """Return a table with a line for each finding: layer type (if there are several), tokens, engine, then `cells`."""
     several = len({finding.layer_type for finding in result.findings}) > 1
     lines = [
         (finding.layer_type if several else "", f"{finding.length:,}", ENGINES[finding.engine].title, *cells(finding))
@@ -84,27 +89,25 @@ def _table(columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], t
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:
-    """Return the columns of a finding: result, rules, temperature, pairs, worst score, reach and evidence."""
+    """Return the cells of the first table: result, why, logits, pairs, change of a score, 0.1 rad off, known by."""
     difference = finding.difference
-    why = ", ".join(dict.fromkeys(rule.about for rule in finding.rules))
+    known_by = finding.evidence.split(",")[0]  # whether it was run or only read; --details shows the rest: release and date
     if difference is None:
         result = finding.problem or ("reference" if finding.engine == REFERENCE else "the same")
-        return result, "", "", "", "", "", finding.evidence.split(",")[0]
-    pairs = f"{difference.pairs} of {len(finding.radians)}" if difference.pairs else ""
-    off = "" if difference.until_tenth is None else f"after {difference.until_tenth:,}"
+        return result, "", "", "", "", "", known_by
     return (
         "differs",
-        why,
+        ", ".join(dict.fromkeys(rule.about for rule in finding.rules)),
         f"x {difference.temperature:.4g}",
-        pairs,
+        f"{difference.pairs} of {len(finding.radians)}" if difference.pairs else "",
         f"{difference.score_worst:.3g}",
-        off,
-        finding.evidence.split(",")[0],
+        "" if difference.until_tenth is None else f"after {difference.until_tenth:,}",
+        known_by,
     )
 
 
 def _more_cells(finding: Finding) -> tuple[str, ...]:
-    """Return the further columns that --details shows."""
+    """Return the cells of the table of --details: magnitude, first pair, mean change, pi off, tokens that differ, evidence."""
     magnitude, difference = "" if finding.magnitude is None else f"{finding.magnitude:.5g}", finding.difference
     if difference is None:
         return magnitude, "", "", "", "", finding.evidence

@@ -32,7 +32,10 @@ def bench(
     plot: Path | None,
     json: bool,
 ) -> None:
-    """Time the rotation, a copy, and other installed libraries; a library whose results are wrong is not timed."""
+    """Time the rotation, a copy, and other installed libraries; a library whose results are wrong is not timed.
+
+    With `names` only print the names that --shape and --contender take.
+    """
     device = device_of(device)
     default_shapes = cpu.CPU_SHAPES if device == "cpu" else [name for name in SHAPES if name not in cpu.CPU_SHAPES]
     shapes, contenders = shape_names(shape or default_shapes), contender_names(contender or CONTENDERS)
@@ -44,15 +47,16 @@ def bench(
         _print_names(json)
         return
     measure = cpu.measure if device == "cpu" else gpu.measure
-    finished = _finished(measure(shapes, contenders), device, json)
+    results = _collect(measure(shapes, contenders), device, json)
     screen = Console(stderr=True, markup=False, highlight=False)
     if not json:
-        _show(finished)
+        _show(results)
     if out is not None:
-        rows.write(out, finished)
+        rows.write(out, results)
         screen.print(f"rows: {out}", soft_wrap=True)
     if plot is not None:
-        (chart.cpu_chart if device == "cpu" else chart.gpu_chart)(finished, plot)
+        draw = chart.cpu_chart if device == "cpu" else chart.gpu_chart
+        draw(results, plot)
         screen.print(f"chart: {plot}", soft_wrap=True)
 
 
@@ -61,44 +65,48 @@ def _print_names(json: bool) -> None:
     if json:
         print(json_format.dumps({"shapes": [*SHAPES], "groups": GROUPS, "contenders": [*CONTENDERS]}))
         return
-    sizes = {name: f"{b}x{s}, {q}/{k} heads x {d}, {str(dtype).split('.')[1]}" for name, (b, s, q, k, d, dtype) in SHAPES.items()}
+    sizes = {}
+    for name, (batch, tokens, q_heads, k_heads, head_dim, dtype) in SHAPES.items():
+        sizes[name] = f"{batch}x{tokens}, {q_heads}/{k_heads} heads x {head_dim}, {str(dtype).split('.')[1]}"
     sizes |= {name: ", ".join(shapes) for name, shapes in GROUPS.items()}
     columns = ("--shape", "batch x tokens, query/key heads x head_dim, dtype")
     console().print(table("", columns, sizes.items()), table("", ("--contender",), ([name] for name in CONTENDERS)))
 
 
-def _finished(results: Iterable[rows.Row], device: str, json: bool) -> list[rows.Row]:
-    """Return all rows with the machine's name and versions; each is printed as it comes if the output is JSON."""
-    finished: list[rows.Row] = []
+def _collect(measured: Iterable[rows.Row], device: str, json: bool) -> list[rows.Row]:
+    """Return the rows, measured one by one, with the machine's name and versions; with `json` print each as it comes."""
+    results: list[rows.Row] = []
     facts, screen = machine(device), Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("measuring", total=None)
-        for row in results:
-            finished.append({**row, **facts})
+        for row in measured:
+            results.append({**row, **facts})
             progress.update(task, description=f"{row['shape']} {row['contender']}")
             if json:
-                print(json_format.dumps(finished[-1]), flush=True)
-    return finished
+                print(json_format.dumps(results[-1]), flush=True)
+    return results
 
 
-def _show(finished: list[rows.Row]) -> None:
+def _show(results: list[rows.Row]) -> None:
     """Print a table of the rows that were timed, then why the others were not."""
     out = console()
-    timed = [row for row in finished if "skipped" not in row]
+    timed = [row for row in results if "skipped" not in row]
     if timed:
         out.print(_table(timed))
-    for reason in dict.fromkeys(f"not timed: {row['contender']}: {row['skipped']}" for row in finished if "skipped" in row):
+    # a contender is skipped for the same reason with many shapes; each reason is printed once
+    for reason in dict.fromkeys(f"not timed: {row['contender']}: {row['skipped']}" for row in results if "skipped" in row):
         out.print(reason, soft_wrap=True)
 
 
 def _table(timed: list[dict[str, Any]]) -> RenderableType:
-    """Return a table of timed rows."""
+    """Return a table of timed rows; rows of a GPU have `percent_of_copy`, those of a CPU `times_copy`."""
     lines = []
     for row in timed:
-        ratio = (
-            f"{row['percent_of_copy']} %" if "percent_of_copy" in row else f"{row['times_copy']} x" if "times_copy" in row else ""
-        )
+        if "percent_of_copy" in row:
+            ratio = f"{row['percent_of_copy']} %"
+        else:
+            ratio = f"{row['times_copy']} x" if "times_copy" in row else ""
         peak = f"{row['peak_bytes'] / 1e6:.2f}" if "peak_bytes" in row else ""
         numbers = (str(row["us"]), str(row.get("copy_us", "")), ratio, peak, str(row["rms_error"]))
         lines.append((row["shape"], row["order"], row["dtype"], row["contender"], row["pass"], *numbers))

@@ -24,7 +24,10 @@ def convert(
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout."""
+    """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout.
+
+    With `which` only print the layout that the checkpoint has; with `dry_run` only print what a conversion would change.
+    """
     if which:
         evidence = which_layout(source, config=config)
         print(json_format.dumps(evidence.as_dict(), indent=2) if json else evidence)
@@ -34,7 +37,7 @@ def convert(
     layouts = choice("--from", from_layout, LAYOUTS), choice("--to", to_layout, LAYOUTS)
     if from_layout == to_layout:
         raise RopeError("--to", "must differ from --from", to_layout)
-    conversion = convert_checkpoint(source, None, *layouts, config=config)
+    conversion = convert_checkpoint(source, None, *layouts, config=config)  # without a target nothing is written
     if target is not None and not dry_run:
         _run(source, target, conversion, config)
     if json:

@@ -68,7 +68,7 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, ful
     choice("preset", preset, ("smoke", "cpu", "gpu"))
     device = device_of(device)
     out.mkdir(parents=True, exist_ok=True)
-    report = _run(tokens, device, json)
+    report = _run_checks(tokens, device, json)
     sections = [_precision(report), _laws(report), _speed(report, tokens, device)]
     pictures, missing = _pictures(out)
     paths = [out / "report.md", *pictures]
@@ -83,7 +83,7 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, ful
         benchmark = _benchmark(size.rounds)
         if not json:
             _show_tables([benchmark])
-        claims, page = _study(out, size, preset, device, [*sections, benchmark], json)
+        claims, page = _run_studies(out, size, preset, device, [*sections, benchmark], json)
         paths.append(page)
     if json:
         rows = {name: [asdict(row) | {"ok": row.ok} for row in part] for name, part in vars(report).items()}
@@ -95,7 +95,7 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, ful
 
 
 def _benchmark(rounds: int) -> Table:
-    """Return a table with the times of the rotation and of other installed libraries, on one core."""
+    """Return a table with the times of the rotation and of other installed libraries, on one core, fastest first."""
     from ropewalk.bench import cpu
 
     rows = [
@@ -103,12 +103,14 @@ def _benchmark(rounds: int) -> Table:
         for row in cpu.measure(("cpu mid",), rounds=rounds)
         if row.get("pass") == "forward"
     ]
-    rows.sort(key=lambda cells: (cells[1], float(cells[3])))
+    rows.sort(key=lambda cells: (cells[1], float(cells[3])))  # by dtype, then by time
     note = f"256 tokens, 32 heads of 128; CPU time of one thread; rounds: {rounds}; `ropewalk bench` measures more."
     return Table("Short benchmark", ("contender", "dtype", "us", "x copy", "rms error"), rows, note)
 
 
-def _study(out: Path, size: Size, preset: str, device: str, sections: list[Table], quiet: bool) -> tuple[dict[str, Any], Path]:
+def _run_studies(
+    out: Path, size: Size, preset: str, device: str, sections: list[Table], quiet: bool
+) -> tuple[dict[str, Any], Path]:
     """Run the studies; return their claims as plain data, and the path of the report."""
     from ropewalk.commands.lab import show
     from ropewalk.lab import report
@@ -116,6 +118,7 @@ def _study(out: Path, size: Size, preset: str, device: str, sections: list[Table
 
     claims = {}
     for name, changes in size.studies.items():
+        # the preset "cpu" trains for fewer steps in a demo; its other changes of the model's settings stay
         default_changes = lab.STUDIES[name].presets[preset]["changes"]
         stages = f"train.stages=[{{length=128, batch=8, steps={size.steps}}}]"
         shorter = [f"changes={json_format.dumps([*default_changes, stages])}"] if preset == "cpu" else []
@@ -128,7 +131,7 @@ def _study(out: Path, size: Size, preset: str, device: str, sections: list[Table
     return claims, report.write_report(out, sections)
 
 
-def _run(tokens: int, device: str, quiet: bool) -> selfcheck.Report:
+def _run_checks(tokens: int, device: str, quiet: bool) -> selfcheck.Report:
     """Run all self-checks, with progress on stderr, and return their report."""
     steps = list(selfcheck.steps(tokens, device))
     rows: list = []
@@ -161,7 +164,7 @@ def _precision(report: selfcheck.Report) -> Table:
 
 
 def _laws(report: selfcheck.Report) -> Table:
-    """Return the table of the laws of RoPE and their errors."""
+    """Return the table of the laws of RoPE, such as scores that depend only on distances, and their errors."""
     rows = [(law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws]
     difference = selfcheck.order_difference(Rope(RopeSpec(selfcheck.HEAD_DIM)))
     note = f"Measured on the default backend. With RoPE the outputs of the two sentences differ by up to {difference:.1e}."
@@ -170,17 +173,17 @@ def _laws(report: selfcheck.Report) -> Table:
 
 def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
     """Return the table of the times and errors of all backends."""
-    base = {(row.name, row.dtype): row.milliseconds for row in report.speed}
+    milliseconds = {(row.name, row.dtype): row.milliseconds for row in report.speed}
     rows = []
     for row in report.speed:
         if row.reason:
             rows.append((row.name, row.dtype, "", "", "", "", f"not available: {row.reason}"))
             continue
-        copies = _ratio(row.milliseconds, base["copy_", row.dtype])
-        halves = _ratio(row.milliseconds, base["rotate_half in plain torch", row.dtype])
+        times_copy = _ratio(row.milliseconds, milliseconds["copy_", row.dtype])
+        times_rotate_half = _ratio(row.milliseconds, milliseconds["rotate_half in plain torch", row.dtype])
         error = "" if row.error is None else f"{row.error:.1e}"
         verdict = "" if row.bound is None else _verdict(row.ok)
-        rows.append((row.name, row.dtype, error, f"{row.milliseconds:.2f}", copies, halves, verdict))
+        rows.append((row.name, row.dtype, error, f"{row.milliseconds:.2f}", times_copy, times_rotate_half, verdict))
     return Table(
         f"One q [1, 32, {tokens}, 128] and k [1, 8, {tokens}, 128] on {device}",
         ("backend", "dtype", "error", "ms", "x copy", "x rotate_half", "verdict"),
@@ -218,7 +221,7 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
 
 
 def markdown(report: selfcheck.Report, sections: list[Table], pictures: list[Path], device: str) -> str:
-    """Return the self-check report as Markdown."""
+    """Return the self-check report as Markdown; `pictures` are shown at its end."""
     info = machine(device)
     environment = f"{info['machine']}, Python {info['python']}, torch {info['versions']['torch']}, {info['date']}."
     outcome = _outcome(report.ok) if report.ok else f"**{_outcome(report.ok)}**"
@@ -244,7 +247,7 @@ def _show_tables(sections: list[Table]) -> None:
 
 
 def _end(out: Path, paths: list[Path], missing: str | None, seconds: float) -> None:
-    """Print what is missing, what to do next, the time and the written files."""
+    """Print what is `missing` (a message about pictures), what to do next, the time and the written files."""
     screen = console()
     if missing:
         screen.print(missing)

@@ -18,22 +18,22 @@ from ropewalk.interop.engines.record import verdict_rows
 def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> None:
     """Print a verdict for each engine that is installed, and the configs in which it differs from the spec."""
     names = [choice("only", name, TITLES) for name in only or TITLES]
-    some = _rows(match, all_rows)
-    reasons = {name: why_not(name) for name in names}
-    found: list[dict[str, Any]] = []
-    by_id = {row.id: row for row in some}
-    for name in (name for name in names if reasons[name] is None):
-        found += verdict_rows(run(name, some), by_id, date="")
+    selected = _rows(match, all_rows)
+    not_run = {name: reason for name in names if (reason := why_not(name)) is not None}
+    by_id = {row.id: row for row in selected}
+    results: list[dict[str, Any]] = []
+    for name in names:
+        if name not in not_run:
+            results += verdict_rows(run(name, selected), by_id, date="")
     if json:
-        print(json_format.dumps({"rows": found, "not_run": {name: why for name, why in reasons.items() if why}}, indent=2))
+        print(json_format.dumps({"rows": results, "not_run": not_run}, indent=2))
         return
     out = console()
-    for line in verdicts(found):
+    for line in verdicts(results):
         out.print(line, style="bold", soft_wrap=True)
-    for name, why in reasons.items():
-        if why is not None:
-            out.print(f"{TITLES[name]}: not run, because {why}", soft_wrap=True)
-    different = [row for row in found if row["verdict"] not in ("same", "no spec")]
+    for name, reason in not_run.items():
+        out.print(f"{TITLES[name]}: not run, because {reason}", soft_wrap=True)
+    different = [row for row in results if row["verdict"] not in ("same", "no spec")]
     lines = [
         (row["engine"], row["config"], f"{row['length']:,}", row["verdict"], _text(row.get("first_pair")),
          _text(row.get("magnitude")), row.get("error", ""))
@@ -44,24 +44,25 @@ def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> N
         out.print(table("", columns, lines, "first pair: the first that rotates otherwise than the spec of the config says."))
 
 
-def verdicts(found: list[dict[str, Any]]) -> list[str]:
+def verdicts(results: list[dict[str, Any]]) -> list[str]:
     """Return a sentence for each engine: how many configs it computes as their spec says."""
     lines = []
-    for engine in dict.fromkeys(row["engine"] for row in found):
-        own = [row for row in found if row["engine"] == engine]
-        counts = Counter(row["verdict"] for row in own)
+    for engine in dict.fromkeys(row["engine"] for row in results):
+        of_engine = [row for row in results if row["engine"] == engine]
+        counts = Counter(row["verdict"] for row in of_engine)
         differs = sum(count for name, count in counts.items() if name not in ("same", "error", "no spec"))
-        parts = [f"{counts['same']} of {len(own)} as their spec says", f"{differs} differ", f"{counts['error']} refused"]
-        lines.append(f"{engine} {own[0]['version']}: {', '.join(parts)}.")
+        parts = [f"{counts['same']} of {len(of_engine)} as their spec says", f"{differs} differ", f"{counts['error']} refused"]
+        lines.append(f"{engine} {of_engine[0]['version']}: {', '.join(parts)}.")
     return lines or ["No engine was run."]
 
 
 def _rows(match: str, all_rows: bool) -> list[Row]:
-    """Return the rows to run: those of real checkpoints, or all, whose name contains `match`."""
-    some = [row for row in rows() if match in row.name and (all_rows or row.name.partition(",")[0] in REAL)]
-    if not some:
+    """Return the rows to run, whose name contains `match`: those of real checkpoints, or with `all_rows` also the others."""
+    # the name of a row is that of its model, a comma, and the spelling of its config keys (v4 or v5 of transformers)
+    selected = [row for row in rows() if match in row.name and (all_rows or row.name.partition(",")[0] in REAL)]
+    if not selected:
         raise RopeError("match", "must be a part of the name of a config; --all-rows adds the traps", match)
-    return some
+    return selected
 
 
 def _text(value: object) -> str:

@@ -34,7 +34,10 @@ def extend(
     out: Path | None,
     json: bool,
 ) -> None:
-    """Write a config for a longer context; print the changes and which engines interpret the config differently."""
+    """Write a config for a longer context; print the changes and which engines interpret the config differently.
+
+    `kind` is the scaling, such as "yarn"; `option` are texts name=JSON, the fields of the scaling that --set gives.
+    """
     settings = _settings(kind, option or [])
     new_config = config_file.read(config)
     with warnings.catch_warnings():
@@ -55,7 +58,7 @@ def extend(
 
 
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
-    """Return the values of --set by name; a name must be an option of the scaling that has no option of its own."""
+    """Return the values of --set by name; a name must be a field of the scaling that has no option of its own."""
     choice("kind", kind, [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk])
     known = sorted({each.name for each in fields(kinds()[kind])} - OWN_OPTIONS.keys())
     settings = {}
@@ -72,7 +75,7 @@ def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str, value: str) -> Any:
-    """Return the value of name=JSON, read as strictly as a config."""
+    """Return the `value` of `text`, which is name=value; it becomes a JSON object, to be read as strictly as a config.json."""
     try:
         (parsed,) = config_file.parse(f'{{"value": {value}}}'.encode()).values()
     except ValueError:  # not JSON, more than one value, or not UTF-8
@@ -88,7 +91,7 @@ def _write(path: Path, config: dict[str, Any]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-            os.link(file.name, path)
+            os.link(file.name, path)  # unlike os.replace, this raises FileExistsError if the file exists
         except FileExistsError:
             raise RopeError("--out", "must be a file that does not exist yet", str(path)) from None
         finally:

@@ -12,7 +12,7 @@ from ropewalk.lab.downloads import fetch as fetch_one
 
 
 def fetch(names: list[str], folder: Path | None, archive: Path | None, dry_run: bool, json: bool) -> None:
-    """Download files one after the other; with --dry-run only describe them."""
+    """Download each of `names` in turn; with --dry-run only describe them. `archive` is a file that was downloaded already."""
     for name in names:
         choice("NAME", name, DOWNLOADS)
     if archive is not None and len(names) > 1:
@@ -20,7 +20,10 @@ def fetch(names: list[str], folder: Path | None, archive: Path | None, dry_run: 
     say = (lambda text: None) if json else (lambda text: console().print(text, soft_wrap=True))
     if dry_run:
         described = {name: DOWNLOADS[name].describe() for name in names}
-        print(json_format.dumps(described, indent=2)) if json else [say(f"{name}: {text}") for name, text in described.items()]
+        if json:
+            print(json_format.dumps(described, indent=2))
+        for name, text in described.items():
+            say(f"{name}: {text}")  # prints nothing with --json
         return
     paths = {name: str(fetch_one(name, folder, archive=archive, report=say)) for name in names}
     if json:

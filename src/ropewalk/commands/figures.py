@@ -34,7 +34,7 @@ def figures(
 
 
 def _view_of(config: Path, look: Look) -> View:
-    """Return the view of the first layer type that has a rope."""
+    """Return what the figures show of a config: the spec, trained and served length of its first layer type with a rope."""
     from ropewalk.analysis import read_checkpoint
 
     facts = next((each for each in read_checkpoint(config).layers.values() if each is not None), None)

@@ -29,11 +29,12 @@ def fit(
     json: bool,
 ) -> None:
     """Measure, print the table and the recommendation, and write rows, config, picture and report into a folder."""
-    bar, done = Progress("fit", 0, 0, not json), []
+    bar, finished = Progress("fit", 0, 0, not json), []
 
     def report(line: str) -> None:
-        done.append(line)
-        bar.show(len(done), line)
+        """Show that one more measurement, described by `line`, is done."""
+        finished.append(line)
+        bar.show(len(finished), line)
 
     try:
         found = fit_model(

@@ -38,13 +38,16 @@ def info(json: bool) -> None:
     versions = {name: number or "not installed" for name, number in report["versions"].items()}
     caches = {each.name: _size(each) for each in cache_infos()}
     table_bytes = f"Bytes of cos and sin that Rope(tables=...) keeps for {MEMORY_LENGTH:,} tokens of 128 dimensions"
-    extras = {name: f"needs {', '.join(gap)}; pip install 'ropewalk[{name}]'" for name, gap in report["extras"].items() if gap}
+    extras = {
+        name: f"needs {', '.join(missing)}; pip install 'ropewalk[{name}]'" if missing else "installed"
+        for name, missing in report["extras"].items()
+    }
     for title, rows in (
         ("Versions", versions),
         ("Machine", report["machine"]),
         ("Caches", caches),
         (table_bytes, report["table_bytes"]),
-        ("Extras", dict.fromkeys(report["extras"], "installed") | extras),
+        ("Extras", extras),
         ("Plug-ins of inference engines", report["plugins"]),
     ):
         out.print(_pairs(title, rows))
@@ -78,9 +81,10 @@ def plugins() -> dict[str, str]:
         installed = any(each.name == "ropewalk" for each in metadata.entry_points(group=group))
         on = "on" if os.environ.get(switch) == "1" else f"off; set {switch}=1 to turn it on"
         states[engine] = f"installed, {on}" if installed else "not installed"
-    # transformers has no entry points: a model is loaded with the plug-in's kernel config
-    asked = "installed; on for models loaded with kernel_config=ropewalk_transformers.kernel_config()"
-    states["transformers"] = "not installed" if version("ropewalk-transformers") is None else asked
+    # transformers has no entry points: the plug-in is on for each model that is loaded with its kernel config
+    installed = version("ropewalk-transformers") is not None
+    on = "on for models loaded with kernel_config=ropewalk_transformers.kernel_config()"
+    states["transformers"] = f"installed; {on}" if installed else "not installed"
     return states
 
 
@@ -90,7 +94,7 @@ def extras() -> dict[str, list[str]]:
         required = metadata.requires("ropewalk") or []
     except metadata.PackageNotFoundError:
         return {}
-    needs: dict[str, list[str]] = {}
+    needs: dict[str, list[str]] = {}  # extra -> its packages, and in brackets the extras that it includes
     for line in required:
         # such as: typer>=0.12; extra == "cli", or: ropewalk[cli]; extra == "lab"
         match = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?.*extra == ['\"](\w+)['\"]", line)
@@ -114,6 +118,7 @@ def _missing(extra: str, needs: dict[str, list[str]]) -> set[str]:
 
 
 def _size(cache: CacheInfo) -> str:
+    """Return how full a cache is, as text."""
     size = f"{cache.entries:,} of {cache.most_entries:,} entries"
     return size if cache.most_bytes is None else f"{size}, {cache.bytes:,} of {cache.most_bytes:,} bytes"
 

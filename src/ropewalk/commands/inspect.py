@@ -71,7 +71,7 @@ def gather(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _layer(checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]) -> dict[str, Any]:
-    """Return everything about the layers of one type, as plain data for --json and the tables."""
+    """Return everything about the layers of type `name`, as plain data; `values` are its settings with their sources."""
     if facts is None:
         return {"values": values, "rotates": False}
     sources = dict(zip(("trained_from", "served_from"), checkpoint.sources[name], strict=True))
@@ -178,7 +178,8 @@ def verdict(layer: dict[str, Any]) -> str:
 def _numbers(layers: dict[str, dict[str, Any]]) -> RenderableType:
     """Return the table of the main numbers, one column for each layer type."""
     columns = {name: _main_numbers(layer) for name, layer in layers.items()}
-    rows = [(label, *(column[label] for column in columns.values())) for label in next(iter(columns.values()))]
+    labels = next(iter(columns.values()))  # every layer type has the same ones
+    rows = [(label, *(column[label] for column in columns.values())) for label in labels]
     return table("", ("", *columns), [row for row in rows if any(row[1:])])
 
 
@@ -202,12 +203,12 @@ def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
 
 
 def _tables(layer: dict[str, Any]) -> list[RenderableType]:
-    """Return all tables of a layer type."""
+    """Return all tables of a layer type: values, lengths, some of its pairs, precision, memory and advice."""
     values = [(name, _short(entry["value"]), entry["source"]) for name, entry in layer["values"].items()]
     summary = [(LABELS.get(name) or name.replace("_", " "), _cell(value)) for name, value in layer["summary"].items()]
-    rows, served = layer["pairs"], layer["summary"]["served"]
-    pairs = np.unique(np.linspace(0, len(rows) - 1, SHOWN_PAIRS).round().astype(int))
-    ladder = [tuple(map(_cell, rows[i].values())) for i in pairs]
+    all_pairs, served = layer["pairs"], layer["summary"]["served"]
+    shown = np.unique(np.linspace(0, len(all_pairs) - 1, SHOWN_PAIRS).round().astype(int))  # from the first to the last
+    pairs = [tuple(map(_cell, all_pairs[i].values())) for i in shown]
     headers = ("pair", "wavelength", "scaled", "trained", "served, unscaled", "served", "band", "new angles")
     errors = [(name, f"{entry['error']:.1e}", entry["used_by"]) for name, entry in layer["precision"].items()]
     memory = [(strategy, f"{size:,}") for strategy, size in layer["memory_bytes"].items()]
@@ -215,7 +216,7 @@ def _tables(layer: dict[str, Any]) -> list[RenderableType]:
     tables = [
         table("Values", ("field of the spec", "value", "from"), values),
         table("Length", ("", ""), summary),
-        table(f"Pairs ({len(pairs)} of {len(rows)})", headers, ladder, PAIRS_LEGEND),
+        table(f"Pairs ({len(pairs)} of {len(all_pairs)})", headers, pairs, PAIRS_LEGEND),
         table(f"Error of cos and sin near token {served:,}", ("angle", "error", "used by"), errors, ERROR_NOTE),
         table(f"Memory of cos and sin for {served:,} tokens", ("Rope(tables=...)", "bytes kept"), memory, MEMORY_LEGEND),
     ]

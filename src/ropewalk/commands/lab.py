@@ -41,7 +41,10 @@ def run(
     workers: int | None,
     json: bool,
 ) -> None:
-    """Run studies, print their tables and claims, and write the report."""
+    """Run studies, print their tables and claims, and write the report.
+
+    `change` are texts name=value, settings of the preset to change; `models` is a folder of trained models to reuse.
+    """
     selected = list(STUDIES) if names == ["all"] else [choice("NAME", name, [*STUDIES, "all"]) for name in names]
     device = device_of(device)
     if seeds is not None:

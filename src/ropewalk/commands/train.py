@@ -52,7 +52,10 @@ def run_training(
     tensorboard: bool,
     quiet: bool,
 ) -> Report | None:
-    """Run a preset; return the report on the first rank, None on the others."""
+    """Train what a preset describes; return the report on the first rank, None on the others.
+
+    `parallel` is how several processes share the work, if torchrun started them; `quiet` shows no progress.
+    """
     if threads is not None:
         torch.set_num_threads(integer("threads", threads, low=1, high=MOST_THREADS))
     with launched(parallel, device) as group:
