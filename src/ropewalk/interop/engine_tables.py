@@ -25,34 +25,38 @@ def with_exact_angles(module: Any, compute: Callable[[], Tensor]) -> Tensor:
 
     A table whose rows are not the positions 0, 1, 2, ... of one rope is returned as it is.
     """
-    found: list[Tensor] = []
+    recorded: list[Tensor] = []
     original = module._compute_inv_freq
-    before = vars(module).get("_compute_inv_freq")
+    attribute = vars(module).get("_compute_inv_freq")  # None: the method is that of the class
 
-    def remember(*args: Any, **named: Any) -> Tensor:
-        found.append(original(*args, **named))
-        return found[-1]
+    def compute_and_record(*args: Any, **named: Any) -> Tensor:
+        """Return the frequencies that the module computes, and keep them in `recorded`."""
+        recorded.append(original(*args, **named))
+        return recorded[-1]
 
-    module._compute_inv_freq = remember
+    module._compute_inv_freq = compute_and_record
     try:
         table = compute()
     finally:
         del module._compute_inv_freq
-        if before is not None:
-            module._compute_inv_freq = before
-    if len(found) != 1:
+        if attribute is not None:
+            module._compute_inv_freq = attribute
+    if len(recorded) != 1:
         return table
-    factors = getattr(module, "scaling_factors", [1.0])  # those of linear scaling, which divide the positions
-    return exact_table(table, found[0].double() / factors[0]) if len(factors) == 1 else table
+    factors = getattr(module, "scaling_factors", [1.0])  # linear scaling divides the positions by them
+    return exact_table(table, recorded[0].double() / factors[0]) if len(factors) == 1 else table
 
 
 def exact_table(table: Tensor, inv_freq: Tensor) -> Tensor:
-    """Return a float32 table [positions, 2 x pairs] with exact angles; a table of another form is returned as it is."""
+    """Return a float32 table [positions, 2 x pairs] with exact angles; a table of another form is returned as it is.
+
+    The magnitude is that of the first entry, cos 0. If the first NEAR rows do not agree with `table`, it holds something else.
+    """
     pairs = inv_freq.numel()
     if table.ndim != 2 or table.shape[1] != 2 * pairs or table.dtype != torch.float32 or len(table) < 2:
         return table
     magnitude = float(table[0, 0])
-    if magnitude <= 0:  # not cos 0
+    if magnitude <= 0:
         return table
     scaling = Given(tuple(inv_freq.double().flatten().tolist()), magnitude=magnitude)
     rope = Rope(RopeSpec(2 * pairs, scaling=scaling))

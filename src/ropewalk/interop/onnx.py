@@ -56,12 +56,12 @@ def export(
     integer("opset_version", opset_version, low=OPSET)
     with replaced_ops(_rotate, _tables):
         program = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
-    made = torch.onnx.export(program, dynamo=True, opset_version=opset_version, verbose=False, **options)
-    assert made is not None  # dynamo=True returns a program
-    _share(made.model)
+    onnx_program = torch.onnx.export(program, dynamo=True, opset_version=opset_version, verbose=False, **options)
+    assert onnx_program is not None  # dynamo=True returns a program
+    _share(onnx_program.model)
     if path is not None:
-        made.save(str(path))
-    return made
+        onnx_program.save(str(path))
+    return onnx_program
 
 
 def _share(model: Any) -> None:
@@ -82,26 +82,30 @@ class _Prepared:
 
 
 def _prepared(spec: RopeSpec) -> _Prepared:
-    """Return what a graph needs of a spec."""
+    """Return the tables and magnitudes that a graph computes the rotation of a spec from."""
     if spec.needs_length:
         rule = "must not depend on the length to be exported; use its frequencies at one length, frequencies.Given(radians)"
         raise RopeError("scaling", rule, spec.scaling)
-    # tensors have no data while a model is exported; that holds for this thread alone
-    with ThreadPoolExecutor(1) as other:
-        return other.submit(_computed, spec).result()
+    # while a model is exported, tensors made in this thread have no data, so another thread computes the tables
+    with ThreadPoolExecutor(1) as other_thread:
+        return other_thread.submit(_computed, spec).result()
 
 
 def _computed(spec: RopeSpec) -> _Prepared:
+    """Return the tables and magnitudes of a spec, of queries and of keys."""
     levels.check_spec(spec, None)
     sides = {key: levels.levels(spec, None, key and spec.magnitude_on == "q", DIGITS, "float64") for key in (False, True)}
     return _Prepared(sides, {key: levels.magnitude_of(spec, key) for key in (False, True)})
 
 
 def _tables(request: Request, positions: Tensor, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has."""
+    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has.
+
+    A position is split into four digits in base 256, each with a table of its own; their angles are added.
+    """
     prepared = _prepared(request.spec)
     parts, rest = [], positions.to(torch.int64)
-    for table in prepared.tables[key]:
+    for table in prepared.tables[key]:  # from the lowest digit to the highest
         digit = torch.remainder(rest, len(table))
         rest = torch.div(rest - digit, len(table), rounding_mode="trunc")
         parts.append(levels.rows_at(torch, levels.array(torch, table), digit, request.spec))
@@ -113,7 +117,7 @@ def _tables(request: Request, positions: Tensor, dtype: torch.dtype, key: bool) 
 
 
 def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
-    """Rotate each of `xs`."""
+    """Return each of `xs` rotated as `request` says: by its tables, or by exact angles at its positions."""
     rotated = []
     for i, x in enumerate(xs):
         if isinstance(request, TableRequest):
@@ -122,13 +126,15 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
             cos, sin = _tables(request, positions, torch.float32, request.is_key(i))
             sin = sin if request.sign > 0 else -sin
-        where = request.layout_in, request.layout_out, request.start, request.seq_dim
-        rotated.append(_rotate_by(x, cos, sin, *where))
+        rotated.append(_rotate_by(x, cos, sin, request.layout_in, request.layout_out, request.start, request.seq_dim))
     return tuple(rotated)
 
 
 def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int) -> Tensor:
-    """Rotate by given tables: the standard operator for [B, H, S, D] whose rotated part is first, else plain operators."""
+    """Return x rotated by given tables: by the standard operator if x is [B, H, S, D] and its first dimensions rotate.
+
+    Plain operators rotate everything else.
+    """
     wide = x.to(torch.float32)
     cos, sin = cos.to(torch.float32), sin.to(torch.float32)
     pairs = cos.shape[-1]
@@ -139,5 +145,5 @@ def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str
     if cos.ndim < 4:  # [S, pairs] or [B, S, pairs]; one more axis for the heads
         cos, sin = (table.unsqueeze(-3 if seq_dim == -2 else -2) for table in (cos, sin))
     a, b = split_pairs(wide[..., start : start + 2 * pairs], layout)
-    done = join_pairs(a * cos - b * sin, b * cos + a * sin, layout_out)
-    return torch.cat((wide[..., :start], done, wide[..., start + 2 * pairs :]), dim=-1).to(x.dtype)
+    rotated = join_pairs(a * cos - b * sin, b * cos + a * sin, layout_out)
+    return torch.cat((wide[..., :start], rotated, wide[..., start + 2 * pairs :]), dim=-1).to(x.dtype)

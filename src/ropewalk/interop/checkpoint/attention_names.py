@@ -86,7 +86,8 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
         modules[path] = AttentionModule(path, None if layer is None else int(layer[1]))
     for name in names:
         ends = [i for i, char in enumerate(name) if char == "."]
-        path = next((name[:end] for end in ends if name[:end] in modules), None)  # the outermost: an indexer is a part
+        # the outermost module, because an attention may contain another one, such as the indexer of DeepSeek V3.2
+        path = next((name[:end] for end in ends if name[:end] in modules), None)
         if path is not None:
             part = name[len(path) + 1 :].split(".")[0]
             modules[path].parts.setdefault(part, []).append(name)
@@ -97,7 +98,11 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
 def layers_without_attention(
     names: Iterable[str], modules: Mapping[str, AttentionModule], config: Mapping[str, Any]
 ) -> dict[str, list[str]]:
-    """Return {path of a layer: names} of the layers that hold no attention module, except declared or known other mixers."""
+    """Return {path of a layer: tensor names} of layers in which no attention module was recognised but one is expected.
+
+    Layers are left out if the config declares a type without rotation for them, or if they hold tensors of MIXERS. The names
+    are those that look like parts of an attention, if there are any, else all of the layer.
+    """
     layers: dict[str, list[str]] = {}
     for name in names:
         layer = LAYER.search(name)
@@ -107,9 +112,9 @@ def layers_without_attention(
             layers.setdefault(name[: layer.end() - 1], []).append(name)
     with_attention = {path[: layer.end() - 1] for path in modules if (layer := LAYER.search(path + "."))}
     return {
-        path: [name for name in found if _ATTENTION.search(name[len(path) :])] or found
-        for path, found in layers.items()
-        if path not in with_attention and not any(MIXERS.search(name[len(path) :]) for name in found)
+        path: [name for name in of_layer if _ATTENTION.search(name[len(path) :])] or of_layer
+        for path, of_layer in layers.items()
+        if path not in with_attention and not any(MIXERS.search(name[len(path) :]) for name in of_layer)
     }
 
 

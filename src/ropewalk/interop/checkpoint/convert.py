@@ -31,7 +31,13 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion does, or would do: the role of each converted tensor, and what is copied or left out."""
+    """What a conversion does, or would do.
+
+    converted  {name of a tensor: its role, such as "q"}
+    copied     names of the tensors that stay the same
+    files      names of the files in the new folder; `left_out`: files and folders that are not copied
+    bytes      size of all tensors
+    """
 
     source_layout: str
     target_layout: str

@@ -62,7 +62,7 @@ def has_interleave_flag(config: Mapping[str, Any]) -> bool:
 
 
 def with_interleave_flag(config: Mapping[str, Any], interleaved: bool) -> dict[str, Any]:
-    """Return a config whose text model reads this layout."""
+    """Return a copy of a config with `rope_interleave` set in the part that describes the text model."""
     for name in config_file.TEXT_PARTS:
         if config.get(name) is not None:
             return {**config, name: with_interleave_flag(config[name], interleaved)}

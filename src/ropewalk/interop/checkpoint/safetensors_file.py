@@ -126,9 +126,10 @@ def read_pieces(
         yield read_rows(path, header, name)
         return
     stop = entry.shape[0] if stop is None else stop
-    step = rows * max(1, PIECE_BYTES * entry.shape[0] // (entry.bytes * rows))
-    for first in range(start, stop, step):
-        yield read_rows(path, header, name, first, min(first + step, stop))
+    bytes_of_rows = rows * entry.bytes // entry.shape[0]
+    piece_rows = rows * max(1, PIECE_BYTES // bytes_of_rows)
+    for first in range(start, stop, piece_rows):
+        yield read_rows(path, header, name, first, min(first + piece_rows, stop))
 
 
 def build_header(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], metadata: dict[str, str]) -> Header:
@@ -197,15 +198,17 @@ def _entry(field: str, value: Any) -> TensorEntry:
 
 
 def _are_sizes(value: Any) -> bool:
+    """Return whether a value is a list of integers from 0 to 2^62."""
     # the product of sizes beyond 2^62 could have thousands of digits
     return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**62 for each in value)
 
 
 def _check_contiguous(file_name: str, entries: dict[str, TensorEntry], size: int) -> None:
-    """Refuse gaps, which may hide data, and overlaps, through which one tensor reads another."""
-    end = 0
-    for begin, next_end in [*((entry.begin, entry.end) for entry in entries.values()), (size, size)]:
-        if begin != end:
-            rule = f"must store its tensors without gaps or overlaps: byte {end} of the data must start the next one"
+    """Refuse gaps, which may hide data, and overlaps, through which one tensor reads another; `size` is that of all data."""
+    previous_end = 0
+    # the last, empty range stands for the end of the file
+    for begin, end in [*((entry.begin, entry.end) for entry in entries.values()), (size, size)]:
+        if begin != previous_end:
+            rule = f"must store its tensors without gaps or overlaps: byte {previous_end} of the data must start the next one"
             raise RopeError(file_name, rule, begin)
-        end = next_end
+        previous_end = end

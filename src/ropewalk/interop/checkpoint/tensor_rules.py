@@ -57,7 +57,10 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """How to convert one tensor: heads of `head_dim` along `axis`; only the first `rotated_rows` rows are converted."""
+    """How to convert one tensor: heads of `head_dim` along `axis`; only the first `rotated_rows` rows are converted.
+
+    `role` says what the tensor holds: "q", "k", "qkv" or "norm".
+    """
 
     role: str
     head_dim: int
@@ -71,10 +74,10 @@ class TensorRule:
     def convert(self, folder: Folder, name: str, source: str, target: str) -> Iterator[Tensor]:
         """Yield the converted tensor in pieces of at most a few megabytes or one head."""
         head = {"head_dim": self.head_dim, "rotary_dim": self.rotary_dim, "rotary_start": self.rotary_start}
-        if self.axis:
+        if self.axis:  # a norm with several axes, which is small
             yield convert_layout(folder.read(name), source, target, dim=self.axis, **head)
         elif self.group:
-            group_rows = (self.group + 2) * self.head_dim
+            group_rows = (self.group + 2) * self.head_dim  # the queries of a group, their key and their value
             for piece in folder.pieces(name, rows=group_rows):
                 groups = piece.shape[0] // group_rows
                 counts = {"num_heads": groups * self.group, "num_kv_heads": groups}
@@ -152,8 +155,9 @@ def _check_parts(module: AttentionModule, config: Mapping[str, Any]) -> None:
     """Raise an error unless a module holds q, k and v, or q alone in a layer that reads the keys of an earlier one."""
     if module.has(*FUSED):
         return
-    shared = _count(config, 1, "num_hidden_layers") - _count(config, 0, "num_kv_shared_layers", low=0)
-    shares_keys = bool(config.get("num_kv_shared_layers")) and (module.layer or 0) >= shared
+    # the last `num_kv_shared_layers` layers have no keys and values of their own
+    first_sharing = _count(config, 1, "num_hidden_layers") - _count(config, 0, "num_kv_shared_layers", low=0)
+    shares_keys = bool(config.get("num_kv_shared_layers")) and (module.layer or 0) >= first_sharing
     for title, parts in (("q", QUERIES), ("k", (*KEYS, LATENT_KEY)), ("v", VALUES)):
         if not module.has(*parts) and (title == "q" or not shares_keys):
             rule = f"must hold a {title} projection under a known name ({', '.join(parts)})"
@@ -174,25 +178,26 @@ def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]
     if not shape:
         return None
     rule = TensorRule("", sizes.head_dim, sizes.rotary_dim, sizes.rotary_start, rotated_rows=shape[0])
-    heads, kv_heads = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    q_rows, k_rows = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     if part in NORMS:
-        if sizes.latent is not None or shape[-1] not in (sizes.head_dim, heads, kv_heads):
+        if sizes.latent is not None or shape[-1] not in (sizes.head_dim, q_rows, k_rows):
             raise RopeError(name, f"must have head_dim = {sizes.head_dim} entries, or as many for each head", list(shape))
         return replace(rule, role="norm", axis=len(shape) - 1)
     if part == LATENT_KEY:
         if sizes.latent is None:
             raise RopeError(name, "must come with kv_lora_rank and qk_nope_head_dim in the config", list(shape))
+        # the whole tensor is treated as one head that is rotated at its end
         width = sizes.latent + sizes.rotary_dim
         _check_rows(name, shape, width, "kv_lora_rank + qk_rope_head_dim")
         return replace(rule, role="k", head_dim=width, rotary_start=sizes.latent)
     if part in QUERIES:
-        if model_type in GATED_QUERIES:
-            _check_rows(name, shape, 2 * heads, "2 * num_heads * head_dim")
+        if model_type in GATED_QUERIES:  # a head and its gate are treated as one head that is rotated at its start
+            _check_rows(name, shape, 2 * q_rows, "2 * num_heads * head_dim")
             return replace(rule, role="q", head_dim=2 * sizes.head_dim)
-        _check_rows(name, shape, heads, "num_heads * head_dim")
+        _check_rows(name, shape, q_rows, "num_heads * head_dim")
         return replace(rule, role="q")
     if part in KEYS:
-        _check_rows(name, shape, kv_heads, "num_kv_heads * head_dim")
+        _check_rows(name, shape, k_rows, "num_kv_heads * head_dim")
         return replace(rule, role="k")
     return _fused_rule(name, part, shape, rule, sizes, model_type)
 
@@ -230,6 +235,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
     }
     if config.get("qk_rope_head_dim") is None or config.get("qk_nope_head_dim") is None:
         return sizes
+    # latent attention (MLA): the dimensions that do not rotate come first, and the spec describes only those that do
     start, latent = _count(config, None, "qk_nope_head_dim"), _count(config, None, "kv_lora_rank")
     return {
         layer_type: replace(each, head_dim=start + each.head_dim, rotary_start=start, latent=latent)
@@ -253,7 +259,7 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 
 def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
-    """Return the first of the keys that the config has, as a checked integer, or the default."""
+    """Return the first of `keys` that the config has, as a checked integer, else `default`; with None a key is required."""
     entry = find(config, *keys)
     if entry is not None:
         return integer(entry.key, entry.value, low=low, high=1 << 20)

@@ -143,13 +143,18 @@ def _layout_that_agrees(half: tuple[float, float], interleaved: tuple[float, flo
 
 
 def _is_comparable(folder: Folder, name: str, rule: TensorRule) -> bool:
+    """Return whether a tensor is a matrix in a dtype precise enough for norms, whose heads have four pairs or more."""
     dtype = folder.dtype(name)
     return len(folder.shape(name)) == 2 and dtype.is_floating_point and dtype.itemsize > 1 and rule.rotary_dim >= 8
 
 
 def _agreements(folder: Folder, name: str, rule: TensorRule) -> dict[str, list[float]]:
-    """Return, per layout and head, 1 - (mean squared difference of paired rows' log norms) / (2 * variance)."""
+    """Return, per layout and head, how well the norms of paired rows agree: 1 if they are equal, 0 if they are unrelated.
+
+    This is 1 - (mean squared difference of paired rows' log norms) / (2 * variance of the log norms of the head).
+    """
     squares = torch.cat([piece.to(torch.float64).square().sum(1) for piece in folder.pieces(name)])
+    # twice the log norm of each row; the factor cancels
     heads = squares.clamp(min=1e-300).log().unflatten(0, (-1, rule.head_dim))
     rotated = heads.narrow(1, rule.rotary_start, rule.rotary_dim)  # [heads, rotary_dim]
     variance = rotated.var(1)

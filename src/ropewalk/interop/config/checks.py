@@ -84,7 +84,10 @@ def check_values(config: Mapping[str, Any], null_theta: bool = False) -> None:
 
 
 def _ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the rope objects of a config by name; keys beside layer types are those of `rope_parameters` itself."""
+    """Return the rope objects of a config by name.
+
+    If `rope_parameters` holds one object per layer type, each is listed by its own name, and the remaining keys by its name.
+    """
     ropes = {name: config[name] for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), Mapping)}
     if is_nested(config):
         given = ropes["rope_parameters"]
@@ -95,7 +98,10 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) -> None:
-    """Raise an error about the first key that nothing reads, with the nearest known key as a hint."""
+    """Raise an error about the first key that nothing reads, with the nearest known key as a hint.
+
+    `where` names the rope object; with `beside_layers` it has layer types as keys, so an unknown key may be meant as one.
+    """
     known = sorted(inner_keys())
     for key in rope:
         if key in known:
@@ -109,13 +115,13 @@ def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) ->
 
 
 def _check_rope(rope: Mapping[str, Any], where: str, settings: Mapping[str, list[Setting]]) -> None:
-    """Raise an error about the first wrong value of a rope object; `where` names the object."""
+    """Raise an error about the first wrong value of a rope object; `where` names it, `settings` are those of `_settings`."""
     for key, value in rope.items():
         try:
             if key in ROPE_CHECKS:
                 _check(key, value, ROPE_CHECKS[key])
             elif key in settings:
-                _check(key, value, partial(_any_setting, settings[key]))
+                _check(key, value, partial(_check_any, settings[key]))
         except RopeError as error:
             raise RopeError(error.field, f"{error.rule} ({where}.{key})", error.value) from None
     sections = [rope[key] for key in SECTION_KEYS if rope.get(key) is not None]
@@ -124,24 +130,25 @@ def _check_rope(rope: Mapping[str, Any], where: str, settings: Mapping[str, list
 
 
 def _check(key: str, value: Any, check: Check) -> None:
+    """Check the value of a key; null is the same as an absent key, except for NEVER_NULL."""
     if value is not None or key in NEVER_NULL:
         check(key, value)
 
 
 def _settings() -> dict[str, list[Setting]]:
-    """Return the settings that read a config key, of all scalings."""
+    """Return {config key: the settings that are read from it}; several scalings may read the same key."""
     settings: dict[str, list[Setting]] = {}
     for scaling in rope_types().values():
-        for name, facts in settings_of(scaling).items():
-            settings.setdefault(facts.key or name, []).append(facts)
+        for name, setting in settings_of(scaling).items():
+            settings.setdefault(setting.key or name, []).append(setting)
     return settings
 
 
-def _any_setting(settings: list[Setting], key: str, value: Any) -> None:
-    """Refuse a value that no scaling accepts; the scaling that the rope names checks its own keys when it is read."""
-    for index, facts in enumerate(settings, start=1):
+def _check_any(settings: list[Setting], key: str, value: Any) -> None:
+    """Refuse a value that none of `settings` accepts; the scaling that the rope names checks its own keys when it is read."""
+    for index, setting in enumerate(settings, start=1):
         try:
-            facts.check(key, value)
+            setting.check(key, value)
             return
         except RopeError:
             if index == len(settings):

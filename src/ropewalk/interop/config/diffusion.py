@@ -14,6 +14,7 @@ from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 #: the config key that names the class of a model in diffusers
 CLASS_KEY = "_class_name"
 LAYER_TYPE = "full_attention"
+#: the config key of the head's width, from which Wan computes the dims of its axes
 WAN_KEY = "attention_head_dim"
 
 
@@ -47,16 +48,17 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
         raise RopeError(CLASS_KEY, f"must be one of {', '.join(MODELS)}", name)
     model, entries = MODELS[name], []
 
-    def value(field: str, key: str | None, default: Any) -> Any:
-        """Return the value of a config key, or the default, and note where it comes from."""
+    def read_value(field: str, key: str | None, default: Any) -> Any:
+        """Return the value of a config key, or the default, and append its source to `entries`."""
         given = None if key is None else config.get(key)
         source = f"the default of {name}" if given is None else str(key)
         entries.append(Entry(LAYER_TYPE, field, default if given is None else given, source))
         return default if given is None else given
 
     key = model.dims_key or WAN_KEY
-    dims = value("dims of each axis", key, model.dims if model.dims_key else model.dims[0])
+    dims = read_value("dims of each axis", key, model.dims if model.dims_key else model.dims[0])
     if model.dims_key is None:
+        # Wan: height and width get a third of the head each, rounded down to an even number, and time gets the rest
         width = integer(key, dims, low=6, high=MAX_HEAD_DIM)
         side = 2 * (width // 6)
         dims = (width - 2 * side, side, side)
@@ -65,7 +67,7 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
     pairs, odd = zip(*(divmod(integer(key, dim, low=2, high=MAX_HEAD_DIM), 2) for dim in dims), strict=True)
     if any(odd):
         raise RopeError(key, "must be even: dimensions rotate in pairs", dims)
-    theta = number(model.theta_key or "theta", value("theta", model.theta_key, model.theta), above=0)
+    theta = number(model.theta_key or "theta", read_value("theta", model.theta_key, model.theta), above=0)
     entries.append(Entry(LAYER_TYPE, "layout", "interleaved", f"the code of {name}"))
     spec = RopeSpec(
         2 * sum(pairs), theta, layout="interleaved", axes=axial(*pairs), precision="exact" if model.float64 else precision

@@ -76,12 +76,14 @@ class Family:
 
 
 def _like(family: Family, names: str, **facts) -> dict[str, Family]:
+    """Return {name: `family` with these facts changed} for each of the names, which are separated by spaces."""
     return dict.fromkeys(names.split(), replace(family, **facts))
 
 
 def _two_thetas(
     full: tuple[str, float], sliding: tuple[str | None, float], sliding_scaled: bool = False
 ) -> tuple[LayerTheta, ...]:
+    """Return the thetas of full and sliding attention, each given as (config key, default)."""
     return LayerTheta("full_attention", *full, scaled=True), LayerTheta("sliding_attention", *sliding, sliding_scaled)
 
 

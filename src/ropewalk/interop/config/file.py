@@ -36,6 +36,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(part, Mapping):
             raise RopeError(name, "must be an object", part)
         if part.get("model_type") is None and config.get("model_type") is not None:
+            # the text models of transformers are named so, such as qwen2_vl_text
             part = {**part, "model_type": f"{config['model_type']}_text"}
         return text_part(part)
     return config
@@ -88,7 +89,8 @@ def _check_depth(text: str) -> None:
     depth, in_string, escaped = 0, False, False
     for char in text:
         if in_string:
-            in_string, escaped = escaped or char != '"', char == "\\" and not escaped
+            in_string = escaped or char != '"'
+            escaped = char == "\\" and not escaped  # whether the next character is escaped
         elif char == '"':
             in_string = True
         elif char in "[{":

@@ -113,8 +113,8 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
     """Return the spec of each layer type (None: not rotated), and where each value was found."""
     text = config_file.text_part(config_file.load(config))
     if diffusion.CLASS_KEY in text:
-        spec, found = diffusion.read(text, precision)
-        return {diffusion.LAYER_TYPE: spec}, Explanation(text[diffusion.CLASS_KEY], found)
+        spec, sources = diffusion.read(text, precision)
+        return {diffusion.LAYER_TYPE: spec}, Explanation(text[diffusion.CLASS_KEY], sources)
     model_type = text.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)
@@ -146,13 +146,13 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
 
 
 def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
-    """Raise a RopeError about the first field that is read back from `written` with another value."""
+    """Raise a RopeError about the first field of `spec` that the config keys `written` are read back with another value of."""
     for read in filter(None, _read(written)[0].values()):
         for field in fields(spec):
-            ours, theirs = getattr(spec, field.name), getattr(read, field.name)
-            if field.name != "precision" and ours != theirs:
-                rule = f"cannot be written: such a config would be read as {theirs!r}{_layout_hint(field.name, spec)}"
-                raise RopeError(field.name, rule, ours)
+            given, read_back = getattr(spec, field.name), getattr(read, field.name)
+            if field.name != "precision" and given != read_back:
+                rule = f"cannot be written: such a config would be read as {read_back!r}{_layout_hint(field.name, spec)}"
+                raise RopeError(field.name, rule, given)
 
 
 def _layout_hint(field: str, spec: RopeSpec) -> str:

@@ -17,7 +17,7 @@ WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent",
 
 
 def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
-    """Return the rope of each layer type, before its values are read."""
+    """Return the config keys of each layer type's rope, not yet checked; None for layer types that are not rotated."""
     v5, v4 = _object(config, "rope_parameters"), _object(config, "rope_scaling")
     ropes: dict[str, Rope]
     if is_nested(config):
@@ -36,10 +36,10 @@ def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
 
 
 def is_nested(config: Mapping[str, Any]) -> bool:
-    """Return whether `rope_parameters` holds one rope per layer type."""
+    """Return whether `rope_parameters` holds one rope per layer type: an object, or null for a type that is not rotated."""
     v5, inner = _object(config, "rope_parameters"), inner_keys()
-    objects = any(isinstance(value, Mapping) and key not in inner for key, value in v5.items())
-    return objects or bool(v5 and set(v5) <= set(layer_types(config)))
+    has_objects = any(isinstance(value, Mapping) and key not in inner for key, value in v5.items())
+    return has_objects or bool(v5 and set(v5) <= set(layer_types(config)))
 
 
 def stray_keys(config: Mapping[str, Any]) -> list[str]:
@@ -89,6 +89,7 @@ def is_layer(name: str, value: Any) -> bool:
 
 
 def _rope(given: Mapping[str, Any] | None, where: str) -> Rope:
+    """Return the keys of a rope object that are not null; `where` names the object in messages."""
     return None if given is None else {key: Value(value, key, where) for key, value in given.items() if value is not None}
 
 
@@ -103,6 +104,7 @@ def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _theta_rope(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the rope of a layer type with a theta of its own; `scaling` is the config's `rope_scaling`, if it applies."""
     rope = (_rope(scaling, "rope_scaling") or {}) if layer.scaled else {}
     given = None if layer.theta_key is None else find(config, layer.theta_key)
     theta = given or Value(layer.theta, layer.theta_key or "rope_theta", "default of the family", derived=True)

@@ -98,44 +98,50 @@ def _own_head_dim(layer: Layer) -> Value | None:
     overrides, declared = config.get("per_layer_config"), config.get("layer_types")
     if isinstance(overrides, Mapping) and isinstance(declared, list | tuple):
         for index, name in enumerate(declared):
-            own = overrides.get(str(index), overrides.get(index))
-            if name == layer.layer_type and isinstance(own, Mapping) and own.get("head_dim") is not None:
-                return Value(own["head_dim"], "head_dim", f"per_layer_config.{index}")
+            override = overrides.get(str(index), overrides.get(index))
+            if name == layer.layer_type and isinstance(override, Mapping) and override.get("head_dim") is not None:
+                return Value(override["head_dim"], "head_dim", f"per_layer_config.{index}")
     if layer.layer_type != "full_attention" or layer.family.global_head_dim is None or overrides is not None:
         return None
     return find(config, "global_head_dim") or layer.default(layer.family.global_head_dim, "global_head_dim")
 
 
 def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
-    """Return `rotary_dim` and `rotary_start` if only a part of the head rotates."""
+    """Return `rotary_dim` and `rotary_start` if only a part of the head rotates, else {}.
+
+    A config gives a width in dimensions (`rotary_dim`) or a fraction of the head; each family reads one, both or neither.
+    """
     config, family = layer.config, layer.family
     if not family.at_end and config.get(keys.LATENT_KEY) is not None:
-        return {}
-    given = layer.fraction()
+        return {}  # the spec describes only the part of a latent head that rotates
+    given_fraction = layer.fraction()
     width = find(config, *(("rotary_dim",) if family.reads_rotary_dim else ()), keys.LATENT_KEY)
-    unread = None if family.reads_rotary_dim else find(config, "rotary_dim")
-    if width is None and given is None and family.rotary_dim is not None and "rotary_dim" not in config:
+    unread_width = None if family.reads_rotary_dim else find(config, "rotary_dim")
+    if width is None and given_fraction is None and family.rotary_dim is not None and "rotary_dim" not in config:
         width = layer.default(family.rotary_dim, "rotary_dim")
-    fraction = None if given is None else number(given.key, given.value, above=0, high=1)
+    fraction = None if given_fraction is None else number(given_fraction.key, given_fraction.value, above=0, high=1)
     if keys.FRACTION_KEYS[0] in keys_of(SCALINGS[layer.rope_type]):
         return {}  # the scaling itself uses the fraction
     if layer.rope_type == "default" and layer.is_known and not family.reads_partial:
-        for value in (given, unread):
+        for value in (given_fraction, unread_width):
             if value is not None and value.value not in (1, head):
                 layer.warnings.append(f"{value} = {value.value!r} is ignored: an unscaled {layer.model} rotates the whole head")
         return {}
+    source = width  # the value that `rotated`, the number of dimensions that rotate, comes from
     if width is not None:
         rotated = integer(width.key, width.value, low=2, high=head)
         if fraction is not None and int(head * fraction) != rotated:
-            raise RopeError(width.key, f"contradicts {given}, which gives {int(head * fraction)} of {head} dimensions", rotated)
+            rule = f"contradicts {given_fraction}, which gives {int(head * fraction)} of {head} dimensions"
+            raise RopeError(width.key, rule, rotated)
     else:
-        width = given or (layer.default(family.partial, keys.FRACTION_KEYS[0]) if family.partial != 1 else None)
-        rotated = head if width is None else int(head * (family.partial if fraction is None else fraction))
-    if unread is not None and unread.value != rotated:
-        layer.warnings.append(f"{unread} = {unread.value!r} is ignored: {layer.model} rotates {rotated} of {head} dimensions")
-    if width is None or rotated == head:
+        source = given_fraction or (layer.default(family.partial, keys.FRACTION_KEYS[0]) if family.partial != 1 else None)
+        rotated = head if source is None else int(head * (family.partial if fraction is None else fraction))
+    if unread_width is not None and unread_width.value != rotated:
+        unread = f"{unread_width} = {unread_width.value!r}"
+        layer.warnings.append(f"{unread} is ignored: {layer.model} rotates {rotated} of {head} dimensions")
+    if source is None or rotated == head:
         return {}
-    layer.use("rotary_dim", replace(width, value=rotated), partial(integer, low=1))
+    layer.use("rotary_dim", replace(source, value=rotated), partial(integer, low=1))
     return {"rotary_dim": rotated, **({"rotary_start": head - rotated} if family.at_end else {})}
 
 

@@ -30,7 +30,7 @@ def rope_types() -> dict[str, type[Scaling]]:
 
 def keys_of(scaling: Scaling | type[Scaling]) -> dict[str, str]:
     """Return {config key: field} of a scaling."""
-    return {facts.key or name: name for name, facts in settings_of(scaling).items()}
+    return {setting.key or name: name for name, setting in settings_of(scaling).items()}
 
 
 def inner_keys() -> set[str]:
@@ -67,35 +67,35 @@ def clipped(layer: Layer, scaling: Scaling) -> Scaling:
 
 
 def _fields(layer: Layer, kind: type[Scaling]) -> dict[str, Any]:
-    """Return the checked fields of a scaling that a config gives."""
+    """Return {field: checked value} of a scaling, for the fields that the config gives or the model's code has a default for."""
     fields: dict[str, Any] = {}
-    for name, facts in settings_of(kind).items():
-        value = _value(layer, kind, facts.key or name, facts)
+    for name, setting in settings_of(kind).items():
+        value = _value(layer, kind, setting.key or name, setting)
         if value is not None:
-            fields[name] = layer.use(name, value, facts.check)
-        elif facts.required:
-            raise RopeError(facts.key or name, f"must be given for rope_type {layer.rope_type!r}", None)
+            fields[name] = layer.use(name, value, setting.check)
+        elif setting.required:
+            raise RopeError(setting.key or name, f"must be given for rope_type {layer.rope_type!r}", None)
     return fields
 
 
-def _value(layer: Layer, kind: type[Scaling], key: str, facts: Setting) -> Value | None:
+def _value(layer: Layer, kind: type[Scaling], key: str, setting: Setting) -> Value | None:
     """Return the value of a config key of a scaling and where it comes from; None if it is absent."""
     value, family = layer.rope.get(key), layer.family
     if key == SERVED_LENGTH_KEY:
         return served_length(layer.config)
     if key == TRAINED_LENGTH_KEY:
         # a key outside the rope object takes precedence, as in transformers; Phi-3's class has a default there
-        beside = find(layer.config, key)
-        if beside is None and family.trained_length is not None:
-            beside = layer.default(family.trained_length, key)
-        return layer.either(beside, value) or served_length(layer.config)
+        outside = find(layer.config, key)
+        if outside is None and family.trained_length is not None:
+            outside = layer.default(family.trained_length, key)
+        return layer.either(outside, value) or served_length(layer.config)
     if key == FRACTION_KEYS[0]:
-        return layer.fraction() or layer.default(facts.default, key)
+        return layer.fraction() or layer.default(setting.default, key)
     if key == "attention_factor" and kind is LongRope and family.reads_mscales:
         return _equal_mscales(layer)
     if key == "attention_factor" and kind is Yarn and value is None and family.yarn_attention_factor is not None:
         return layer.default(family.yarn_attention_factor, key)
-    return _ratio_of_lengths(layer, key) if value is None and facts.from_lengths else value
+    return _ratio_of_lengths(layer, key) if value is None and setting.from_lengths else value
 
 
 def _ratio_of_lengths(layer: Layer, key: str) -> Value | None:
@@ -122,8 +122,9 @@ def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dic
     if isinstance(scaling, Clipped):
         if scaling.pairs != CLIPPED_PAIRS:
             raise RopeError("scaling", f"must clip {CLIPPED_PAIRS} pairs: the config keys of CoPE say no other number", scaling)
-        rope, beside = write_scaling(scaling.inner, family)
-        return rope, {**beside, next(key for key, soft in CLIP_KEYS.items() if soft == scaling.soft): True}
+        rope, outside = write_scaling(scaling.inner, family)
+        clip_key = next(key for key, soft in CLIP_KEYS.items() if soft == scaling.soft)
+        return rope, {**outside, clip_key: True}
     if isinstance(scaling, Ntk) and family.reads_alpha:
         return {"rope_type": "dynamic", "alpha": scaling.factor}, {}
     if rope_types().get(scaling.name) is not type(scaling):
@@ -134,11 +135,11 @@ def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dic
         value = getattr(scaling, name)
         if value is not None:
             keys[key] = list(value) if isinstance(value, tuple) else value
-    beside = {SERVED_LENGTH_KEY: keys.pop(SERVED_LENGTH_KEY)} if SERVED_LENGTH_KEY in keys else {}
+    outside = {SERVED_LENGTH_KEY: keys.pop(SERVED_LENGTH_KEY)} if SERVED_LENGTH_KEY in keys else {}
     if TRAINED_LENGTH_KEY in keys:
-        keys[TRAINED_LENGTH_KEY] = length = keys.pop(TRAINED_LENGTH_KEY)  # the last key, as configs have it
-        beside[SERVED_LENGTH_KEY] = extended_length(length, scaling)
-    return {"rope_type": scaling.name, **keys}, beside
+        keys[TRAINED_LENGTH_KEY] = length = keys.pop(TRAINED_LENGTH_KEY)  # moved to the end, where configs have it
+        outside[SERVED_LENGTH_KEY] = extended_length(length, scaling)
+    return {"rope_type": scaling.name, **keys}, outside
 
 
 def extended_length(length: int, scaling: Scaling) -> int:

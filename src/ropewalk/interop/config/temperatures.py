@@ -37,8 +37,10 @@ def _ministral(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
 
 
 def _qwen(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    used = config.get("use_logn_attn", True)
-    return (LogN(integer("seq_length", config.get("seq_length", 2048), low=2)) if flag("use_logn_attn", used) else None), "all"
+    """Return the temperature of the first Qwen, or None, and which layers have it."""
+    if not flag("use_logn_attn", config.get("use_logn_attn", True)):
+        return None, "all"
+    return LogN(integer("seq_length", config.get("seq_length", 2048), low=2)), "all"
 
 
 def _inkling(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
@@ -65,10 +67,10 @@ WITHOUT_ROPE = ("inkling_text",)
 
 
 def read_temperatures(config: Mapping[str, Any], rotated: Mapping[str, bool]) -> dict[str, Temperature | None]:
-    """Return the temperature of each layer type of `rotated`, which says whether layers of this type are rotated."""
+    """Return the temperature of each layer type, or None; `rotated` says of each layer type whether it is rotated."""
     reader = READERS.get(str(config.get("model_type")))
     if reader is None:
         return dict.fromkeys(rotated)
     temperature, layers = reader(config)
-    has_it = {"all": lambda name: True, "unrotated": lambda name: not rotated[name], "full": lambda name: name not in WINDOWED}
-    return {name: temperature if has_it[layers](name) else None for name in rotated}
+    selects = {"all": lambda name: True, "unrotated": lambda name: not rotated[name], "full": lambda name: name not in WINDOWED}
+    return {name: temperature if selects[layers](name) else None for name in rotated}

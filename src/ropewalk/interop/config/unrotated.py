@@ -24,9 +24,11 @@ def with_unrotated(ropes: dict[str, Rope], config: Mapping[str, Any], family: Fa
     """
     if _has_no_rope(config, family):
         return dict.fromkeys(ropes)
+    # in some families the layer type decides, but only if the model has a sliding window; a missing key means that it has one
     if family.unrotated and not nested and ("sliding_window" not in config or config["sliding_window"] is not None):
         declared = ropes if config.get("layer_types") else {"sliding_attention": next(iter(ropes.values()))}
         return {**declared, **dict.fromkeys(family.unrotated)}
+    # in others the config says it layer by layer
     thetas = layer_thetas(config, family)
     rotates = _rotates(config, family) if thetas is None else [theta != 0 for theta in thetas]
     if rotates is None:
@@ -37,7 +39,7 @@ def with_unrotated(ropes: dict[str, Rope], config: Mapping[str, Any], family: Fa
     if all(rotates):
         return ropes
     if any(len({rotates[layer] for layer in layers}) != 1 for layers in by_type.values()):
-        return {**ropes, NO_ROPE: None}
+        return {**ropes, NO_ROPE: None}  # layers of one type differ, so those that are not rotated get a name of their own
     return {**ropes, **{name: None for name, layers in by_type.items() if not rotates[layers[0]]}}
 
 
@@ -98,7 +100,7 @@ def _with_theta(name: str, rope: Rope, layers: list[int], thetas: list[float]) -
 
 
 def _by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[int]]:
-    """Return the layers of each type; those that have no entry in both lists are left out."""
+    """Return {layer type: indices of its layers}; if `layer_types` and `rotates` differ in length, the shorter one counts."""
     declared, layers = config.get("layer_types") or ["full_attention"] * len(rotates), {}
     for index, (name, _) in enumerate(zip(declared, rotates, strict=False)):
         layers.setdefault(name, []).append(index)
@@ -106,6 +108,7 @@ def _by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[i
 
 
 def _layer_count(config: Mapping[str, Any]) -> int | None:
+    """Return the number of layers; None if the config does not give it."""
     count = find(config, *LAYER_COUNT_KEYS)
     return None if count is None else integer(count.key, count.value, low=1, high=MOST_LAYERS)
 

@@ -61,7 +61,7 @@ class Entry:
 
 @dataclass
 class Layer:
-    """The rope of one layer type while it is read."""
+    """The rope of one layer type while it is read: `rope` holds its config keys, `entries` and `warnings` are the record."""
 
     config: Mapping[str, Any]
     family: Family
@@ -93,9 +93,13 @@ class Layer:
         return checked
 
     def either(self, first: Value | None, second: Value | None) -> Value | None:
-        """Return `first` if it is given, else `second`; warn if both are given in one flat rope and differ."""
-        flat = {"rope_parameters", "rope_scaling"}
-        if first is not None and second is not None and first.value != second.value and flat & {first.where, second.where}:
+        """Return `first` if it is given, else `second`; warn if they differ and one is in a rope object for all layer types.
+
+        A rope object of a single layer type may differ from the config's own key: the latter is for the other types.
+        """
+        for_all_types = {"rope_parameters", "rope_scaling"}
+        both_given = first is not None and second is not None
+        if both_given and first.value != second.value and for_all_types & {first.where, second.where}:
             self.warnings.append(f"{first} is {first.value!r}, {second} is {second.value!r}; the former is used")
         return first or second
 

@@ -18,11 +18,11 @@ FRACTION_KEY = FRACTION_KEYS[0]
 def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[str, Any]:
     """Return the keys that describe `spec`, not yet checked: `to_hf` reads them back before it returns them."""
     family = family_of(model_type)
-    rope, beside = write_scaling(spec.scaling, family)
+    rope, outside = write_scaling(spec.scaling, family)
     rope |= _axis_keys(spec)
     if FRACTION_KEY not in rope:
         rope |= _fraction_key(spec)
-    written = {**({} if model_type is None else {"model_type": model_type}), **_head_keys(spec, family), **beside}
+    written = {**({} if model_type is None else {"model_type": model_type}), **_head_keys(spec, family), **outside}
     if family.trained_length is not None and TRAINED_LENGTH_KEY in rope:
         written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
@@ -36,16 +36,20 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
     """Return `rope_scaling` as transformers 4 reads it; for longrope also the trained length, which is read outside it."""
     if rope["rope_type"] != "longrope":
         return {"rope_scaling": rope}
-    beside = {TRAINED_LENGTH_KEY: rope[TRAINED_LENGTH_KEY]}
+    outside = {TRAINED_LENGTH_KEY: rope[TRAINED_LENGTH_KEY]}
     if family.yarn_is_longrope:  # the config class of Phi-3 accepts these three keys and no other
         rope = {"type": "longrope", "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]}
-    return {"rope_scaling": rope, **beside}
+    return {"rope_scaling": rope, **outside}
 
 
 def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
+    """Return the config keys of the head's width and, where the config has a key for it, of the pair layout."""
+    # only models with latent attention have these two
     latent = family.layout_out is not None or spec.extra_softmax_factor != 1
-    keys = {LATENT_KEY if latent else "head_dim": spec.head_dim}
-    return {**keys, "rope_interleave": spec.layout == "interleaved"} if family.has_interleave_flag else keys
+    keys: dict[str, Any] = {LATENT_KEY if latent else "head_dim": spec.head_dim}
+    if family.has_interleave_flag:
+        keys["rope_interleave"] = spec.layout == "interleaved"
+    return keys
 
 
 def _fraction_key(spec: RopeSpec) -> dict[str, float]:

@@ -97,7 +97,7 @@ class Audit:
 
     @property
     def disagreements(self) -> tuple[Finding, ...]:
-        """The findings that differ from the reference or have no table; without those that are not known."""
+        """The findings that differ from the reference, or whose engine cannot compute the rope ("no table ...")."""
         return tuple(f for f in self.findings if f.difference is not None or (f.problem or "").startswith("no table"))
 
     def as_dict(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _case(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_le
 
 
 def _default_limit(spec: RopeSpec, max_position: int | None) -> int:
-    """Return the length that engines are started for by default."""
+    """Return the length that engines are started for by default: the trained length times the factor, or the config's."""
     trained, factor = (getattr(spec.scaling, name, None) for name in ("original_length", "factor"))
     if isinstance(spec.scaling, Dynamic) or (max_position is None and trained and factor):
         return round(trained * factor)  # type: ignore[operator]  # both are given
@@ -242,7 +242,7 @@ def evidence(engine: str, case: Case) -> str:
 
 
 def _read(engine: Engine, case: Case) -> Reading:
-    """Return what an engine computes; scalings of the user's own, and numbers that no spec can have, are not known."""
+    """Return what an engine computes; its `problem` is "not known" for scalings of the user's own and impossible numbers."""
     if engine is not ENGINES[REFERENCE] and case.spec.scaling.name not in SCALINGS_READ:
         return Reading(case).fail(f"not known: rope_type {case.spec.scaling.name}")
     try:
@@ -255,38 +255,42 @@ def _read(engine: Engine, case: Case) -> Reading:
 
 def compare(reference: Reading, engine: Reading, length: int) -> Difference | None:
     """Return how far two known readings differ over `length` tokens; None if they are the same."""
-    (ours, our_magnitude), (theirs, their_magnitude) = reference.frequencies(), engine.frequencies()
-    pairs = max(len(ours), len(theirs))
-    ours, theirs = (radians + (0.0,) * (pairs - len(radians)) for radians in (ours, theirs))  # pairs that do not rotate
-    first, second = (torch.tensor(radians, dtype=torch.float64) for radians in (ours, theirs))
-    frequency_differs = (first - second).abs() > SAME * first.abs()
+    (our_radians, our_magnitude), (their_radians, their_magnitude) = reference.frequencies(), engine.frequencies()
+    pairs = max(len(our_radians), len(their_radians))
+    # a pair that one of them does not rotate has frequency 0
+    padded = [radians + (0.0,) * (pairs - len(radians)) for radians in (our_radians, their_radians)]
+    ours, theirs = (torch.tensor(radians, dtype=torch.float64) for radians in padded)
+    frequency_differs = (ours - theirs).abs() > SAME * ours.abs()
     axes = [torch.tensor((*each.spec.axis_of_pair, *[0] * pairs)[:pairs]) for each in (reference, engine)]
     axis_differs = (axes[0] != axes[1]) & ~frequency_differs
     different = (frequency_differs | axis_differs).nonzero().flatten().tolist()
     temperature = (their_magnitude / our_magnitude) ** 2  # type: ignore[operator]  # both are known
     if not different and abs(temperature - 1) <= SAME:
         return None
+    # text tokens have the same position on all axes, so other axes only matter for images
     only_image = bool(axis_differs.any()) and not bool(frequency_differs.any()) and abs(temperature - 1) <= SAME
     # if only axes differ, the angle of a pair is off by its frequency times the difference of the two coordinates
-    gap = torch.where(axis_differs, first, 0.0) if only_image else torch.where(frequency_differs, second - first, 0.0)
+    gap = torch.where(axis_differs, ours, 0.0) if only_image else torch.where(frequency_differs, theirs - ours, 0.0)
     max_distance = min(length, IMAGE_SIDE) if only_image else length
-    change = _score_change(first, first - gap if only_image else second, temperature, max_distance)
-    at = different[0] if different else None
-    radians_there = (None, None) if at is None else (ours[at], theirs[at])
+    change = _score_change(ours, ours - gap if only_image else theirs, temperature, max_distance) * our_magnitude**2  # type: ignore[operator]
+    first = different[0] if different else None
+    radians_of_first = (None, None) if first is None else (padded[0][first], padded[1][first])
     return Difference(
-        at, len(different), *radians_there, temperature,
-        float(change.max()) * our_magnitude**2, float(change.mean()) * our_magnitude**2,  # type: ignore[operator]
+        first, len(different), *radians_of_first, temperature, float(change.max()), float(change.mean()),
         _until(gap, 0.1), _until(gap, math.pi), "image" if only_image else "all",
     )  # fmt: skip
 
 
-def _score_change(first: Tensor, second: Tensor, temperature: float, max_distance: int) -> Tensor:
-    """Return |t e^{i w' d} - e^{i w d}| [distances, pairs], the largest change of q . k for unit vectors in one pair."""
-    steps = torch.logspace(0, math.log10(max_distance), DISTANCES, dtype=torch.float64).round().unique().unsqueeze(-1)
-    return (temperature * torch.exp(1j * steps * second) - torch.exp(1j * steps * first)).abs()
+def _score_change(ours: Tensor, theirs: Tensor, temperature: float, max_distance: int) -> Tensor:
+    """Return |t e^{i w' d} - e^{i w d}| [distances d, pairs], the largest change of q . k for unit vectors in one pair.
+
+    w are `ours` and w' `theirs`, radians per step; t is the temperature.
+    """
+    distances = torch.logspace(0, math.log10(max_distance), DISTANCES, dtype=torch.float64).round().unique().unsqueeze(-1)
+    return (temperature * torch.exp(1j * distances * theirs) - torch.exp(1j * distances * ours)).abs()
 
 
 def _until(gap: Tensor, angle: float) -> int | None:
-    """Return the first position at which some pair is off by more than `angle`."""
+    """Return the first position at which some pair is off by more than `angle`; `gap` is the error of each pair per step."""
     largest = float(gap.abs().max())
     return math.floor(angle / largest) + 1 if largest > 0 else None

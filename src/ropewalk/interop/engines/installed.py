@@ -40,14 +40,14 @@ def why_not(engine: str) -> str | None:
     return None
 
 
-def run(engine: str, some: Sequence[Row], timeout: float = 1500.0) -> Mapping[str, Any]:
-    """Return what an engine computes for the rows: {"engine", "version", "results"}."""
+def run(engine: str, rows: Sequence[Row], timeout: float = 1500.0) -> Mapping[str, Any]:
+    """Return what an engine computes for the rows: {"engine", "version", "results"}; its script runs for `timeout` s at most."""
     with tempfile.TemporaryDirectory() as name:
         source, target = Path(name) / "rows.json", Path(name) / "results.json"
-        source.write_text(json.dumps([asdict(row) for row in some]), encoding="utf-8")
+        source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
         command = [sys.executable, str(RUNNERS / SCRIPTS[engine][0]), str(source), str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-        if done.returncode != 0 or not target.exists():
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        if process.returncode != 0 or not target.exists():
+            last = (process.stderr.strip().splitlines() or ["no message"])[-1]
             raise RopeError("engine", f"must run to its end; the last line of {SCRIPTS[engine][0]} was: {last[:200]}", engine)
         return json.loads(target.read_text(encoding="utf-8"))

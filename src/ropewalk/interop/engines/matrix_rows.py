@@ -1,4 +1,4 @@
-"""The rows of the matrix: the ropes of real checkpoints in both spellings, and configs that engines read differently."""
+"""The rows of the matrix: the ropes of real checkpoints in both spellings, and traps, configs that engines read differently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECTIONS = {"rope_type": "default", "mrope_section": [16, 24, 24]}
 
 
 def longrope(pairs: int, **more: Any) -> Config:
-    """Return a LongRoPE with growing factors."""
+    """Return the config keys of a LongRoPE whose factors grow from pair to pair; `more` are further keys of it."""
     short = [round(1 + 0.02 * pair, 4) for pair in range(pairs)]
     long = [round(1 + 0.9 * pair, 4) for pair in range(pairs)]
     return {"rope_type": "longrope", "short_factor": short, "long_factor": long, **more}
@@ -41,7 +41,13 @@ def config_of(
     model_type: str, spelling: int, length: int, theta: float | None = 1e4, scaling: Config | None = None,
     partial: float | None = None, **keys: Any,
 ) -> Config:  # fmt: skip
-    """Return a small config of a family whose rope is spelled as transformers 4 or 5 writes it."""
+    """Return a small config of a family whose rope is spelled as transformers 4 or 5 writes it.
+
+    length   the served length
+    theta    None: the config has no theta
+    partial  the fraction of the head that rotates; None: the config has no such key
+    keys     further keys of the text model
+    """
     architecture, facts = FAMILIES[model_type]
     rope: Config = {}
     if spelling == 5:
@@ -148,31 +154,33 @@ def _real() -> Iterator[Row]:
 
 
 def _nested(name: str, model_type: str, length: int, full: Config, sliding: Config) -> Row:
+    """Return a row whose `rope_parameters` hold one rope for full and one for sliding attention."""
     config = config_of(model_type, 4, length, None)
     return Row(name, {**config, "rope_parameters": _layers(full, sliding)}, length)
 
 
 def _lengths(name: str, config: Config, original: int) -> Iterator[Row]:
-    """Yield rows around the length at which a scaling changes, with the engine's own limit and with others."""
+    """Yield rows around `original`, the length at which a scaling changes, with the engine's own limit and with others."""
     served = config["max_position_embeddings"]
     for length in (original - 1, original, original + 1, served):
         yield Row(name, config, length)
-    yield Row(name, config, original, original)
-    yield Row(name, config, original, original + 1)
-    yield Row(name, config, served, served)
+    yield Row(name, config, original, max_model_len=original)
+    yield Row(name, config, original, max_model_len=original + 1)
+    yield Row(name, config, served, max_model_len=served)
 
 
 def _length_dependent() -> Iterator[Row]:
     """Yield configs whose frequencies depend on the length, each at several lengths."""
     for spelling in (4, 5):
-        beside = {"original_max_position_embeddings": 4096}
-        phi = config_of("phi3", spelling, 131072, 1e4, _by_type(longrope(32)) if spelling == 4 else longrope(32), **beside)
+        # Phi's configs have the trained length outside the rope object, and name the scaling by `type` in transformers 4
+        outside = {"original_max_position_embeddings": 4096}
+        phi = config_of("phi3", spelling, 131072, 1e4, _by_type(longrope(32)) if spelling == 4 else longrope(32), **outside)
         yield from _lengths(f"phi-3 128k, v{spelling}", phi, 4096)
         mini = _by_type(longrope(24)) if spelling == 4 else longrope(24)
-        mini = config_of("phi3", spelling, 131072, 1e4, mini, 0.75, **beside)
+        mini = config_of("phi3", spelling, 131072, 1e4, mini, 0.75, **outside)
         yield from _lengths(f"phi-4-mini, v{spelling}", mini, 4096)
         moe = longrope(32, short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=4096)
-        yield from _lengths(f"phi-3.5 moe, v{spelling}", config_of("phimoe", spelling, 131072, 1e4, moe, **beside), 4096)
+        yield from _lengths(f"phi-3.5 moe, v{spelling}", config_of("phimoe", spelling, 131072, 1e4, moe, **outside), 4096)
         dynamic = config_of("llama", spelling, 4096, 1e4, DYNAMIC)
         for length in (2048, 4096, 4097, 8192):
             yield Row(f"llama dynamic, v{spelling}", dynamic, length)
@@ -188,7 +196,7 @@ def _length_dependent() -> Iterator[Row]:
         yield Row("phi-3 128k by rope_type, v4", plain, length)
 
 
-#: traps of YaRN, tried with each of these families
+#: unusual keys of YaRN that engines may read differently
 YARN_TRAPS: dict[str, Config] = {
     "attention_factor": {"attention_factor": 1.0},
     "attention_factor 0.8": {"attention_factor": 0.8},

@@ -67,7 +67,7 @@ def same_magnitude(ours: Table, theirs: Table) -> bool:
 
 
 def verdict(ours: Table | None, theirs: Table | None) -> str:
-    """Return "same", or what differs: rotated, pairs, magnitude, layout."""
+    """Return "same", or what differs: "pairs", "magnitude", both joined by " and ", or "rotated" if only one of them rotates."""
     if ours is None or theirs is None:
         return "same" if ours is theirs else "rotated"
     different = [] if first_difference(ours, theirs) is None else ["pairs"]
@@ -94,10 +94,11 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     text = config_file.text_part(config_file.load(dict(config)))
     declared = text.get("layer_types")
     rotates = text.get("no_rope_layers")
-    found = {}
+    first_layers = {}
     for name in layer_types:
         if name == NO_ROPE:
-            found[name] = next((index for index, flag in enumerate(rotates or []) if not flag), 3)
+            # by default every fourth layer is not rotated
+            first_layers[name] = next((index for index, flag in enumerate(rotates or []) if not flag), 3)
         else:
-            found[name] = declared.index(name) if declared and name in declared else 0
-    return found
+            first_layers[name] = declared.index(name) if declared and name in declared else 0
+    return first_layers

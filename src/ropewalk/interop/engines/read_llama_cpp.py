@@ -96,7 +96,7 @@ def _old_class_refuses(case: Case) -> bool:
 
 
 def _axes(reading: Reading) -> None:
-    """Let pairs beyond the interleaved sections stand still: they follow a fourth axis, which text and images leave at 0."""
+    """Mark pairs beyond the interleaved sections as not rotated: they use a fourth axis, which is 0 in text and images."""
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved":
         return
@@ -152,13 +152,14 @@ def _llama3(reading: Reading) -> None:
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
-    """Change the reading of YaRN: the runtime has its own magnitude, band and betas."""
+    """Change the reading of YaRN: the runtime has a magnitude and betas of its own, and rounds the band to whole pairs."""
     case = reading.case
     is_written = case.latent or case.model_type in WRITES_LOG_MULTIPLIER
-    weight = (yarn.mscale_all_dim or 0.0) if is_written else 0.0
+    mscale_all_dim = (yarn.mscale_all_dim or 0.0) if is_written else 0.0
     # the runtime assumes mscale = 1, except in DeepSeek-V2's architecture, where it assumes mscale = mscale_all_dim
-    assumed_mscale = weight if case.latent and weight not in (0.0, 1.0) else 1.0
-    magnitude = float(mscale(yarn.factor, assumed_mscale)) / (float(mscale(yarn.factor, weight)) if weight else 1.0)
+    assumed_mscale = mscale_all_dim if case.latent and mscale_all_dim not in (0.0, 1.0) else 1.0
+    divisor = float(mscale(yarn.factor, mscale_all_dim)) if mscale_all_dim else 1.0
+    magnitude = float(mscale(yarn.factor, assumed_mscale)) / divisor
     does = "attn_factor computed from factor with mscale = 1"
     reading.set_yarn_magnitude(magnitude, does, "llama.cpp#17945, llama-context.cpp")
     reading.round_band("not written", "ggml rope_yarn_corr_dims")

@@ -16,9 +16,12 @@ class Model:
     """What one file of mlx_lm.models reads.
 
     theta     the default of rope_theta; None: it must be given
-    v5        whether `rope_parameters` is read: "" not at all, "theta" its theta, "all" also its scaling
+    v5        how `rope_parameters` is read: "" not at all; "all": where `rope_theta` or `rope_scaling` is missing; "only": in
+              place of them; "nested": one object for each layer type
     scaling   "shared": rope_scaling goes to `initialize_rope`; "none": it is not read; or the name of a special rule
     partial   the default of partial_rotary_factor; None: it is not read; 0: it must be given
+
+    `needs_scaling`: the config must have the key `rope_scaling`, which may be null.
     """
 
     theta: float | None = 10_000.0
@@ -101,20 +104,21 @@ def read_mlx(case: Case) -> Reading:
 
 
 def _given(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, float | None] | str:
-    """Return theta, the scaling's keys and the fraction as the model's arguments have them; or why they cannot be built."""
+    """Return theta, the keys of the scaling and the fraction that rotates, as mlx-lm's model gets them; or why it fails."""
     config, v5 = case.config, case.config.get("rope_parameters") or {}
     theta, scaling, partial = config.get(model.theta_key), config.get("rope_scaling"), config.get("partial_rotary_factor")
     if model.theta_key == "rotary_emb_base":
         partial = config.get("rotary_pct")
     if model.v5 == "nested":
-        own = (v5 or GEMMA4).get(case.layer_type, {})
-        return own.get("rope_theta", 10_000.0), own, None
+        of_type = (v5 or GEMMA4).get(case.layer_type, {})
+        return of_type.get("rope_theta", 10_000.0), of_type, None
     if model.v5 == "only":
         if not {"rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"} <= v5.keys():
             return "no table: rope_parameters must have rope_theta, llama_4_scaling_beta and original_max_position_embeddings"
         theta, scaling = v5["rope_theta"], v5
     elif model.v5 == "all" and v5:
-        theta, scaling = v5.get("rope_theta") if theta is None else theta, v5 if scaling is None else scaling
+        theta = v5.get("rope_theta") if theta is None else theta
+        scaling = v5 if scaling is None else scaling
     elif case.model_type == "gemma3_text" and case.layer_type == "sliding_attention":
         theta, scaling = config.get("rope_local_base_freq", 10_000.0), None
     elif case.model_type == "olmo3" and case.layer_type == "sliding_attention":
@@ -176,7 +180,7 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
 
 
 def _alpha(reading: Reading, keys: Mapping[str, Any]) -> Reading:
-    """Return the reading of HunYuan; MLX fails unless rope_scaling has the keys factor and type."""
+    """Return the reading of HunYuan's NTK with `alpha`; mlx-lm fails unless rope_scaling also has the keys factor and type."""
     if not {"factor", "type"} <= keys.keys():
         return reading.fail("no table: rope_scaling must have the keys factor and type")
     if not isinstance(reading.spec.scaling, Ntk):
@@ -211,7 +215,7 @@ def _scaling(case: Case, kind: str, keys: Mapping[str, Any]) -> Scaling | str:
 
 
 def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
-    """Return the reading of LongRoPE, for which MLX always uses the long factors."""
+    """Return the reading of LongRoPE, for which mlx-lm always uses the long factors."""
     scaling = reading.spec.scaling
     if not isinstance(scaling, LongRope):
         return reading.fail("not known: LongRoPE with other factors than the config's")

@@ -71,13 +71,13 @@ def read_sglang(case: Case) -> Reading:
 
 
 def _stretch(case: Case) -> float:
-    """Return the factor by which SGLang multiplies max_position_embeddings."""
+    """Return the factor by which SGLang multiplies max_position_embeddings: 1 if that is the served length already."""
     is_served = isinstance(case.spec.scaling, (Default, Llama3)) or "original_max_position_embeddings" in case.rope
     return 1.0 if is_served else float(case.rope.get("factor") or 1.0)
 
 
 def _gemma4(reading: Reading) -> Reading:
-    """Pass the name of the scaling on, and none of its keys: a factor is then 1."""
+    """Return the reading of Gemma 4: its model passes on the name of the scaling and none of its keys, so the factor is 1."""
     case, where = reading.case, "models/gemma4_causal.py"
     if not case.nested:
         return reading.fail("not known: Gemma 4 without rope_parameters by layer type")
@@ -115,7 +115,7 @@ def _partial(reading: Reading, where: str) -> None:
 
 
 def _axes(reading: Reading) -> None:
-    """Interleave the axes of M-RoPE only if the config says so."""
+    """Change the reading of M-RoPE: SGLang interleaves its axes only if the config says so."""
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
         return
@@ -146,11 +146,12 @@ def _scaling(reading: Reading, where: str) -> None:
         reading.switch(scaling, long, does, "rope_variant.py")
         magnitude = case.rope.get("long_mscale" if long else "short_mscale")
         if magnitude is None and case.model_type == "ministral3":
-            # its model passes the trained length beside the rope on as the served one
+            # its model passes the trained length outside the rope on as the served one
             served = case.config.get("original_max_position_embeddings") or MINISTRAL3_TRAINED
             magnitude = math.sqrt(1 + math.log(max(1.0, served / scaling.original_length)) / math.log(scaling.original_length))
         reading.set_longrope_magnitude(scaling, "rope_variant.py", magnitude)
     elif isinstance(scaling, Dynamic):
+        # dynamic NTK stretches by factor * length / trained - (factor - 1); here length / trained is the factor
         stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
         does = "one base for every sequence, computed for factor times the trained length"
         reading.freeze_ntk(stretch, does, "rope_variant.py")
@@ -161,7 +162,7 @@ def _scaling(reading: Reading, where: str) -> None:
 
 
 def _latent(reading: Reading) -> None:
-    """Compute YaRN, whatever the scaling is, with the keys that the rope has; the band is rounded to whole pairs."""
+    """Change the reading of latent attention: SGLang computes YaRN, whatever the scaling is, from the keys that the rope has."""
     case, rope, where = reading.case, reading.case.rope, "rope_variant.py"
     if not isinstance(case.spec.scaling, Yarn):
         length = case.original_length or case.max_position

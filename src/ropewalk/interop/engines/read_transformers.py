@@ -74,7 +74,7 @@ def _missing(case: Case) -> str | None:
 
 
 def _breaks(case: Case) -> bool:
-    """Return whether the family's code fails with a scaled rope of fewer dimensions than the head has."""
+    """Return whether the family's code fails: it rotates whole heads, and the frequencies are for a part of the head alone."""
     spec = case.spec
     if case.latent:
         return not isinstance(spec.scaling, Default) and case.fraction not in (None, 1.0)

@@ -58,13 +58,13 @@ def read_vllm(case: Case) -> Reading:
 
 
 def _stretch(case: Case) -> float:
-    """Return the factor by which vLLM multiplies max_position_embeddings."""
+    """Return the factor by which vLLM multiplies max_position_embeddings: 1 if that is the served length already."""
     is_served = isinstance(case.spec.scaling, (Default, Yarn, LongRope, Llama3)) or "gemma3" in str(case.model_type)
     return 1.0 if is_served else float(case.rope.get("factor") or 1.0)
 
 
 def _partial(reading: Reading) -> None:
-    """Rotate the fraction of the head that the config gives, in every family."""
+    """Change the reading of partial ropes: vLLM rotates the fraction of the head that the config gives, in every family."""
     case, spec = reading.case, reading.spec
     if case.fraction is None or case.mrope or isinstance(spec.scaling, Proportional):
         return
@@ -72,7 +72,7 @@ def _partial(reading: Reading) -> None:
 
 
 def _axes(reading: Reading) -> None:
-    """Interleave the axes of M-RoPE only if the config says so."""
+    """Change the reading of M-RoPE: vLLM interleaves its axes only if the config says so."""
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
         return
@@ -95,9 +95,10 @@ def _scaling(reading: Reading) -> None:
     elif isinstance(scaling, Yarn):
         # gpt-oss passes neither of these keys on
         keys = {} if case.model_type == "gpt_oss" else case.rope
-        given, both = keys.get("attention_factor"), keys.get("mscale") and keys.get("mscale_all_dim")
-        magnitude = magnitude_of_mscales(case, scaling) if both else float(mscale(scaling.factor))
-        reading.set_yarn_magnitude(magnitude if given is None else given, "{key} read as vLLM does", "yarn_scaling_rope.py")
+        magnitude, has_both = keys.get("attention_factor"), keys.get("mscale") and keys.get("mscale_all_dim")
+        if magnitude is None:
+            magnitude = magnitude_of_mscales(case, scaling) if has_both else float(mscale(scaling.factor))
+        reading.set_yarn_magnitude(magnitude, "{key} read as vLLM does", "yarn_scaling_rope.py")
         if case.mrope and reading.change(original_length=4 * scaling.original_length):
             does = "the band is computed for four times the trained length"
             reading.add("M-RoPE", does, "mrope.py: the table's length is passed on")
@@ -116,9 +117,9 @@ def _scaling(reading: Reading) -> None:
 
 
 def _limit(case: Case, scaling: LongRope) -> int:
-    """Return max_model_len: the caller's, or by default the trained length that a config with LongRoPE has beside its rope."""
+    """Return max_model_len: the caller's, or by default the trained length that a config with LongRoPE has outside its rope."""
     if case.is_asked:
         return case.max_model_len
-    beside = case.config.get("original_max_position_embeddings")
+    outside = case.config.get("original_max_position_embeddings")
     default = scaling.original_length if case.model_type in LONGROPE_ONLY else case.max_model_len
-    return default if beside is None else int(beside)
+    return default if outside is None else int(outside)

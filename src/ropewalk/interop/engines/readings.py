@@ -103,10 +103,12 @@ class Case:
 
     @property
     def mrope(self) -> bool:
+        """Whether the pairs rotate by several axes, such as time, height and width (M-RoPE)."""
         return isinstance(self.spec.axes, AxisMap)
 
     @property
     def ernie(self) -> bool:
+        """Whether the axes alternate height, width from the first pair on, as in Ernie."""
         return self.mrope and self.spec.axis_of_pair[:2] == (1, 2)
 
 
@@ -151,9 +153,9 @@ class Reading:
         """Set how many dimensions of the head the engine rotates, from its start; add the rule if the config has another."""
         if width == self.spec.rotary_dim:
             return
-        axes = self.spec.axes if width == self.spec.rotary_dim else None
+        # sections of axes are for another number of pairs, so they are dropped
         self.use("partial_rotary_factor", f"{does}: {width} of {self.spec.head_dim} dimensions rotate", reference,
-                 rotary_dim=width, rotary_start=0, axes=axes, scaling=_for_width(self.spec.scaling, width))  # fmt: skip
+                 rotary_dim=width, rotary_start=0, axes=None, scaling=_for_width(self.spec.scaling, width))  # fmt: skip
 
     def add(self, about: str, does: str, reference: str) -> None:
         """Add a rule."""
@@ -168,7 +170,7 @@ class Reading:
         return changed
 
     def round_band(self, does: str, reference: str) -> None:
-        """Round the band of YaRN to whole pairs."""
+        """Round the band of YaRN, the pairs between those that stay and those that are interpolated, to whole pairs."""
         if self.change(truncate=True):
             self.add("truncate", f"{does}: the band is rounded to whole pairs", reference)
 
@@ -177,12 +179,13 @@ class Reading:
         yarn = self.spec.scaling
         assert isinstance(yarn, Yarn)  # for the type checker
         key = "mscale" if yarn.attention_factor is None else "attention_factor"
-        expected = float(yarn.frequencies(2, 10.0).magnitude)
+        expected = float(yarn.frequencies(2, 10.0).magnitude)  # the magnitude depends on neither head_dim nor theta
         if self.change(attention_factor=magnitude) and expected != magnitude:
             self.add(key, f"{does.format(key=key)}: {magnitude:.6g} instead of {expected:.6g}", reference)
 
     def switch(self, scaling: LongRope, long: bool, does: str, reference: str) -> None:
         """Use the long or the short factors of LongRoPE, whatever the length of this sequence."""
+        # frequencies are computed for `self.length`: a length for which LongRoPE uses these factors
         self.length = scaling.original_length + 1 if long else 1
         self.add("length switching", does, reference)
 
@@ -194,7 +197,10 @@ class Reading:
         return long
 
     def set_longrope_magnitude(self, scaling: LongRope, reference: str, magnitude: float | None = None) -> None:
-        """Set the magnitude of LongRoPE to `magnitude` or sqrt(1 + ln(L / L0) / ln L0), without factor and attention_factor."""
+        """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln L0).
+
+        L is the served length of the config and L0 the trained length; factor and attention_factor are not used.
+        """
         if self.case.max_position is None:
             return
         before = self.spec.ladder_frequencies().magnitude
@@ -235,6 +241,6 @@ def _for_width(scaling: Scaling, width: int) -> Scaling:
 
 
 def magnitude_of_mscales(case: Case, yarn: Yarn) -> float:
-    """Return m(s, mscale or 1) / m(s, mscale_all_dim or 0)."""
-    upper, lower = case.rope.get("mscale", 1.0), case.rope.get("mscale_all_dim", 0.0)
-    return float(mscale(yarn.factor, upper)) / float(mscale(yarn.factor, lower))
+    """Return the magnitude of YaRN that the keys mscale (default 1) and mscale_all_dim (default 0) give, as in DeepSeek."""
+    numerator, divisor = case.rope.get("mscale", 1.0), case.rope.get("mscale_all_dim", 0.0)
+    return float(mscale(yarn.factor, numerator)) / float(mscale(yarn.factor, divisor))

@@ -31,64 +31,68 @@ ROPE_KEYS = ("radians", "magnitude", "axis", "layout", "width")
 
 
 def cells(output: Mapping[str, Any], by_id: Mapping[str, Row]) -> Iterator[tuple[Row, str, dict[str, Any] | str | None]]:
-    """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not rotate, or the error."""
-    for found in output["results"]:
-        row = by_id.get(Row(found["name"], {}, found["length"], found["max_model_len"]).id)
+    """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not rotate, or the error.
+
+    output  what a runner wrote; a result has each different rope once in "ropes", and in "layers" the index of each layer's
+    by_id   the rows by their id; results of other rows are left out
+    """
+    for result in output["results"]:
+        row = by_id.get(Row(result["name"], {}, result["length"], result["max_model_len"]).id)
         if row is None:
             continue
         specs = specs_of(row.config)
         types = ["full_attention"] if isinstance(specs, RopeError) else list(specs)
-        for name, index in layer_of_type(row.config, types).items():
-            if "error" in found:
-                yield row, name, found["error"].split("\n")[0][:160]
+        for layer_type, layer in layer_of_type(row.config, types).items():
+            if "error" in result:
+                yield row, layer_type, result["error"].split("\n")[0][:160]
             else:
-                rope = found["layers"][index] if index < len(found["layers"]) else None
-                yield row, name, None if rope is None else found["ropes"][rope]
+                rope = result["layers"][layer] if layer < len(result["layers"]) else None
+                yield row, layer_type, None if rope is None else result["ropes"][rope]
 
 
 def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each config and layer type: what the engine did, measured against the spec of `from_hf`."""
-    name_of: str = output["engine"]
-    engine = TITLES[KEYS.get(name_of, name_of)]
-    for row, name, rope in cells(output, by_id):
-        made = {
+    runner_name: str = output["engine"]
+    engine = TITLES[KEYS.get(runner_name, runner_name)]
+    for row, layer_type, rope in cells(output, by_id):
+        about = {
             "engine": engine, "version": output["version"], "date": date, "config": row.name, "length": row.length,
-            "max_model_len": row.max_model_len, "layer_type": name,
+            "max_model_len": row.max_model_len, "layer_type": layer_type,
         }  # fmt: skip
         specs = specs_of(row.config)
         if isinstance(rope, str):
-            yield {**made, "verdict": "error", "error": rope}
+            yield {**about, "verdict": "error", "error": rope}
         elif isinstance(specs, RopeError):
-            yield {**made, "verdict": "no spec", "error": str(specs)[:160]}
+            yield {**about, "verdict": "no spec", "error": str(specs)[:160]}
         else:
-            spec = specs[name]
+            spec = specs[layer_type]
             ours = None if spec is None else Table.of_spec(spec, row.length)
             theirs = None if rope is None else Table.read(rope)
             pair = None if ours is None or theirs is None else first_difference(ours, theirs)
             sizes = {"magnitude": theirs and theirs.magnitude, "spec_magnitude": ours and round(ours.magnitude, 6)}
-            yield {**made, "verdict": verdict(ours, theirs), "first_pair": pair, **sizes, "layout": rope and rope["layout"]}
+            yield {**about, "verdict": verdict(ours, theirs), "first_pair": pair, **sizes, "layout": rope and rope["layout"]}
 
 
 def recorded(outputs: Iterable[Mapping[str, Any]], date: str) -> dict[str, Any]:
     """Return every rope that was read back, each once, and for each engine and row which of them its layer types have."""
     by_id, ropes, engines = {row.id: row for row in rows()}, [], {}
-    index: dict[str, int] = {}
+    place_of: dict[str, int] = {}  # a rope as JSON -> its index in `ropes`
     for output in outputs:
-        found: dict[str, dict[str, Any]] = {}
-        for row, name, rope in cells(output, by_id):
+        of_engine: dict[str, dict[str, Any]] = {}
+        for row, layer_type, rope in cells(output, by_id):
             if isinstance(rope, Mapping):
-                values = [rope[key] for key in ROPE_KEYS]
-                values[2] = None if not any(rope["axis"]) else rope["axis"]
-                rope = index.setdefault(json.dumps(values), len(index))
+                # a rope with one axis has None in place of a list of zeros
+                values = [rope[key] if key != "axis" or any(rope["axis"]) else None for key in ROPE_KEYS]
+                rope = place_of.setdefault(json.dumps(values), len(place_of))
                 if rope == len(ropes):
                     ropes.append(values)
-            found.setdefault(row.id, {})[name] = rope
-        engines[KEYS.get(output["engine"], output["engine"])] = {"version": output["version"], "date": date, "rows": found}
+            of_engine.setdefault(row.id, {})[layer_type] = rope
+        engines[KEYS.get(output["engine"], output["engine"])] = {"version": output["version"], "date": date, "rows": of_engine}
     return {"ropes": ropes, "engines": engines}
 
 
 def table_of(record: Mapping[str, Any], rope: int) -> Table:
-    """Return one recorded rope."""
+    """Return one rope of what `recorded` returns, by its index."""
     radians, magnitude, axis, layout, _ = record["ropes"][rope]
     return Table.of(radians, magnitude, axis or [0] * len(radians), layout)
 
@@ -104,17 +108,18 @@ def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]]
         "from __future__ import annotations", "", "# fmt: off",
         "RUNS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {",
     ]  # fmt: skip
-    kinds_of: dict[tuple[str, str], tuple[str, str]] = {}  # most engines have run the same rows
+    # (row, layer type) -> (model_type, scaling), each computed once, because most engines have run the same rows
+    kinds: dict[tuple[str, str], tuple[str, str]] = {}
     for engine in ENGINES:
         ran = record["engines"][engine]
         families: dict[str, set[str]] = {}
-        for key in ((name, layer_type) for name, found in ran["rows"].items() for layer_type in found):
-            if key not in kinds_of:
-                kinds_of[key] = _case(by_id[key[0]], key[1])
-            model_type, scaling = kinds_of[key]
+        for row_id, layer_type in ((row_id, layer_type) for row_id, ropes in ran["rows"].items() for layer_type in ropes):
+            if (row_id, layer_type) not in kinds:
+                kinds[row_id, layer_type] = _kind(by_id[row_id], layer_type)
+            model_type, scaling = kinds[row_id, layer_type]
             families.setdefault(model_type, set()).add(scaling)
         lines.append(f'    "{engine}": ("{ran["version"]}", "{ran["date"]}", {{')
-        lines += [f'        "{name}": {_tuple(sorted(kinds))},' for name, kinds in sorted(families.items())]
+        lines += [f'        "{name}": {_tuple(sorted(scalings))},' for name, scalings in sorted(families.items())]
         lines.append("    }),")
     since = {engine: oldest for engine in ENGINES if (oldest := _oldest(record, engine, releases)) is not None}
     lines += ["}", "#: the oldest release that computes the same in every row, of those that were run"]
@@ -122,15 +127,15 @@ def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]]
 
 
 def _oldest(record: Mapping[str, Any], engine: str, releases: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the oldest release before which no other that was run differs from the recorded one."""
+    """Return the oldest release such that it and all later ones that were run compute the same as the recorded one, or None."""
     version = record["engines"][engine]["version"]
-    own = [line for line in releases if line["engine"] == TITLES[engine] and line["compared_with"] == version]
-    found = None
-    for line in sorted(own, key=lambda line: [int(part) for part in line["version"].split(".")], reverse=True):
+    of_engine = [line for line in releases if line["engine"] == TITLES[engine] and line["compared_with"] == version]
+    oldest = None
+    for line in sorted(of_engine, key=lambda line: [int(part) for part in line["version"].split(".")], reverse=True):
         if line["differ"]:
             break
-        found = line["version"]
-    return found
+        oldest = line["version"]
+    return oldest
 
 
 def read_releases(results: Path) -> list[dict[str, Any]]:
@@ -140,10 +145,11 @@ def read_releases(results: Path) -> list[dict[str, Any]]:
 
 
 def _tuple(names: list[str]) -> str:
+    """Return names as the source text of a tuple, with double quotes."""
     return "(" + ", ".join(f'"{name}"' for name in names) + ("," if len(names) == 1 else "") + ")"
 
 
-def _case(row: Row, layer_type: str) -> tuple[str, str]:
+def _kind(row: Row, layer_type: str) -> tuple[str, str]:
     """Return the model_type and the name of the scaling of one layer type of a row."""
     text = config_file.text_part(config_file.load(dict(row.config)))
     specs = specs_of(row.config)

@@ -18,15 +18,22 @@ from ropewalk.interop.engines.record import KEYS, RELEASES, TABLES, cells, runs_
 
 
 def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> dict[str, Any]:
-    """Return how many cells of a runner's output differ from the recorded release of that engine, and the first of them."""
-    name_of: str = output["engine"]
-    engine = KEYS.get(name_of, name_of)
+    """Return how many cells of a runner's output differ from the recorded release of that engine, and the first of them.
+
+    A cell is a layer type of one config: `record` has the rope of each by the config's id, and `output` the runner's.
+    """
+    runner_name: str = output["engine"]
+    engine = KEYS.get(runner_name, runner_name)
     recorded = record["engines"][engine]
-    found = list(cells(output, {row.id: row for row in rows()}))
-    different = [f"{row.id}, {name}" for row, name, rope in found if not _is_same(record, recorded["rows"][row.id][name], rope)]
+    new = list(cells(output, {row.id: row for row in rows()}))
+    different = [
+        f"{row.id}, {layer_type}"
+        for row, layer_type, rope in new
+        if not _is_same(record, recorded["rows"][row.id][layer_type], rope)
+    ]
     return {
         "engine": TITLES[engine], "version": output["version"], "date": date, "compared_with": recorded["version"],
-        "cells": len(found), "differ": len(different), "first": different[0] if different else None,
+        "cells": len(new), "differ": len(different), "first": different[0] if different else None,
     }  # fmt: skip
 
 
@@ -34,8 +41,9 @@ def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mappin
     """Return whether two releases do the same: rotate alike, do not rotate, or raise an error, whatever its text."""
     if isinstance(recorded, str) or isinstance(rope, str):
         return isinstance(recorded, str) and isinstance(rope, str)
-    first = None if recorded is None else table_of(record, recorded)
-    return verdict(first, None if rope is None else Table.read(rope)) == "same"
+    old = None if recorded is None else table_of(record, recorded)
+    new = None if rope is None else Table.read(rope)
+    return verdict(old, new) == "same"
 
 
 def main() -> None:

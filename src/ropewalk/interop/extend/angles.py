@@ -26,7 +26,11 @@ def lengths_around(trained: int) -> list[int]:
 
 
 def served_layers(name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]) -> Served:
-    """Return the layer types whose spec gives the module's own angles at all `lengths`; none if it computes other angles."""
+    """Return the layer types whose spec gives the module's own angles at all `lengths`; none if it computes other angles.
+
+    name, module  a rotary module of the model, and its path
+    specs         the spec of each layer type, as the config describes it
+    """
     probe = probe_of(_on_a_device(module))
     if "layer_type" in inspect.signature(type(module).forward).parameters:
         candidates: dict[str | None, list[str]] = {layer: [layer] for layer in specs}
@@ -70,6 +74,7 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
     cos, sin = (table.to("cpu", torch.float64) for table in (cos, sin))
     frequencies = spec.ladder_frequencies(length)
     angles = _positions(length)[0][:, None] * frequencies.radians  # [tokens, pairs]
+    # tables have one entry for each pair, or two that are half of the row apart, or two neighbours
     forms = [angles, torch.cat([angles, angles], dim=-1), angles.repeat_interleave(2, dim=-1)]
     return any(
         cos.shape[-2:] == sin.shape[-2:] == form.shape and _near(cos, sin, form, float(frequencies.magnitude)) for form in forms
@@ -78,7 +83,7 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
     """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
-    rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)
+    rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)  # the magnitude, if they agree
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
     right_angles = (rotated_back.angle().abs() <= allowed).all()
     return bool(right_angles) and bool(((rotated_back.abs() / magnitude - 1).abs() <= TOLERANCE).all())

@@ -77,8 +77,9 @@ class Extension:
         self._patch_again()
 
     def _patch_again(self) -> None:
+        """Patch a patched model again, so that its ropes follow the config that was changed."""
         if self._model is not None:
-            patch_again(self._model)  # a patched model still has the ropes of the old config
+            patch_again(self._model)
 
     def __str__(self) -> str:
         title = f"{self.kind} x {self.factor:g}" if self.factor is not None else self.kind

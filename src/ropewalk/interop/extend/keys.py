@@ -116,8 +116,10 @@ def _chosen_layers(
     nested = is_nested(config)
     separate_ropes = nested or bool(thetas)
     if names is None:
-        names = [name for name in by_type if not separate_ropes or name in (scaled_types or {"full_attention"})] or list(by_type)
-        names = [name for name in names if name in layer_types_of(config)] or names  # no layer may use some of the ropes
+        default_types = scaled_types or {"full_attention"}
+        names = [name for name in by_type if not separate_ropes or name in default_types] or list(by_type)
+        # a config may have ropes that no layer uses
+        names = [name for name in names if name in layer_types_of(config)] or names
     for name in names:
         choice("layer_types", name, by_type)
     if not names or (not separate_ropes and len(names) < len(by_type)):
@@ -196,13 +198,13 @@ def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
 
 
 def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec], length: int) -> dict[str, Any]:
-    """Return the keys to set in the text config."""
+    """Return the keys to set in the text config, so that it describes `new_specs`; `length` is the trained length."""
     keys: dict[str, Any] = {}
     if scaling.raises_length:
         served = served_length(config)
         keys[served.key if served else SERVED_LENGTH_KEY] = extended_length(length, scaling)
-    beside = config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
-    if TRAINED_LENGTH_KEY in keys_of(scaling) and beside is not None:
+    outside = config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
+    if TRAINED_LENGTH_KEY in keys_of(scaling) and outside is not None:
         keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it outside the rope object, and reads it there first
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:
@@ -210,7 +212,8 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, R
     if not rope:
         return keys | _v4_keys(config, scaling, new_specs)
     if is_nested(config):
-        keys["rope_parameters"] = {**rope, **{name: _rope(rope[name], scaling, own) for name, own in new_specs.items()}}
+        new_ropes = {layer_type: _rope(rope[layer_type], scaling, new) for layer_type, new in new_specs.items()}
+        keys["rope_parameters"] = {**rope, **new_ropes}
     else:
         keys["rope_parameters"] = _rope(rope, scaling, spec)
     return keys if config.get("rope_scaling") is None else {**keys, "rope_scaling": None}
@@ -223,10 +226,11 @@ def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str
         return v4_keys(_rope(old, scaling, next(iter(new_specs.values()))), family)
     kept = {key: value for key, value in old.items() if key in AXIS_KEYS | OTHER_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
-    names = {layer.layer_type: layer.theta_key for layer in family.layer_thetas}
+    theta_keys = {layer.layer_type: layer.theta_key for layer in family.layer_thetas}
     given = find(config, *THETA_KEYS)
+    common_key = given.key if given else THETA_KEYS[0]
     for layer_type, spec in new_specs.items():
-        keys[names.get(layer_type) or (given.key if given else THETA_KEYS[0])] = spec.theta
+        keys[theta_keys.get(layer_type) or common_key] = spec.theta
     return keys
 
 
@@ -237,8 +241,8 @@ def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str,
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}
     rope, _ = write_scaling(scaling, family_of(None))
-    optional = {name: facts for name, facts in settings_of(scaling).items() if not facts.required}
-    omitted = {facts.key or name for name, facts in optional.items() if getattr(scaling, name) == facts.default}
+    optional = {name: setting for name, setting in settings_of(scaling).items() if not setting.required}
+    omitted = {setting.key or name for name, setting in optional.items() if getattr(scaling, name) == setting.default}
     return {**kept, **{key: value for key, value in rope.items() if key not in omitted}}
 
 
@@ -254,21 +258,23 @@ def _read_back(config: Mapping[str, Any], expected: Mapping[str, RopeSpec | None
     # the softmax factor of latent attention follows from the scaling
     names = [each.name for each in fields(RopeSpec) if each.name != "extra_softmax_factor"]
     for layer, spec in expected.items():
-        theirs = specs.get(layer)
-        different = [name for name in names if getattr(theirs, name, None) != getattr(spec, name, None)]
+        read = specs.get(layer)
+        different = [name for name in names if getattr(read, name, None) != getattr(spec, name, None)]
         if different:
             rule = f"cannot be expressed in a config of {model}: {', '.join(different)} of {layer} would be read differently"
-            raise RopeError("kind", rule, theirs)
+            raise RopeError("kind", rule, read)
     return {layer: spec for layer, spec in specs.items() if spec is not None}
 
 
 def _specs(config: Mapping[str, Any]) -> dict[str, RopeSpec | None]:
+    """Return the spec of each layer type; None for those that are not rotated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # `explain` lists the config keys that are ignored
         return from_hf(config, per_layer=True)  # type: ignore[return-value]  # per_layer gives a dict
 
 
 def _notes(scaling: Scaling) -> tuple[str, ...]:
+    """Return remarks for the user about how the scaling is written to a config."""
     if not scaling.raises_length:
         return (f"{SERVED_LENGTH_KEY} stays the trained length: vLLM and SGLang multiply it by factor",)
     return ("written as a larger rope_theta: no rope_type is called ntk",) if isinstance(scaling, Ntk) else ()

@@ -94,13 +94,17 @@ def extend(
 def _longrope_options(
     target: _Target, arguments: dict[str, Any], options: dict[str, Any], search: Callable | None, search_options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of longrope with both lists of factors, after a search if there is one."""
+    """Return the options of longrope with both lists of factors; the long ones are given or found by a search.
+
+    arguments  of `config_change`: factor, original_length, layer_types, overwrite
+    search     the user's loss as a function of the long factors, or None
+    """
     if (search is None) == ("long_factor" not in options):
         rule = "must be given for longrope (CLI: --set long_factor=[...]), or else search=, but not both"
         raise RopeError("long_factor", rule, options.get("long_factor"))
-    # an NTK change needs no factor per pair, so it can be computed first and gives the number of pairs
-    first = config_change(target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0})
-    name, spec = next(iter(first.specs.items()))
+    # an NTK change needs no factor per pair, so it can be computed without them: it has the specs, and so the number of pairs
+    ntk_change = config_change(target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0})
+    name, spec = next(iter(ntk_change.specs.items()))
     pairs = spec.pairs
     options = {"short_factor": (1.0,) * pairs, **options}
     if search is None:
@@ -119,9 +123,9 @@ def _longrope_options(
         raise RopeError("factor", "must be given for longrope: how many times longer the context becomes", None)
     method = choice("method", search_options.pop("method", "longrope"), ("longrope", "longrope2"))
     if method == "longrope2":
-        search_options = {"theta": first.before[name].theta, "length": first.trained, **search_options}
-    found = (search_factors if method == "longrope" else search_longrope2)(loss, pairs, arguments["factor"], **search_options)
-    return {**options, "long_factor": found}
+        search_options = {"theta": ntk_change.before[name].theta, "length": ntk_change.trained, **search_options}
+    run_search = search_factors if method == "longrope" else search_longrope2
+    return {**options, "long_factor": run_search(loss, pairs, arguments["factor"], **search_options)}
 
 
 class _Target:
@@ -172,15 +176,16 @@ class _Target:
         if self.model is not None:
             _refuse_softmax_change(change)
         before = self.served(change)
+        # the rotary modules of the layer types that change, and their configs, each once
         modules = [self.rotary[name] for name, served in before.items() if change.specs.keys() & set().union(*served.values())]
-        owners = {id(each): each for each in (self.owner, *(module.config for module in modules))}
-        swaps: list[Swap] = [ConfigSwap(each, keys) for each in owners.values()] if keys else []
+        configs = {id(each): each for each in (self.owner, *(module.config for module in modules))}
+        swaps: list[Swap] = [ConfigSwap(each, keys) for each in configs.values()] if keys else []
         changes = {key: (config.get(key), keys[key]) for key in keys}
         extension = Extension(kind, factor, change.specs, changes, disagreements, change.notes, bool(keys), swaps, self.model)
         try:
             for swap in swaps:
                 swap.install()  # before the modules, which are rebuilt from the changed config
-            hook = None if keys else LengthHook(change.specs)
+            hook = None if keys else LengthHook(change.specs)  # what no config can express is computed at each call
             swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()
             _refuse_other_angles(before, self.rotary, change)
@@ -224,6 +229,7 @@ def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, A
 
 
 def _served(rotary: Mapping[str, nn.Module], specs: Mapping[str, RopeSpec], trained: int) -> dict[str, Served]:
+    """Return, by the name of each rotary module, the layer types whose spec gives its angles."""
     return {name: served_layers(name, module, specs, lengths_around(trained)) for name, module in rotary.items()}
 
 

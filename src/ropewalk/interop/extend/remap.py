@@ -55,6 +55,7 @@ class Recorded:
     positions: Tensor | None = None
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Keep `position_ids`, the second argument of a rotary module's forward."""
         self.positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
 
 
@@ -90,7 +91,10 @@ class RemappedLayers:
 
 
 def _key_positions(positions: Tensor, mask: Tensor | None, keys: int) -> Tensor:
-    """Return the positions [B, keys] of the keys, given those of the queries [B, S], the last of which sees itself."""
+    """Return the positions [B, keys] of the keys, given those of the queries [B, S].
+
+    Keys of a cache have consecutive positions. The last query attends to its own key, which is the last that it sees.
+    """
     seq = positions.shape[-1]
     if seq == keys or (mask is None and seq > 1):
         return torch.nn.functional.pad(positions, (0, keys - seq))  # a static cache has empty slots at its end
@@ -137,7 +141,10 @@ def remapped_attention_forward(
 
 
 class AttentionSwap:
-    """Sets and restores the attention function of a transformers model, the hooks and the marks on its modules."""
+    """Sets and restores the attention function of a transformers model, and the hooks and attributes of its modules.
+
+    `extension_mark` is an attribute (name, value) of the rotary modules, by which `extend` finds the current extension.
+    """
 
     def __init__(self, model: Any, layers: RemappedLayers, rotary: list[nn.Module], extension_mark: tuple[str, Any]) -> None:
         self.model, self.layers, self.rotary, self.mark = model, layers, rotary, extension_mark

@@ -62,7 +62,7 @@ class _Population:
 
 
 def _first_candidates(pairs: int, factor: float) -> list[list[float]]:
-    """Return the factors of no scaling, interpolation, NTK, and ramps from 1 to `factor`."""
+    """Return the factors of no scaling, interpolation, NTK, and ramps from 1 to `factor` over half of the pairs."""
     last_pair = max(1, pairs - 1)
     ntk = [factor ** (pair / last_pair) for pair in range(pairs)]
     ramps = [
@@ -104,8 +104,9 @@ def search_factors(
         parents = candidates.best(population // 2)
         # large mutations first, about one step at the end
         spread = max(2 * step, 0.25 * (factor - 1) * 0.85**index)
+        best_parents = parents[: max(4, len(parents) // 4)]
         for _ in range(population // 2):
-            candidates.evaluate(candidates.mutant(candidates.random.choice(parents[: max(4, len(parents) // 4)]), spread))
+            candidates.evaluate(candidates.mutant(candidates.random.choice(best_parents), spread))
             candidates.evaluate(candidates.child(candidates.random.choice(parents), candidates.random.choice(parents)))
     best = candidates.best(1)[0]
     if not math.isfinite(candidates.losses[best]):

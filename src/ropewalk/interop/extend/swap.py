@@ -41,6 +41,7 @@ class ConfigSwap:
                 raise RopeError(key, f"{rule}, or first undo the extension that changed it", None if value is _Missing else value)
 
     def _current(self) -> dict[str, Any]:
+        """Return the values that the config keys have now; _Missing for absent ones."""
         values = self.config if isinstance(self.config, Mapping) else vars(self.config)
         return {key: values.get(key, _Missing) for key in self.after}
 
@@ -106,10 +107,12 @@ class ModuleSwap:
 
 
 def _state(module: nn.Module) -> State:
+    """Return the plain attributes and the buffers of a module."""
     return {name: value for name, value in vars(module).items() if _is_plain(name, value)}, dict(module._buffers)
 
 
 def _is_plain(name: str, value: Any) -> bool:
+    """Return whether an attribute is a value that the module's constructor set, not a submodule or a part of torch."""
     # "forward" may be the replacement of a patch or of an accelerate hook
     return not name.startswith("_") and name not in ("training", "config", "forward") and not isinstance(value, nn.Module)
 

@@ -23,7 +23,7 @@ def divisors(field: str, values: np.ndarray, pairs: int) -> np.ndarray:
 
 
 def divisors_for(radians: np.ndarray, unscaled: np.ndarray) -> np.ndarray:
-    """Return the divisors that turn `unscaled` frequencies into `radians`."""
+    """Return the divisors by which `unscaled` frequencies become `radians`."""
     if (radians < 0).any():
         raise RopeError("scaling", "must not rotate backwards: rope_freqs holds positive factors", radians.tolist())
     with np.errstate(divide="ignore"):
@@ -34,12 +34,13 @@ def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
     """Return the Llama 3 scaling that divides frequencies by these values; None if there is none.
 
     Its frequencies do not change if `original_length` and both frequency factors are multiplied by one number, so
-    low_freq_factor is 1. Of the other two fields, the share of the unscaled frequency in the blended pairs is a linear function.
+    low_freq_factor is taken to be 1. The factor is the largest divisor. The other two fields follow from the blended pairs: the
+    share of the unscaled frequency in them is (original_length * turns per step - 1) / (high_freq_factor - 1).
     """
     factor = float(values.max())
     unscaled = Default().frequencies(2 * len(values), theta).radians.numpy()
     blended = (values > 1 + SAME) & (values < factor * (1 - SAME))
-    candidates = [(8192, 4.0)]
+    candidates = [(8192, 4.0)]  # original_length and high_freq_factor of Llama 3.1
     if blended.sum() >= 2:
         shares = (1 / values[blended] - 1 / factor) / (1 - 1 / factor)
         slope, intercept = np.polyfit(unscaled[blended] / (2 * np.pi), shares, 1)

@@ -153,7 +153,10 @@ class _Reader:
         self._place(entries, alignment, self.at + -self.at % alignment)
 
     def _place(self, entries: list[tuple[str, tuple[int, ...], Quantization, int]], alignment: int, start: int) -> None:
-        """Check that the tensors are in the file, aligned, and do not overlap."""
+        """Add the tensors to the file, after a check that they are within it, aligned, and do not overlap.
+
+        `start` is the first byte of the data; the offset of an entry counts from there.
+        """
         last, last_end = "", start
         for name, shape, quantization, offset in sorted(entries, key=lambda entry: entry[3]):
             size = quantization.size(name, shape)
@@ -225,7 +228,7 @@ class _Reader:
         return Array(kind, length, begin, at)
 
     def _count(self, field: str, least: int, limit: int) -> int:
-        """Return a count of entries of at least `least` bytes."""
+        """Return the next number of the header, a count of entries that take at least `least` bytes each; refuse too many."""
         count, room = self._number("Q"), (len(self.data) - self.at) // least
         if count > min(room, limit):
             raise RopeError(field, f"must be at most {min(room, limit)} in this file", count)
@@ -239,6 +242,7 @@ class _Reader:
         return _text(field, self._take(length))
 
     def _number(self, code: str) -> Any:
+        """Return the next number of the header; `code` is its type as `struct` names it."""
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
 
     def _take(self, count: int) -> bytes:

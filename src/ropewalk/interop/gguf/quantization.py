@@ -100,7 +100,7 @@ def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _k_block(blocks: np.ndarray, quants: np.ndarray) -> np.ndarray:
-    """Return d * scale * q - m * minimum for quants [n, 8, 32]."""
+    """Return d * scale * q - m * minimum for the integers q [n, 8, 32]; d and m are at bytes 0 and 2 of a block."""
     scales, minima = _scales_and_minima(blocks[:, 4:16])
     return (_half(blocks, 0)[..., None] * scales * quants - _half(blocks, 2)[..., None] * minima).reshape(-1, 256)
 

@@ -138,6 +138,7 @@ class _Layer:
         return self._key(key) in self.source.metadata
 
     def _use(self, name: str, key: str, value: Any) -> Any:
+        """Return `value`, and record it as the field `name` of the spec, from this key or from llama.cpp's default."""
         self.note(name, value, self._key(key) if self._has(key) else "default of llama.cpp")
         return value
 
@@ -158,8 +159,8 @@ class _Layer:
         theta = self.number("rope.freq_base", 10_000.0, above=0)
         if self.layer_type == FULL:
             return self._use("theta", "rope.freq_base", theta)
-        own = self.number("rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0)
-        return self._use("theta", "rope.freq_base_swa", own)
+        sliding = self.number("rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0)
+        return self._use("theta", "rope.freq_base_swa", sliding)
 
     def _dimensions(self) -> tuple[int, int]:
         """Return head_dim and rotary_dim."""
@@ -204,11 +205,9 @@ class _Layer:
         # no attention_factor where the magnitude is YaRN's own, which is what configs then mean
         if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
             return scaling
-        return (
-            replace(scaling, attention_factor=magnitude)
-            if isinstance(scaling, Yarn)
-            else Given(tuple(radians.tolist()), magnitude)
-        )
+        if isinstance(scaling, Yarn):
+            return replace(scaling, attention_factor=magnitude)
+        return Given(tuple(radians.tolist()), magnitude)
 
     def _type(self) -> str:
         key = self._key("rope.scaling.type")
@@ -221,6 +220,7 @@ class _Layer:
         return 1.0 if factor == 0 or self._type() == "none" else factor
 
     def _extrapolation(self) -> float:
+        """Return the weight of YaRN: 1 if the frequencies are YaRN's, 0 if they are divided by the factor alone."""
         default = 1.0 if self._type() == "yarn" else 0.0
         given = self.number("rope.scaling.yarn_ext_factor", -1.0) if self.facts.has_yarn_factors else -1.0
         return given if given >= 0 else default
@@ -230,16 +230,16 @@ class _Layer:
 
     def _from_keys(self) -> tuple[Scaling, float]:
         """Return the scaling that the keys describe, and its magnitude."""
-        factor, mixed = self._factor(), self._extrapolation()
+        factor, extrapolation = self._factor(), self._extrapolation()
         magnitude = self.number("rope.scaling.attn_factor", 1.0, above=0)
         alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
-        if mixed == 0:
+        if extrapolation == 0:
             magnitude *= self.number("rope.scaling.yarn_attn_factor", 1.0, above=0) if self.facts.has_yarn_factors else 1.0
             if alpha:
                 return Ntk(alpha), magnitude
             return (Linear(factor) if factor != 1 else Default()), magnitude
-        if mixed != 1:
-            raise RopeError(self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", mixed)
+        if extrapolation != 1:
+            raise RopeError(self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", extrapolation)
         length = self.whole("rope.scaling.original_context_length", self.whole("context_length", 0), low=1)
         betas: dict[str, Any] = {"beta_fast": self.facts.beta_fast}
         if self.facts.has_betas:
@@ -248,12 +248,12 @@ class _Layer:
                 "beta_slow": self.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
             }
         all_dim = self._mscale_all_dim()
-        own = float(mscale(factor))
+        of_yarn = float(mscale(factor))
         if all_dim:
             # the latent architectures take mscale to be mscale_all_dim
-            own = 1.0 if self.facts.latent and self.name != "deepseek32" else own / float(mscale(factor, all_dim))
+            of_yarn = 1.0 if self.facts.latent and self.name != "deepseek32" else of_yarn / float(mscale(factor, all_dim))
         original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
-        return Yarn(original, factor=factor, **betas), magnitude * own
+        return Yarn(original, factor=factor, **betas), magnitude * of_yarn
 
     def _longrope(self, scaling: Scaling, magnitude: float, pairs: int) -> LongRope:
         """Return the LongRoPE scaling, whose factors are tensors of the file."""
@@ -276,7 +276,7 @@ class _Layer:
             return None
         given = self.source.array(key)
         sections = [integer(key, count, low=0, high=MAX_HEAD_DIM) for count in given]
-        while sections and sections[-1] == 0:
+        while sections and sections[-1] == 0:  # files have four sections, also for three axes
             sections.pop()
         if sum(sections) != pairs:
             raise RopeError(key, f"must add up to the {pairs} pairs that rotate", given)

@@ -40,21 +40,21 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     if len(ids) != len(tokens):
         raise RopeError("tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated")
     # llama-bpe: a word that is a token itself is not merged from parts
-    made = Tokenizer(models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=pre == "llama-bpe"))
-    made.pre_tokenizer = _splitter(pre)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=pre == "llama-bpe"))
+    bpe.pre_tokenizer = _splitter(pre)
+    bpe.decoder = decoders.ByteLevel()
     types = file.array("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in file.metadata else []
     for token, kind in zip(tokens, types, strict=False):
         if kind in (CONTROL, USER_DEFINED):
-            made.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
-    first = _first_token(file, tokens)
-    if first is not None:
+            bpe.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
+    bos = _bos_token(file, tokens)
+    if bos is not None:
         from tokenizers import processors
 
-        made.post_processor = processors.TemplateProcessing(
-            single=[first, "$A"], pair=[first, "$A", first, "$B"], special_tokens=[(first, ids[first])]
+        bpe.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, ids[bos])]
         )
-    return made
+    return bpe
 
 
 def _splitter(pre: str) -> Any:
@@ -81,8 +81,8 @@ def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:
     return merges
 
 
-def _first_token(file: GgufFile, tokens: list[str]) -> str | None:
-    """Return the token that is added before a text; None if none is."""
+def _bos_token(file: GgufFile, tokens: list[str]) -> str | None:
+    """Return the BOS token, if the file says that one is added before each text, else None."""
     if not file.metadata.get("tokenizer.ggml.add_bos_token", False):
         return None
     index = file.metadata.get("tokenizer.ggml.bos_token_id")

@@ -94,7 +94,7 @@ def _refuse(spec: RopeSpec, name: str, facts: Architecture) -> None:
 
 
 def _scaling(spec: RopeSpec, name: str, facts: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the keys and tensors of the scaling."""
+    """Return the keys and tensors of the scaling; `name` and `facts` are those of the architecture."""
     scaling, prefix = spec.scaling, "rope.scaling."
     magnitude = float(spec.ladder_frequencies(1).magnitude)
     if isinstance(scaling, LongRope):
@@ -107,8 +107,9 @@ def _scaling(spec: RopeSpec, name: str, facts: Architecture) -> tuple[dict[str, 
         keys = {"type": "yarn", "factor": scaling.factor, "original_context_length": scaling.original_length}
         if facts.has_betas:
             keys |= {"yarn_beta_fast": scaling.beta_fast, "yarn_beta_slow": scaling.beta_slow}
-        if abs(magnitude / float(mscale(scaling.factor)) - 1) > SAME:
-            keys["attn_factor"] = magnitude / float(mscale(scaling.factor))
+        extra_magnitude = magnitude / float(mscale(scaling.factor))  # llama.cpp multiplies YaRN's usual magnitude by it
+        if abs(extra_magnitude - 1) > SAME:
+            keys["attn_factor"] = extra_magnitude
         return {prefix + key: value for key, value in keys.items()}, {}
     if not facts.has_freqs:
         rule = f"must be default, linear or YaRN with its usual betas for {name}, for which llama.cpp reads no rope_freqs"
@@ -145,10 +146,11 @@ def _check_round_trip(spec: RopeSpec, written: Source) -> None:
     assert read is not None  # full layers rotate without a sliding window
     exact = spec.with_(precision="exact")
     trained = getattr(spec.scaling, "original_length", 1)
-    for length in (trained, trained + 1):
-        ours, theirs = exact.ladder_frequencies(length), read.ladder_frequencies(length)
-        same = np.allclose(ours.radians.numpy(), theirs.radians.numpy(), rtol=SAME, atol=1e-25)
-        if not same or abs(float(ours.magnitude) / float(theirs.magnitude) - 1) > SAME:
+    for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
+        given, read_back = exact.ladder_frequencies(length), read.ladder_frequencies(length)
+        # a pair that stands still is written with the divisor 1e30
+        same = np.allclose(given.radians.numpy(), read_back.radians.numpy(), rtol=SAME, atol=1e-25)
+        if not same or abs(float(given.magnitude) / float(read_back.magnitude) - 1) > SAME:
             raise RopeError("scaling", "cannot be written: other frequencies would be read back", spec.scaling)
     if read.axis_of_pair != spec.axis_of_pair:
         raise RopeError("axes", f"must have the order of {written.architecture}", spec.axes)
@@ -179,11 +181,11 @@ def hf_config(source: Source) -> dict[str, Any]:
 
 
 def sizes_of(source: Source) -> dict[str, int]:
-    """Return the sizes of a model as config keys."""
-    sizes = {
+    """Return the sizes of a model as config keys; those that the file does not give are left out."""
+    suffixes = {
         "max_position_embeddings": "context_length", "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
         "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
         "intermediate_size": "feed_forward_length", "sliding_window": "attention.sliding_window",
     }  # fmt: skip
-    found = {key: source.metadata.get(f"{source.architecture}.{suffix}") for key, suffix in sizes.items()}
-    return {key: value for key, value in found.items() if isinstance(value, int)}
+    sizes = {key: source.metadata.get(f"{source.architecture}.{suffix}") for key, suffix in suffixes.items()}
+    return {key: size for key, size in sizes.items() if isinstance(size, int)}

@@ -71,9 +71,9 @@ class Convention:
         return self.form == "cos over sin"
 
     def doubled(self, tables: list[Tensor], blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """Return views of the entries for the first and the second members of the pairs, of cos and of sin.
+        """Return, of cos and of sin, views of the entries for the first and for the second members of the pairs.
 
-        [] if the tables have one entry for both members. More than one block is an axis before the last.
+        [] if the tables have one entry for both members. With more than one block, blocks are the axis before the last.
         """
         if self.form == "cos over sin":
             return [split_pairs(table.flatten(0, -2), "half") for table in tables[0]]
@@ -101,7 +101,8 @@ class Convention:
             return (torch.stack(FORMS["half"](cos, sin))[:, :, None, None],)
         if blocks == 1:
             return FORMS[self.form](cos, sin)
-        return tuple(table.flatten(-2) for table in FORMS[self.form](*(each.unflatten(-1, (blocks, -1)) for each in (cos, sin))))
+        by_block = (table.unflatten(-1, (blocks, -1)) for table in (cos, sin))
+        return tuple(table.flatten(-2) for table in FORMS[self.form](*by_block))
 
     def start(self, width: int, rotated: int) -> int:
         """Return the first rotated dimension of a head."""

@@ -53,17 +53,18 @@ class RotationFunction:
         if convention.needs_tables:
             return
         for width in (spec.head_dim, spec.pairs * 2):
-            own = spec.with_(
+            spec_here = spec.with_(
                 head_dim=width, rotary_dim=2 * spec.pairs, rotary_start=convention.start(width, 2 * spec.pairs),
                 layout=convention.layout, layout_out=convention.layout_out,
             )  # fmt: skip
-            self.ropes[spec.fingerprint, width] = Rope(own, backend=self.backend)
+            self.ropes[spec.fingerprint, width] = Rope(spec_here, backend=self.backend)
         if SECTIONS in self.names and isinstance(spec.axes, AxisMap):
             counts = [spec.axes.axis_of_pair.count(axis) for axis in range(spec.num_axes)]
             if chunked(counts) == spec.axes:
                 self.sections[spec.fingerprint] = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the original function would: rotated by exact angles if the tables carry positions, else by the tables."""
         if self.is_standard and len(args) == 4 and not kwargs and args[1] is not None:
             # fast path: most models make this call in every layer of every step
             rotated = self._by_positions(args[:2], args[2:], {})
@@ -110,7 +111,7 @@ class RotationFunction:
     def _by_tables(self, xs: tuple[Tensor, ...], tables: list, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
         """Return the tensors rotated by the cos and sin that the call gives."""
         convention = self.convention
-        blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1
+        blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1  # one for each axis of the positions
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
         if convention.reads_both and tensors[0] is tables[0]:
             check_doubled(tensors, convention.doubled(tensors, blocks))
@@ -142,7 +143,7 @@ class RotationFunction:
         return tuple(_from_end(x, cos.shape[-2], seq_dim, rotate) for x in xs)
 
     def _rotate_memory(self, k: Tensor, cos: Tensor, sin: Tensor, seq_dim: int, arguments: dict[str, Any]) -> Tensor:
-        """Rotate the keys of SAM 2 by repeated tables, without the last ones."""
+        """Return the keys of SAM 2's memory attention: rotated by a table that repeats, except for the last ones."""
         count = k.shape[seq_dim] - arguments.get(UNROTATED, 0)
         rotated, kept = k.split((count, k.shape[seq_dim] - count), dim=seq_dim)
         if not count:
@@ -152,7 +153,7 @@ class RotationFunction:
         return torch.cat((rotated, kept), dim=seq_dim)
 
     def _run(self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int) -> tuple[Tensor, ...]:
-        """Rotate by tables with a row for each token, block after block."""
+        """Return the tensors rotated by tables with a row for each token; each block of dimensions has its part of the tables."""
         convention, pairs = self.convention, cos.shape[-1] // blocks
         for block in range(blocks):
             start = convention.start(xs[0].shape[-1], 2 * pairs) if blocks == 1 else 2 * pairs * block
@@ -168,6 +169,7 @@ class RotationFunction:
         """Return the token axis: the one that the unsqueezed table of transformers broadcasts along."""
         if self.unsqueeze is None:
             return self.convention.tokens or -3
+        # a table [..., tokens, pairs] gets an axis for the heads: before the tokens, or between tokens and pairs
         unsqueeze_dim = arguments.get("unsqueeze_dim", self.unsqueeze)
         return -2 if unsqueeze_dim % (table_ndim + 1) <= table_ndim - 2 else -3
 
@@ -179,6 +181,7 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
     """
     if all(getattr(table, CHECKED, False) or not table.numel() for table in tables):
         return
+    # `members` are the entries for the first and for the second members of the pairs, of cos and of sin
     gap = torch.stack([(first - second).abs().amax() for first, second in members]).amax()
     is_near = gap <= max(torch.finfo(gap.dtype).eps, 2.0**-20)
     rule = "must have the same entry for both members of a pair; with two it is no rotation, so unpatch this model"
@@ -193,11 +196,14 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
 
 
 def _from_end(x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Rotate the last tokens of x by the last of `rows` rows: rotate(tokens, first row)."""
-    more = x.shape[seq_dim] - rows
-    if more <= 0:
-        return rotate(x, -more)
-    kept, last = x.split((more, rows), dim=seq_dim)
+    """Return x with its last tokens rotated by the last of a table's `rows`; tokens before them are not rotated.
+
+    `rotate(tokens, first)` rotates tokens by the rows from `first` on.
+    """
+    excess = x.shape[seq_dim] - rows
+    if excess <= 0:
+        return rotate(x, -excess)
+    kept, last = x.split((excess, rows), dim=seq_dim)
     return torch.cat((kept, rotate(last, 0)), dim=seq_dim)
 
 

@@ -25,6 +25,7 @@ class LengthHook:
         self.specs = specs
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Set the frequencies before the forward of a rotary module, from the positions in its arguments."""
         if any(isinstance(vars(module).get(slot), Replacement) for slot in ("forward", HOOKED)):
             return  # a patched module uses the specs, and calls `update` itself where it runs the original forward
         arguments = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments

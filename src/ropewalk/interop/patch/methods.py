@@ -46,13 +46,13 @@ def rotations_called_by(function: FunctionType) -> dict[str, Callable]:
 
 def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> FunctionType:
     """Return a copy of a function with the globals in `substitutes` replaced, also in functions it wraps or dispatches to."""
-    own: dict[str, Any] = {name: value for name, value in substitutes.items() if name in function.__code__.co_names}
+    replaced: dict[str, Any] = {name: value for name, value in substitutes.items() if name in function.__code__.co_names}
     for name, dispatch in _dispatch_dicts(function).items():
-        own[name] = {**dispatch, **{choice: redirected(each, substitutes) for choice, each in _rotating(dispatch).items()}}
+        replaced[name] = dispatch | {choice: redirected(each, substitutes) for choice, each in _rotating(dispatch).items()}
     namespace = function.__globals__
-    if own:
+    if replaced:
         # __name__ is dropped because dynamo would look the globals up in the module of that name and find the old ones
-        namespace = {name: value for name, value in {**namespace, **own}.items() if name != "__name__"}
+        namespace = {name: value for name, value in {**namespace, **replaced}.items() if name != "__name__"}
     cells = tuple(_redirected_cell(cell, substitutes) for cell in function.__closure__ or ())
     copy = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells or None)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
@@ -81,6 +81,7 @@ def _dispatch_dicts(function: FunctionType) -> dict[str, dict]:
 
 
 def _rotating(dispatch: dict) -> dict[Any, FunctionType]:
+    """Return the entries of a dispatch dict whose functions call a rotation by name."""
     return {choice: each for choice, each in dispatch.items() if isinstance(each, FunctionType) and _names_rotation(each)}
 
 
@@ -141,6 +142,7 @@ class Replacement:
             raise RopeError(type(self.module).__name__, rule, current)
 
     def _slot(self) -> str:
+        """Return the attribute of the instance to set: the method's name, or where an accelerate hook keeps the forward."""
         return HOOKED if self.name == "forward" and HOOKED in vars(self.module) else self.name
 
 

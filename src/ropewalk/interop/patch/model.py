@@ -82,6 +82,7 @@ def patch_again(model: nn.Module) -> None:
 
 
 def _installed(model: nn.Module) -> list[Replacement]:
+    """Return the replacements that the modules of a model have; none if it is not patched."""
     if not isinstance(model, nn.Module):
         raise RopeError("model", "must be a torch module, such as a loaded transformers model", type(model).__name__)
     return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Replacement)]
@@ -97,7 +98,7 @@ class _Search:
 
     def replacements(self) -> list[Replacement]:
         """Return all replacements, none installed; refuses a model without rotations or with an unsupported one."""
-        layers: dict[str, list[Replacement]] = {}
+        layers: dict[str, list[Replacement]] = {}  # by the path of a module, as `refused`
         refused: dict[str, RopeError] = {}
         rotary = []
         for path, module in self.model.named_modules():
@@ -122,10 +123,10 @@ class _Search:
             for match in replacement.matches.values():
                 for function in self.functions.values():
                     function.add_spec(match.rope.spec)
-        found = [*(each for of_layer in layers.values() for each in of_layer), *tables]
-        for replacement in found:
+        replacements = [*(each for of_layer in layers.values() for each in of_layer), *tables]
+        for replacement in replacements:
             replacement.check()
-        return found
+        return replacements
 
     def _layer_replacements(self, module: nn.Module) -> Iterator[Replacement]:
         """Yield the replacements of all methods of a module that rotate, or that call a function that does."""
@@ -147,6 +148,7 @@ class _Search:
                 yield FunctionReplacement(module, name, self._rotation_method(module, name, function))
 
     def _rotation_function(self, function: Callable, cls: type) -> RotationFunction:
+        """Return the replacement of a rotation function that methods of `cls` call; each function is tried once."""
         if function not in self.functions:
             self.functions[function] = self._recognised(cls, function, convention_of(function))
         return self.functions[function]
@@ -154,12 +156,9 @@ class _Search:
     def _rotation_method(self, module: nn.Module, name: str, function: Callable) -> RotationFunction:
         """Return the replacement for a method that rotates tensors itself; it may depend on the number of heads."""
         if function not in self.functions:
-            method, heads, width = (
-                MethodType(function, module),
-                getattr(module, "num_heads", None),
-                getattr(module, "head_size", 0),
-            )
-            self.functions[function] = self._recognised(type(module), method, convention_of(method, heads, width // 2))
+            method = MethodType(function, module)
+            heads, pairs = getattr(module, "num_heads", None), getattr(module, "head_size", 0) // 2
+            self.functions[function] = self._recognised(type(module), method, convention_of(method, heads, pairs))
         return self.functions[function]
 
     def _recognised(self, cls: type, function: Callable, convention: Convention | None) -> RotationFunction:
@@ -184,6 +183,7 @@ def _largest_part(path: str, refused: list[str]) -> str | None:
     names = path.split(".")
     for count in range(1, len(names) + 1):
         part = ".".join(names[:count])
+        # the path of the whole model is ""
         if not any(not other or f"{other}.".startswith(f"{part}.") or f"{part}.".startswith(f"{other}.") for other in refused):
-            return re.sub(r"\.(\d+)", r"[\1]", part)
+            return re.sub(r"\.(\d+)", r"[\1]", part)  # layers.0 as Python code: layers[0]
     return None

@@ -49,6 +49,7 @@ class RotaryReplacement(Replacement):
         self.matches = matches
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
+        """Return lazy tables at `position_ids`, or the module's own where our rope does not apply."""
         match = self.matches.get(layer_type)
         # our ropes take integers, on the axes of their spec; a layer type without a match keeps its own tables
         if match is None or position_ids.is_floating_point() or not _fits(match.rope.spec, position_ids):
@@ -98,7 +99,8 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
     generator = torch.Generator().manual_seed(0)
     for axes, layer_type in product(AXES, _layer_types(module)):
         positions = torch.randint(0, 99, (axes, 1, 7), generator=generator).to(probe.device)
-        same, distinct = (probe.tables(each, layer_type) for each in (positions[:1].expand_as(positions), positions))
+        same = probe.tables(positions[:1].expand_as(positions), layer_type)  # all axes of a position are equal
+        distinct = probe.tables(positions, layer_type)
         if any(_doubles(each, same, axes) for each in doubled) and not any(_doubles(each, distinct, axes) for each in doubled):
             rule = "gives the two members of a pair different angles where the axes of a position differ, which is no rotation, "
             rule += "so the model is left unchanged"
@@ -115,7 +117,10 @@ def _doubles(convention: Convention, tables: tuple[Tensor, ...], axes: int) -> b
 
 
 def _layer_types(module: nn.Module) -> list[str | None]:
-    """Return the layer types that a rotary module has frequencies for; [None] if it does not distinguish them."""
+    """Return the layer types that a rotary module has frequencies for; [None] if it does not distinguish them.
+
+    Its buffers are then named after them: full_attention_inv_freq, full_attention_original_inv_freq.
+    """
     if "layer_type" not in inspect.signature(type(module).forward).parameters:
         return [None]
     names = (name.removesuffix("inv_freq").removesuffix("original_").removesuffix("_") for name, _ in module.named_buffers())
@@ -205,6 +210,7 @@ def _own_forward(module: nn.Module, x: Tensor, positions: Tensor, layer_type: st
 
 
 def _all_near(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], tolerance: Tensor) -> bool:
+    """Return whether two lists of tables have the same shapes, and entries that differ by at most `tolerance`."""
     if [x.shape for x in ours] != [x.shape for x in theirs]:
         return False
     return all(bool(((a - b).abs() <= tolerance).all()) for a, b in zip(ours, theirs, strict=True))

@@ -59,14 +59,15 @@ class _Trials:
     @torch.no_grad()
     def convention(self) -> Convention | None:
         """Return the first convention whose replacement agrees with the function in every call that the function supports."""
-        for axes, found in self._candidates():
-            if not self._agree(found, self._call(axes, found)):
+        for axes, candidate in self._candidates():
+            if not self._agree(candidate, self._call(axes, candidate)):
                 continue
-            calls = [self._call(axes, found, **other) for other in self._other_calls()]
+            # the plain call agrees; find the fields that only other calls depend on
+            calls = [self._call(axes, candidate, **other) for other in self._other_calls()]
             for at_end, from_end, absent in product(BOTH, BOTH, ("none", "nothing", "tensor")):
-                whole = replace(found, at_end=at_end, from_end=from_end, absent=absent)
-                if all(self._agree(whole, call) is not False for call in calls):
-                    return replace(whole, reads_both=self._reads_both(axes, whole))
+                complete = replace(candidate, at_end=at_end, from_end=from_end, absent=absent)
+                if all(self._agree(complete, call) is not False for call in calls):
+                    return replace(complete, reads_both=self._reads_both(axes, complete))
         return None
 
     def _candidates(self) -> Iterator[tuple[str, Convention]]:
@@ -83,10 +84,10 @@ class _Trials:
                 yield axes, replace(plain, blocks=True)
 
     def _other_calls(self) -> Iterator[dict[str, Any]]:
-        """Yield calls that a function need not support: wider heads, other lengths, an input that is None."""
-        yield {"extra": 4}
-        yield {"more": (2, 2)}
-        yield {"more": (-1, 0)}
+        """Yield calls that a function need not support, as arguments of `_call`."""
+        yield {"extra": 4}  # heads wider than the tables
+        yield {"more": (2, 2)}  # q and k longer than the tables
+        yield {"more": (-1, 0)}  # q shorter than the tables
         if len(self.inputs) > 1:
             yield {"without": self.inputs[-1]}
         if UNROTATED in self.names:
@@ -97,7 +98,12 @@ class _Trials:
         self, axes: str, convention: Convention, *, extra: int = 0, more: tuple[int, int] = (0, 0), without: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return random arguments: heads `extra` dimensions wider, and q and the others `more` tokens longer than the tables."""
+        """Return random arguments for the function: tables, and tensors with the axes that `axes` names.
+
+        extra    how many dimensions heads are wider than the tables
+        more     how many tokens q, and the other tensors, are longer than the tables
+        without  the name of a tensor that is None; `options` are further arguments
+        """
         generator = torch.Generator().manual_seed(0)
         draw = lambda *shape: torch.rand(*shape, generator=generator, device="cpu") - 0.5  # noqa: E731
         by_axis = (len(TRIAL_SECTIONS),) if SECTIONS in self.names else ()
@@ -132,7 +138,7 @@ class _Trials:
         return _are_near(ours, theirs)
 
     def _reads_both(self, axes: str, convention: Convention) -> bool:
-        """Return whether the result depends on the entries of doubled tables for the second members of the pairs."""
+        """Return whether the result changes if entries of doubled tables for the second members of the pairs change."""
         plain, changed = self._call(axes, convention), self._call(axes, convention)
         members = convention.doubled([changed[name] for name in self.table_names], _blocks(convention))
         for _, second in members:

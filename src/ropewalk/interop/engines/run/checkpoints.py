@@ -17,8 +17,8 @@ ROPE_KEYS = (
 
 
 def folder_name(config: dict[str, Any]) -> str:
-    """Return the name of the folder with the weights of a config."""
+    """Return the name of the folder with the weights of a config: model_type and a hash of the keys that weights depend on."""
     text = {**config, **config.get("text_config", {})}
-    shape = {key: value for key, value in text.items() if key not in ROPE_KEYS and key != "text_config"}
-    digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
+    other_keys = {key: value for key, value in text.items() if key not in ROPE_KEYS and key != "text_config"}
+    digest = hashlib.sha256(json.dumps(other_keys, sort_keys=True).encode()).hexdigest()
     return f"{config['model_type']}-{digest[:12]}"

@@ -61,7 +61,7 @@ class Batch(ctypes.Structure):
 
 
 def load() -> ctypes.CDLL:
-    """Return the library inside the installed xllamacpp, silent."""
+    """Return the C library inside the installed xllamacpp, with the types of the functions that the runner calls."""
     import xllamacpp
 
     library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))

@@ -39,19 +39,19 @@ def read_back(matrices: Sequence[Any]) -> dict[str, Any] | None:
     """
     if all(np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices):
         return None
-    found = [_read_one(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
-    best = max(found, key=lambda each: each["width"])
-    radians, axis = np.array(best["radians"]), np.zeros(len(best["radians"]), dtype=int)
-    turning = np.zeros((len(found), len(radians)))
-    for index, each in enumerate(found):
-        here = np.array(each["radians"])
-        turning[index, : len(here)] = here
-    if len(found) > 1:
-        axis = np.abs(turning).argmax(axis=0)
-        radians = turning[axis, np.arange(len(radians))]
-        if np.count_nonzero(np.abs(turning) > NOISE, axis=0).max() > 1:
-            axis = np.full(len(radians), -1)  # every pair follows more than one axis
-    return {**best, "radians": [float(f"{value:.7g}") for value in radians], "axis": axis.tolist()}
+    by_axis = [_read_one(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
+    widest = max(by_axis, key=lambda rope: rope["width"])
+    radians, axis = np.array(widest["radians"]), np.zeros(len(widest["radians"]), dtype=int)
+    angles = np.zeros((len(by_axis), len(radians)))  # of each pair after one step on each axis
+    for index, rope in enumerate(by_axis):
+        angles[index, : len(rope["radians"])] = rope["radians"]
+    if len(by_axis) > 1:
+        # the axis of a pair is the one that rotates it
+        axis = np.abs(angles).argmax(axis=0)
+        radians = angles[axis, np.arange(len(radians))]
+        if np.count_nonzero(np.abs(angles) > NOISE, axis=0).max() > 1:
+            axis = np.full(len(radians), -1)  # some pair follows more than one axis
+    return {**widest, "radians": [float(f"{value:.7g}") for value in radians], "axis": axis.tolist()}
 
 
 def _read_one(matrix: np.ndarray) -> dict[str, Any]:
@@ -66,7 +66,10 @@ def _read_one(matrix: np.ndarray) -> dict[str, Any]:
 
 
 def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -> dict[str, Any] | None:
-    """Return the rotation of this slice that the matrix is; None if it is another one."""
+    """Return the rope if the matrix rotates the `width` dimensions from `start` in these layouts, else None.
+
+    Angle and magnitude of each pair are read from what becomes of its first member; then the whole matrix is compared.
+    """
     first, second = members(layouts[0], width, start)
     first_out, second_out = members(layouts[1], width, start)
     radians = np.arctan2(matrix[second_out, first], matrix[first_out, first])
@@ -110,7 +113,7 @@ def serve(engine: str, version: Callable[[], str], measure: Callable[[dict[str, 
 
 
 def distinct(ropes: Sequence[dict[str, Any] | None], **more: Any) -> dict[str, Any]:
-    """Return the ropes of all layers with each distinct one written once."""
+    """Return {"ropes": the distinct ropes, "layers": for each layer the index of its rope or None}, and `more`."""
     seen: list[dict[str, Any]] = []
     layers: list[int | None] = []
     for rope in ropes:

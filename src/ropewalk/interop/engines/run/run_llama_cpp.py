@@ -40,7 +40,8 @@ NEOX, MROPE, IMROPE = 2, 8, 40
 
 @llama.LogCallback
 def _keep(level: int, text: bytes, _: Any) -> None:
-    if level >= 4:
+    """Keep an error message of llama.cpp, to be shown if a call fails."""
+    if level >= 4:  # GGML_LOG_LEVEL_ERROR
         MESSAGES.append(text.decode(errors="replace").strip())
 
 
@@ -68,27 +69,29 @@ class Rotations:
         """Set the input of a ROPE node to pairs (1, 0), at position 1 on the current axis and 0 on the others."""
         source, positions = node.src[0].contents, node.src[1].contents
         first, second = _members(node)
-        values = np.full(source.ne[0], 0.5, dtype=np.float32)
+        values = np.full(source.ne[0], 0.5, dtype=np.float32)  # dimensions that do not rotate may have any value
         values[first], values[second] = 1.0, 0.0
         vector = np.ctypeslib.as_array(ctypes.cast(source.data, ctypes.POINTER(ctypes.c_float)), (source.ne[0],))
         vector[:] = values
-        where = np.ctypeslib.as_array(ctypes.cast(positions.data, ctypes.POINTER(ctypes.c_int32)), (positions.ne[0],))
-        where[:] = 0
-        where[self.axis] = 1
+        coordinates = np.ctypeslib.as_array(ctypes.cast(positions.data, ctypes.POINTER(ctypes.c_int32)), (positions.ne[0],))
+        coordinates[:] = 0
+        coordinates[self.axis] = 1
 
     def _read(self, node: llama.Tensor) -> tuple[Any, ...]:
+        """Return the angle and the magnitude of each pair, the node's mode, and how many dimensions it rotates."""
         out = np.ctypeslib.as_array(ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)).astype(np.float64)
         first, second = _members(node)
         return np.arctan2(out[second], out[first]), np.hypot(out[second], out[first]), node.op_params[2], node.op_params[1]
 
 
 def _members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the first and of the second members of the pairs that a ROPE node rotates."""
     width, mode = node.op_params[1], node.op_params[2]
     return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width)
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one config at one length."""
+    """Return the ropes of the layers of one row: its config is converted to a GGUF file, which llama.cpp runs."""
     weights = Path(os.environ["WEIGHTS"]) / folder_name(row["config"])
     if not weights.exists():
         raise ValueError("no weights: transformers cannot build this model")
@@ -133,8 +136,9 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
     if not model:
         raise ValueError("; ".join(MESSAGES)[:300] or "llama.cpp did not load the file")
     rotations, params = Rotations(), LIBRARY.llama_context_default_params()
+    # only LongRoPE ("su" is its old name) depends on the context length, and a short context is allocated faster
     reads_context = "longrope" in json.dumps(row["config"]) or '"su"' in json.dumps(row["config"])
-    params.n_ctx = (row.get("max_model_len") or 0) if reads_context else 64
+    params.n_ctx = (row.get("max_model_len") or 0) if reads_context else 64  # 0: that of the model
     params.n_batch = params.n_ubatch = 32
     params.n_threads = params.n_threads_batch = 1
     params.cb_eval = rotations.callback
@@ -146,6 +150,7 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
             rotations.axis = axis
             LIBRARY.llama_memory_clear(LIBRARY.llama_get_memory(context), True)
             batch = LIBRARY.llama_batch_init(1, 0, 1)
+            # one token of sequence 0 at position 0; which token it is does not matter
             batch.n_tokens, batch.token[0], batch.pos[0], batch.n_seq_id[0], batch.seq_id[0][0] = 1, 3, 0, 1, 0
             batch.logits[0] = 1
             if LIBRARY.llama_decode(context, batch):

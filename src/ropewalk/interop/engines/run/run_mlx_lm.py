@@ -38,6 +38,7 @@ def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
         for name in NAMES:
             rope = getattr(module, name, None)
             if rope is not None and callable(rope):
+                # Cohere 2 rotates only in layers with a sliding window
                 unused = getattr(module, "use_sliding_window", True) is False and config["model_type"] == "cohere2"
                 used = not unused and getattr(module, "use_rope", True)
                 size = config.get("text_config", config).get("qk_rope_head_dim")

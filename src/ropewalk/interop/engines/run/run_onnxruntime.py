@@ -30,10 +30,10 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     specs = specs_of(row["config"])
     if isinstance(specs, RopeError):
         raise specs
-    where = layer_of_type(row["config"], list(specs))
-    layers: list[dict[str, Any] | None] = [None] * (max(where.values()) + 1)
-    for name, index in where.items():
-        layers[index] = _rope(specs[name])
+    first_layers = layer_of_type(row["config"], list(specs))
+    layers: list[dict[str, Any] | None] = [None] * (max(first_layers.values()) + 1)
+    for layer_type, index in first_layers.items():
+        layers[index] = _rope(specs[layer_type])
     return probe.distinct(layers)
 
 

@@ -83,35 +83,43 @@ def _prepare(arguments: ServerArgs) -> None:
 
 def _layers(model: torch.nn.Module, length: int, axes: int) -> list[dict[str, Any] | None]:
     """Return the rotation of each layer, measured with SGLang's rotary modules; None where a layer does not use its own."""
-    found: dict[int, dict[str, Any] | None] = {}
-    indices = set()
+    ropes: dict[int, dict[str, Any] | None] = {}  # by layer
+    layers = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        index = LAYER.search(name + ".")
-        if index is None or "vis" in name:
+        number = LAYER.search(name + ".")
+        if number is None or "vis" in name:  # an image tower
             continue
-        indices.add(int(index[1]))
+        layers.add(int(number[1]))
         if type(module).__module__.startswith("sglang.srt.layers.rotary_embedding") and hasattr(module, "rotary_dim"):
             owner = model.get_submodule(name.rpartition(".")[0])
             used = _uses(owner, module, axes)
-            found[int(index[1])] = probe.read_back(_matrices(module, axes, length)) if used else None
-    if not found:
+            ropes[int(number[1])] = probe.read_back(_matrices(module, axes, length)) if used else None
+    if not ropes:  # transformers' own code, run by SGLang
         return transformers_tables.layers_of(model, length)
-    return [found.get(index) for index in range(max(indices) + 1)]
+    return [ropes.get(layer) for layer in range(max(layers) + 1)]
 
 
 def _uses(owner: torch.nn.Module, rope: torch.nn.Module, axes: int) -> bool:
-    """Return whether an attention module calls its rope: run it until the call. A failure before it says nothing: then True."""
+    """Return whether an attention module calls its rope: run it with zeros until it calls the rope or attends.
 
-    def stop(*_: Any, **__: Any) -> None:
+    If it fails before either, it is taken to call its rope.
+    """
+    attended = []
+
+    def stop_at_rope(*_: Any, **__: Any) -> None:
         raise Rotated
 
-    rope.forward = stop
-    positions = torch.zeros((3, 2) if axes == 3 else (2,), dtype=torch.long)
-    width = next((p.shape[1] for n, p in owner.named_parameters() if n.endswith("weight") and p.ndim == 2), 1)
-    attended = []
+    def stop_at_attention(*_: Any, **__: Any) -> None:
+        attended.append(True)
+        raise RuntimeError("attends")
+
+    rope.forward = stop_at_rope
     for child in owner.modules():
         if type(child).__name__ == "RadixAttention":
-            child.forward = lambda *_, **__: attended.append(True) or (_ for _ in ()).throw(RuntimeError("attends"))
+            child.forward = stop_at_attention
+    positions = torch.zeros((3, 2) if axes == 3 else (2,), dtype=torch.long)
+    weights = (value for name, value in owner.named_parameters() if name.endswith("weight") and value.ndim == 2)
+    width = next((weight.shape[1] for weight in weights), 1)
     try:
         owner(positions=positions, hidden_states=torch.zeros(2, width), forward_batch=None)
     except Rotated:
@@ -129,8 +137,9 @@ def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
     A second token is at the end of the sequence, because LongRoPE looks at all positions of a batch.
     """
     size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
+    # each unit vector is a head; the rope of latent attention takes heads on an axis of their own
     units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
-    units = units.repeat(2, *[1] * (units.ndim - 1))
+    units = units.repeat(2, *[1] * (units.ndim - 1))  # the same for both tokens
     call = getattr(rope, "forward_native", rope.forward)
     result = []
     for axis in range(axes):
@@ -144,8 +153,8 @@ def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
 
 
 def _table_length(rope: torch.nn.Module) -> int:
-    """Return how many positions the table of a rope has."""
-    return max((b.shape[0] for n, b in rope.named_buffers() if "cache" in n), default=2**31)
+    """Return how many positions the table of a rope has; a rope without a table has no limit."""
+    return max((table.shape[0] for name, table in rope.named_buffers() if "cache" in name), default=2**31)
 
 
 if __name__ == "__main__":

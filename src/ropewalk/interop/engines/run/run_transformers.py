@@ -21,18 +21,18 @@ ROTATES = ("apply_rotary", "apply_multimodal_rotary")
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one config at one length."""
+    """Return the ropes of the layers of one row: run its model, and record how each layer rotates unit vectors."""
     config = AutoConfig.for_model(**row["config"]).get_text_config()
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = AutoModel.from_config(config).eval()
     layers = next(module for name, module in model.named_modules() if name.split(".")[-1] in ("layers", "h"))
     axes = 3 if row.get("axes") == 3 else 1
-    recorded: dict[int, list[torch.Tensor]] = {}
-    current = [0]
+    recorded: dict[int, list[torch.Tensor]] = {}  # layer -> the matrix of its rotation at each position
+    current = [0]  # the layer that runs; a list, because the hooks and the recorder share it
 
     def enter(index: int):
-        """Return a hook that records which layer runs."""
+        """Return a hook that sets the layer that runs."""
 
         def hook(*_: Any) -> None:
             current[0] = index
@@ -43,7 +43,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     code = importlib.import_module(type(model).__module__)
     names = [name for name in vars(code) if name.startswith(ROTATES) and "vision" not in name]
     originals = {name: getattr(code, name) for name in names}
-    inside = [False]
+    inside = [False]  # whether a recorder runs: one function that rotates may call another
     for name, function in originals.items():
         setattr(code, name, _recording(function, recorded, current, inside))
     try:
@@ -59,7 +59,8 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     ropes = []
     for index in range(len(layers)):
         matrices = recorded.get(index)
-        ropes.append(None if matrices is None else probe.read_back([matrix.numpy() for matrix in matrices[1 : 1 + axes]]))
+        steps = None if matrices is None else [matrix.numpy() for matrix in matrices[1 : 1 + axes]]  # position 0 comes first
+        ropes.append(None if steps is None else probe.read_back(steps))
     return probe.distinct(ropes)
 
 
@@ -73,7 +74,7 @@ def _positions(axes: int, length: int) -> torch.Tensor:
 
 def _recording(function: Any, recorded: dict[int, list[torch.Tensor]], current: list[int], inside: list[bool]) -> Any:
     """Return `function` that also rotates unit vectors by the same tables and keeps the result for the current layer."""
-    takes = list(inspect.signature(function).parameters)
+    parameters = list(inspect.signature(function).parameters)
 
     def call(q: torch.Tensor, *rest: Any, **named: Any) -> Any:
         """Run the rotation on unit vectors, which gives its matrix, record that, and return its usual result."""
@@ -88,7 +89,7 @@ def _recording(function: Any, recorded: dict[int, list[torch.Tensor]], current: 
             shape = (1, q.shape[1], size, size) if tokens_first else (1, size, q.shape[2], size)
             basis = (units[None, None] if tokens_first else units[None, :, None]).expand(shape).contiguous()
             arguments = [basis if index == 0 and name in ("k", "xk", "key") else value
-                         for index, (name, value) in enumerate(zip(takes[1:], rest, strict=False))]  # fmt: skip
+                         for index, (name, value) in enumerate(zip(parameters[1:], rest, strict=False))]  # fmt: skip
             named_basis = {name: basis if name in ("k", "xk", "key") else value for name, value in named.items()}
             result = function(basis, *arguments, **named_basis)
             result = result[0] if isinstance(result, tuple) else result

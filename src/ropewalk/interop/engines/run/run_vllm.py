@@ -47,7 +47,10 @@ class Rotated(Exception):  # a signal, not an error
 
 
 def prepare() -> None:
-    """Set up one process without a launcher, and read model classes in it instead of in a helper process each."""
+    """Initialise torch.distributed with one rank, and replace two functions of vLLM by simpler ones that work on any CPU.
+
+    Linear layers use torch's product, and model classes are inspected in this process instead of in a helper process each.
+    """
     UnquantizedLinearMethod.apply = lambda self, layer, x, bias=None: functional.linear(x, layer.weight, bias)
     registry._LazyRegisteredModel.inspect_model_cls = lambda self: _ModelInfo.from_model_cls(self.load_model_cls())
     with set_current_vllm_config(VllmConfig()):
@@ -57,7 +60,7 @@ def prepare() -> None:
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
     """Return the ropes of the layers of one config at one length."""
-    rotary_embedding._ROPE_DICT.clear()
+    rotary_embedding._ROPE_DICT.clear()  # vLLM caches rotary modules between models
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
         arguments = EngineArgs(
@@ -73,19 +76,20 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 def _layers(model: torch.nn.Module, length: int, axes: int) -> list[dict[str, Any] | None]:
     """Return the rotation of each layer, measured with vLLM's rotary modules; None where a layer does not use its own."""
-    found: dict[int, dict[str, Any] | None] = {}
+    ropes: dict[int, dict[str, Any] | None] = {}  # by layer
+    layers = set()
     for name, module in model.named_modules(remove_duplicate=False):
-        index = LAYER.search(name + ".")
-        if index is None or "visual" in name or "vision" in name or not _is_rope(module):
+        number = LAYER.search(name + ".")
+        if number is None or "vis" in name:  # an image tower
             continue
-        owner = model.get_submodule(name.rpartition(".")[0])
-        used = _uses(owner, module, axes)
-        found[int(index[1])] = probe.read_back(_matrices(module, axes)) if used else None
-    if found:
-        count = 1 + max(max(found), *(int(index[1]) for name, _ in model.named_modules() if (index := LAYER.search(name + "."))
-                                      and "vis" not in name))  # fmt: skip
-        return [found.get(index) for index in range(count)]
-    return transformers_tables.layers_of(model, length)
+        layers.add(int(number[1]))
+        if _is_rope(module):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            used = _uses(owner, module, axes)
+            ropes[int(number[1])] = probe.read_back(_matrices(module, axes)) if used else None
+    if not ropes:  # transformers' own code, run by vLLM
+        return transformers_tables.layers_of(model, length)
+    return [ropes.get(layer) for layer in range(max(layers) + 1)]
 
 
 def _is_rope(module: torch.nn.Module) -> bool:
@@ -93,31 +97,35 @@ def _is_rope(module: torch.nn.Module) -> bool:
 
 
 def _uses(owner: torch.nn.Module, rope: torch.nn.Module, axes: int) -> bool:
-    """Return whether an attention module calls its rope: run it until the call. A failure before it says nothing: then True."""
-    original, reached = type(rope).forward, False
+    """Return whether an attention module calls its rope: run it with zeros until it calls the rope or attends.
+
+    If it fails before either, it is taken to call its rope.
+    """
 
     def stop(*_: Any, **__: Any) -> None:
         raise Rotated
 
     rope.forward = stop
     positions = torch.zeros((3, 2) if axes == 3 else (2,), dtype=torch.long)
-    width = next((p.shape[1] for n, p in owner.named_parameters() if n.endswith("weight") and p.ndim == 2), 1)
+    weights = (value for name, value in owner.named_parameters() if name.endswith("weight") and value.ndim == 2)
+    width = next((weight.shape[1] for weight in weights), 1)
     try:
         owner(positions=positions, hidden_states=torch.zeros(2, width))
     except Rotated:
-        reached = True
+        return True
     except Exception as error:
-        reached = not str(error).startswith("Forward context is not set") and "no_compile" not in str(error)
+        # vLLM's attention needs a forward context, which is not set here: these two errors mean that it was reached
+        attended = str(error).startswith("Forward context is not set") or "no_compile" in str(error)
+        return not attended
     finally:
         del rope.forward
-    assert type(rope).forward is original
-    return reached
+    return False
 
 
 def _matrices(rope: torch.nn.Module, axes: int) -> list[Any]:
     """Return what one step on each axis makes of the unit vectors, in columns."""
     size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
-    # the rope of latent attention takes heads on an axis of their own
+    # each unit vector is a head; the rope of latent attention takes heads on an axis of their own
     units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
     call = getattr(rope, "forward_native", rope.forward)
     result = []

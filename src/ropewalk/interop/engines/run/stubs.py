@@ -28,6 +28,8 @@ def make(name: str) -> Any:
 
 
 class _Module(types.ModuleType):
+    """A module that has every attribute: each is a class from `make`."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -35,6 +37,8 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and makes an empty module for every import of a package in `names`, or of a module in it."""
+
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
@@ -55,7 +59,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install(*names: str) -> None:
     """Answer imports of these packages with empty modules where they are not installed.
 
-    transformers asks once which packages are there; it is made to ask before, so that it does without them.
+    transformers checks once which packages are installed, and remembers it. These checks run before the empty modules are
+    there, so that it does not try to use them.
     """
     from transformers.utils import import_utils
 

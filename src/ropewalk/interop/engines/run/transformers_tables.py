@@ -22,17 +22,22 @@ def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None
     if not modules:
         raise ValueError("the model has no rotary module")
     config: Any = modules[0].config
-    takes = inspect.signature(modules[0].forward).parameters
+    parameters = inspect.signature(modules[0].forward).parameters
     count = config.num_hidden_layers
-    skips = getattr(config, "no_rope_layers", None) or [1] * count
-    kinds = config.layer_types if "layer_type" in takes else [None] * count
-    ropes = {kind: _table(modules[0], length, {} if kind is None else {"layer_type": kind}) for kind in dict.fromkeys(kinds)}
-    _rotate(model, modules[0], {} if kinds[0] is None else {"layer_type": kinds[0]})
-    return [ropes[kind] if rotates else None for kind, rotates in zip(kinds, skips, strict=True)]
+    rotates = getattr(config, "no_rope_layers", None) or [1] * count  # despite its name, 1 for layers that rotate
+    types = config.layer_types if "layer_type" in parameters else [None] * count
+    # what the module's forward takes besides the positions, for each layer type
+    arguments = {each: {} if each is None else {"layer_type": each} for each in types}
+    ropes = {layer_type: _table(modules[0], length, named) for layer_type, named in arguments.items()}
+    _check_fits(model, modules[0], arguments[types[0]])
+    return [ropes[layer_type] if rotated else None for layer_type, rotated in zip(types, rotates, strict=True)]
 
 
-def _rotate(model: torch.nn.Module, module: torch.nn.Module, kind: dict[str, str]) -> None:
-    """Rotate one vector as the family's attention does: a table that does not fit its head is an error there."""
+def _check_fits(model: torch.nn.Module, module: torch.nn.Module, named: dict[str, str]) -> None:
+    """Rotate zeros with the family's own function, which raises an error if the table does not fit the head.
+
+    module  transformers' rotary module; `named` are the arguments of its forward besides the positions
+    """
     function = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
     if function is None:
         return
@@ -40,18 +45,21 @@ def _rotate(model: torch.nn.Module, module: torch.nn.Module, kind: dict[str, str
     whole = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size: Any = next((each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims")), whole)
     vectors = torch.zeros(1, 1, 2, int(size))
-    function(vectors, vectors, *module(torch.zeros(1), torch.tensor([[0, 1]]), **kind)[:2])
+    function(vectors, vectors, *module(torch.zeros(1), torch.tensor([[0, 1]]), **named)[:2])
 
 
-def _table(module: torch.nn.Module, length: int, kind: dict[str, str]) -> dict[str, Any]:
-    """Return the rope behind the cos and sin of transformers' rotary module for a sequence of `length` tokens."""
-    cos, sin = module(torch.zeros(1), torch.tensor([[1, length - 1]]), **kind)[:2]
+def _table(module: torch.nn.Module, length: int, named: dict[str, str]) -> dict[str, Any]:
+    """Return the rope behind the cos and sin of transformers' rotary module for a sequence of `length` tokens.
+
+    The angles at position 1 are the frequencies. Each pair has two equal entries: neighbours, or half of the row apart.
+    """
+    cos, sin = module(torch.zeros(1), torch.tensor([[1, length - 1]]), **named)[:2]
     cos, sin = cos[0, 0].double(), sin[0, 0].double()
     pairs = cos.shape[-1] // 2
     interleaved = bool(torch.equal(cos[0::2], cos[1::2]) and not torch.equal(cos[:pairs], cos[pairs:]))
-    pick = slice(0, None, 2) if interleaved else slice(0, pairs)
+    one_of_each_pair = slice(0, None, 2) if interleaved else slice(0, pairs)
     return {
-        "radians": [float(f"{value:.7g}") for value in torch.atan2(sin, cos)[pick].tolist()],
+        "radians": [float(f"{value:.7g}") for value in torch.atan2(sin, cos)[one_of_each_pair].tolist()],
         "magnitude": round(float(torch.hypot(cos, sin).median()), 6), "layout": None, "layout_out": None,
         "width": 2 * pairs, "start": 0, "axis": [0] * pairs,
     }  # fmt: skip
