@@ -1,12 +1,14 @@
 """Rules of `audit` that only unusual configs reach: what was seen in runs of the engines, and transformers' own code."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ropewalk.interop.engines.audit import audit
+from ropewalk.interop.extend import extend
 
 SIZES = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1, "intermediate_size": 32,
@@ -57,3 +59,19 @@ def test_the_converter_of_llama_cpp_has_its_own_default_of_theta(model_type):
     config |= {"model_type": model_type, "rotary_dim": 16, "layer_types": ["full_attention"]}
     assert one(config, "llama.cpp").radians[1] == pytest.approx(1e4 ** (-1 / 8))
     assert one(config, "hf").radians[1] != pytest.approx(1e4 ** (-1 / 8))
+
+
+GEMMA_3 = {**SIZES, "model_type": "gemma3_text", "layer_types": ["full_attention"]}
+
+
+@pytest.mark.parametrize(("config", "multiplied", "refusing"), [
+    ({**SIZES, "model_type": "llama"}, "vLLM and SGLang multiply", []),
+    (GEMMA_3, "", ["VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
+    ({**GEMMA_3, "model_type": "olmo3"}, "vLLM multiplies", ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
+])  # fmt: skip
+def test_extend_says_which_engines_multiply_the_served_length(config, multiplied, refusing):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the same lines, about engines that differ
+        first, *others = extend(dict(config), "linear", factor=4).notes
+    assert first == "max_position_embeddings stays the trained length" + (f": {multiplied} it by factor" if multiplied else "")
+    assert [note.split("set ")[1].split("=")[0] for note in others] == refusing

@@ -167,7 +167,7 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
     for layer_type, spec in specs.items():
         if spec is None:
             continue
-        case = _case(text, spec, layer_type, max_model_len)
+        case = case_of(text, spec, layer_type, max_model_len)
         longest = max(longest, case.max_model_len)
         for tokens in _lengths(case, length):
             findings += _findings(layer_type, replace(case, length=tokens))
@@ -176,7 +176,7 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
     return Audit(explanation.model_type, longest, tuple(findings), explanation.warnings)
 
 
-def _case(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_len: int | None) -> Case:
+def case_of(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_len: int | None) -> Case:
     """Return the case that all engines are asked about: spec, config keys and lengths of one layer type."""
     model_type = text.get("model_type")
     rope = layer_ropes(text, family_of(model_type)).get(layer_type) or {}

@@ -7,7 +7,7 @@ import math
 from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.interop.engines.read_transformers import read_hf, refusal, unread_theta
+from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, read_hf, refusal, unread_theta
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
 
 #: families that run inside SGLang as transformers' own code
@@ -30,7 +30,7 @@ MINISTRAL3_TRAINED = 16_384
 
 def read_sglang(case: Case) -> Reading:
     """Return what SGLang computes for a case; its rotary classes come from vLLM, but other conditions select them."""
-    if case.is_longer_than(_stretch(case)):
+    if case.is_longer_than(stretch(case)):
         return Reading(case).fail("no table: the context length is above the served length of the config")
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
@@ -70,10 +70,12 @@ def read_sglang(case: Case) -> Reading:
     return reading
 
 
-def _stretch(case: Case) -> float:
-    """Return the factor by which SGLang multiplies max_position_embeddings: 1 if that is the served length already."""
-    is_served = isinstance(case.spec.scaling, (Default, Llama3)) or "original_max_position_embeddings" in case.rope
-    return 1.0 if is_served else float(case.rope.get("factor") or 1.0)
+def stretch(case: Case) -> float:
+    """Return the factor by which SGLang multiplies max_position_embeddings: none of a rope given by layer type."""
+    by_layer_type = case.nested or case.model_type in BY_LAYER_TYPE
+    # transformers' class writes the trained length into these scalings
+    has_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) or "original_max_position_embeddings" in case.rope
+    return 1.0 if by_layer_type or has_length else float(case.rope.get("factor") or 1.0)
 
 
 def _gemma4(reading: Reading) -> Reading:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ropewalk.axes import AXIS_ORDERS, AxisMap
-from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
+from ropewalk.frequencies import Default, Dynamic, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, read_hf, refusal, unread_theta
@@ -14,6 +17,8 @@ TRANSFORMERS_CODE = names(
     "arcee bitnet cwm flex_olmo glm gpt_neox helium hunyuan_v1_dense hunyuan_v1_moe jais2 mellum olmo olmo2 olmo3 phi seed_oss "
     "smollm3 starcoder2 vaultgemma"
 )
+#: scalings beside which max_position_embeddings is the served length
+SERVED_TYPES = ("yarn", "llama3", "longrope", "su")
 BETAS = ("beta_fast", "beta_slow")
 #: families of `from_hf` for which vLLM has neither code of its own nor a mapping to transformers' code
 NOT_READ = names(
@@ -27,7 +32,7 @@ NOT_READ = names(
 
 def read_vllm(case: Case) -> Reading:
     """Return what vLLM computes for a case: max_model_len alone decides everything that depends on a length."""
-    if case.is_longer_than(_stretch(case)):
+    if case.is_longer_than(stretch(case)):
         return Reading(case).fail("no table: max_model_len is above the served length of the config")
     if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
         return Reading(case).fail("no table: `type` is refused beside the rope_type default")
@@ -57,10 +62,16 @@ def read_vllm(case: Case) -> Reading:
     return reading
 
 
-def _stretch(case: Case) -> float:
-    """Return the factor by which vLLM multiplies max_position_embeddings: 1 if that is the served length already."""
-    is_served = isinstance(case.spec.scaling, (Default, Yarn, LongRope, Llama3)) or "gemma3" in str(case.model_type)
-    return 1.0 if is_served else float(case.rope.get("factor") or 1.0)
+def stretch(case: Case) -> float:
+    """Return the factor by which vLLM multiplies max_position_embeddings: that of the last rope with one, whatever its layers."""
+    if "gemma3" in str(case.model_type):
+        return 1.0
+    factors = [rope["factor"] for rope in case.ropes if "factor" in rope and _type_of(rope) not in SERVED_TYPES]
+    return float(factors[-1] or 1.0) if factors else 1.0
+
+
+def _type_of(rope: Mapping[str, Any]) -> str | None:
+    return rope.get("rope_type") or rope.get("type")
 
 
 def _partial(reading: Reading) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from ropewalk.interop.engines import read_sglang, read_vllm
 from ropewalk.interop.engines.read_llama_cpp import read_llama_cpp
 from ropewalk.interop.engines.read_mlx import read_mlx
-from ropewalk.interop.engines.read_sglang import read_sglang
 from ropewalk.interop.engines.read_transformers import read_hf
-from ropewalk.interop.engines.read_vllm import read_vllm
 from ropewalk.interop.engines.readings import Case, Engine, EngineRule, Reading
 
 __all__ = ["ENGINES", "REFERENCE", "TITLES", "Case", "Engine", "EngineRule", "Reading"]
@@ -14,8 +13,8 @@ __all__ = ["ENGINES", "REFERENCE", "TITLES", "Case", "Engine", "EngineRule", "Re
 #: every engine by name, the reference first. A new entry is picked up by audit, its command and its tests.
 ENGINES: dict[str, Engine] = {
     "hf": Engine("transformers", "5.22.2", read_hf),
-    "vllm": Engine("vLLM", "0.32.0", read_vllm),
-    "sglang": Engine("SGLang", "0.5.23", read_sglang),
+    "vllm": Engine("vLLM", "0.32.0", read_vllm.read_vllm, read_vllm.stretch),
+    "sglang": Engine("SGLang", "0.5.23", read_sglang.read_sglang, read_sglang.stretch),
     "mlx-lm": Engine("mlx-lm", "0.32.2", read_mlx),
     "llama.cpp": Engine("llama.cpp", "2026.10", read_llama_cpp),
 }

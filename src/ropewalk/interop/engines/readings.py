@@ -91,6 +91,11 @@ class Case:
         return scaling.get("type") is not None and scaling.get("rope_type") is None
 
     @property
+    def ropes(self) -> list[Mapping[str, Any]]:
+        """The rope of every layer type if the config has one for each, else its only one."""
+        return [rope or {} for rope in self.config["rope_parameters"].values()] if self.nested else [self.rope]
+
+    @property
     def gives_theta(self) -> bool:
         """Whether the config has a `rope_theta`, anywhere; else a default is used."""
         v5 = self.config.get("rope_parameters") or {}
@@ -225,6 +230,8 @@ class Engine:
     title: str
     tree: str
     read: Callable[[Case], Reading]
+    #: the factor by which the engine multiplies max_position_embeddings to get the longest sequence that it serves
+    stretch: Callable[[Case], float] = lambda case: 1.0
 
 
 def _same_frequencies(first: RopeSpec, second: RopeSpec, length: int) -> bool:

@@ -19,11 +19,14 @@ from ropewalk.interop.config.layers import layer_types as layer_types_of
 from ropewalk.interop.config.scalings import extended_length, keys_of, write_scaling
 from ropewalk.interop.config.values import Value, find, served_length
 from ropewalk.interop.config.write import v4_keys
-from ropewalk.interop.engines.audit import Finding, audit, in_one_line
+from ropewalk.interop.engines.audit import Finding, audit, case_of, in_one_line
+from ropewalk.interop.engines.readers import ENGINES
 from ropewalk.spec import RopeSpec
 
 #: scalings that `extend` gives a model to be trained at the new length, which do not reach further on their own
 FOR_TRAINING: dict[str, type[Scaling]] = {"clipped": Clipped}
+#: engines that refuse to start for more tokens than the config serves, and the environment variable that allows it
+LENGTH_LIMITED = {"vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"}
 #: keys of a rope that do not belong to its scaling
 KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
 
@@ -97,7 +100,7 @@ def config_change(
     changed = {**config, **keys}
     read = _read_back(changed, {**all_specs, **new_specs})
     specs, served = {name: read[name] for name in new_specs}, extended_length(length, scaling)
-    return ConfigChange(keys, specs, _notes(scaling), changed, served, length, before, read)
+    return ConfigChange(keys, specs, _notes(scaling, changed, specs, served), changed, served, length, before, read)
 
 
 def specs_and_length(config: Mapping[str, Any], original_length: int | None) -> tuple[dict[str, RopeSpec | None], int]:
@@ -273,8 +276,17 @@ def _specs(config: Mapping[str, Any]) -> dict[str, RopeSpec | None]:
         return from_hf(config, per_layer=True)  # type: ignore[return-value]  # per_layer gives a dict
 
 
-def _notes(scaling: Scaling) -> tuple[str, ...]:
-    """Return remarks for the user about how the scaling is written to a config."""
-    if not scaling.raises_length:
-        return (f"{SERVED_LENGTH_KEY} stays the trained length: vLLM and SGLang multiply it by factor",)
-    return ("written as a larger rope_theta: no rope_type is called ntk",) if isinstance(scaling, Ntk) else ()
+def _notes(scaling: Scaling, config: Mapping[str, Any], specs: Mapping[str, RopeSpec], served: int) -> tuple[str, ...]:
+    """Return the remarks about what was written; which engines multiply an unchanged served length depends on the family."""
+    if isinstance(scaling, Ntk):
+        return ("written as a larger rope_theta: no rope_type is called ntk",)
+    if scaling.raises_length:
+        return ()
+    layer_type, spec = next(iter(specs.items()))
+    case = case_of(config, spec, layer_type, served)
+    limited = [name for name in LENGTH_LIMITED if case.is_longer_than(ENGINES[name].stretch(case))]
+    others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
+    does = f": {' and '.join(others)} {'multiply' if len(others) > 1 else 'multiplies'} it by factor" if others else ""
+    refusals = (f"{ENGINES[name].title} does not multiply it for {case.model_type}: set {LENGTH_LIMITED[name]}=1 "
+                f"to start it for more than {case.max_position} tokens" for name in limited)  # fmt: skip
+    return (f"{SERVED_LENGTH_KEY} stays the trained length{does}", *refusals)
