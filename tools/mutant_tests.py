@@ -13,6 +13,11 @@ def _in(folder: str, names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/test_{name}" for name in names.split())
 
 
+def _interpreted(names: str) -> tuple[str, ...]:
+    """The paths of laws of Triton kernels."""
+    return tuple(f"kernels/interpreted_{name}" for name in names.split())
+
+
 _FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table")
 _CALLS = ("test_reliability", "test_reliability_calls")
 _ATTENTION = _in("attention", "whole_sequence attention_backends cache softmax linear")
@@ -26,6 +31,8 @@ _AUDIT = _in("interop", "audit audit_command")
 _GGUF = (*_in("interop", "gguf_file gguf_rope gguf_tokenizer gguf_quantization"), "models/test_gguf_models")
 _RUNS = _in("interop", "engine_runs engine_runners")
 _ENCODINGS = _in("encodings", "encodings rotary_encodings recent")
+_FUSED = _in("kernels", "fused fused_latent") + _interpreted("fused")
+_DECODE = _in("kernels", "decode_kernels") + _interpreted("decode")
 _DECODER = _in("models", "decoder decoder_hf generation decoder_training")
 _ROFORMER = _in("models", "roformer roformer_options roformer_training checkpoints")
 _SAVED = _in("models", "checkpoints checkpoints_hostile saved_models")
@@ -35,7 +42,7 @@ _REAL = _in("lab", "real_studies study_findings")
 #: those that start no processes come first
 _RING = _in(
     "distributed",
-    "ring::test_shards_are_a_partition ring::test_head_tail_order_and_its_balance ring::test_refusals "
+    "one_process ring::test_shards_are_a_partition ring::test_head_tail_order_and_its_balance ring::test_refusals "
     "ring::test_a_length_that_does_not_divide_is_refused_with_the_fix ring::test_one_rank_is_plain_attention "
     "ring::test_tiles_hold_every_visible_pair_once_and_none_is_empty ring::test_torch_says_why_not "
     "ring::test_parts_merge_to_the_softmax_of_the_whole_whatever_their_size ring",
@@ -68,18 +75,19 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
     "kernels/request": ("test_rotation", "test_checks", "test_laws", "test_rerotate"),
     "kernels/launch": ("kernels/test_launch_plan", "kernels/test_cpu"),
-    "kernels/support": _in("kernels", "triton fused"),
+    "kernels/support": _in("kernels", "triton fused") + _interpreted("fused"),
     **_each("kernels/cpu", "backend call library", ("kernels/test_cpu", "test_fast_path", "test_rotation")),
     **_each("kernels/triton", "angle_source angles backend config kernel launch pairs plan", _in("kernels", "triton")),
-    **_each("kernels/fused", "api config definition kernel launch tiles", _in("kernels", "fused fused_latent")),
-    **_each("kernels/decode", "attend config launch product qkv workspace", _in("kernels", "decode_kernels")),
-    **_each("kernels/prefill", "kernel launch", _in("kernels", "decode_kernels")),
-    "kernels/qkv": _in("kernels", "decode_kernels"),
-    **_each("kernels/linear", "api kernel", _in("kernels", "linear_kernels")),
+    **_each("kernels/fused", "api config definition kernel launch tiles", _FUSED),
+    **_each("kernels/decode", "attend config launch product qkv workspace", _DECODE),
+    **_each("kernels/prefill", "kernel launch", _interpreted("prefill")),
+    "kernels/qkv": _in("kernels", "decode_kernels") + _interpreted("prefill decode"),
+    **_each("kernels/linear", "api kernel", _in("kernels", "linear_kernels") + _interpreted("linear")),
     # attention
     **_each("attention", "masks backends softmax", _ATTENTION),
     "attention/cache": _in("attention", "cache softmax cache_random"),
-    **_each("attention", "linear linear_sums", _in("attention", "whole_sequence linear")),
+    "attention/linear": _in("attention", "whole_sequence linear") + _interpreted("linear"),
+    "attention/linear_sums": _in("attention", "whole_sequence linear"),
     "attention/documents": _in("attention", "whole_sequence softmax linear"),
     "attention/latent": _in("attention", "latent"),
     **_each("attention", "lse remap remapped", _REMAP),

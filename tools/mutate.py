@@ -3,12 +3,13 @@
     python tools/mutate.py --module table=50 --module attention=10 --seed 1
     python tools/mutate.py --per-module 10 --workers 12                 every module, on twelve cores
     python tools/mutate.py --per-module 10 --out results/mutants.jsonl  and write a row for each mutant; go on where the file ends
+    python tools/mutate.py --again results/mutants.jsonl                run its survivors again and replace their rows
     python tools/mutate.py --list --module spec                         only print the mutants
 
 Each mutant is written to a copy of src/, and a child process, forked after torch and transformers were imported, runs pytest -x
 on it. Before that, every test file is run once on the unchanged code: tests that fail there are named and left out. Quick
-tests come first; then the survivors get the tests that take longer. Mutants known to change no result are in
-tools/equivalent_mutants.toml, with the reason.
+tests come first; then the survivors get the tests that take longer, and then the laws of Triton kernels in its interpreter.
+Mutants known to change no result are in tools/equivalent_mutants.toml, with the reason.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import json
 import random
 import sys
 import time
-import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -29,11 +29,13 @@ from pathlib import Path
 
 from mutant_tests import TESTS
 from mutants import Mutant, mutants
-from mutation_bench import ROOT, Bench, Outcome, preload
+from mutation_bench import ROOT, Bench, Outcome, is_interpreted, preload
+from mutation_rows import Row, append_row, equivalents, not_in, replace_rows, row_of, survivors_in
 
-EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 #: seconds that a quick test takes at most
 QUICK = 2.0
+#: the tests of a mutant, one stage after the other as long as it survives
+STAGES = ("quick", "long", "interpreted")
 
 
 def test_files(module: str) -> list[str]:
@@ -52,16 +54,17 @@ class Baseline:
         """The test files of a module that can be run."""
         return [path for path in test_files(module) if not any(path.startswith(failed) for failed in self.failed[path])]
 
-    def choice(self, module: str, quick: bool) -> tuple[list[str], frozenset[str], float]:
-        """The test files of a module, the tests left out of them, and the seconds after which a mutant counts as found.
+    def choice(self, module: str, stage: str) -> tuple[list[str], frozenset[str], float]:
+        """The test files of a module in a stage, the tests left out of them, and the limit of seconds.
 
-        Tests that fail are left out, and those that are not quick, or those that are, because they were run before.
+        Tests that fail are left out, and those of another stage. A mutant that takes longer than the limit counts as found.
         """
-        files = self.files(module)
+        interpreted = stage == "interpreted"
+        files = [path for path in self.files(module) if is_interpreted(path) == interpreted]
         seconds = {test: s for path in files for test, s in self.seconds[path].items()}
         failed = {test for path in files for test in self.failed[path]}
-        left_out = frozenset(test for test, s in seconds.items() if test in failed or (s <= QUICK) != quick)
-        return files, left_out, 20 + 2 * sum(seconds.values())
+        other_stage = {test for test, s in seconds.items() if not interpreted and (s <= QUICK) != (stage == "quick")}
+        return files, frozenset(failed | other_stage), 20 + 2 * sum(seconds.values())
 
 
 class Worker:
@@ -89,12 +92,6 @@ class Worker:
             return mutant, None
         outcome = cls.bench.run(mutant.module, mutant.source, tests, min(limit, left), left_out)
         return mutant, None if outcome.verdict == "timeout" and left < limit else outcome
-
-
-def equivalents() -> set[tuple[str, str, str]]:
-    """(module, before, after) of the mutants known to change no result."""
-    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"] if EQUIVALENT.exists() else []
-    return {(entry["module"], entry["before"], entry["after"]) for entry in listed}
 
 
 def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
@@ -136,8 +133,12 @@ def study(pool: ProcessPoolExecutor, picked: list[Mutant], options: argparse.Nam
     baseline = measure(pool, sorted({path for m in picked for path in test_files(m.module)}), options.baseline)
     # those of modules without a test that can be run have no outcome
     waiting = {mutant: None for mutant in picked if baseline.files(mutant.module)}
-    for quick in (True, False):
-        work = [pool.submit(Worker.judge, mutant, *baseline.choice(mutant.module, quick), deadline) for mutant in waiting]
+    for stage in STAGES:
+        work = []
+        for mutant in waiting:
+            files, left_out, limit = baseline.choice(mutant.module, stage)
+            if files:
+                work.append(pool.submit(Worker.judge, mutant, files, left_out, limit, deadline))
         for done in as_completed(work):
             mutant, outcome = done.result()
             if outcome is not None and outcome.verdict == "survived":
@@ -146,21 +147,6 @@ def study(pool: ProcessPoolExecutor, picked: list[Mutant], options: argparse.Nam
                 del waiting[mutant]
                 yield mutant, outcome
     yield from ((mutant, outcome) for mutant, outcome in waiting.items() if outcome is not None)
-
-
-def row_of(mutant: Mutant, outcome: Outcome) -> dict[str, object]:
-    """The row of a mutant in a results file."""
-    where = {"file": f"{mutant.module}.py", "line": mutant.line, "before": mutant.before, "after": mutant.after}
-    return {**where, "verdict": outcome.verdict, "caught_by": outcome.caught_by}
-
-
-def not_in(out: Path | None, picked: list[Mutant]) -> list[Mutant]:
-    """The mutants without a row in `out`."""
-    if out is None or not out.exists():
-        return picked
-    rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-    done = {(row["file"], row["line"], row["before"], row["after"]) for row in rows}
-    return [m for m in picked if (f"{m.module}.py", m.line, m.before, m.after) not in done]
 
 
 def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:
@@ -185,6 +171,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--per-module", type=int, metavar="N", help="sample N mutants of each module; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="append a row for each mutant to this file, except those that it has already")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="run the survivors of this file again and replace their rows")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="run N mutants at a time")
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS", help="stop after this time")
     parser.add_argument("--baseline", type=Path, help="keep what the tests do on the unchanged code in this file")
@@ -211,8 +198,8 @@ def wanted(options: argparse.Namespace) -> dict[str, int | None]:
     return counts
 
 
-def run(options: argparse.Namespace, picked: list[Mutant]) -> int:
-    """Run the mutants, print and write what became of them, and return the number of survivors."""
+def run(options: argparse.Namespace, picked: list[Mutant], write: Callable[[Mutant, Row], object]) -> int:
+    """Run the mutants, print what became of them, call `write` with the row of each, and return the number of survivors."""
     counts: Counter[str] = Counter()
     random.Random(options.seed).shuffle(picked)  # so that a run that stops early leaves a fair sample
     with ProcessPoolExecutor(options.workers, mp_context=get_context("fork"), initializer=Worker.start) as pool:
@@ -220,15 +207,23 @@ def run(options: argparse.Namespace, picked: list[Mutant]) -> int:
             counts[outcome.verdict] += 1
             if outcome.verdict == "survived":
                 print(f"SURVIVED {mutant}", flush=True)
-            if options.out is not None:
-                with options.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row_of(mutant, outcome)) + "\n")
+            write(mutant, row_of(mutant, outcome.verdict, outcome.caught_by))
             if counts.total() % 50 == 0:
                 print(f"{counts.total()} of {len(picked)}: {dict(counts)}", flush=True)
     found = counts["killed"] + counts["timeout"]
     print(f"{found} of {counts.total()} mutants killed ({counts['timeout']} by time), {counts['survived']} survive", end="; ")
     print(f"{len(picked) - counts.total()} not run, seed {options.seed}")
     return counts["survived"]
+
+
+def run_again(options: argparse.Namespace) -> int:
+    """Run the survivors of a results file again, replace their rows there, and return how many still survive."""
+    path, known = options.again, equivalents()
+    numbers = survivors_in(path, wanted(options))
+    listed = [m for m in numbers if (m.module, m.before, m.after) in known]
+    replace_rows(path, {numbers[m]: row_of(m, "equivalent") for m in listed})
+    print(f"{len(listed)} of {len(numbers)} survivors are listed as equivalent", flush=True)
+    return run(options, [m for m in numbers if m not in listed], lambda m, row: replace_rows(path, {numbers[m]: row}))
 
 
 def main() -> int:
@@ -241,12 +236,15 @@ def main() -> int:
             return 0 if run_replacements(bench, options.replace) else 1
         finally:
             bench.close()
+    if options.again:
+        preload()
+        return 1 if run_again(options) else 0
     picked = [m for module, count in wanted(options).items() for m in chosen(module, count, options.seed)]
     if options.list:
         print(*picked, sep="\n")
         return 0
     preload()
-    return 1 if run(options, not_in(options.out, picked)) else 0
+    return 1 if run(options, not_in(options.out, picked), lambda _, row: options.out and append_row(options.out, row)) else 0
 
 
 if __name__ == "__main__":

@@ -54,14 +54,31 @@ def preload() -> None:
             importlib.import_module(name)
 
 
+def is_interpreted(path: str) -> bool:
+    """Whether a test file has laws of Triton kernels, which run in Triton's interpreter."""
+    return Path(path.partition("::")[0]).name.startswith("interpreted_")
+
+
+def turn_on_interpreter() -> None:
+    """Let Triton be imported again, with its interpreter: it reads the variable while it is imported."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in [name for name in sys.modules if f"{name}.".startswith("triton.") and not name.startswith("triton._C")]:
+        del sys.modules[name]
+
+
 class Record:
-    """A pytest plugin that leaves tests out by their ids, and writes down how long each test takes and what fails."""
+    """A pytest plugin that writes down how long each test takes and what fails.
+
+    It leaves tests out by their ids, and runs those first that were asked for as path::test.
+    """
 
     def __init__(self, path: Path, left_out: frozenset[str]) -> None:
         self.path, self.left_out = path, left_out
 
-    def pytest_collection_modifyitems(self, items: list) -> None:
-        items[:] = [item for item in items if item.nodeid not in self.left_out]
+    def pytest_collection_modifyitems(self, config, items: list) -> None:
+        first = tuple(argument for argument in config.args if "::" in argument)
+        kept = [item for item in items if item.nodeid not in self.left_out]
+        items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith(first))
 
     def note(self, report) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -136,6 +153,8 @@ class Bench:
         sys.path.insert(0, source)
         # without beartype the suite skips its type-checking hook: tests must find a mutant by its numbers, and start faster
         sys.modules["beartype"] = None  # type: ignore[assignment]
+        if any(map(is_interpreted, tests)):
+            turn_on_interpreter()
         options = ["-q", "-p", "no:cacheprovider", "--tb=line", "--assert=plain", f"--basetemp={self.folder / 'tmp'}"]
         code = 2
         try:

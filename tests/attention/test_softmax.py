@@ -10,6 +10,7 @@ from ropewalk import frequencies
 from ropewalk.attention import Attention, KVCache
 from ropewalk.attention.backends import ATTENTION_BACKENDS
 from ropewalk.encodings import ENCODINGS
+from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
 
 BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM, MODEL_DIM = 2, 7, 4, 2, 10, 24
@@ -70,6 +71,23 @@ def test_every_encoding_and_mask_equals_the_definition(name, kind):
         torch.testing.assert_close(gradient, expected_gradient, atol=1e-11, rtol=1e-9, msg=backend)
         if backend == "math":
             torch.testing.assert_close(got.weights, weights, atol=1e-12, rtol=1e-10)
+
+
+class _Doubling(Rotary):
+    """Doubles q and k, and has a rope that it does not use."""
+
+    def rotate(self, x, positions, *, key, length=None):
+        return 2 * x
+
+
+def test_a_subclass_of_rotary_rotates_by_its_own_function():
+    """Scores are four times those without positions, and the same wherever the tokens are."""
+    layer, x = make("none"), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
+    layer.encoding = _Doubling(layer.encoding.sizes)
+    got = layer(x, positions_for(layer) * 3)
+    plain = make("none", scale=4 * 0.4)
+    expected, _ = attention_by_definition(plain, x, positions_for(plain))
+    torch.testing.assert_close(got.out, expected, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # torch tells that this CPU lacks the instructions, then goes on

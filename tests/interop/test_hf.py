@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from ropewalk import RopeSpec, axes
 from ropewalk.frequencies import Default, Dynamic, Linear, LongRope, Ntk, Proportional, Yarn
-from ropewalk.interop.config.hf import explain, from_hf
+from ropewalk.interop.config.hf import Explanation, explain, from_hf
+from ropewalk.interop.config.values import Entry
 
 SPELLINGS = {
     "v4 and v5": (
@@ -77,6 +78,8 @@ def test_hunyuan_alpha_is_static_ntk():
     assert from_hf({**LLAMA, "model_type": "hunyuan_v1_dense", "rope_scaling": rope}).scaling == Ntk(50.0)
     with pytest.warns(UserWarning, match="alpha"):
         assert from_hf({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}).scaling == Dynamic(2.0, 4096)
+    # a model type that is not known may be such a model
+    assert from_hf({**LLAMA, "model_type": "tomorrow", "rope_scaling": rope}).scaling == Ntk(50.0)
 
 
 def test_the_callers_dict_is_left_alone():
@@ -218,6 +221,11 @@ def test_explain_says_where_each_value_came_from():
     assert values["layout"] == {"value": "half", "source": "code of llama"}
     shown = str(found)
     assert all(name in shown and value["source"] in shown for name, value in values.items())
+
+
+@pytest.mark.parametrize(("digits", "shown"), [(22, "'" + "9" * 22 + "'"), (23, "'" + "9" * 20 + "...")])
+def test_explain_shows_values_of_24_characters_whole(digits, shown):
+    assert f" {shown} " in str(Explanation(None, (Entry("full_attention", "name", "9" * digits, "here"),)))
 
 
 def test_explain_admits_what_it_assumes():

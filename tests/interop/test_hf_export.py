@@ -87,6 +87,11 @@ def test_a_slice_survives_the_fraction(rotary_dim):
     assert from_hf(to_hf(spec), precision="exact") == spec
 
 
+@pytest.mark.parametrize(("rotary_dim", "fraction"), [(8, 0.5), (4, 0.25), (12, 0.75)])
+def test_a_fraction_that_is_exact_is_written_as_it_is(rotary_dim, fraction):
+    assert to_hf(RopeSpec(16, rotary_dim=rotary_dim))["rope_parameters"]["partial_rotary_factor"] == fraction
+
+
 @pytest.mark.parametrize(
     ("spec", "model_type"),
     [
@@ -137,6 +142,19 @@ def test_what_would_not_read_back_is_refused_by_name(spec, field, keywords):
     with pytest.raises(RopeError) as error:
         to_hf(spec, **keywords)
     assert error.value.field == field
+
+
+def test_a_refusal_tells_what_would_be_read():
+    with pytest.raises(RopeError, match="read as 0; got 4"):
+        to_hf(RopeSpec(16, rotary_dim=8, rotary_start=4))
+
+
+def test_the_refusal_of_a_static_ntk_names_the_family_that_reads_it():
+    with pytest.raises(RopeError, match="needs model_type='hunyuan_v1_dense'"):
+        to_hf(RopeSpec(16, scaling=Ntk(2.0)))
+    with pytest.raises(RopeError) as error:
+        to_hf(RopeSpec(16, scaling=XPos()))
+    assert "hunyuan" not in str(error.value)
 
 
 def test_the_refusal_of_a_layout_names_families_that_pair_so():

@@ -168,6 +168,13 @@ def test_a_lying_index_is_refused(two, weight_map, says):
         open_folder(two)
 
 
+def test_an_index_beyond_32_mib_is_not_parsed(two):
+    with (two / "model.safetensors.index.json").open("wb") as file:
+        file.truncate((32 << 20) + 1)
+    with pytest.raises(RopeError, match="must be at most 33554432 bytes"):
+        open_folder(two)
+
+
 def test_an_index_that_leaves_a_tensor_out_is_refused(two):
     save_file({"a": torch.ones(2), "more": torch.ones(2)}, two / "a.safetensors")
     index(two, {"a": "a.safetensors", "b": "b.safetensors"})

@@ -1,0 +1,199 @@
+"""Parts of sequence and tensor parallelism that need no second process: sharding rules, runs of tokens, torch's engine.
+
+What many ranks compute together is in test_ring.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import ropewalk as rw
+from ropewalk import axes, frequencies
+from ropewalk.attention import linear_attention
+from ropewalk.distributed import context_parallel, placements
+from ropewalk.distributed.ring_linear import ring_linear_attention
+from ropewalk.distributed.sharding import Ring
+from ropewalk.distributed.tiles import Masking, spans
+from ropewalk.errors import RopeError
+
+BATCH, HEADS, SEQ, HEAD_DIM = 4, 2, 6, 8
+PARTS = 2
+PLAIN = rw.RopeSpec(HEAD_DIM)
+DYNAMIC = rw.RopeSpec(HEAD_DIM, scaling=frequencies.Dynamic(2.0, original_length=4))
+PLANE = rw.RopeSpec(HEAD_DIM, axes=axes.axial(2, 2))
+
+
+@pytest.fixture
+def alone():
+    """A group of one rank, in this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def some_positions(*shape):
+    return torch.randint(0, 50, shape)
+
+
+def lengths(*shape):
+    return torch.randint(5, 40, shape)
+
+
+#: name -> (spec, positions, length)
+ANGLES = {
+    "counted": (PLAIN, None, None),
+    "shared positions": (PLAIN, some_positions(SEQ), None),
+    "positions of rows": (PLAIN, some_positions(BATCH, SEQ), None),
+    "one row of positions": (PLAIN, some_positions(1, SEQ), None),
+    "two axes": (PLANE, some_positions(2, BATCH, SEQ), None),
+    "two axes, one row": (PLANE, some_positions(2, 1, SEQ), None),
+    "one length": (DYNAMIC, some_positions(BATCH, SEQ), lengths()),
+    "lengths of rows": (DYNAMIC, some_positions(BATCH, SEQ), lengths(BATCH)),
+}
+#: axes of a tensor: shape, seq_dim, and the numbers of its batch, head and token axes
+SHAPES = {
+    "BHSD": ((BATCH, HEADS, SEQ, HEAD_DIM), -2, {"batch": 0, "heads": 1, "tokens": 2}),
+    "BSHD": ((BATCH, SEQ, HEADS, HEAD_DIM), -3, {"batch": 0, "heads": 2, "tokens": 1}),
+}
+#: axes of tables before their pairs
+TABLES = [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), (1, HEADS, SEQ)]
+
+
+def parts_of(argument, placement):
+    """What each rank holds of an argument."""
+    return argument.chunk(PARTS, placement.dim) if isinstance(placement, Shard) else [argument] * PARTS
+
+
+def as_tuple(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def assert_rules_hold(op, rules, arguments, axes_of_x):
+    """A rule has a placement for every argument and result; what ranks compute from their parts is their part of the whole."""
+    schema = op.default._schema
+    whole = as_tuple(op(*arguments))
+    for outputs, inputs in rules:
+        assert (len(outputs), len(inputs)) == (len(schema.returns), len(schema.arguments))
+        tensors = [isinstance(argument, torch.Tensor) for argument in arguments]
+        assert [placement is not None for placement in inputs] == tensors
+        held = zip(*map(parts_of, arguments, inputs), strict=True)
+        found = [as_tuple(op(*each)) for each in held]
+        for i, (expected, placement) in enumerate(zip(whole, outputs, strict=True)):
+            for part, result in zip(parts_of(expected, placement), found, strict=True):
+                torch.testing.assert_close(result[i], part)
+    sharded = [inputs[0].dim if isinstance(inputs[0], Shard) else None for _, inputs in rules]
+    assert set(sharded) == {None, *axes_of_x}
+
+
+@pytest.mark.parametrize("order", SHAPES)
+@pytest.mark.parametrize("angles", ANGLES)
+def test_rotated_parts_are_parts_of_the_rotated_tensor(angles, order):
+    """Tokens may be sharded only if positions are given: counted ones would start at 0 on every rank."""
+    (spec, positions, length), (shape, seq_dim, numbers) = ANGLES[angles], SHAPES[order]
+    cut = {number for name, number in numbers.items() if name != "tokens" or positions is not None}
+    q, k = torch.randn(shape), torch.randn(shape)
+    rest = (positions, 0, length, spec.fingerprint, seq_dim, 1, 1)
+    one = (q, *rest, True)
+    assert_rules_hold(torch.ops.ropewalk.rotate, placements._rotate_rules(*one), one, cut)
+    assert placements._rotate_inplace_rules(*one) == [([], inputs) for _, inputs in placements._rotate_rules(*one)]
+    both = (q, k, *rest)
+    rules = placements._rotate_qk_rules(*both)
+    assert_rules_hold(torch.ops.ropewalk.rotate_qk, rules, both, cut)
+    assert [Shard(numbers["heads"]), Replicate()] in [inputs[:2] for _, inputs in rules]  # fewer heads of k than ranks
+
+
+@pytest.mark.parametrize("order", SHAPES)
+@pytest.mark.parametrize(
+    "table", [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), (1, HEADS, SEQ)], ids=str
+)
+def test_tensors_rotated_by_tables_in_parts(table, order):
+    shape, seq_dim, numbers = SHAPES[order]
+    angles = torch.randn(*table, HEAD_DIM // 2)
+    arguments = (torch.randn(shape), angles.cos(), angles.sin(), "half", "half", 0, seq_dim)
+    rules = placements._rotate_by_rules(*arguments)
+    assert_rules_hold(torch.ops.ropewalk.turn, rules, arguments, numbers.values())
+
+
+@pytest.mark.parametrize(
+    ("angles", "dims"),
+    [("shared positions", {0}), ("positions of rows", {0, 1}), ("one length", {1}), ("lengths of rows", {0, 1})],
+)
+def test_tables_of_parts_are_parts_of_the_table(angles, dims):
+    """One length for all rows has no rows to shard."""
+    spec, positions, length = ANGLES[angles]
+    arguments = (positions, length, spec.fingerprint, torch.float32, 1, False)
+    assert_rules_hold(torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, dims)
+
+
+def in_runs(count):
+    """The indices of 2 * count tokens in `count` runs of two, the last run first."""
+    return torch.arange(2 * count).view(count, 2).flip(0).flatten()
+
+
+def test_tiles_end_at_jumps_of_up_to_eight_runs():
+    assert [(span.first, span.last) for span in spans(in_runs(8), 64)] == [(2 * run, 2 * run + 1) for run in reversed(range(8))]
+    assert [(span.first, span.last) for span in spans(in_runs(9), 64)] == [(0, 17)]
+
+
+def test_linear_attention_takes_eight_runs_of_tokens(alone):
+    rope, order = rw.Rope(PLAIN), in_runs(8)
+    q, k, v = torch.randn(3, 2, HEADS, 16, HEAD_DIM, dtype=torch.float64)
+    expected, state = linear_attention(q, k, v, rope)
+    got, last = ring_linear_attention(*(t[:, :, order] for t in (q, k, v)), rope, order=order)
+    torch.testing.assert_close(got, expected[:, :, order])
+    for ours, theirs in zip(last, state, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    longer = torch.randn(2, HEADS, 18, HEAD_DIM)
+    with pytest.raises(RopeError, match="at most 8 runs of consecutive tokens"):
+        ring_linear_attention(longer, longer, longer, rope, order=in_runs(9))
+
+
+@pytest.mark.parametrize("needed", [(True, True, True), (False, True, False), (False, False, False)], ids=str)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_heads, needed):
+    """Its context and mesh need a GPU, so both are left out here; tests/gpu has them."""
+    entered = []
+    monkeypatch.setattr(context_parallel, "_torch_context", lambda mesh: contextlib.nullcontext(entered.append(mesh)))
+    monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda group, device: (group, device))
+    sizes = (4, kv_heads, kv_heads)
+    leaves = [
+        torch.randn(2, heads, 5, 6, dtype=torch.float64, requires_grad=need) for heads, need in zip(sizes, needed, strict=True)
+    ]
+    got = context_parallel.run_torch(*leaves, 0.3, Ring(None))
+    q, k, v = leaves[0], *(t.repeat_interleave(4 // kv_heads, dim=1) for t in leaves[1:])
+    scores = (q @ k.mT * 0.3).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
+    expected = scores.softmax(dim=-1) @ v
+    torch.testing.assert_close(got, expected)
+    assert got.requires_grad == any(needed)
+    with_grad = [leaf for leaf in leaves if leaf.requires_grad]
+    if with_grad:
+        towards = torch.randn_like(got)
+        both = [torch.autograd.grad(out, with_grad, towards) for out in (got, expected)]
+        torch.testing.assert_close(*both)
+    assert entered == [(dist.group.WORLD, "cuda")] * (2 if with_grad else 1)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_torchs_engine_takes_float32_if_every_head_has_keys_of_its_own(batch):
+    with torch.device("meta"):
+        q = torch.empty(batch, 4, 8, 6)
+    cuda = type("OnCuda", (), {"device": torch.device("cuda"), "dtype": q.dtype, "shape": q.shape})()
+    shared = type("OnCuda", (), {"shape": torch.Size((batch, 2, 8, 6))})()
+    plain = Masking(None, 1.0, True, None)
+    assert context_parallel.torch_why_not(cuda, cuda, plain, "head_tail") is None
+    assert "share keys" in context_parallel.torch_why_not(cuda, shared, plain, "head_tail")
+
+
+def test_a_torch_without_context_parallel_says_so(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    cuda = type("OnCuda", (), {"device": torch.device("cuda")})()
+    reason = context_parallel.torch_why_not(cuda, cuda, Masking(None, 1.0, True, None), "head_tail")
+    assert reason == "this torch has no context parallel"
