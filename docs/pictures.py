@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def draw_further(run: Path, folder: Path) -> None:
-    """Write the loss of a pretrained model by position, from the rows of a run, on light and dark paper and in Chinese."""
-    for suffix, look in (LOOKS | {"-zh": Look(language="zh")}).items():
+    """Write the loss of a pretrained model by position, from the rows of a run, on light and dark paper."""
+    for suffix, look in LOOKS.items():
         print(reduced(plots.save(picture(*read_study(run), look), folder / f"further{suffix}.png")))
 
 

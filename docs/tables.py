@@ -36,7 +36,8 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "h200_extend": (3, ("ntk-zero-shot", "interpolation", "yarn", "longrope")), "h200_base": (1, ("base-ablation",)),
     "h200_norms": (1, ("norm-ablation",)), "h200_passkey": (1, ("drope-needle",)), "h200_mlm_lengths": (1, ("roformer-stages",)),
     "h200_matching": (1, ("roformer-cail",)), "h200_migrate": (2, ()),
-    "h200_methods": (2, ()), "h200_multimodal": (1, ()), "h200_real_passkey": (2, ()), "h200_real_precision": (1, ()),
+    "h200_methods": (2, ()), "h200_multimodal": (1, ()), "h200_real_extend": (4, ()), "h200_real_passkey": (2, ()),
+    "h200_real_tune": (1, ()), "h200_real_precision": (1, ()),
     "h200_real_kv": (1, ()), "cpu_relative": (1, ()), "cpu_linear": (2, ("roformer-linear",)), "cpu_precision": (1, ()),
 }  # fmt: skip
 #: verdicts of tests/interop/family_walk.py that may be committed
@@ -213,7 +214,7 @@ def tutorial_page(text: str, missing: str) -> str:
         runs = [folder for folder in (RESULTS / "lab" / f"{place}_{study}" for place in ("h200", "cpu")) if folder.exists()]
         for folder in runs:
             notes = "\n".join(f"{table.title}. {table.note}" for table in STUDIES[study].findings(*read_study(folder)).tables)
-            parts.append(f"{notes}\n\n{study_block(folder, 2, ())}")
+            parts.append(f"{notes}\n\n{study_block(folder, 4, ())}")
         if not any(folder.name.startswith("h200") for folder in runs):
             parts.append(missing.format(study) + "\n")
     return filled(text, "real-models", "\n" + "\n".join(parts) + "\n")

@@ -83,5 +83,5 @@ def test_one_command_draws_it_for_the_readme(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.draw_further(run, tmp_path)
-    assert {path.name for path in tmp_path.glob("*.png")} == {"further.png", "further-dark.png", "further-zh.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {"further.png", "further-dark.png"}
     assert all(path.stat().st_size < 100_000 for path in tmp_path.glob("*.png"))

@@ -13,8 +13,9 @@ MODELS = {"smollm2": "SmolLM2-135M"}
 
 
 def picture(rows: list[Row], facts: dict[str, Any], look: Look = LIGHT) -> Any:
-    """Return the figure of the rows and facts of a run, with the largest factor that it measured."""
-    own = select(rows, "loss", factor=max(distinct(rows, "loss", "factor")))
+    """Return the figure of the rows and facts of a run, for the factor with the most methods; the largest of several."""
+    factors: list[float] = distinct(rows, "loss", "factor")
+    own = select(rows, "loss", factor=max(factors, key=lambda each: (len(distinct(rows, "loss", "method", factor=each)), each)))
     methods = {name: bands_of_rows(own, name) for name in distinct(own, "loss", "method")}
     told = {"texts": ", ".join(facts["text"]), "windows": len(own[0]["values"])}
     about = look.translate("{texts}; {windows} windows, ± standard error; weights unchanged", **told)
