@@ -128,7 +128,7 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr("ropewalk.commands.fit.write_page", lambda *_: None)
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
     monkeypatch.setattr(demo, "_benchmark", lambda rounds: demo.Table("t", ("a",), []))
-    monkeypatch.setattr(demo, "_study", lambda out, *_: ({}, out / "report.html"))
+    monkeypatch.setattr(demo, "_run_studies", lambda out, *_: ({}, out / "report.html"))
     monkeypatch.setattr(figures, "write_all", write_all)
     monkeypatch.setattr(launch, "launch", lambda *_: None)
     outcome = Outcome(1, True, 1.0, 0.1)  # a stopped run is not evaluated
