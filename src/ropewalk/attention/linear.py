@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention.documents import attend_in_documents, in_last_document, positions_in_documents
+from ropewalk.attention.head_sizes import head_sizes
 from ropewalk.attention.linear_sums import (
     CHUNK,
     FEATURE_MAPS,
@@ -203,10 +204,7 @@ class LinearAttention(nn.Module):
         chunk: int = CHUNK,
     ) -> None:
         super().__init__()
-        self.num_heads = integer("num_heads", num_heads, low=1)
-        if head_dim is None and model_dim % num_heads:
-            raise RopeError("head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim)
-        self.head_dim = model_dim // num_heads if head_dim is None else head_dim
+        self.num_heads, _, self.head_dim = head_sizes(model_dim, num_heads, None, head_dim)
         choice("form", form, FORMS)
         if isinstance(phi, str):
             choice("phi", phi, FEATURE_MAPS)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ropewalk.attention.row_order import all_real, head_sizes, row_order, visible_keys
+from ropewalk.attention.row_order import RowOrder, all_real, visible_keys
 from ropewalk.attention.short_conv import ShortConv
+from ropewalk.attention.token_driven import TokenDrivenAttention
 from ropewalk.errors import integer
 
 
@@ -85,7 +86,7 @@ class PathState(NamedTuple):
     real: Tensor | None = None
 
 
-class PathAttention(nn.Module):
+class PathAttention(TokenDrivenAttention[PathState]):
     """Causal softmax attention with PaTH instead of RoPE, for small models: all scores are held in memory.
 
     num_kv_heads < num_heads shares keys, values and reflections between heads (GQA). `rank` is the inner width of the projection
@@ -102,43 +103,27 @@ class PathAttention(nn.Module):
         rank: int = 32,
         chunk: int = 64,
     ) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
+        super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.chunk, width = integer("chunk", chunk, low=1), self.num_kv_heads * self.head_dim
-        self.qkv_proj = nn.Linear(model_dim, self.num_heads * self.head_dim + 2 * width, bias=False)
-        self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=False)
         self.w_proj = nn.Sequential(nn.Linear(model_dim, rank, bias=False), nn.Linear(rank, width, bias=False))
         self.w_conv = ShortConv(width, 3)
         self.beta_proj = nn.Linear(model_dim, self.num_kv_heads)
 
-    def forward(
-        self, x: Tensor, state: PathState | None = None, *, padding: Tensor | None = None, documents: Tensor | None = None
-    ) -> tuple[Tensor, PathState | None]:
-        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence.
-
-        padding    boolean [B, S], True for real tokens; padded queries give 0
-        documents  integer [B, S], the document index of each token of packed rows; there is no state then
-        """
-        order = row_order(x, padding, documents, state is not None)
-        x = x if order is None else order.sorted(x)
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H + 2 Hk, S, D]
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+    def _attend(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, order: RowOrder | None, state: PathState | None
+    ) -> tuple[Tensor, PathState]:
+        """Return the output of every head, and the convolution's tokens, keys and values after the last token."""
         w, tokens = self.w_conv(self.w_proj(x), None if state is None else state.tokens, order)
         w = F.normalize(F.silu(w).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2), dim=-1)
         beta = 2 * self.beta_proj(x).sigmoid().transpose(1, 2)
         if order is not None and order.real is not None:
             beta = beta * order.real.unsqueeze(1)  # padding reflects nothing
-        earlier = None if state is None else state.k
-        scores, keys = self._scores(q, k, w, beta, earlier)
+        scores, keys = self._scores(q, k, w, beta, None if state is None else state.k)
         values = v if state is None else torch.cat((state.v, v), dim=-2)
         real = all_real(None if state is None else state.real, keys.shape[-2] - x.shape[1], order, x)
         visible = visible_keys(scores.shape[-2], scores.shape[-1], order, real, x.device)
         weights = (scores / math.sqrt(self.head_dim)).masked_fill(~visible, float("-inf")).softmax(dim=-1)
-        groups = self.num_heads // self.num_kv_heads
-        out = weights.to(values.dtype) @ (values if groups == 1 else values.repeat_interleave(groups, dim=1))
-        out = self.o_proj(out.transpose(1, 2).flatten(-2))
-        out = out if order is None else order.restored(out)
-        return out, None if documents is not None else PathState(tokens, keys, values, real)
+        return weights.to(values.dtype) @ self._for_every_head(values), PathState(tokens, keys, values, real)
 
     def _scores(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, earlier: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the scores [B, H, S, N] and all keys [B, Hk, N, D], in float32 or float64.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.masks import check_token_masks
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import RopeError
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +72,3 @@ def visible_keys(rows: int, columns: int, order: RowOrder | None, real: Tensor |
         own = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows).triu(columns - rows)
         visible = visible & (real[:, None, None, :] | own)
     return visible
-
-
-def head_sizes(model_dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:
-    """Return the numbers of heads and of heads of keys, and the width of a head, checked."""
-    integer("num_heads", num_heads, low=1)
-    shared = integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads, low=1, high=num_heads)
-    if num_heads % shared:
-        raise RopeError("num_kv_heads", f"must divide num_heads = {num_heads}", num_kv_heads)
-    if head_dim is None and model_dim % num_heads:
-        raise RopeError("head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim)
-    return num_heads, shared, integer("head_dim", model_dim // num_heads if head_dim is None else head_dim, low=1)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ropewalk.attention.row_order import RowOrder, all_real, head_sizes, row_order, visible_keys
+from ropewalk.attention.row_order import RowOrder, all_real, visible_keys
 from ropewalk.attention.short_conv import ShortConv
+from ropewalk.attention.token_driven import TokenDrivenAttention
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.reference import rotate
 from ropewalk.rotation import rotate_by_phase
@@ -128,7 +129,7 @@ class SelectiveState(NamedTuple):
     real: Tensor | None = None
 
 
-class SelectiveAttention(nn.Module):
+class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
     """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each head and a rotating frame.
 
     num_kv_heads < num_heads shares keys, values and angles between heads (GQA). `phases` are the options of SelectivePhases.
@@ -144,53 +145,38 @@ class SelectiveAttention(nn.Module):
         form: str = "softmax",
         **phases,
     ) -> None:
-        super().__init__()
+        super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.form = choice("form", form, ("softmax", "linear"))
-        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
         self.phases = SelectivePhases(model_dim, self.num_kv_heads, self.head_dim, **phases)
-        self.qkv_proj = nn.Linear(model_dim, (self.num_heads + 2 * self.num_kv_heads) * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.num_heads * self.head_dim, model_dim, bias=False)
         if form == "linear":
             self.decay_proj = nn.Linear(model_dim, num_heads)
             self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
 
-    def forward(
-        self, x: Tensor, state: SelectiveState | None = None, *, padding: Tensor | None = None, documents: Tensor | None = None
-    ) -> tuple[Tensor, SelectiveState | None]:
-        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence.
-
-        padding    boolean [B, S], True for real tokens; padded queries give 0
-        documents  integer [B, S], the document index of each token of packed rows; there is no state then
-        """
-        order = row_order(x, padding, documents, state is not None)
-        x = x if order is None else order.sorted(x)
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H + 2 Hk, S, D]
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+    def _attend(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, order: RowOrder | None, state: SelectiveState | None
+    ) -> tuple[Tensor, SelectiveState]:
+        """Return the output of every head, and the phases and the memory after the last token."""
         steps, angles, phases = self.phases(x, None if state is None else state.phases, order)
         if self.form == "linear":
-            out, memory, real = *self._linear(x, q, k, v, steps, order, state), None
-        else:
-            earlier = 0 if state is None else state.memory[0].shape[-2]
-            real = all_real(None if state is None else state.real, earlier, order, x)
-            q, k = rotate_by_phase(q, self._shared(angles)), rotate_by_phase(k, angles)
-            if state is not None:
-                k, v = (torch.cat((old, new), dim=-2) for old, new in zip(state.memory, (k, v), strict=True))
-            visible = visible_keys(q.shape[-2], k.shape[-2], order, real, x.device)
-            grouped = self.num_kv_heads < self.num_heads
-            scale = 1 / math.sqrt(self.head_dim)
-            out = F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped)
-            memory = (k, v)
-        out = self.o_proj(out.transpose(1, 2).flatten(-2))
-        out = out if order is None else order.restored(out)
-        return out, None if documents is not None else SelectiveState(phases, memory, real)
+            out, frame = self._linear(x, q, k, v, steps, order, state)
+            return out, SelectiveState(phases, (frame,))
+        q, k = rotate_by_phase(q, self._for_every_head(angles)), rotate_by_phase(k, angles)
+        earlier = 0 if state is None else state.memory[0].shape[-2]
+        if state is not None:
+            k, v = (torch.cat((old, new), dim=-2) for old, new in zip(state.memory, (k, v), strict=True))
+        real = all_real(None if state is None else state.real, earlier, order, x)
+        visible = visible_keys(q.shape[-2], k.shape[-2], order, real, x.device)
+        scale, grouped = 1 / math.sqrt(self.head_dim), self.num_kv_heads < self.num_heads
+        out = F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped)
+        return out, SelectiveState(phases, (k, v), real)
 
     def _linear(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, steps: Tensor, order: RowOrder | None, state: SelectiveState | None
-    ) -> tuple[Tensor, tuple[Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         """Return the normed output of every head, and the frame after the last token."""
         # / 16, as in gated linear attention: a decay near 1 at first, so that the state remembers many tokens
         log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
-        k, v, steps = (self._shared(each) for each in (k, v, steps))
+        k, v, steps = (self._for_every_head(each) for each in (k, v, steps))
         if order is not None and order.real is not None:  # padding adds nothing and lets nothing decay
             k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
         if order is not None and order.documents is not None:
@@ -199,9 +185,4 @@ class SelectiveAttention(nn.Module):
         else:
             run = linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame
             out, frame = run(q, k, v, steps, log_decay, None if state is None else state.memory[0])
-        return self.norm(out), (frame,)
-
-    def _shared(self, t: Tensor) -> Tensor:
-        """Return what the heads of a group share [B, Hk, ..] for every head."""
-        groups = self.num_heads // self.num_kv_heads
-        return t if groups == 1 else t.repeat_interleave(groups, dim=1)
+        return self.norm(out), frame

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ropewalk.attention.backends import Call, attend, pick
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import positions_in_documents
+from ropewalk.attention.head_sizes import head_sizes
 from ropewalk.attention.masks import Visibility, check_token_masks
 from ropewalk.attention.remap import Remapping
 from ropewalk.attention.remapped import check_remapping, remapped_attention
@@ -78,13 +79,7 @@ class Attention(nn.Module):
         learned_sinks: bool = False,
     ) -> None:
         super().__init__()
-        self.num_heads = integer("num_heads", num_heads, low=1)
-        self.num_kv_heads = integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads, low=1, high=num_heads)
-        if self.num_heads % self.num_kv_heads:
-            raise RopeError("num_kv_heads", f"must divide num_heads = {num_heads}", num_kv_heads)
-        if head_dim is None and model_dim % num_heads:
-            raise RopeError("head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim)
-        self.head_dim = integer("head_dim", model_dim // num_heads if head_dim is None else head_dim, low=1)
+        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
         self.causal, self.backend = causal, backend
         self.window = None if window is None else integer("window", window, low=1)
         self.dropout = number("dropout", dropout, low=0, high=1)
