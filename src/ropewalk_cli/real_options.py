@@ -25,6 +25,10 @@ def fit(
     windows: Annotated[int, typer.Option(help="Windows of text that every method reads.")] = 6,
     passkeys: Annotated[int, typer.Option(help="Pass keys for each length; 0 asks for none.")] = 10,
     search: Annotated[int, typer.Option(help="Candidates of a search for LongRoPE's factors; 0 leaves longrope out.")] = 0,
+    long_ppl: Annotated[
+        bool,
+        typer.Option(help="Measure LongPPL; finding its tokens takes as long as reading every window three times."),
+    ] = True,
     trained: Annotated[int | None, typer.Option(help="Context length in training; by default from the config.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives other pass keys.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for rows, config, picture and report; a second run resumes.")] = Path("fit"),

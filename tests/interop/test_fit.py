@@ -278,3 +278,23 @@ def test_a_decoder_is_measured_too(tokens):
     with torch.no_grad():
         logits = slower.eval()(tokens[None, :64])[0, :-1].double()
     assert row["loss"] == pytest.approx(float(F.cross_entropy(logits, tokens[1:64])), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic", "dynamic_yarn", "rerope"])
+def test_the_loss_within_the_trained_length_is_that_of_the_text_cut_there(fitted, model, tokens, name):
+    window, own = windows_of(tokens, 128, 3)[2], copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        if name != "none":
+            rw.extend(own, name, **({} if name == "dynamic_yarn" else {"factor": 4}))
+    (row,) = (r for r in fitted.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 2, 32))
+    np.testing.assert_allclose(row["loss"], float(true_losses(own, window[:32]).mean()), rtol=1e-4)
+    assert ("seconds" in row) == (name in ("dynamic", "dynamic_yarn", "rerope"))  # read only where it must be
+
+
+def test_without_long_ppl_no_key_tokens_are_looked_for(model, tokens, monkeypatch):
+    monkeypatch.setattr("ropewalk.interop.fit.measure.key_tokens", lambda *_: pytest.fail("key tokens are looked for"))
+    found = rw.fit(model, 64, text=tokens, windows=2, methods=["linear"], long_ppl=False)
+    columns, cells = found.table()
+    assert "LongPPL" not in columns
+    assert all(len(each) == len(columns) for each in cells)

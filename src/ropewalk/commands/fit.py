@@ -22,6 +22,7 @@ def fit(
     windows: int,
     passkeys: int,
     search: int,
+    long_ppl: bool,
     trained: int | None,
     seed: int,
     out: Path,
@@ -39,8 +40,8 @@ def fit(
     try:
         found = fit_model(
             find_fetched(model), to, text=[find_fetched(each) for each in text] if text else None, methods=method or None,
-            windows=windows, passkeys=passkeys, search=search, trained=trained, out=out, device=device_of(device), seed=seed,
-            report=report,
+            windows=windows, passkeys=passkeys, search=search, long_ppl=long_ppl, trained=trained, out=out,
+            device=device_of(device), seed=seed, report=report,
         )  # fmt: skip
     finally:
         bar.close()

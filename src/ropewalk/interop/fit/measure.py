@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import integer
-from ropewalk.interop.fit.ledger import Ledger
-from ropewalk.interop.fit.methods import LONGROPE, Method, extended, search_longrope
+from ropewalk.interop.fit.ledger import Ledger, Row
+from ropewalk.interop.fit.methods import LONGROPE, Method, extended, is_fixed, search_longrope
 from ropewalk.interop.fit.passkeys import Encode, make_passkey
 from ropewalk.interop.fit.reader import Reader
 from ropewalk.interop.fit.text import Band, KeyTokens, band_means, key_tokens
@@ -50,25 +50,30 @@ class Samples:
 class Meter:
     """Measures methods and stores a row for each window, each pass key and each length.
 
-    report  called with a text before each measurement
+    report    called with a text before each measurement
+    long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as three readings
     """
 
     reader: Reader
     samples: Samples
     ledger: Ledger
     report: Callable[[str], None] = lambda text: None
+    long_ppl: bool = True
     _keys: dict[int, KeyTokens] = field(default_factory=dict)
 
     def measure(self, name: str, method: Method) -> None:
         """Measure what is not in the ledger yet."""
         texts, groups = list(self._missing_texts(name)), list(self._missing_passkeys(name))
-        for window in {window for window, length in texts if length == self.samples.to}:
-            self._key_tokens(window)  # before the model is extended
+        if self.long_ppl:
+            for window in {window for window, length in texts if length == self.samples.to}:
+                self._key_tokens(window)  # before the model is extended
         if texts or groups:
+            fixed = is_fixed(self.reader.model, method)
             with extended(self.reader.model, method, self.samples.factor, self.samples.trained):
                 for window, length in texts:
-                    self.report(f"{name}: window {window + 1} of {len(self.samples.windows)}, {length:,} tokens")
-                    self._measure_text(name, window, length)
+                    if self._text_row(name, window, length) is None:
+                        self.report(f"{name}: window {window + 1} of {len(self.samples.windows)}, {length:,} tokens")
+                        self._measure_text(name, window, length, fixed)
                 for length, places in groups:
                     self.report(f"{name}: pass keys in {length:,} tokens")
                     self._measure_passkeys(name, length, places)
@@ -77,8 +82,12 @@ class Meter:
         """Yield (window, length) of the texts that are not yet measured."""
         for length in dict.fromkeys((self.samples.to, self.samples.trained)):
             for window in range(len(self.samples.windows)):
-                if self.ledger.find(metric="text", method=name, window=window, length=length) is None:
+                if self._text_row(name, window, length) is None:
                     yield window, length
+
+    def _text_row(self, name: str, window: int, length: int) -> Row | None:
+        """Return the row of a text, or None if it was not measured."""
+        return self.ledger.find(metric="text", method=name, window=window, length=length)
 
     def _missing_passkeys(self, name: str) -> Iterator[tuple[int, list[float]]]:
         """Yield (length, depths) of the pass keys that are not yet measured, in batches."""
@@ -90,17 +99,25 @@ class Meter:
             size = max(1, BATCH_TOKENS // length)
             yield from ((length, places[start : start + size]) for start in range(0, len(places), size))
 
-    def _measure_text(self, name: str, window: int, length: int) -> None:
-        """Measure the loss of one window of text and add it to the ledger."""
-        tokens, bands = self.samples.windows[window, :length], self.samples.bands
+    def _measure_text(self, name: str, window: int, length: int, fixed: bool) -> None:
+        """Measure the loss of one window of text and add it to the ledger.
+
+        fixed  whether the text cut at the trained length would have the same losses, so that it need not be read
+        """
+        samples = self.samples
+        tokens = samples.windows[window, :length]
         began = self._start_clock()
         losses = self.reader.losses(tokens[None])[0]
         seconds, memory = time.perf_counter() - began, self._memory()
-        row = {"metric": "text", "method": name, "window": window, "length": length, "loss": float(losses.double().mean())}
-        if length == self.samples.to:
-            total, count = self._key_tokens(window).total(losses)
-            row |= {"bands": band_means(losses, bands), "key_sum": total, "key_count": count}
+        fields = {"metric": "text", "method": name, "window": window}
+        row = {**fields, "length": length, "loss": _mean(losses)}
+        if length == samples.to:
+            row["bands"] = band_means(losses, samples.bands)
+            if self.long_ppl:
+                row["key_sum"], row["key_count"] = self._key_tokens(window).total(losses)
         self.ledger.add(**row, seconds=round(seconds, 4), memory=memory)
+        if fixed and length == samples.to > samples.trained and self._text_row(name, window, samples.trained) is None:
+            self.ledger.add(**fields, length=samples.trained, loss=_mean(losses[: samples.trained - 1]))
 
     def _measure_passkeys(self, name: str, length: int, places: Sequence[float]) -> None:
         """Measure which pass keys are found and add them to the ledger; alike ones are read as one batch."""
@@ -146,3 +163,7 @@ class Meter:
     def _memory(self) -> int | None:
         """Return the peak of GPU memory in bytes; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.reader.device) if self.reader.device.type == "cuda" else None
+
+
+def _mean(losses: Tensor) -> float:
+    return float(losses.double().mean())

@@ -15,6 +15,7 @@ from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import choice
 from ropewalk.frequencies.scaling import Scaling
 from ropewalk.interop.config import file as config_file
+from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 from ropewalk.interop.extend.search import search_factors
@@ -63,6 +64,18 @@ def arguments(method: Method, factor: float, trained: int) -> dict[str, Any]:
     """Return the keyword arguments of `extend` for a method."""
     given: dict[str, Any] = {"original_length": trained, **method.options}
     return given | ({"factor": factor} if method.factor else {})
+
+
+def is_fixed(model: nn.Module, method: Method) -> bool:
+    """Return whether a model with this method rotates a token alike in texts of every length.
+
+    Then the loss of a short text is part of the loss of a longer one that begins with it.
+    """
+    if method.kind in REMAPPINGS or (method.kind is not None and kinds()[method.kind].needs_length):
+        return False
+    if isinstance(model, Decoder):
+        return not any(layer.self_attn.encoding.rope.spec.needs_length for layer in model.layers)  # type: ignore[union-attr]
+    return not any(spec.needs_length for spec in from_hf(model.config, per_layer=True).values() if spec is not None)  # type: ignore[union-attr]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,11 @@ def _passkey(
     tokens = before + stated + after + asked + answer
     end = len(before) + len(stated)
     return PassKey(torch.tensor(tokens), len(answer), end, end + len(after))
+
+
+def wording() -> str:
+    """Return a short name of the wording: pass keys in other words are another measurement."""
+    return hashlib.sha256("".join((TASK, FILLER, STATED, ASKED)).encode()).hexdigest()[:8]
 
 
 def shortest_passkey(encode: Encode) -> int:

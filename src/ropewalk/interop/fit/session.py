@@ -23,7 +23,7 @@ from ropewalk.interop.fit.ledger import Ledger, Row
 from ropewalk.interop.fit.measure import Meter, Samples
 from ropewalk.interop.fit.methods import LONGROPE, NONE, Method, config_with
 from ropewalk.interop.fit.open_model import encoder, open_model
-from ropewalk.interop.fit.passkeys import Encode, depths, passkey_lengths, shortest_passkey
+from ropewalk.interop.fit.passkeys import Encode, depths, passkey_lengths, shortest_passkey, wording
 from ropewalk.interop.fit.reader import Reader, evaluating, trained_length
 from ropewalk.interop.fit.text import bands_of, read_text, windows_of
 from ropewalk.interop.patch import patched
@@ -76,6 +76,7 @@ def fit(
     windows: int = 6,
     passkeys: int = 10,
     search: int = 0,
+    long_ppl: bool = True,
     trained: int | None = None,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
@@ -91,6 +92,7 @@ def fit(
     windows    windows of `to` tokens, which all methods read
     passkeys   pass keys for each length, at depths from 0 to 1
     search     candidates of a search for LongRoPE's factors, on a window of its own; 0 leaves longrope out
+    long_ppl   whether to measure LongPPL; the tokens that it counts take as long to find as three readings of every window
     trained    the trained length; None reads it from the config
     out        a folder for the rows; a second call with the same settings measures only what is missing
     report     called with a text before each measurement; None prints to stderr if it is a terminal
@@ -111,11 +113,11 @@ def fit(
     integer("search", search, low=0, high=MOST)
     tokens = _tokens(text, encode)
     samples, spare = _samples(tokens, encode, trained, to, windows, passkeys, seed, bool(search))
-    facts = _facts(name, model, text, tokens, samples)
+    facts = _facts(name, model, text, tokens, samples) | {"long_ppl": long_ppl}
     with evaluating(model), _on_our_kernels(model) as kernels:
         reader = Reader(model)
         ledger = Ledger(None if out is None else Path(out) / ROWS, facts)
-        meter = Meter(reader, samples, ledger, report or _to_terminal)
+        meter = Meter(reader, samples, ledger, report or _to_terminal, long_ppl)
         factors = None if spare is None else meter.find_longrope(spare, search, _pairs(model))
         chosen, skipped = _chosen(methods, factors), {}
         for each, method in chosen.items():
@@ -176,7 +178,7 @@ def _facts(name: str, model: nn.Module, text: Any, tokens: Sequence[Tensor], sam
         "text": _text_names(text),
         "tokens": [len(each) for each in tokens],
         "samples": hashlib.sha256(samples.windows.numpy().tobytes()).hexdigest()[:16],
-        "passkeys": len(samples.passkeys), "seed": samples.seed,
+        "passkeys": len(samples.passkeys), "passkey_wording": wording(), "seed": samples.seed,
     }  # fmt: skip
 
 

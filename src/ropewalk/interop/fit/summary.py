@@ -29,7 +29,8 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
     """Return the titles of the columns and the cells of every method."""
     trained, to, bands = facts["trained"], facts["to"], facts["bands"]
     names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
-    columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands), "LongPPL"]
+    with_ppl = any("key_count" in row for row in rows)
+    columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands), *["LongPPL"] * with_ppl]
     columns += [f"loss at {short_length(trained)}", f"keys to {short_length(trained)}", f"keys to {short_length(to)}", "s", "GB"]
     cells = []
     for name in names:
@@ -38,12 +39,12 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
         near = [row for row in own if row["metric"] == "text" and row["length"] == trained]
         asked = [row for row in own if row["metric"] == "passkey"]
         keys = ([r["found"] for r in asked if r["length"] <= trained], [r["found"] for r in asked if r["length"] > trained])
-        ppl = long_ppl([row["key_sum"] for row in far], [row["key_count"] for row in far])
+        ppl = long_ppl([row["key_sum"] for row in far], [row["key_count"] for row in far]) if with_ppl else None
         cells.append(
             [
                 name,
                 *(score_text([row["bands"][place] for row in far]) if far else "-" for place in range(len(bands))),
-                "-" if ppl is None else f"{ppl:.2f}" if ppl < 1e4 else f"{ppl:.1e}",
+                *["-" if ppl is None else f"{ppl:.2f}" if ppl < 1e4 else f"{ppl:.1e}"] * with_ppl,
                 score_text([row["loss"] for row in near]) if near else "-",
                 *(f"{np.mean(found):.0%}" if found else "-" for found in keys),
                 f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-",
@@ -57,10 +58,11 @@ def note(facts: dict[str, Any]) -> str:
     """Return what the table was measured on."""
     texts, asked = ", ".join(map(str, facts["text"])), facts["passkeys"]
     keys = f"; {asked} pass keys for each method" if asked else "; no pass keys: the model has no tokenizer"
+    ppl = "LongPPL: perplexity of tokens that need a long context. " if facts.get("long_ppl", True) else ""
     return (
         f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} tokens, by band of positions. "
         f"Model {facts['model']} ({facts['dtype'].removeprefix('torch.')}, trained to {facts['trained']:,}), text {texts}, "
-        f"seed {facts['seed']}{keys}. LongPPL: perplexity of tokens that need a long context. s: seconds for one window."
+        f"seed {facts['seed']}{keys}. {ppl}s: seconds for one window."
     )
 
 

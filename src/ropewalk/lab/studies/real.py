@@ -14,7 +14,7 @@ from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.measure import Meter, Samples
 from ropewalk.interop.fit.methods import methods
 from ropewalk.interop.fit.open_model import import_transformers, open_model
-from ropewalk.interop.fit.passkeys import Encode, depths
+from ropewalk.interop.fit.passkeys import Encode, depths, wording
 from ropewalk.interop.fit.reader import Reader
 from ropewalk.interop.fit.text import bands_of, read_text, windows_of
 from ropewalk.lab.downloads import find_fetched
@@ -91,7 +91,10 @@ def make_meter(
     asked = tuple((length, depth) for length in lengths for depth in depths(num_depths))
     samples = Samples(trained, to, taken[: len(taken) - spare], tuple(bands_of(trained, to)), asked, encode, seed)
     dtype = str(next(model.parameters()).dtype)
-    setting = {"model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "asked": asked, "seed": seed}
+    setting = {
+        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "asked": asked,
+        "wording": wording(), "seed": seed,
+    }  # fmt: skip
     ledger = Ledger(workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting)
     return Meter(Reader(model), samples, ledger), taken[-1] if spare else None
 
