@@ -35,6 +35,7 @@ class Facts:
     width: int = field(default=8, repr=False)
 
     def __post_init__(self) -> None:
+        """Check the lengths."""
         integer("trained", self.trained, low=1)
         integer("served", self.served, low=1)
         if self.window is not None:

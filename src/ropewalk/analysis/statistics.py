@@ -21,6 +21,7 @@ class Score:
     values: np.ndarray
 
     def __post_init__(self) -> None:
+        """Check the values and convert them to float64 with two axes."""
         values = np.atleast_2d(np.asarray(self.values, dtype=np.float64))
         if values.ndim != 2 or not values.size or not np.isfinite(values).all():
             raise RopeError("values", "must be finite numbers [seeds, windows]", np.shape(self.values))

@@ -38,23 +38,25 @@ def fit(
         bar.show(len(finished), line)
 
     try:
-        found = fit_model(
+        result = fit_model(
             find_fetched(model), to, text=[find_fetched(each) for each in text] if text else None, methods=method or None,
             windows=windows, passkeys=passkeys, search=search, long_ppl=long_ppl, trained=trained, out=out,
             device=device_of(device), seed=seed, report=report,
         )  # fmt: skip
     finally:
         bar.close()
-    write_page(found, out)
+    write_page(result, out)
+    columns, cells = result.table()
     if json:
-        columns, cells = found.table()
         rows = [dict(zip(columns, each, strict=True)) for each in cells]
-        chosen = {"recommended": vars(found.recommendation), "in_config": vars(found.in_config)}
-        print(json_format.dumps({**chosen, "table": rows, "skipped": found.skipped, "facts": found.facts}, indent=2, default=str))
+        data = {
+            "recommended": vars(result.recommendation), "in_config": vars(result.in_config), "table": rows,
+            "skipped": result.skipped, "facts": result.facts,
+        }  # fmt: skip
+        print(json_format.dumps(data, indent=2, default=str))
         return
-    columns, cells = found.table()
-    console().print(table(f"{found.facts['model']} at {to:,} tokens", columns, cells, note(found.facts)))
-    for line in found.sentences():
+    console().print(table(f"{result.facts['model']} at {to:,} tokens", columns, cells, note(result.facts)))
+    for line in result.sentences():
         console().print(line, soft_wrap=True)
     written = [name for name in (CONFIG, "fit.png", PAGE) if (out / name).exists()]
     console().print(f"written to {out}: rows.jsonl, fit.json, {', '.join(written)}", soft_wrap=True)

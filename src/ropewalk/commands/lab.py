@@ -22,7 +22,8 @@ MOST_SEEDS, MOST_WORKERS = 1000, 1024
 def list_studies(json: bool) -> None:
     """Show every study with its question and its presets."""
     if json:
-        print(json_format.dumps({s.name: {"about": s.about, "presets": s.presets} for s in STUDIES.values()}, indent=2))
+        studies = {name: {"about": study.about, "presets": study.presets} for name, study in STUDIES.items()}
+        print(json_format.dumps(studies, indent=2))
         return
     table = Table("study", "question", "presets")
     for study in STUDIES.values():

@@ -105,15 +105,18 @@ class TextBatches:
         return replace(batch, documents=self._document_indices(starts, length)) if self.documents else batch
 
     def starts(self, index: np.ndarray, length: int) -> np.ndarray:
-        """Return the start of each sample's window in the split."""
+        """Return the start of each sample's window in the split; `index` are the numbers of the samples."""
+        # one window fewer than fit, because the windows of a pass are shifted by up to `length` tokens
         windows = (len(self.split.tokens) - 1) // length - 1
         if windows < 1:
             raise RopeError("length", f"must be less than half of the corpus, which has {len(self.split.tokens)} tokens", length)
         passes, place = np.divmod(np.asarray(index, dtype=np.int64), windows)
         random_bits = bits(fold(self.seed, length), passes, 0, 2)  # one order and one offset per pass
-        return permuted(place, windows, random_bits[:, 0]) * length + (random_bits[:, 1] % np.uint64(length)).astype(np.int64)
+        order, offset = random_bits[:, 0], (random_bits[:, 1] % np.uint64(length)).astype(np.int64)
+        return permuted(place, windows, order) * length + offset
 
     def _document_indices(self, starts: np.ndarray, length: int) -> Tensor:
+        """Return the document index of each token of the windows, [len(starts), length]."""
         tokens = starts[:, None] + np.arange(length)
         return torch.from_numpy(np.searchsorted(self.split.starts, tokens, side="right"))
 
@@ -162,8 +165,9 @@ class MixedBatches:
         return " + ".join(f"{share} {part.fingerprint}" for share, part in zip(self.shares, self.parts, strict=True))
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the rows `index`; each comes from the part that its random number selects by the shares."""
-        chosen = np.searchsorted(np.cumsum(self.shares)[:-1], uniform(self.seed, index, 5, 1)[:, 0], side="right")
+        """Return the samples with the numbers `index`; each comes from the part that its random number selects by the shares."""
+        draws = uniform(self.seed, index, stream=5, count=1)[:, 0]  # a stream that no part uses
+        chosen = np.searchsorted(np.cumsum(self.shares)[:-1], draws, side="right")
         # rows are grouped by source, since the order of rows within a batch does not matter
         batches = [part.batch(index[chosen == i], length) for i, part in enumerate(self.parts) if (chosen == i).any()]
         return concatenate(batches)
@@ -200,7 +204,7 @@ class MaskedBatches:
         return f"masked {self.share} {self.whole_words} {self.seed} {self.text.fingerprint}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the rows `index` of the text with some tokens masked; the targets are the masked tokens."""
+        """Return the samples with the numbers `index`, with some tokens masked; the targets are the masked tokens."""
         batch = self.text.batch(index, length)
         inputs, targets = mask_tokens(
             batch.inputs.numpy(), index, self.tokenizer, share=self.share, whole_words=self.whole_words, seed=self.seed
@@ -211,7 +215,11 @@ class MaskedBatches:
 def mask_tokens(
     rows: np.ndarray, index: np.ndarray, tokenizer: Tokenizer, *, share: float = 0.15, whole_words: bool = False, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return (inputs, targets) [B, S] of masked language modelling; the chosen tokens depend only on (seed, index)."""
+    """Return (inputs, targets) [B, S] of masked language modelling; the chosen tokens depend only on (seed, index).
+
+    rows, index  the tokens of each sample, and its number
+    share        of the tokens, or of the words with `whole_words`, that are targets
+    """
     number("share", share, above=0, high=1)
     length = rows.shape[1]
     raw = bits(seed, index, 0, length)  # three numbers: 24 bits choose the targets, 20 their replacement, 20 a random token

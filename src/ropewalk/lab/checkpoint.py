@@ -37,7 +37,11 @@ def checkpoints(folder: Path) -> list[Path]:
 def write_checkpoint(
     folder: Path, step: int, files: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any], keep: int
 ) -> None:
-    """Write a checkpoint with the given files of tensors and the state, then remove all but the newest `keep` checkpoints."""
+    """Write a checkpoint, then remove all but the newest `keep` checkpoints.
+
+    files  {file name: {name: tensor}}
+    state  plain data for state.json; the step and the checksums of all files are added to it
+    """
     target = folder / f"step-{step:09d}"
     if target.exists():
         # it is damaged, otherwise the run would have resumed from it
@@ -112,10 +116,10 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     named = _named_tensors(model)
     if named.keys() != tensors.keys():
         raise RopeError("checkpoint", "must have the same tensors as this model", sorted(named.keys() ^ tensors.keys())[:5])
-    for name, own in named.items():
-        if own.shape != tensors[name].shape:
-            raise RopeError("checkpoint", f"must have {name} in the shape {list(own.shape)}", list(tensors[name].shape))
-        own.copy_(_sharded_like(own, tensors[name]))
+    for name, current in named.items():
+        if current.shape != tensors[name].shape:
+            raise RopeError("checkpoint", f"must have {name} in the shape {list(current.shape)}", list(tensors[name].shape))
+        current.copy_(_sharded_like(current, tensors[name]))
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -128,7 +132,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the optimizer's state."""
+    """Restore the optimizer's state from what `optimizer_tensors` returned."""
     named = dict(model.named_parameters())
     fused = bool(optimizer.defaults.get("fused"))
     for label, value in tensors.items():
@@ -143,13 +147,13 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
         optimizer.state[parameter][kind] = placed
 
 
-def _sharded_like(own: Tensor, value: Tensor) -> Tensor:
-    """Return `value` on the device of `own`, sharded as `own` is."""
-    value = value.to(local(own).device)
-    if hasattr(own, "device_mesh"):
+def _sharded_like(pattern: Tensor, value: Tensor) -> Tensor:
+    """Return `value` on the device of `pattern`, sharded as `pattern` is."""
+    value = value.to(local(pattern).device)
+    if hasattr(pattern, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(value, own.device_mesh, own.placements)  # type: ignore[attr-defined]
+        return distribute_tensor(value, pattern.device_mesh, pattern.placements)  # type: ignore[attr-defined]
     return value
 
 

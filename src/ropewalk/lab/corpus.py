@@ -51,9 +51,10 @@ class Split:
         seeds = np.full(count, fold(seed, 1), dtype=np.uint64)
         chosen = long_enough[permuted(window % len(long_enough), len(long_enough), seeds)]
         # windows of the same document start at evenly spaced positions
-        rounds, room = -(-count // len(long_enough)), sizes[chosen] - length
-        share = (window // len(long_enough) + 0.5) / rounds
-        return self.rows(self.starts[chosen] + (share * room).astype(np.int64), length)
+        windows_per_document = -(-count // len(long_enough))  # rounded up
+        share = (window // len(long_enough) + 0.5) / windows_per_document
+        latest_start = sizes[chosen] - length
+        return self.rows(self.starts[chosen] + (share * latest_start).astype(np.int64), length)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Corpus:
         return self.facts["vocab_size"]
 
     def _split(self, name: str) -> Split:
+        """Return a split; its tokens are mapped from the file, not read into memory."""
         dtype = np.dtype(choice("dtype", self.facts["dtype"], ("uint8", "uint32")))
         tokens = np.memmap(self.folder / f"{name}.tokens", dtype=dtype, mode="r")
         return Split(tokens, np.fromfile(self.folder / f"{name}.starts", dtype="<i8"))
@@ -109,7 +111,7 @@ def open_corpus(
 
 
 def held_out(name: str) -> bool:
-    """Return whether the document of this name is in the held-out split."""
+    """Return whether the document of this name is in the held-out split: the hash of the name decides, a tenth is in it."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < HELD_OUT * 2**64
 
 

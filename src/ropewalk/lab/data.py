@@ -59,6 +59,7 @@ class Data:
     cache: str | None = None
 
     def __post_init__(self) -> None:
+        """Check names, and that settings which need each other are given together."""
         choice("data.objective", self.objective, OBJECTIVES)
         for name in ("valid", "test", "columns"):
             if getattr(self, name) and self.objective not in FILE_OBJECTIVES:
@@ -105,7 +106,10 @@ def make_batches(data: Data, seed: int) -> Batches:
 
 
 def open_data(data: Data, seed: int, length: int) -> RunData:
-    """Open the training samples and the held-out parts that a `data` table describes; `length` is that of the evaluation."""
+    """Return the training samples and the held-out parts that a `data` table describes.
+
+    length  of the held-out samples; a text whose held-out split is too short for it has no held-out part
+    """
     tokenizer = open_tokenizer(data.tokenizer)
     if data.objective in FILE_OBJECTIVES:
         return _lines(data, tokenizer, seed)
@@ -131,13 +135,13 @@ def _text(data: Data, tokenizer: Tokenizer, corpus: Corpus, split: str, seed: in
 
 
 def _lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
-    """Open files of triplets or of examples with classes."""
-    in_classes = data.objective == "classes"
-    train: list[Any] = read_examples(data.source, data.columns) if in_classes else read_triplets(data.source)
+    """Return the data of files whose lines are samples: triplets, or examples with classes."""
+    has_classes = data.objective == "classes"
+    train: list[Any] = read_examples(data.source, data.columns) if has_classes else read_triplets(data.source)
     valid: list[Any] = []
     if data.valid is None:
-        train, valid = (split_examples if in_classes else split_triplets)(train)
-    classes = classes_of(train) if in_classes else LABELS
+        train, valid = split_examples(train) if has_classes else split_triplets(train)
+    classes = classes_of(train) if has_classes else LABELS
     train = [each for each in train if each.label is not None]
     batches = partial(_line_batches, objective=data.objective, classes=classes, tokenizer=tokenizer, seed=seed)
     parts = {"valid": Part(batches(valid, shuffle=False), len(valid))} if valid else {}
@@ -148,7 +152,7 @@ def _lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
 
 
 def open_part(path: str | Path, objective: str, columns: Sequence[str], classes: tuple[str, ...], tokenizer: Tokenizer) -> Part:
-    """Open a file to evaluate on; the target of a line without a label is not known."""
+    """Return a file of labelled lines as a part to evaluate on; a line without a label has no target."""
     rows = read_examples(path, columns) if objective == "classes" else read_triplets(path, unlabelled=None)
     return Part(_line_batches(rows, objective, classes, tokenizer, 0, shuffle=False), len(rows))
 

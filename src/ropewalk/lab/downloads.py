@@ -93,12 +93,12 @@ def fetch(
     wanted = DOWNLOADS[choice("NAME", name, DOWNLOADS)]
     folder = fetched_folder() if folder is None else Path(folder)
     target = folder / wanted.file
-    if target.is_file() and _is_file(target, wanted.file_bytes, wanted.file_hash):
+    if target.is_file() and _has_hash(target, wanted.file_bytes, wanted.file_hash):
         report(f"{name}: {target} is there already, and its hash is right")
         return target
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / wanted.archive if archive is None else Path(archive)
-    if not (source.is_file() and _is_file(source, wanted.archive_bytes, wanted.archive_hash)):
+    if not (source.is_file() and _has_hash(source, wanted.archive_bytes, wanted.archive_hash)):
         if archive is not None:
             rule = f"must be {wanted.archive}, {wanted.archive_bytes:,} bytes, sha256 {wanted.archive_hash}"
             raise RopeError("archive", rule, str(archive))
@@ -140,38 +140,38 @@ def _download(wanted: Download, folder: Path) -> None:
     """Download the archive into `folder`; it is moved there only if its size and hash are right."""
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as draft:
         command = command_of(wanted, Path(draft))
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-            raise RopeError("fetch", f"{wanted.tool} could not download {wanted.package}: {last}", done.returncode)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            last = (process.stderr.strip() or process.stdout.strip() or "no message").splitlines()[-1]
+            raise RopeError("fetch", f"{wanted.tool} could not download {wanted.package}: {last}", process.returncode)
         path = Path(draft) / wanted.archive
-        if not path.is_file() or not _is_file(path, wanted.archive_bytes, wanted.archive_hash):
+        if not path.is_file() or not _has_hash(path, wanted.archive_bytes, wanted.archive_hash):
             rule = f"must give {wanted.archive} with {wanted.archive_bytes:,} bytes and sha256 {wanted.archive_hash}"
             raise RopeError(wanted.package, rule, sorted(each.name for each in Path(draft).iterdir()))
         path.replace(folder / wanted.archive)
 
 
-def _is_file(path: Path, size: int, digest: str) -> bool:
+def _has_hash(path: Path, size: int, sha256: str) -> bool:
     """Return whether a file has this size and this sha256."""
     if path.stat().st_size != size:
         return False
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(CHUNK):
-            found.update(data)
-    return found.hexdigest() == digest
+            digest.update(data)
+    return digest.hexdigest() == sha256
 
 
 def _unpack(wanted: Download, source: Path, target: Path) -> None:
-    """Write the members to a draft, check it, and rename it to the target."""
+    """Write the wanted members of the archive `source` to a temporary file, check it, and rename it to `target`."""
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with _members(source) as (names, read), draft.open("wb") as file:
             chosen = sorted((name for name in names if re.fullmatch(wanted.members, name)), key=_natural)
-            for place, name in enumerate(chosen):
+            for name in chosen:
                 with read(name) as member:
-                    _copy(member, file, wanted.file_bytes, joined=len(chosen) > 1, first=place == 0)
-        if not _is_file(draft, wanted.file_bytes, wanted.file_hash):
+                    _copy(member, file, wanted.file_bytes, joined=len(chosen) > 1, first=name == chosen[0])
+        if not _has_hash(draft, wanted.file_bytes, wanted.file_hash):
             rule = f"must unpack to {wanted.file_bytes:,} bytes with sha256 {wanted.file_hash}"
             raise RopeError(wanted.archive, rule, f"{draft.stat().st_size:,} bytes")
         draft.replace(target)
@@ -180,7 +180,7 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
 
 
 def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> None:
-    """Copy a member of an archive to an open file, at most `limit` bytes; with `joined`, after an empty line."""
+    """Copy a member of an archive to an open file of at most `limit` bytes; `joined` texts have an empty line between them."""
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())
         return
@@ -209,4 +209,5 @@ def _members(path: Path) -> Iterator[tuple[list[str], Callable[[str], Any]]]:
 
 
 def _natural(name: str) -> tuple[list[int], str]:
+    """Return a sort key by which chapter_2 comes before chapter_10."""
     return [int(each) for each in re.findall(r"\d+", name)], name

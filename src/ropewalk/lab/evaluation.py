@@ -84,6 +84,7 @@ def sliding_losses(
     stride = max(1, width // 2) if stride is None else integer("stride", stride, low=1, high=width)
     integer("width", width, low=1, high=windows.shape[1] - 1)
     integer("tail", tail, low=1, high=windows.shape[1] - 1)
+    # from the last chunk of a window to the first: each gives the losses of its last `stride` tokens
     sums, remaining, end = [], tail, windows.shape[1]
     while remaining > 0:
         count = min(stride, remaining)
@@ -121,7 +122,10 @@ def depth_grid(
     seed: int = 0,
     device: torch.device | None = None,
 ) -> dict[tuple[int, float], np.ndarray]:
-    """Return, for each (length, depth), which of `count` samples of a retrieval task are solved (see `task_hits`)."""
+    """Return, for each (length, depth), which of `count` samples of a retrieval task are solved (see `task_hits`).
+
+    The depth is where the text to be retrieved lies: 0 at the start of the context, 1 at its end.
+    """
     return {
         (length, depth): task_hits(model, TaskBatches(task, seed=seed, options=(("depth", depth),)), length, count, device=device)
         for length in lengths

@@ -77,6 +77,7 @@ def finetuning_preset(
         "data": data,
         "train": {**TRAIN, "learning_rate": learning_rate, "stages": [stage], "warmup": 0},
     }
+    # the number of steps follows from the size of the training file, which the changes may replace
     chosen = make_data(make_preset(tables, changes).data)
     choice("data.objective", chosen.objective, FILE_OBJECTIVES)
     size: int = open_data(chosen, 0, length).size  # type: ignore[assignment]  # these objectives have one

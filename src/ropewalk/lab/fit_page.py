@@ -22,25 +22,27 @@ PAGE = "report.html"
 
 
 def draw_fit(fit: Fit) -> Any:
-    """Return a figure: the loss by band with error bars, and pass keys found by length, one line per method."""
+    """Return a figure: the loss by band of positions with error bars, and pass keys found by length, one line per method."""
     rows, facts = fit.rows, fit.facts
-    asked = sorted({row["length"] for row in rows if row["metric"] == "passkey"})
-    figure, axes = blank(LIGHT, 11 if asked else 7, 4.4, across=2 if asked else 1)
+    key_lengths = sorted({row["length"] for row in rows if row["metric"] == "passkey"})
+    figure, axes = blank(LIGHT, 11 if key_lengths else 7, 4.4, across=2 if key_lengths else 1)
     names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
-    ends = [f"{short_length(low)}-{short_length(high)}" for low, high in facts["bands"]]
+    bands = [f"{short_length(low)}-{short_length(high)}" for low, high in facts["bands"]]
     for place, name in enumerate(names):
+        # there are six colours; every further six methods have another line style
         style = {"color": LIGHT.colour(place), "linestyle": ("-", "--", ":", "-.")[place // 6 % 4], "label": name}
         style |= {"linewidth": 2.4 if name == fit.recommendation.method else 1.2, "marker": "o", "markersize": 3}
-        own = [row for row in rows if row["method"] == name]
-        losses = np.array([row["bands"] for row in own if row["metric"] == "text" and row["length"] == facts["to"]])
+        of_method = [row for row in rows if row["method"] == name]
+        losses = np.array([row["bands"] for row in of_method if row["metric"] == "text" and row["length"] == facts["to"]])
         error = losses.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else np.zeros(losses.shape[1])
-        axes[0].errorbar(range(len(ends)), losses.mean(0), yerr=error, capsize=2, **style)
-        if asked:
-            found = [np.mean([r["found"] for r in own if r["metric"] == "passkey" and r["length"] == n]) for n in asked]
-            axes[1].plot(asked, [100 * each for each in found], **style)
-    axes[0].set_xticks(range(len(ends)), ends)
+        axes[0].errorbar(range(len(bands)), losses.mean(0), yerr=error, capsize=2, **style)
+        if key_lengths:
+            key_rows = [row for row in of_method if row["metric"] == "passkey"]
+            shares = [np.mean([row["found"] for row in key_rows if row["length"] == length]) for length in key_lengths]
+            axes[1].plot(key_lengths, [100 * share for share in shares], **style)
+    axes[0].set_xticks(range(len(bands)), bands)
     label_axes(axes[0], LIGHT, title="Loss by band of positions", x="tokens", y="nats per token")
-    if asked:
+    if key_lengths:
         label_axes(axes[1], LIGHT, title="Pass keys found", x="tokens", y="%")
     legend(axes[-1], LIGHT, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return finish(figure, LIGHT)
@@ -78,12 +80,15 @@ def _pictures(fit: Fit, folder: Path) -> list[str]:
 
 
 def _depths(fit: Fit) -> list[str]:
-    """Return a table of the pass keys of each method by length and depth."""
-    keys = [row for row in fit.rows if row["metric"] == "passkey"]
-    places = sorted({row["depth"] for row in keys})
-    found = {(row["method"], row["length"], row["depth"]): row["found"] for row in keys}
-    pairs = dict.fromkeys((row["method"], row["length"]) for row in keys)
+    """Return a table that says of each method and length at which depths it found the pass key; [] if none was measured."""
+    key_rows = [row for row in fit.rows if row["metric"] == "passkey"]
+    if not key_rows:
+        return []
+    depths = sorted({row["depth"] for row in key_rows})
+    found = {(row["method"], row["length"], row["depth"]): row["found"] for row in key_rows}
     words = {1: "yes", 0: "no", None: "-"}
-    cells = [(f"{name}, {length:,}", *(words[found.get((name, length, d))] for d in places)) for name, length in pairs]
-    columns = ("method, tokens", *(f"{depth:.0%}" for depth in places))
-    return [html.table_html(Table("Pass keys by depth", columns, cells, "0% is the start of the text."))] if keys else []
+    cells = []
+    for name, length in dict.fromkeys((row["method"], row["length"]) for row in key_rows):
+        cells.append((f"{name}, {length:,}", *(words[found.get((name, length, depth))] for depth in depths)))
+    columns = ("method, tokens", *(f"{depth:.0%}" for depth in depths))
+    return [html.table_html(Table("Pass keys by depth", columns, cells, "0% is the start of the text."))]

@@ -15,21 +15,25 @@ FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 
 def group_names(model: nn.Module) -> dict[str, str]:
-    """Return the group of each parameter: frequencies, encoding (its other parameters), or the module within the layer."""
+    """Return {name of a parameter: its group}: frequencies, encoding (its other parameters), or the module within the layer."""
     special = {}
     for module in model.modules():
         kind = FREQUENCIES if isinstance(module, Rope) else ENCODING if isinstance(module, Encoding) else None
         if kind is not None:
             # modules() yields a Rope after the encoding that contains it, so FREQUENCIES overwrites ENCODING
-            special |= {id(p): kind for _, p in module.named_parameters()}
-    # layers.3.attention.q_proj.weight -> attention; embedding.weight -> embedding
-    return {name: special.get(id(p), re.sub(r"^.*\.\d+\.", "", name).split(".")[0]) for name, p in model.named_parameters()}
+            special |= {id(parameter): kind for parameter in module.parameters()}
+    groups = {}
+    for name, parameter in model.named_parameters():
+        # layers.3.attention.q_proj.weight -> attention; embedding.weight -> embedding
+        module_name = re.sub(r"^.*\.\d+\.", "", name).split(".")[0]
+        groups[name] = special.get(id(parameter), module_name)
+    return groups
 
 
 def parameter_groups(model: nn.Module, *, learning_rate: float, weight_decay: float, frequency_rate: float) -> list[dict]:
-    """Return AdamW's parameter groups: weight decay for matrices only.
+    """Return AdamW's parameter groups: only matrices have weight decay, and parameters of an encoding have none.
 
-    Parameters of an encoding have no weight decay. Learned frequencies have `frequency_rate` times the learning rate.
+    Learned frequencies have `frequency_rate` times the learning rate. A group keeps its multiple of the learning rate as "rate".
     """
     kinds, groups = group_names(model), {}
     for name, parameter in model.named_parameters():
@@ -48,12 +52,13 @@ class GradientNorms:
     """Norms of a model's gradients, in total and by group."""
 
     def __init__(self, model: nn.Module, parallel: Parallel) -> None:
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        """Find the group of each parameter that is trained."""
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         kinds = group_names(model)
-        self.names = sorted({kinds[name] for name, _ in named})
-        self.parameters = [p for _, p in named]
+        self.names = sorted({kinds[name] for name in trained})
+        self.parameters = list(trained.values())
         self.parallel = parallel
-        self._group = torch.tensor([self.names.index(kinds[name]) for name, _ in named])
+        self._group = torch.tensor([self.names.index(kinds[name]) for name in trained])  # of each parameter, by its number
 
     def measure(self) -> Tensor:
         """Return the norm of all gradients and of each group, float32 [1 + groups], on the device."""

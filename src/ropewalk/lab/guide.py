@@ -12,24 +12,28 @@ from ropewalk.lab.studies.findings import difference, seed_noise
 from ropewalk.lab.studies.norms import moved
 from ropewalk.lab.studies.rows import Row, distinct, score, select
 
+#: methods that `_fine_tuned` compares with YaRN, with their names in the sentence
+OTHER_METHODS = (("none", "no scaling"), ("linear", "interpolation"))
+
 
 def evidence(results: Mapping[str, StudyResult]) -> dict[str, str]:
-    """Return the use of each entry of GUIDE -> what the runs measured; `results` are runs by the name of their folder."""
+    """Return {use of an entry of GUIDE: a sentence with what the runs measured}; `results` are runs by their folder's name."""
     missing = sorted({run for runs, _ in EVIDENCE.values() for run in runs} - results.keys())
     if missing:
         raise RopeError("results", "must have the runs that the guide cites (in results/lab of the repository)", missing)
-    return {use: tell(*(results[run].rows for run in runs)) for use, (runs, tell) in EVIDENCE.items()}
+    return {use: sentence_of(*(results[run].rows for run in runs)) for use, (runs, sentence_of) in EVIDENCE.items()}
 
 
 def _score(rows: list[Row], metric: str = "loss", **fields: Any) -> Score:
-    """Return the score of a metric; raise an error if the results have no such rows."""
-    found = score(rows, metric, **fields)
-    if found is None:
+    """Return the score of a metric over the rows with these fields; raise an error if there are no such rows."""
+    values = score(rows, metric, **fields)
+    if values is None:
         raise RopeError("results", f"must have rows of the metric {metric}", fields)
-    return found
+    return values
 
 
 def _loss(rows: list[Row], **fields: Any) -> str:
+    """Return the mean loss of the rows with these fields, as text."""
     return f"{_score(rows, **fields).mean:.3f}"
 
 
@@ -39,22 +43,24 @@ def _minus(a: Score, b: Score, *, same_model: bool = False) -> str:
 
 
 def _short_text(base: list[Row]) -> str:
-    losses = {b: _score(base, base=b, length=256) for b in (100.0, 10_000.0, 100_000.0)}
-    others = (f"base {b:,.0f} is {_minus(losses[b], losses[10_000.0])}" for b in (100.0, 100_000.0))
+    """Return a sentence: the loss at the trained length by base."""
+    losses = {theta: _score(base, base=theta, length=256) for theta in (100.0, 10_000.0, 100_000.0)}
+    others = (f"base {theta:,.0f} is {_minus(losses[theta], losses[10_000.0])}" for theta in (100.0, 100_000.0))
     return f"loss at the trained length {losses[10_000.0].mean:.3f}; {', '.join(others)}"
 
 
 def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
-    beyond = (f"base {b:,.0f} {_loss(base, base=b, length=512)}" for b in (10_000.0, 100_000.0))
+    """Return a sentence: the loss at 512 tokens of models trained at 256, and of one trained at 512."""
+    beyond = (f"base {theta:,.0f} {_loss(base, base=theta, length=512)}" for theta in (10_000.0, 100_000.0))
     return f"loss at 512, trained at 256: {', '.join(beyond)}; trained at 512: {_loss(trained_at_512, model='rope', length=512)}"
 
 
 def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
     """Return a sentence: the loss of scalings without training, on long and on short text, and the pass keys found."""
-    four = {m: _loss(extend, method=m, tuned=0, factor=4, length=1024) for m in ("dynamic_yarn", "none", "linear")}
-    short = {m: _loss(extend, method=m, tuned=0, factor=16, length=256) for m in ("dynamic_yarn", "yarn")}
+    long = {method: _loss(extend, method=method, tuned=0, factor=4, length=1024) for method in ("dynamic_yarn", "none", "linear")}
+    short = {method: _loss(extend, method=method, tuned=0, factor=16, length=256) for method in ("dynamic_yarn", "yarn")}
     return (
-        f"loss at 4x {four['dynamic_yarn']} (no scaling {four['none']}, interpolation {four['linear']}); "
+        f"loss at 4x {long['dynamic_yarn']} (no scaling {long['none']}, interpolation {long['linear']}); "
         f"on short text {short['dynamic_yarn']}, as without scaling (YaRN with factor 16: {short['yarn']}); SmolLM2 at 4x, "
         f"pass keys found within and beyond the trained length: {_real_keys(keys, ('dynamic_yarn', 'dynamic', 'yarn', 'rerope'))}"
     )
@@ -62,44 +68,50 @@ def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
 
 def _real_keys(keys: list[Row], names: Iterable[str]) -> str:
     """Return the share of pass keys that a pretrained model found within and beyond its trained length, by method."""
-    found = []
+    shares = []
     for name in names:
-        own = select(keys, "found", method=name)
-        near, far = ([row["mean"] for row in own if (row["length"] > row["trained"]) == beyond] for beyond in (False, True))
-        found.append(f"{name} {sum(near) / len(near):.0%} and {sum(far) / len(far):.0%}")
-    return ", ".join(found)
+        of_method = select(keys, "found", method=name)
+        within = [row["mean"] for row in of_method if row["length"] <= row["trained"]]
+        beyond = [row["mean"] for row in of_method if row["length"] > row["trained"]]
+        shares.append(f"{name} {sum(within) / len(within):.0%} and {sum(beyond) / len(beyond):.0%}")
+    return ", ".join(shares)
 
 
 def _fine_tuned(extend: list[Row]) -> str:
-    at = {m: _score([r for r in extend if r.get("tuned")], method=m, factor=4, length=1024) for m in ("yarn", "none", "linear")}
-    others = (f"{name} {_minus(at[m], at['yarn'])}" for m, name in (("none", "no scaling"), ("linear", "interpolation")))
-    return f"loss at 4x after 40 steps there {at['yarn'].mean:.3f}; {', '.join(others)}"
+    """Return a sentence: the loss of scalings at four times the trained length, after fine-tuning at that length."""
+    tuned = [row for row in extend if row.get("tuned")]
+    losses = {method: _score(tuned, method=method, factor=4, length=1024) for method in ("yarn", "none", "linear")}
+    others = (f"{name} {_minus(losses[method], losses['yarn'])}" for method, name in OTHER_METHODS)
+    return f"loss at 4x after 40 steps there {losses['yarn'].mean:.3f}; {', '.join(others)}"
 
 
 def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str:
     """Return a sentence: pass keys found by base, and errors of cos and sin by precision."""
-    found = []
+    found_by_base = []
     for base in distinct(passkey, "found", "base"):
-        shares = (select(passkey, "found", base=base, method="none", length=n) for n in (256, 512))
-        near, far = (sum(r["mean"] for r in rows) / len(rows) for rows in shares)
-        found.append(f"base {base:,.0f} {near:.1%} and {far:.1%}")
+        # at the trained length and at twice that
+        row_lists = [select(passkey, "found", base=base, method="none", length=length) for length in (256, 512)]
+        near, far = (sum(row["mean"] for row in rows) / len(rows) for rows in row_lists)
+        found_by_base.append(f"base {base:,.0f} {near:.1%} and {far:.1%}")
     errors = [_score(precision, "error", way=way, position=131_072).mean for way in ("exact", "hf")]
     case = {"dtype": "bfloat16", "length": 8192, "offset": 0}
     kl = [_score(real, "kl", rotation=rotation, **case).mean for rotation in ("ropewalk", "transformers")]
     return (
-        f"pass keys found at the trained length and at twice that: {', '.join(found)}; "
+        f"pass keys found at the trained length and at twice that: {', '.join(found_by_base)}; "
         f"error of cos and sin at token 131,072: exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}; "
         f"KL of SmolLM2 in bfloat16 to its float32 self at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}"
     )
 
 
 def _images(multimodal: list[Row]) -> str:
-    right = {m: 1 - _score(multimodal, "wrong", model=m, side=16).mean for m in ("rope_2d", "rope")}
+    """Return a sentence: the share of right answers on images larger than those of the training."""
+    right = {name: 1 - _score(multimodal, "wrong", model=name, side=16).mean for name in ("rope_2d", "rope")}
     return f"trained on 8 x 8 patches, right on 16 x 16: two axes {right['rope_2d']:.1%}, one {right['rope']:.1%}"
 
 
 def _window(encodings: list[Row]) -> str:
-    window, plain = (_loss(encodings, model=m, length=4096) for m in ("rope, sliding window", "rope"))
+    """Return a sentence: the loss far beyond the trained length, with a sliding window and without."""
+    window, plain = (_loss(encodings, model=name, length=4096) for name in ("rope, sliding window", "rope"))
     near = _loss(encodings, model="rope", length=256)
     return f"trained at 256, loss at 4096: {window}; without the window {plain}; at the trained length {near}"
 

@@ -68,12 +68,12 @@ def measure(
     progress  the title of a progress bar; empty: no bar
     """
     parallel = Parallel() if parallel is None else parallel
-    at_once = max(1, _tokens_at_once(part, objective) // length)
+    batch_size = max(1, _tokens_at_once(part, objective) // length)
     bar = Progress(progress, part.count, 0, bool(progress) and parallel.first)
     loss, hits, count, choices = 0.0, 0.0, 0.0, []
     try:
-        for start in range(0, part.count, at_once):
-            index = part.first + np.arange(start, min(start + at_once, part.count))
+        for start in range(0, part.count, batch_size):
+            index = part.first + np.arange(start, min(start + batch_size, part.count))
             batch = parallel.shard(part.batches.batch(index, length)).to(parallel.device)
             output = predict(batch.inputs, **batch.keywords)
             chosen = SCORES[objective](output).argmax(-1)
@@ -95,6 +95,6 @@ def measure(
 def _tokens_at_once(part: Part, objective: str) -> int:
     """Return how many tokens of samples fit in one forward pass."""
     if objective in FILE_OBJECTIVES:
-        rows = {"pairs": 2, "triplets": 3, "classes": 1}[objective]
-        return MAX_TOKENS // rows
+        rows_per_sample = {"pairs": 2, "triplets": 3, "classes": 1}[objective]
+        return MAX_TOKENS // rows_per_sample
     return min(MAX_TOKENS, MAX_LOGITS // part.batches.vocab_size)

@@ -64,7 +64,10 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
 
 
 def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield ("line 2", {column: value}) of every line that is not empty."""
+    """Yield (where, {column: value}) of every line that is not empty; `where` is "line 2", for messages.
+
+    numbered  the file has no header, and its columns are named 1, 2, ...
+    """
     header: list[str] | None = None
     # lines end in \n or \r\n only; texts may contain other separators of lines
     for number, data in enumerate(path.read_bytes().splitlines(), start=1):
@@ -117,6 +120,7 @@ class ExampleBatches:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse an empty list, and classes that the training file does not have."""
         if not self.examples:
             raise RopeError("examples", "must not be empty", 0)
         labels = {example.label for example in self.examples if example.label is not None}
@@ -133,10 +137,13 @@ class ExampleBatches:
         return f"examples {self.tokenizer.name} {self.seed} {hashlib.sha256(rows.encode()).hexdigest()}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the examples `index` as padded rows, with their classes as targets; unknown labels are ignored."""
+        """Return the samples with the numbers `index` as padded rows, with their classes as targets; unknown ones are ignored."""
         index, size = np.asarray(index, dtype=np.int64), len(self.examples)
-        chosen = [self.examples[int(i)] for i in (shuffled(index, size, self.seed) if self.shuffle else index % size)]
-        tokens, types, padding = pad_rows([make_row(self.tokenizer, e.first, e.second, length) for e in chosen], length)
-        targets = [self.classes.index(e.label) if e.label in self.classes else IGNORED for e in chosen]
+        places = shuffled(index, size, self.seed) if self.shuffle else index % size
+        examples = [self.examples[int(place)] for place in places]
+        rows = [make_row(self.tokenizer, example.first, example.second, length) for example in examples]
+        tokens, types, padding = pad_rows(rows, length)
+        labels = [example.label for example in examples]
+        targets = [self.classes.index(label) if label in self.classes else IGNORED for label in labels]
         count = len(targets) - targets.count(IGNORED)
         return Batch(tokens, torch.tensor(targets), count, types=types, padding=padding)

@@ -16,12 +16,13 @@ MOST = 5.0
 
 
 def token_weights(short: Tensor, full: Tensor, context: int) -> Tensor:
-    """Return the weight of each token: exp(short - full), at most MOST; 1 for the first `context` tokens. No gradient.
+    """Return the weight of each token in LongCE, larger if the long context helps: exp(short - full), at most MOST.
 
-    short, full  losses [S] with a short context and with all of it, beginning with token 1
+    short, full  losses [S] with a short context and with all of it, beginning with token 1; the weights have no gradient
+    context      the size of the short context; the weight of its tokens, which have no longer one, is 1
     """
     weights = (short - full).detach().exp().clamp(max=MOST)
-    weights[: context - 1] = 1.0
+    weights[: context - 1] = 1.0  # token 0 has no loss
     return weights
 
 
@@ -35,11 +36,14 @@ def chunked_loss(
 ) -> Tensor:
     """Return the mean loss of targets [S] after hidden states [S, width]; weighted as LongCE if `short` is given.
 
-    Logits are computed chunk by chunk, and again in the backward pass.
+    head            from hidden states to logits
+    short, context  as in `token_weights`
+
+    Logits are computed chunk by chunk, and again in the backward pass, because those of all tokens would not fit in memory.
     """
-    size, total = max(1, MAX_LOGITS // vocab_size), hidden.new_zeros((), dtype=torch.float32)
-    for start in range(0, len(targets), size):
-        part = slice(start, start + size)
+    chunk, total = max(1, MAX_LOGITS // vocab_size), hidden.new_zeros((), dtype=torch.float32)
+    for start in range(0, len(targets), chunk):
+        part = slice(start, start + chunk)
         losses = checkpoint(_losses, hidden[part], head, targets[part], use_reentrant=False)
         assert isinstance(losses, Tensor)
         if short is not None:

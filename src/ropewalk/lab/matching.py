@@ -87,10 +87,13 @@ class TripletBatches:
         return f"triplets {self.form} {self.tokenizer.name} {self.seed} {hashlib.sha256(texts.encode()).hexdigest()}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the triplets `index` as padded rows. With `swap`, b and c are exchanged at random, and the target with them."""
+        """Return the samples with the numbers `index` as padded rows; the target is 0 if B is closer to A, 1 if C is.
+
+        With `swap`, B and C are exchanged at random, and the target with them.
+        """
         index, size = np.asarray(index, dtype=np.int64), len(self.triplets)
         chosen = shuffled(index, size, self.seed) if self.swap else index % size
-        swapped = bits(self.seed, index, 1, 1)[:, 0] % np.uint64(2) == 1
+        swapped = bits(self.seed, index, stream=1, count=1)[:, 0] % np.uint64(2) == 1
         rows, targets = [], []
         for number, swap in zip(chosen, swapped & self.swap, strict=True):
             triplet = self.triplets[int(number)]

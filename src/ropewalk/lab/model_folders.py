@@ -70,8 +70,8 @@ def read_use(folder: Path) -> ModelUse:
         raise RopeError("model", f"must be a folder that a training wrote, with {USE_FILE} in it", str(folder))
     table = parse_object(path.read_bytes(), USE_FILE)
     lists = [table.get(name, []) for name in ("classes", "columns")]
-    kinds = isinstance(table.get("objective"), str) and isinstance(table.get("tokenizer"), str)
-    if table.keys() - {f.name for f in fields(ModelUse)} or not kinds or not all(map(_is_texts, lists)):
+    has_texts = isinstance(table.get("objective"), str) and isinstance(table.get("tokenizer"), str)
+    if table.keys() - {field.name for field in fields(ModelUse)} or not has_texts or not all(map(_is_texts, lists)):
         rule = "must have the objective, the tokenizer and the length of a training, and the lists classes and columns"
         raise RopeError(USE_FILE, rule, table)
     length = integer("length", table.get("length"), low=1)
@@ -111,10 +111,12 @@ def load_start(start: str | Path, head: str, *, num_labels: int | None = None, f
     if unknown:
         raise RopeError("model", f"has no setting {', '.join(unknown)} beside start and freeze", unknown)
     model = type(source)(replace(source.config, **changes))  # type: ignore[arg-type]  # a dataclass
-    weights, own = source.state_dict(), model.state_dict()
+    # weights of the checkpoint are used where the model has the same shape, those of the head only if the head is the same
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
     same_head = getattr(source.config, "head", None) == getattr(model.config, "head", None)
-    kept = {n: v for n, v in weights.items() if n in own and v.shape == own[n].shape and (same_head or not n.startswith("head."))}
-    new = [name for name in own if name not in kept]
+    usable = {name: value for name, value in source.state_dict().items() if same_head or not name.startswith("head.")}
+    kept = {name: value for name, value in usable.items() if value.shape == shapes.get(name)}
+    new = [name for name in shapes if name not in kept]
     if wrong := [name for name in new if not name.startswith("head.")]:
         raise RopeError("model", "must keep the sizes of the checkpoint it starts from", wrong[:5])
     model.load_state_dict(kept, strict=False)
@@ -140,11 +142,11 @@ def write_model(trainer: Trainer, folder: Path, tokenizer: Tokenizer, use: Model
     tensors = checkpoint.model_tensors(trainer.model)
     if not trainer.parallel.first:
         return
-    whole = type(trainer.model)(trainer.model.config)  # type: ignore[call-arg]  # not sharded, on the CPU
-    checkpoint.load_model(whole, tensors)
+    unsharded = type(trainer.model)(trainer.model.config)  # type: ignore[call-arg]  # on the CPU
+    checkpoint.load_model(unsharded, tensors)
     if folder.exists():
         shutil.rmtree(folder)
-    save(whole, folder)
+    save(unsharded, folder)
     if isinstance(tokenizer, Subwords):
         shutil.copyfile(tokenizer.path, folder / use.tokenizer)
         settings = tokenizer.path.with_name("tokenizer_config.json")

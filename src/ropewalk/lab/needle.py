@@ -22,12 +22,12 @@ def answer_loss(
     Other tokens do not count: most of them do not need a long context, so their loss hides whether it is used.
     """
     needle = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
-    index, rows = FIRST + np.arange(count), max(1, MAX_TOKENS // length)
-    total, answers = 0.0, 0
+    index, batch_size = FIRST + np.arange(count), max(1, MAX_TOKENS // length)
+    total, num_targets = 0.0, 0
     with evaluating(model, device) as device:
-        for start in range(0, count, rows):
-            batch = needle.batch(index[start : start + rows], length).to(device)
+        for start in range(0, count, batch_size):
+            batch = needle.batch(index[start : start + batch_size], length).to(device)
             logits = logits_of(model(batch.inputs)).float().flatten(0, 1)
             total += float(F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"))
-            answers += int((batch.targets != IGNORED).sum())
-    return total / answers
+            num_targets += int((batch.targets != IGNORED).sum())
+    return total / num_targets

@@ -34,7 +34,7 @@ def bfloat16_is_faster() -> bool:
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones(_TIMED_SIZE, _TIMED_SIZE, dtype=dtype)
-        torch.mm(x, x)
+        torch.mm(x, x)  # the first product also loads the code for it
         began = time.perf_counter()
         torch.mm(x, x)
         seconds[dtype] = time.perf_counter() - began

@@ -10,6 +10,7 @@ class Progress:
     """A progress bar on stderr with a changing text; does nothing if stderr is not a terminal or rich is not installed."""
 
     def __init__(self, title: str, total: int, done: int, enabled: bool) -> None:
+        """Start a bar at `done` of `total` steps, if it is enabled and stderr is a terminal."""
         self.title = title
         self._bar: Any = None
         if enabled and sys.stderr.isatty():

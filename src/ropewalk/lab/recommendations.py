@@ -40,7 +40,7 @@ class Recommendation:
 def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
     """Return a recommendation, or the reason why there is none, for every entry of USE_CASES and every run of its study.
 
-    `results` are runs by the name of their folder; one whose name is not that of its study is named beside the use.
+    `results` are runs by the name of their folder; a folder that is not named after its study is named beside the use.
     """
     recommendations = []
     for use, (study, advise) in USE_CASES.items():
@@ -54,7 +54,11 @@ def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
 
 
 def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) -> tuple[str, str]:
-    """Return (advice, reason) that recommends the lowest score and all scores tied with it."""
+    """Return (advice, reason) that recommends the lowest score and all scores tied with it.
+
+    what        says what the scores are
+    same_model  they are of one model, so the noise between trainings does not matter
+    """
     if len(scores) < 2:
         return "No recommendation: there is nothing to compare with.", f"only {', '.join(scores) or 'nothing'} was measured"
     floor = seed_noise(list(scores.values()), same_model=same_model)
@@ -73,6 +77,7 @@ def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) 
 def _trained_length(result: StudyResult) -> tuple[str, str]:
     """Return (recommendation, evidence): the encoding with the lowest loss at the trained length."""
     length = distinct(result.rows, "loss", "length")[0]
+    # a comma separates an encoding from a change of the model, such as "rope, sliding window"
     names = [name for name in distinct(result.rows, "loss", "model") if "," not in name]
     losses = scores_by(result.rows, "loss", "model", names, length=length)
     return lowest(losses, f"loss at the trained length, {length}, on {result.corpus}")
@@ -92,11 +97,11 @@ def _stream(result: StudyResult) -> tuple[str, str]:
     lengths = distinct(result.rows, "loss", "length")
     stable = []
     for name in distinct(result.rows, "loss", "model"):
-        near, far = (score(result.rows, "loss", model=name, length=n) for n in (lengths[0], lengths[-1]))
+        near, far = (score(result.rows, "loss", model=name, length=length) for length in (lengths[0], lengths[-1]))
         if near is not None and far is not None:
-            step = compare(far, near)
-            if step.difference + 2 * step.error <= 0.05:
-                stable.append((far.mean, f"{name} ({difference(step)})"))
+            rise = compare(far, near)
+            if rise.difference + 2 * rise.error <= 0.05:  # nats per token
+                stable.append((far.mean, f"{name} ({difference(rise)})"))
     if not stable:
         return "None of those measured.", f"every loss rises by more than 0.05 from {lengths[0]} to {lengths[-1]}"
     names = ", ".join(text for _, text in sorted(stable))
@@ -114,10 +119,10 @@ def _zero_shot(result: StudyResult) -> tuple[str, str]:
 
 def _fine_tuned(result: StudyResult) -> tuple[str, str]:
     """Return (recommendation, evidence): the scaling with the lowest loss after fine-tuning."""
-    rows = [r for r in result.rows if r["metric"] == "loss" and r["tuned"]]
+    rows = [row for row in result.rows if row["metric"] == "loss" and row["tuned"]]
     if not rows:
         return "Not measured here.", "no method was fine-tuned; set tuned_factors"
-    factor = max(r["factor"] for r in rows)
+    factor = max(row["factor"] for row in rows)
     rows = select(rows, "loss", factor=factor)
     trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
     losses = scores_by(rows, "loss", "method", distinct(rows, "loss", "method"), length=factor * trained_length)
@@ -129,14 +134,15 @@ def _retrieval(result: StudyResult) -> tuple[str, str]:
     claim = result.findings.claims[0]
     if claim.verdict != HOLDS:
         return "No recommendation: the model did not learn to find pass keys at the trained length.", claim.evidence
-    rows = [r for r in result.rows if r["metric"] == "found" and r["base"] == result.rows[0]["base"]]
-    far = max(distinct(rows, "found", "length"))
-    hits = scores_by(rows, "found", "method", distinct(rows, "found", "method", length=far), length=far)
-    errors = {method: Score(1 - each.values) for method, each in hits.items()}
-    return lowest(errors, f"share of pass keys missed at {far}", same_model=True)
+    rows = [row for row in result.rows if row["metric"] == "found" and row["base"] == result.rows[0]["base"]]
+    longest = max(distinct(rows, "found", "length"))
+    found = scores_by(rows, "found", "method", distinct(rows, "found", "method", length=longest), length=longest)
+    missed = {method: Score(1 - each.values) for method, each in found.items()}
+    return lowest(missed, f"share of pass keys missed at {longest}", same_model=True)
 
 
 def _first_claim(result: StudyResult) -> tuple[str, str]:
+    """Return (recommendation, evidence): the study's main claim and whether it holds."""
     claim = result.findings.claims[0]
     return f"{claim.text}: {claim.verdict}.", claim.evidence
 

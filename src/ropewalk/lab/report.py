@@ -87,14 +87,14 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
     """Return a sentence about the noise between trainings: measured if there are several seeds, otherwise the published value."""
     if facts["seeds"] == 1:
         return f"One seed: comparisons include a deviation of {SEED_NOISE} between trainings, as published for tiny models."
-    by_setting: dict[tuple, list[float]] = {}
+    by_setting: dict[tuple, list[float]] = {}  # losses of rows that differ only in the seed
     for row in rows:
         if row["metric"] == "loss":
             setting = tuple(sorted((name, value) for name, value in row.items() if name not in ("seed", "mean", "values")))
             by_setting.setdefault(setting, []).append(row["mean"])
     deviations = sorted(statistics.stdev(means) for means in by_setting.values() if len(means) > 1)
-    typical = deviations[len(deviations) // 2] if deviations else 0.0
-    return f"{facts['seeds']} seeds: the median deviation of a loss between seeds is {typical:.4f}."
+    median = deviations[len(deviations) // 2] if deviations else 0.0
+    return f"{facts['seeds']} seeds: the median deviation of a loss between seeds is {median:.4f}."
 
 
 def _environment(facts: dict[str, Any]) -> str:

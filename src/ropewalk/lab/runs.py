@@ -50,7 +50,10 @@ class Report:
 
 
 def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size: int, num_classes: int = 2) -> nn.Module:
-    """Make a new model, or with `start` load that of a checkpoint; ranks and runs with the same seed get the same weights."""
+    """Return a new model, or with `start` that of a checkpoint; ranks and runs with the same seed get the same weights.
+
+    table  the `model` table of a preset: `kind` or `start`, and fields of the model's config
+    """
     head = _ROFORMER_HEADS[data.objective]
     labels = {"pairs": {"num_labels": 1}, "classes": {"num_labels": num_classes}}.get(data.objective, {})
     with torch.random.fork_rng(devices=[]):  # leave the caller's CPU generator unchanged
@@ -103,7 +106,7 @@ class HeldOut:
 def make_trainer(
     preset: Preset, folder: str | Path | None = None, *, parallel: Parallel | None = None, **options: Any
 ) -> Trainer:
-    """Make the trainer of a preset, ready to `run()`; `options` are passed to Trainer."""
+    """Return the trainer of a preset, ready to `run()`; `options` are passed to Trainer."""
     data, length = make_data(preset.data), longest(preset.train)
     opened = open_data(data, preset.train.seed, length)
     model = make_model(dict(preset.model), data, preset.train, opened.train.vocab_size, len(opened.classes))
@@ -116,8 +119,12 @@ def make_trainer(
 
 
 def _check_model(folder: Path, table: dict[str, Any]) -> None:
-    """Raise an error if the run in a folder has another model; its checkpoints may have weights of the same shapes."""
-    model = json.loads(json.dumps({**table, "start": fingerprint(table["start"])} if "start" in table else table))
+    """Raise an error if the run in a folder has another model, else record this one.
+
+    Checkpoints cannot tell: another model may have weights of the same shapes. A model to start from is recorded by its hash.
+    """
+    described = {**table, "start": fingerprint(table["start"])} if "start" in table else table
+    model = json.loads(json.dumps(described))  # as it is read back: tuples become lists
     path = folder / RUN_FILE
     saved = json.loads(path.read_text())["model"] if path.exists() and checkpoints(folder) else model
     if changed := {name: (saved.get(name), model.get(name)) for name in saved | model if saved.get(name) != model.get(name)}:

@@ -89,6 +89,7 @@ def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, ch
         lines = make(draw, round(count * share), characters)
         files[f"{split}.{ending}"] = lines
         texts += [] if split == "test" else _texts(lines, form)
+    # a vocabulary of WordPiece: characters, whole words, and characters that continue a word (##)
     characters_used = sorted({character for text in texts for character in text.lower() if not character.isspace()})
     words = sorted({word for text in texts for word in text.lower().split() if word.isascii() and word.isalpha()})
     pieces = [f"##{character}" for character in characters_used if character.isascii() and character.isalnum()]
@@ -100,7 +101,7 @@ def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, ch
 
 
 def _texts(lines: list[str], form: str) -> list[str]:
-    """Return the texts of lines."""
+    """Return the texts in the lines of a sample, without labels and the header."""
     if form == "cail":
         return [text for line in lines for name, text in json.loads(line).items() if name != "label"]
     return [text for line in lines[1:] for text in line.split("\t")[1:3]]

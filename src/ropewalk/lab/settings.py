@@ -43,6 +43,7 @@ class Settings:
     evaluate_every: int = 0
 
     def __post_init__(self) -> None:
+        """Check every setting."""
         if not self.stages:
             raise RopeError("stages", "must have at least one stage", self.stages)
         number("learning_rate", self.learning_rate, above=0)
@@ -123,10 +124,13 @@ def make_preset(tables: dict[str, dict[str, Any]], changes: Iterable[str] = ()) 
 def make_settings(table: dict[str, Any]) -> Settings:
     """Make Settings from plain data; an unknown name is an error."""
     stages = table.get("stages")
-    if not isinstance(stages, list) or not all(isinstance(s, dict) and set(s) == {"length", "batch", "steps"} for s in stages):
+    names = {"length", "batch", "steps"}
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) and set(stage) == names for stage in stages):
         raise RopeError("train.stages", "must be a list of tables with length, batch and steps", stages)
     check_names("train", table, Settings)
-    rest: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k != "stages"}
+    rest: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in table.items() if name != "stages"
+    }
     return Settings(stages=tuple(Stage(**stage) for stage in stages), **rest)
 
 
@@ -148,7 +152,10 @@ _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a t
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value may be given for a field; types that TOML has no values of are left to the class."""
+    """Return whether a value has the type that a field declares, `hint`.
+
+    A type that TOML has no values of, such as another dataclass, accepts any value here: its class checks it.
+    """
     if isinstance(hint, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if hint in _KINDS:

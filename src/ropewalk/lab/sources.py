@@ -68,8 +68,9 @@ def prose(name: str, path: Path) -> Iterator[Document]:
     except SyntaxError:  # the standard library has some invalid files, for tests
         return
     if path.name == "topics.py":
-        values = (v for node in ast.walk(tree) if isinstance(node, ast.Dict) for v in node.values)
-        pages = [v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+        # a dict from the name of a topic to its page
+        nodes = (value for node in ast.walk(tree) if isinstance(node, ast.Dict) for value in node.values)
+        pages = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     else:
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         pages = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
@@ -79,6 +80,7 @@ def prose(name: str, path: Path) -> Iterator[Document]:
 
 
 def _prose() -> Source:
+    """Return the docstrings of the standard library and Python's help topics as a source."""
     topics = Path(sysconfig.get_paths()["stdlib"]) / "pydoc_data" / "topics.py"
     extra = [("python/pydoc_data/topics.py", topics)] if topics.exists() else []
     return Source(tuple(sorted([*stdlib_files(), *extra])), prose)
@@ -109,6 +111,7 @@ def find_source(name: str | Path, field: str = "text") -> Source:
     pieces = len(files) < FEW_FILES
 
     def read(name: str, file: Path) -> Iterator[Document]:
+        """Yield the documents of a file: its JSON lines, its pieces if there are few files, or the whole file."""
         if file.suffix in (".jsonl", ".ndjson"):
             return _lines_of(name, file, field)
         return _pieces_of(name, file) if pieces else whole(name, file)
@@ -128,7 +131,7 @@ def _files_of(path: Path) -> list[tuple[str, Path]]:
 
 
 def _pieces_of(name: str, path: Path) -> Iterator[Document]:
-    """Yield pieces of a file, cut at ends of lines."""
+    """Yield pieces of a file, cut at ends of lines: about FEW_FILES of them, if a piece then has a sensible size."""
     size = max(SHORTEST_PIECE, min(LONGEST_PIECE, path.stat().st_size // FEW_FILES))
     with path.open("rb") as file:
         number = 0
@@ -148,7 +151,10 @@ def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
 
 
 def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "") -> dict[str, str]:
-    """Return a JSON line as a dict; an error if it is not an object with strings in the fields `names`."""
+    """Return a JSON line as a dict; raise an error if it is not an object with strings in the fields `names`.
+
+    `source` and `where` say in the error which file and line it is, and `fix` what to do.
+    """
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:
@@ -156,7 +162,9 @@ def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "")
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
         raise RopeError(source, f"{where} must be an object with strings in the fields {', '.join(names)}{fix}", row)
     # JSON can write half a surrogate pair, which is no text
-    return {name: v.encode("utf-8", errors="replace").decode() if isinstance(v, str) else v for name, v in row.items()}
+    return {
+        name: value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value for name, value in row.items()
+    }
 
 
 def _rows_of(folder: Path, field: str) -> Iterator[Document]:

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 _WRAP = (1 << 64) - 1
+# 2^64 divided by the golden ratio, the increment of splitmix64
 _GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = 4
 
@@ -22,7 +23,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def fold(*numbers: int) -> int:
-    """Return one 64-bit seed from several integers; their order matters."""
+    """Return one 64-bit seed from several integers; another order of them gives another seed."""
     seed = np.zeros(1, dtype=np.uint64)
     for number in numbers:
         seed = mix(seed * np.uint64(3) + np.array([number & _WRAP], dtype=np.uint64) + np.uint64(_GOLDEN))
@@ -30,7 +31,10 @@ def fold(*numbers: int) -> int:
 
 
 def bits(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
-    """Return uint64 [len(index), count]; different streams give independent numbers for the same sample."""
+    """Return random uint64 [len(index), count] for the samples with the numbers `index`.
+
+    Different streams give independent numbers for the same sample.
+    """
     rows = mix(index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(fold(seed, stream)))
     return mix(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
 
@@ -52,7 +56,7 @@ def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
 
     A Feistel network permutes a power of four numbers; it is applied again to every result outside 0 ... size - 1.
     """
-    half = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))
+    half = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))  # bits of each half of a number
     low = np.uint64((1 << int(half)) - 1)
     places = index.astype(np.uint64)
     outside = np.ones(len(places), dtype=bool)

@@ -14,6 +14,7 @@ class StopSignals:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
+        """Install the handlers."""
         # Python allows signal handlers in the main thread only
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -21,6 +22,7 @@ class StopSignals:
         return self
 
     def __exit__(self, *_) -> None:
+        """Restore the handlers that were there before."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -29,9 +29,11 @@ class Subwords:
     dtype = np.uint32
 
     def __init__(self, path: str | Path) -> None:
+        """Read the vocabulary and find its special tokens."""
         self.path = Path(path)
         content = self.path.read_bytes()
         package, self._segment = _tokenizers(self.path), None
+        # self.inner is the tokenizer of the package; self._segment divides text into words before it, if that is needed
         if self.path.suffix == ".txt":
             settings = _vocab_settings(self.path.with_name("tokenizer_config.json"))
             content += json.dumps(settings).encode()
@@ -49,11 +51,12 @@ class Subwords:
         mask, self.start, end = (self._first(names) for names in (MASKS, STARTS, SEPARATORS))
         self.mask_id: int = known if mask is None else mask
         self.separator: int = 0 if end is None else end
-        self.vocab_size = -(-max(known, self.mask_id + 1) // 8) * 8
+        self.vocab_size = -(-max(known, self.mask_id + 1) // 8) * 8  # rounded up to a multiple of 8, for tensor cores
         self._starts = _word_starts([self.inner.id_to_token(i) or "" for i in range(self.vocab_size)])
 
     def _first(self, names: tuple[str, ...]) -> int | None:
-        return next((found for name in names if (found := self.inner.token_to_id(name)) is not None), None)
+        """Return the id of the first of these tokens that the vocabulary has, or None."""
+        return next((token for name in names if (token := self.inner.token_to_id(name)) is not None), None)
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the token ids of one document, without special tokens."""
@@ -102,14 +105,15 @@ def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[An
         rule = f"a vocab.txt must have one token per line, with [UNK], [CLS] and [SEP]; it lacks {', '.join(missing)}"
         raise RopeError("tokenizer", rule, str(path))
     inner = package.Tokenizer(package.models.WordPiece(vocab, unk_token="[UNK]"))
-    in_words = any(map(_CHINESE_WORD.match, vocab))
+    has_chinese_words = any(map(_CHINESE_WORD.match, vocab))
     inner.normalizer = package.normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=bool(settings["tokenize_chinese_chars"]) and not in_words,
+        # a space around every Chinese character would divide the words
+        handle_chinese_chars=bool(settings["tokenize_chinese_chars"]) and not has_chinese_words,
         strip_accents=settings["strip_accents"],
         lowercase=bool(settings["do_lower_case"]),
     )
-    if in_words:
+    if has_chinese_words:
         return inner, _segmenter(package, path, inner.normalizer, vocab)
     inner.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
     return inner, None
@@ -122,11 +126,13 @@ def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int])
     except ImportError:
         rule = "has Chinese words, so text must be segmented as in RoFormer, which needs rjieba: pip install rjieba"
         raise RopeError("tokenizer", rule, str(path)) from None
-    spaces = package.normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=False, lowercase=False)
+    # puts spaces around Chinese characters
+    spaced = package.normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=False, lowercase=False)
 
     def segment(text: str) -> list[str]:
+        """Return the words of a text, or the characters of a word that is not a token."""
         words = rjieba.cut(normalizer.normalize_str(text), False)
-        return [part for word in words for part in ([word] if word in vocab else spaces.normalize_str(word).split())]
+        return [part for word in words for part in ([word] if word in vocab else spaced.normalize_str(word).split())]
 
     return segment
 

@@ -36,27 +36,33 @@ class Task:
     about: str
 
     def __call__(self, seed: int, index: np.ndarray, length: int, **options) -> Sample:
+        """Return the samples with the numbers `index`, of `length` tokens each; `options` are those of the task."""
         if integer("length", length, low=1) < self.shortest:
             raise RopeError("length", f"must be at least {self.shortest} for this task", length)
+        # another seed than that of text, whose batches use the same sample numbers
         return self.make(fold(seed, 77), np.asarray(index, dtype=np.int64), length, **options)
 
 
 def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sample]:
-    """Return a task "x1 ... xn | y1 ... yn" where y is x in another order; n is random, at least `least` times its maximum."""
+    """Return a function that makes samples "x1 ... xn|y1 ... yn", where y is x in another order.
+
+    `order` takes words as numbers of letters, len(LETTERS) after their end, and returns where each symbol of y is in x.
+    """
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
         """Return words of n letters, a bar, and the answer as target; n is at least the share `least` of the largest."""
         max_n = (length - 1) // 2
         min_n = max(1, int(max_n * number("least", least, low=0, high=1)))
-        n = min_n + below(seed, index, 0, 1, max_n - min_n + 1)  # [B, 1]
-        place = np.arange(length)[None]
-        word = below(seed, index, 1, max_n, len(LETTERS))
+        n = min_n + below(seed, index, stream=0, count=1, high=max_n - min_n + 1)  # [B, 1]
+        word = below(seed, index, stream=1, count=max_n, high=len(LETTERS))
         missing = np.arange(max_n)[None] >= n
         answer = np.take_along_axis(word, order(np.where(missing, len(LETTERS), word)), axis=1)
-        first = np.take_along_axis(LETTERS[word], np.minimum(place, max_n - 1).repeat(len(index), 0), axis=1)
-        second = np.take_along_axis(LETTERS[answer], np.clip(place - n - 1, 0, max_n - 1), axis=1)
-        is_target = (place > n) & (place <= 2 * n)
-        tokens = np.where(place < n, first, np.where(place == n, BAR, np.where(is_target, second, PADDING)))
+        # the letter of the word and of the answer for each column of a row; those outside are not used
+        column = np.arange(length)[None]
+        of_word = np.take_along_axis(LETTERS[word], np.minimum(column, max_n - 1).repeat(len(index), 0), axis=1)
+        of_answer = np.take_along_axis(LETTERS[answer], np.clip(column - n - 1, 0, max_n - 1), axis=1)
+        is_target = (column > n) & (column <= 2 * n)
+        tokens = np.where(column < n, of_word, np.where(column == n, BAR, np.where(is_target, of_answer, PADDING)))
         return Sample(tokens.astype(np.uint8), is_target)
 
     return make
@@ -82,7 +88,7 @@ def addition(seed: int, index: np.ndarray, length: int, digits: int | None = Non
     """Return samples "a+b=c", most significant digit first; c always has one digit more than a and b."""
     max_n = (length - 3) // 3
     n = max_n if digits is None else integer("digits", digits, low=1, high=max_n)
-    a, b = below(seed, index, 0, n, 10), below(seed, index, 1, n, 10)
+    a, b = (below(seed, index, stream, count=n, high=10) for stream in (0, 1))
     total, carry = np.zeros((len(index), n + 1), dtype=np.int64), np.zeros(len(index), dtype=np.int64)
     for place in reversed(range(n)):
         carry, total[:, place + 1] = np.divmod(a[:, place] + b[:, place] + carry, 10)
@@ -95,10 +101,14 @@ def addition(seed: int, index: np.ndarray, length: int, digits: int | None = Non
 
 
 def induction(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
-    """Return noise that contains A B once and ends in A B; the last B is the target."""
+    """Return random letters that contain a letter A once, followed by some B, and end in A B; the last B is the target.
+
+    `depth` is the relative position of the first A; by default it is random.
+    """
     batch, room = len(index), length - 4
-    trigger = below(seed, index, 0, 1, len(LETTERS))
-    noise = (trigger + 1 + below(seed, index, 1, length, len(LETTERS) - 1)) % len(LETTERS)  # never the trigger
+    trigger = below(seed, index, stream=0, count=1, high=len(LETTERS))
+    steps = 1 + below(seed, index, stream=1, count=length, high=len(LETTERS) - 1)
+    noise = (trigger + steps) % len(LETTERS)  # never the trigger
     tokens = LETTERS[noise]
     rows, place = np.arange(batch), at_depth(seed, index, room, depth)
     tokens[rows, place] = LETTERS[trigger[:, 0]]
@@ -115,9 +125,9 @@ def recall(seed: int, index: np.ndarray, length: int, pairs: int = 8, depth: flo
     slots = (length - 3) // 2
     n = min(integer("pairs", pairs, low=1, high=len(LETTERS)), slots)
     rows = np.arange(len(index))
-    names = bits(seed, index, 0, len(LETTERS)).argsort(1)[:, :n]
-    values = below(seed, index, 1, n, len(DIGITS))
-    random_order = bits(seed, index, 2, slots)
+    names = bits(seed, index, stream=0, count=len(LETTERS)).argsort(1)[:, :n]  # n different letters
+    values = below(seed, index, stream=1, count=n, high=len(DIGITS))
+    random_order = bits(seed, index, stream=2, count=slots)
     random_order[rows, at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first, so the pair in question gets it
     where = random_order.argsort(1, kind="stable")[:, :n]
     tokens = np.full((len(index), length), FILLER, dtype=np.uint8)
@@ -135,6 +145,6 @@ def columns(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
 def at_depth(seed: int, index: np.ndarray, room: int, depth: float | None) -> np.ndarray:
     """Return an index from 0 to `room` for each sample: `depth` times `room`, or random if `depth` is None."""
     if depth is None:
-        share = uniform(seed, index, 99, 1)[:, 0]
+        share = uniform(seed, index, stream=99, count=1)[:, 0]  # a stream that no task uses
         return np.minimum((share * (room + 1)).astype(np.int64), room)
     return np.full(len(index), round(number("depth", depth, low=0, high=1) * room))

@@ -29,8 +29,8 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     """
     a, b = (tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or ""))
     end = np.array([tokenizer.separator], dtype=np.int32)
-    framed = tokenizer.start is not None
-    special = 2 * framed + (second is not None)
+    has_start = tokenizer.start is not None  # then the row also ends in a separator
+    special = 2 * has_start + (second is not None)
     room = length - special
     if room < 1:
         raise RopeError("length", f"must leave room for text beside {special} special tokens", length)
@@ -40,7 +40,7 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
         shorter = min(len(a), len(b), room // 2)
         keep = (shorter, room - shorter) if len(a) <= len(b) else (room - shorter, shorter)
         parts, types = [a[: keep[0]], end, b[: keep[1]]], [0, 0, 1]
-    if framed:
+    if has_start:
         parts, types = [np.array([tokenizer.start], dtype=np.int32), *parts, end], [0, *types, types[-1]]
     elif not any(len(part) for part in parts):
         parts = [end]  # attention needs at least one token

@@ -32,12 +32,12 @@ def _fact_in_filler(
     seed: int, index: np.ndarray, length: int, facts: list[np.ndarray], question: np.ndarray, depth: float | None
 ) -> Sample:
     """Return filler that contains the facts, the first of them at `depth`, and ends with the question and its answer."""
-    size, batch = facts[0].shape[1], len(index)
+    size, batch = facts[0].shape[1], len(index)  # all facts have the same number of bytes
     tokens = np.resize(np.frombuffer(GRASS, dtype=np.uint8), (1, length)).repeat(batch, 0)
     slots = (length - question.shape[1]) // size  # facts are in slots, so they never overlap
     if slots < len(facts):
         raise RopeError("length", f"must be at least {len(facts) * size + question.shape[1]} to hold every fact", length)
-    random_order = bits(seed, index, 3, slots)
+    random_order = bits(seed, index, stream=3, count=slots)
     random_order[np.arange(batch), at_depth(seed, index, slots - 1, depth)] = 0  # this slot sorts first
     where = random_order.argsort(1, kind="stable")[:, : len(facts)]
     spare = (length - question.shape[1]) - slots * size
@@ -50,7 +50,7 @@ def _fact_in_filler(
 
 def passkey(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
     """Return filler that states five digits once and ends with a question about them."""
-    key = DIGITS[below(seed, index, 0, KEY_DIGITS, 10)]
+    key = DIGITS[below(seed, index, stream=0, count=KEY_DIGITS, high=10)]
     fact, question = _join(len(index), KEY, key, b". "), _join(len(index), QUESTION, key)
     return _fact_in_filler(seed, index, length, [fact], question, depth)
 
@@ -59,8 +59,9 @@ def needle(seed: int, index: np.ndarray, length: int, depth: float | None = None
     """Return filler that states the numbers of several people and ends with a question about one of them."""
     n = integer("needles", needles, low=1, high=len(OWNERS))
     names = np.frombuffer(b"".join(OWNERS), dtype=np.uint8).reshape(len(OWNERS), -1)
-    owners = names[bits(seed, index, 1, len(OWNERS)).argsort(1)[:, :n]]  # [B, n, 3]
-    keys = DIGITS[below(seed, index, 0, n * KEY_DIGITS, 10)].reshape(-1, n, KEY_DIGITS)
+    random_order = bits(seed, index, stream=1, count=len(OWNERS)).argsort(1)
+    owners = names[random_order[:, :n]]  # [B, n, 3]
+    keys = DIGITS[below(seed, index, stream=0, count=n * KEY_DIGITS, high=10)].reshape(-1, n, KEY_DIGITS)
     facts = [_join(len(index), NEEDLE, owners[:, i], b" is ", keys[:, i], b". ") for i in range(n)]
     question = _join(len(index), NEEDLE_QUESTION, owners[:, 0], b" is ", keys[:, 0])
     return _fact_in_filler(seed, index, length, facts, question, depth)
@@ -72,15 +73,17 @@ def planted(seed: int, index: np.ndarray, length: int, distance: int | None = No
     The name is 16 letters between < and >. In the copy, the first three letters are given and the others are targets.
     """
     far = length // 2 if distance is None else integer("distance", distance, low=COPIED + 2, high=length - COPIED - 2)
-    words = LETTERS[below(7, np.arange(512), 0, 5, len(LETTERS))]  # the same vocabulary for every seed
+    # 512 words of five letters, the same for every seed; with a space they take six bytes
+    words = LETTERS[below(7, np.arange(512), stream=0, count=5, high=len(LETTERS))]
     count = -(-length // 6)
-    rank = np.exp(uniform(seed, index, 0, count) * np.log(512)).astype(np.int64) - 1  # P(rank) ~ 1 / rank
+    rank = np.exp(uniform(seed, index, stream=0, count=count) * np.log(512)).astype(np.int64) - 1  # P(rank) ~ 1 / rank
     spaced = np.full((len(index), count, 6), ord(" "), dtype=np.uint8)
     spaced[:, :, :5] = words[np.clip(rank, 0, 511)]
     tokens = spaced.reshape(len(index), -1)[:, :length]
-    name = _join(len(index), b"<", LETTERS[below(seed, index, 1, COPIED, len(LETTERS))], b">")
+    letters = LETTERS[below(seed, index, stream=1, count=COPIED, high=len(LETTERS))]
+    name = _join(len(index), b"<", letters, b">")
     last = length - far - name.shape[1]
-    first = below(seed, index, 2, 1, last + 1)[:, 0]
+    first = below(seed, index, stream=2, count=1, high=last + 1)[:, 0]
     _put(tokens, first, name)
     _put(tokens, first + far, name)
     is_target = np.zeros(tokens.shape, dtype=bool)

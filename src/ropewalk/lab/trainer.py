@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _StepResult:
-    """A finished step whose loss and norms are still on the device."""
+    """A finished step whose loss and norms are still on the device; `total` is the number of targets of all ranks."""
 
     data: StepData
     rate: float
@@ -77,6 +77,7 @@ class Trainer:
         tensorboard: bool = False,
         progress: bool = True,
     ) -> None:
+        """Move the model to its device, wrap it for several ranks, and make the optimizer and the log."""
         self.parallel = Parallel() if parallel is None else parallel
         self.settings, self.batches, self.evaluate = settings, batches, evaluate
         self.folder = None if folder is None else Path(folder)
@@ -188,7 +189,7 @@ class Trainer:
         return learning_rate(step, s.steps, highest=s.learning_rate, schedule=s.schedule, warmup=s.warmup, final=s.final)
 
     def _write_log(self, seconds: float, bar: Progress) -> None:
-        """Copy the losses and norms of all unlogged steps from the device at once and log them."""
+        """Copy the losses and norms of all unlogged steps from the device at once and log them; `seconds` is their time."""
         results, self._unlogged = self._unlogged, []
         if not results:
             return
@@ -272,10 +273,10 @@ class Trainer:
 
     def _check_same(self, state: dict[str, Any]) -> None:
         """Raise an error if the checkpoint was saved by a run with different settings or data."""
-        saved, own = state["settings"], json.loads(json.dumps(self.settings.fixed()))
-        changed = sorted(name for name in saved.keys() | own.keys() if saved.get(name) != own.get(name))
+        saved, current = state["settings"], json.loads(json.dumps(self.settings.fixed()))
+        changed = sorted(name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name))
         if changed:
-            shown = {name: (saved.get(name), own.get(name)) for name in changed}
+            shown = {name: (saved.get(name), current.get(name)) for name in changed}
             raise RopeError("settings", f"must be those of the run in {self.folder}; use a new folder for other settings", shown)
         if state["data"] != self.batches.fingerprint:
             raise RopeError("data", f"must be those of the run in {self.folder}, {state['data']}", self.batches.fingerprint)

@@ -232,7 +232,9 @@ def _check_index(index_name: str, weight_map: Mapping[str, str], files: Mapping[
     rules = {
         "must list only tensors that a shard holds": [name for name in weight_map if name not in files],
         "must also list these tensors of its shards": [name for name in files if name not in weight_map],
-        "must name the shard that holds these tensors": [n for n, file in weight_map.items() if files.get(n, file) != file],
+        "must name the shard that holds these tensors": [
+            name for name, file in weight_map.items() if files.get(name, file) != file
+        ],
     }
     for rule, names in rules.items():
         if names:

@@ -82,7 +82,7 @@ class TensorRule:
                 groups = piece.shape[0] // group_rows
                 counts = {"num_heads": groups * self.group, "num_kv_heads": groups}
                 yield convert_qkv(piece, source, target, packing="grouped", **counts, **head)
-        else:
+        else:  # the rows of q and k, then those of v, if the tensor has them
             for piece in folder.pieces(name, 0, self.rotated_rows, rows=self.head_dim):
                 yield convert_layout(piece, source, target, dim=0, **head)
             yield from folder.pieces(name, self.rotated_rows)
@@ -115,8 +115,8 @@ def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRul
             raise RopeError(module.path, "must be in a numbered layer, such as layers.0", module.projections)
         if _is_rotated(module, config):
             layer_sizes = _sizes_of_layer(sizes, config, module.layer)
-            found = {name: _rule(folder, name, layer_sizes, config) for name in module.projections}
-            rules |= {name: rule for name, rule in found.items() if rule is not None}
+            of_layer = {name: _rule(folder, name, layer_sizes, config) for name in module.projections}
+            rules |= {name: rule for name, rule in of_layer.items() if rule is not None}
     if not rules:
         raise RopeError("path", f"must hold q and k projections under a known name ({KNOWN_NAMES})", list(folder.names[:3]))
     return rules
@@ -141,6 +141,7 @@ def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
     """Return whether a module is a rotated attention; raise an error if it is neither that nor a declared other layer."""
     declared = layer_type(config, module.layer)
     if declared in UNROTATED_TYPES:
+        # a linear attention has parts that are unknown here, or a path that says so
         if not module.unknown and "linear_attn" not in module.path:
             rule = f"must not hold a softmax attention, because layer_types declares layer {module.layer} as {declared}"
             raise RopeError(module.path, rule, module.projections)

@@ -71,7 +71,7 @@ def check_values(config: Mapping[str, Any], null_theta: bool = False) -> None:
 
     null_theta  the theta may be null: the family's code then rotates no layer
     """
-    layer_types(config)
+    layer_types(config)  # raises an error if they are not names
     for key, check in CONFIG_CHECKS.items():
         if key in config:
             _check(key, config[key], check)

@@ -38,6 +38,7 @@ class Explanation:
         return layers
 
     def __str__(self) -> str:
+        """Return a line for each value of each layer type, with its source, and the warnings."""
         lines = [f"model_type {self.model_type or 'not given'}"]
         for layer_type, values in self.as_dict().items():
             lines += ["", layer_type]

@@ -42,6 +42,7 @@ def inner_keys() -> set[str]:
 def read_scaling(layer: Layer) -> Scaling:
     """Return the scaling that the rope of a layer type names; warn about keys that this scaling does not read."""
     kind = SCALINGS[layer.rope_type]
+    # keys that are read, or that give no warning; those of the scaling's own fields are added below, by `layer.names`
     read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
     if TEMPERATURE_KEY in layer.rope:
         read_keys |= {*OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them

@@ -97,11 +97,12 @@ class Layer:
 
         A rope object of a single layer type may differ from the config's own key: the latter is for the other types.
         """
+        if first is None or second is None:
+            return first or second
         for_all_types = {"rope_parameters", "rope_scaling"}
-        both_given = first is not None and second is not None
-        if both_given and first.value != second.value and for_all_types & {first.where, second.where}:
+        if first.value != second.value and for_all_types & {first.where, second.where}:
             self.warnings.append(f"{first} is {first.value!r}, {second} is {second.value!r}; the former is used")
-        return first or second
+        return first
 
     def fraction(self) -> Value | None:
         """Return the fraction of the head that rotates, from the rope or the config; None if neither has it."""

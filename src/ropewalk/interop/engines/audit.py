@@ -112,6 +112,7 @@ class Audit:
         }
 
     def __str__(self) -> str:
+        """Return the findings as text, one line each, with the rules below it."""
         lines = [f"model_type {self.model_type or 'not given'}, served up to {self.max_model_len} tokens"]
         for finding in self.findings:
             title = ENGINES[finding.engine].title
@@ -254,7 +255,7 @@ def _read(engine: Engine, case: Case) -> Reading:
 
 
 def compare(reference: Reading, engine: Reading, length: int) -> Difference | None:
-    """Return how far two known readings differ over `length` tokens; None if they are the same."""
+    """Return how far an engine's frequencies, axes and magnitude are from the reference, over `length` tokens; None: the same."""
     (our_radians, our_magnitude), (their_radians, their_magnitude) = reference.frequencies(), engine.frequencies()
     pairs = max(len(our_radians), len(their_radians))
     # a pair that one of them does not rotate has frequency 0

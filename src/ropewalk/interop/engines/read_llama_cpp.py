@@ -36,7 +36,10 @@ CONVERTER = "convert_hf_to_gguf.py"
 
 
 def read_llama_cpp(case: Case) -> Reading:
-    """Return what llama.cpp computes for a case. "Not written" means: its converter leaves a config key out of the GGUF file."""
+    """Return what llama.cpp computes for a case. "Not written" means: its converter leaves a config key out of the GGUF file.
+
+    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    """
     reading = Reading(case)
     if case.model_type not in SHARED | NO_SCALING:
         return reading.fail(f"not known: what the converter writes for {case.model_type}")
@@ -96,7 +99,7 @@ def _old_class_refuses(case: Case) -> bool:
 
 
 def _axes(reading: Reading) -> None:
-    """Mark pairs beyond the interleaved sections as not rotated: they use a fourth axis, which is 0 in text and images."""
+    """Record how llama.cpp treats interleaved axes: pairs beyond the sections use a fourth one, which is 0 in text and images."""
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved":
         return
@@ -108,7 +111,7 @@ def _axes(reading: Reading) -> None:
 
 
 def _scaling(reading: Reading) -> None:
-    """Change the reading to the scaling that llama.cpp computes with."""
+    """Record which scaling llama.cpp computes with: what its converter writes of the config's."""
     case, scaling = reading.case, reading.spec.scaling
     if case.model_type == "nemotron" and not isinstance(scaling, Linear) and case.rope.get("factor") is not None:
         does = "any scaling with a factor is written as linear"
@@ -133,7 +136,7 @@ def _scaling(reading: Reading) -> None:
 
 
 def _longrope(reading: Reading, scaling: LongRope) -> None:
-    """Change the reading of LongRoPE, whose factors only Phi-3 and PhiMoE keep."""
+    """Record how llama.cpp treats LongRoPE: the converter writes its factors for Phi-3 and PhiMoE alone."""
     case = reading.case
     if case.model_type not in ("phi3", "phimoe"):
         reading.drop_scaling("the factors are written for Phi-3 and PhiMoE alone", CONVERTER)
@@ -143,7 +146,7 @@ def _longrope(reading: Reading, scaling: LongRope) -> None:
 
 
 def _llama3(reading: Reading) -> None:
-    """Change the reading of Llama 3: for some families the converter leaves the scaling out of the GGUF file."""
+    """Record how llama.cpp treats Llama 3's scaling: for some families the converter leaves it out of the GGUF file."""
     case = reading.case
     if case.model_type not in LLAMA3:
         reading.drop_scaling("not written for this family", CONVERTER)
@@ -152,7 +155,7 @@ def _llama3(reading: Reading) -> None:
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
-    """Change the reading of YaRN: the runtime has a magnitude and betas of its own, and rounds the band to whole pairs."""
+    """Record how llama.cpp treats YaRN: it has a magnitude and betas of its own, and rounds the band to whole pairs."""
     case = reading.case
     is_written = case.latent or case.model_type in WRITES_LOG_MULTIPLIER
     mscale_all_dim = (yarn.mscale_all_dim or 0.0) if is_written else 0.0

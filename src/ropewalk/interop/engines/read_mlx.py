@@ -78,7 +78,10 @@ MISSING = names("falcon arcee persimmon gptj jetmoe zamba2 hyperclovax cwm csm")
 
 
 def read_mlx(case: Case) -> Reading:
-    """Return what mlx-lm computes for a case: it has one axis, rounds bands to whole pairs and uses long factors only."""
+    """Return what mlx-lm computes for a case: it has one axis, rounds bands to whole pairs and uses long factors only.
+
+    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    """
     reading = Reading(case)
     if case.model_type in MISSING:
         return reading.fail(f"no table: mlx-lm has no model for {case.model_type}")
@@ -221,6 +224,6 @@ def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
         return reading.fail("not known: LongRoPE with other factors than the config's")
     if reading.case.model_type not in ("phi3", "phimoe") and "original_max_position_embeddings" not in keys:
         return reading.fail("no table: original_max_position_embeddings must be given in rope_scaling")
-    reading.switch(scaling, True, "long factors for every sequence, short factors never", "rope_utils.py")
+    reading.switch(scaling, long=True, does="long factors for every sequence, short factors never", reference="rope_utils.py")
     reading.set_longrope_magnitude(scaling, "rope_utils.py", keys.get("long_mscale"))
     return reading

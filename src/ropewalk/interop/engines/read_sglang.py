@@ -29,7 +29,10 @@ MINISTRAL3_TRAINED = 16_384
 
 
 def read_sglang(case: Case) -> Reading:
-    """Return what SGLang computes for a case; its rotary classes come from vLLM, but other conditions select them."""
+    """Return what SGLang computes for a case; its rotary classes come from vLLM, but other conditions select them.
+
+    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    """
     if case.is_longer_than(stretch(case)):
         return Reading(case).fail("no table: the context length is above the served length of the config")
     if case.model_type in TRANSFORMERS_CODE:
@@ -96,7 +99,7 @@ def _gemma4(reading: Reading) -> Reading:
 
 
 def _partial(reading: Reading, where: str) -> None:
-    """Change how many dimensions rotate to what SGLang reads for this family."""
+    """Record how many dimensions SGLang rotates in this family."""
     case, spec = reading.case, reading.spec
     if case.latent or isinstance(spec.scaling, Proportional) or case.model_type in PARTIAL:
         return
@@ -117,7 +120,7 @@ def _partial(reading: Reading, where: str) -> None:
 
 
 def _axes(reading: Reading) -> None:
-    """Change the reading of M-RoPE: SGLang interleaves its axes only if the config says so."""
+    """Record how SGLang treats M-RoPE: it interleaves the axes only if the config says so."""
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
         return
@@ -127,7 +130,7 @@ def _axes(reading: Reading) -> None:
 
 
 def _scaling(reading: Reading, where: str) -> None:
-    """Change the reading to the scaling that SGLang computes with."""
+    """Record which scaling SGLang computes with."""
     case, scaling = reading.case, reading.spec.scaling
     if case.model_type in NO_SCALING:
         reading.drop_scaling("not passed to the rotary module", where)
@@ -164,7 +167,7 @@ def _scaling(reading: Reading, where: str) -> None:
 
 
 def _latent(reading: Reading) -> None:
-    """Change the reading of latent attention: SGLang computes YaRN, whatever the scaling is, from the keys that the rope has."""
+    """Record how SGLang treats latent attention: it computes YaRN, whatever the scaling is, from the keys that the rope has."""
     case, rope, where = reading.case, reading.case.rope, "rope_variant.py"
     if not isinstance(case.spec.scaling, Yarn):
         length = case.original_length or case.max_position
@@ -182,7 +185,7 @@ def _latent(reading: Reading) -> None:
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
-    """Change the magnitude of YaRN to that of SGLang."""
+    """Record the magnitude of YaRN that SGLang computes."""
     case = reading.case
     if case.model_type == "qwen3_moe" and case.rope.get("attention_factor") is not None:
         reading.fail("not known: the fused kernel of qwen3_moe reads attention_factor, the rotary module does not")

@@ -32,7 +32,10 @@ def unread_theta(case: Case) -> bool:
 
 
 def read_hf(case: Case) -> Reading:
-    """Return what transformers, the reference, computes for a case: frequencies for the longest sequence of each batch."""
+    """Return what transformers, the reference, computes for a case: frequencies for the longest sequence of each batch.
+
+    A case is one layer type of a config and the length of the sequences; the reading collects the rules that apply to it.
+    """
     reading, scaling = Reading(case), case.spec.scaling
     if (problem := refusal(case)) is not None:
         return reading.fail(problem)
@@ -51,9 +54,8 @@ def read_hf(case: Case) -> Reading:
         does = "base of the longest sequence of the batch; a later, shorter batch keeps it until below the trained length"
         reading.add("dynamic NTK", does, "transformers#25104, modeling_rope_utils.py")
     if isinstance(scaling, LongRope) and case.model_type == "phimoe":
-        reading.switch(
-            scaling, False, "short factors for every sequence; only the magnitude follows the length", "modeling_phimoe.py"
-        )
+        does = "short factors for every sequence; only the magnitude follows the length"
+        reading.switch(scaling, long=False, does=does, reference="modeling_phimoe.py")
     elif isinstance(scaling, LongRope):
         does = "long factors for the whole batch if its longest sequence exceeds the trained length, decided at every forward"
         reading.add("length switching", does, "transformers#33129, modeling_rope_utils.py")

@@ -31,7 +31,10 @@ NOT_READ = names(
 
 
 def read_vllm(case: Case) -> Reading:
-    """Return what vLLM computes for a case: max_model_len alone decides everything that depends on a length."""
+    """Return what vLLM computes for a case: max_model_len alone decides everything that depends on a length.
+
+    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    """
     if case.is_longer_than(stretch(case)):
         return Reading(case).fail("no table: max_model_len is above the served length of the config")
     if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
@@ -75,7 +78,7 @@ def _type_of(rope: Mapping[str, Any]) -> str | None:
 
 
 def _partial(reading: Reading) -> None:
-    """Change the reading of partial ropes: vLLM rotates the fraction of the head that the config gives, in every family."""
+    """Record how many dimensions vLLM rotates: the fraction of the head that the config gives, in every family."""
     case, spec = reading.case, reading.spec
     if case.fraction is None or case.mrope or isinstance(spec.scaling, Proportional):
         return
@@ -83,7 +86,7 @@ def _partial(reading: Reading) -> None:
 
 
 def _axes(reading: Reading) -> None:
-    """Change the reading of M-RoPE: vLLM interleaves its axes only if the config says so."""
+    """Record how vLLM treats M-RoPE: it interleaves the axes only if the config says so."""
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
         return
@@ -93,7 +96,7 @@ def _axes(reading: Reading) -> None:
 
 
 def _scaling(reading: Reading) -> None:
-    """Change the reading to the scaling that vLLM computes with."""
+    """Record which scaling vLLM computes with."""
     case, scaling = reading.case, reading.spec.scaling
     if case.mrope and not isinstance(scaling, (Default, Yarn)):
         reading.fail(f"no table: rope_type {case.rope_type} has no axes in vLLM")

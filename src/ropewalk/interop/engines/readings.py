@@ -124,6 +124,7 @@ class Reading:
     """
 
     def __init__(self, case: Case) -> None:
+        """Start with the spec that the config of `case` describes."""
         self.case, self.spec, self.length = case, case.spec, case.length
         self.rules: list[EngineRule] = []
         self.problem: str | None = None
@@ -131,7 +132,10 @@ class Reading:
         self.still: frozenset[int] = frozenset()
 
     def fail(self, problem: str) -> Reading:
-        """Record that the engine has no result, with the reason, and return the reading."""
+        """Record why there is no result, and return the reading.
+
+        "no table: ..." if the engine cannot compute this rope, "not known: ..." if its code was not read for it.
+        """
         self.problem = problem
         return self
 

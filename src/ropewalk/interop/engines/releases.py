@@ -54,9 +54,9 @@ def main() -> None:
     parser.add_argument("outputs", type=Path, nargs="+")
     given = parser.parse_args()
     record = json.loads((given.results / TABLES).read_text(encoding="utf-8"))
-    found = [compare(record, json.loads(path.read_text(encoding="utf-8")), given.date) for path in given.outputs]
-    (given.results / RELEASES).write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
-    (Path(__file__).parent / "runs.py").write_text(runs_module(record, found), encoding="utf-8")
+    lines = [compare(record, json.loads(path.read_text(encoding="utf-8")), given.date) for path in given.outputs]
+    (given.results / RELEASES).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (Path(__file__).parent / "runs.py").write_text(runs_module(record, lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
     """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
     rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)  # the magnitude, if they agree
+    # small angles must be as near as their frequencies, large ones as float32 can hold them
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
     right_angles = (rotated_back.angle().abs() <= allowed).all()
     return bool(right_angles) and bool(((rotated_back.abs() / magnitude - 1).abs() <= TOLERANCE).all())

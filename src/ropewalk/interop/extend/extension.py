@@ -82,6 +82,7 @@ class Extension:
             patch_again(self._model)
 
     def __str__(self) -> str:
+        """Return what was changed as text, with disagreements and notes."""
         title = f"{self.kind} x {self.factor:g}" if self.factor is not None else self.kind
         lines = [f"{title} on {', '.join(self.specs)}" + ("" if self.saved else " (not saved with the model)")]
         lines += [f"  {key}: {before!r} -> {after!r}" for key, (before, after) in self.changes.items()]

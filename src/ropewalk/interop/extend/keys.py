@@ -238,7 +238,10 @@ def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str
 
 
 def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str, Any]:
-    """Return the object of one rope: keys unrelated to the scaling are kept, optional keys at their default are omitted."""
+    """Return the rope object of a config with a new scaling.
+
+    Keys of `old` that do not belong to a scaling are kept; optional keys of the new one at their default are omitted.
+    """
     trained = {TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set()  # Ministral 3 scales its queries by it
     kept = {key: value for key, value in old.items() if key in KEPT_KEYS | trained}
     if isinstance(scaling, Ntk):

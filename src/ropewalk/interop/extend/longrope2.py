@@ -81,6 +81,7 @@ class _Search:
     def __init__(
         self, loss: Callable[[Factors], float], pairs: int, factor: float, step: float, mutation: float, source: random.Random
     ) -> None:
+        """Start without candidates; the arguments are those of `search_longrope2`, and `source` gives random numbers."""
         self.loss, self.pairs, self.factor, self.step, self.mutation, self.random = loss, pairs, factor, step, mutation, source
         self.losses: dict[Candidate, float] = {}
 

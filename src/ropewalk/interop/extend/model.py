@@ -132,6 +132,7 @@ class _Target:
     """The text config to extend and the rotary modules that were built from it."""
 
     def __init__(self, model: Any) -> None:
+        """Find the text config and the rotary modules of a model, or the text config of a config."""
         self.model = model if isinstance(model, nn.Module) else None
         root = getattr(model, "config", None) if self.model is not None else model
         if root is None or not (isinstance(root, MutableMapping) or callable(getattr(root, "to_dict", None))):

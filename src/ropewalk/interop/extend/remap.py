@@ -184,6 +184,7 @@ class DecoderSwap:
     """Sets and restores the remapping of every `Attention` in a model of this package, and in its config."""
 
     def __init__(self, model: nn.Module, remapping: Remapping) -> None:
+        """Record the remappings and the config that the model has now."""
         self.model, self.remapping = model, remapping
         self.modules = remappable(model)
         self.before = [module.remapping for module in self.modules]

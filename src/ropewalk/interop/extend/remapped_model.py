@@ -55,7 +55,9 @@ def extend_decoder(
         return None
     specs: dict[str, RopeSpec] = {"full_attention": layers[0].encoding.rope.spec}  # type: ignore[dict-item, union-attr]
     swap = DecoderSwap(model, remapping)
-    extension = Extension(kind, factor, specs, {}, (), (_note(remapping),), False, [swap], model)
+    extension = Extension(
+        kind, factor, specs, changes={}, disagreements=(), notes=(_note(remapping),), saved=False, _swaps=[swap], _model=model
+    )
     extension._install()
     setattr(model, EXTENSION, extension)
     return extension
@@ -87,7 +89,10 @@ def remap_transformers(
     # refuses a model whose rotary modules compute other angles than its config says
     target.served(ConfigChange({}, specs, (), target.config, None, trained, specs, specs))
     layers = RemappedLayers(remapping, by_layer, Recorded(), backend)
-    extension = Extension(kind, factor, specs, {}, (f"{kind}: {UNSAVED}",), (_note(remapping),), False, [], target.model)
+    extension = Extension(
+        kind, factor, specs, changes={}, disagreements=(f"{kind}: {UNSAVED}",), notes=(_note(remapping),), saved=False, _swaps=[],
+        _model=target.model,
+    )  # fmt: skip
     extension._swaps.append(AttentionSwap(target.model, layers, list(target.rotary.values()), (EXTENSION, extension)))
     try:
         extension._install()
@@ -99,6 +104,7 @@ def remap_transformers(
 
 
 def _note(remapping: Remapping) -> str:
+    """Return a remark for the user: the remapping with its options."""
     return f"distances by {remapping}"
 
 

@@ -65,6 +65,7 @@ class GgufFile:
     """The metadata and the list of tensors of a GGUF file; `array` and `tensor` read entries and data."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read and check everything before the data of the tensors."""
         self.path = Path(path)
         #: key -> int, float, bool, str or Array
         self.metadata: dict[str, Any] = {}

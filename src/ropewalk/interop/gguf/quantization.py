@@ -28,7 +28,7 @@ class Quantization:
     compute: Dequantize | None = None
 
     def size(self, tensor: str, shape: tuple[int, ...]) -> int:
-        """Return the bytes of a tensor."""
+        """Return how many bytes a tensor of this shape takes in the file; `tensor` is its name, for the error."""
         if shape[-1] % self.weights:
             raise RopeError(
                 f"shape of {tensor}", f"must end in a multiple of {self.weights}, a block of {self.name}", list(shape)
@@ -156,7 +156,7 @@ TYPES: dict[int, Quantization] = {
 
 
 def quantization_of(number: int) -> Quantization:
-    """Return the tensor type with this id."""
+    """Return the tensor type that GGUF files have this number for."""
     if number not in TYPES:
         rule = f"must be one of {', '.join(f'{key} ({kind.name})' for key, kind in sorted(TYPES.items()))}"
         raise RopeError("type of a tensor", rule, number)

@@ -200,8 +200,8 @@ class _Layer:
         radians = scaling.frequencies(dim, theta).radians.numpy()
         if facts.has_freqs and FREQS in source.tensors and kind != "longrope":
             values = divisors(FREQS, source.tensor(FREQS), dim // 2)
-            found = llama3(values, theta) if isinstance(scaling, Default) and magnitude == 1 else None
-            return found or Given(tuple((radians / values).tolist()), magnitude)
+            as_llama3 = llama3(values, theta) if isinstance(scaling, Default) and magnitude == 1 else None
+            return as_llama3 or Given(tuple((radians / values).tolist()), magnitude)
         # no attention_factor where the magnitude is YaRN's own, which is what configs then mean
         if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
             return scaling

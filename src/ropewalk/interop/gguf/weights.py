@@ -34,6 +34,7 @@ class GgufWeights:
     """A GGUF file as a source of weights: read as float32, q and k in the half layout; `rope` is the spec for them."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a file, read its rope and find the Hugging Face names of its weights."""
         file = self.file = GgufFile(path)
         self.path = file.path
         self.architecture = choice("general.architecture", file.architecture, LOADED)

@@ -82,7 +82,7 @@ class Convention:
         return [split_pairs(table if blocks == 1 else table.unflatten(-1, (blocks, -1)), self.form) for table in tables]
 
     def cos_sin(self, tables: list[Tensor], blocks: int = 1) -> tuple[Tensor, Tensor]:
-        """Return cos and sin with one entry per pair."""
+        """Return cos and sin with one entry per pair, from the tables that the function is called with."""
         if self.form == "complex":
             return tables[0].real, tables[0].imag
         if self.form == "sin then cos":
@@ -90,7 +90,7 @@ class Convention:
             return cos, sin
         if self.form == "pairs":
             return tables[0], tables[1]
-        (cos, _), (sin, _) = self.doubled(tables, blocks)
+        (cos, _), (sin, _) = self.doubled(tables, blocks)  # both members of a pair have the same entry
         return (cos, sin) if blocks == 1 else (cos.flatten(-2), sin.flatten(-2))
 
     def tables(self, cos: Tensor, sin: Tensor, blocks: int = 1) -> tuple[Tensor, ...]:

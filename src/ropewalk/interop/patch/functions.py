@@ -37,6 +37,7 @@ class RotationFunction:
     """Replaces one rotation function of the model."""
 
     def __init__(self, function: Callable, convention: Convention, backend: str | None = None) -> None:
+        """Find out which parameters of the original function hold tables, and which are rotated."""
         parameters = inspect.signature(function).parameters
         self.names = parameters_of(function)
         self.table_names = table_names_of(self.names)
@@ -44,7 +45,9 @@ class RotationFunction:
         self.unsqueeze = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
         self.convention, self.backend = convention, backend
         self.is_standard = self.names[:4] == ("q", "k", "cos", "sin")
+        #: (fingerprint of a spec, width of the heads) -> its rope, in the layouts of the function
         self.ropes: dict[tuple[str, int], Rope] = {}
+        #: fingerprint of a spec -> the sections that the function must be called with to rotate by its axes
         self.sections: dict[str, list[int]] = {}
 
     def add_spec(self, spec: RopeSpec) -> None:

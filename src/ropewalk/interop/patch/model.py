@@ -170,7 +170,10 @@ class _Search:
 
 
 def _with_hint(error: RopeError, layers: list[str], refused: list[str]) -> RopeError:
-    """Return the error with the calls that patch the other parts of the model."""
+    """Return the error with the calls that patch the other parts of the model, as a hint.
+
+    `layers` are the paths of the modules that could be patched, `refused` those of the others.
+    """
     parts = dict.fromkeys(part for path in layers if (part := _largest_part(path, refused)) is not None)
     if not parts:
         return error

@@ -51,6 +51,7 @@ class _Trials:
     """Calls of one function with random tensors and tables."""
 
     def __init__(self, function: Callable, heads: int | None, pairs: int) -> None:
+        """Find out which parameters of the function hold tables and which are rotated; `heads` None: any number will do."""
         self.function, self.heads, self.pairs = function, heads, pairs
         self.names = parameters_of(function)
         self.table_names = table_names_of(self.names)

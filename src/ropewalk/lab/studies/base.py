@@ -49,12 +49,12 @@ def measure(
     workspace: Workspace, *, base: float, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int
 ) -> list[Row]:
     """Train with one base and measure the loss at every length; return the rows."""
-    chosen = training.make_rope_preset(preset, changes, seed, base)
-    return training.train_and_measure(workspace, f"base-{base:g}-{seed}", chosen, multiples, windows, base=base, seed=seed)
+    full_preset = training.make_rope_preset(preset, changes, seed, base)
+    return training.train_and_measure(workspace, f"base-{base:g}-{seed}", full_preset, multiples, windows, base=base, seed=seed)
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss by base and length."""
+    """Return the loss by base and length as a table and a figure, the claims, and our values beside published ones."""
     bases, lengths = distinct(rows, "loss", "base"), distinct(rows, "loss", "length")
     cells = [(f"{float(name):,.0f}", *rest) for name, *rest in score_rows(rows, "loss", "base", bases, "length", lengths)]
     series = {f"base {base:,.0f}": by_length(rows, lengths, base=base) for base in bases}
@@ -74,11 +74,11 @@ def _ours(rows: list[Row], bases: list[float], length: int) -> Ours:
 
 
 def claims(rows: list[Row], bases: list[float], lengths: list[int]) -> list[Claim]:
-    """Compare every base with 10,000, which is stated to be the best, at the shortest and the longest length."""
+    """Return the claims that base 10,000 has a lower loss than every other base, at the shortest and the longest length."""
     result = []
     for length in dict.fromkeys((lengths[0], lengths[-1])):
-        losses = {f"{b:,.0f}": score(rows, "loss", base=b, length=length) for b in (STANDARD, *bases)}
-        for other in (f"{b:,.0f}" for b in bases if b != STANDARD):
+        losses = {f"{base:,.0f}": score(rows, "loss", base=base, length=length) for base in (STANDARD, *bases)}
+        for other in (f"{base:,.0f}" for base in bases if base != STANDARD):
             text = f"At {length}, base {STANDARD:,.0f} has a lower loss than base {other}"
             result.append(claim_order(text, losses, [f"{STANDARD:,.0f}", other]))
     return result

@@ -35,23 +35,27 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """Measure the attention of the models of the study `encodings`; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
     names, seeds = settings["encodings"], runner.seeds
-    runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
+    runner.run(Job(f"{name}-{seed}", measure, {"encoding": name, "seed": seed, **shared}) for seed in seeds for name in names)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], windows: int) -> list[Row]:
-    """Measure attention weights by distance: the mean over layers, heads and the queries in the last quarter of each window."""
-    chosen = training.make_preset(preset, changes, seed, encoding=encoding)
-    model = training.train_or_load(workspace, f"{encoding}-{seed}", chosen).model
-    length = training.trained_length(chosen)
-    text = training.held_out_windows(chosen, windows, length)[:, :-1]
-    weights = weights_by_distance(model, torch.from_numpy(text.astype(np.int64)).to(workspace.device), 3 * length // 4)
-    distances = [2**n for n in range((3 * length // 4).bit_length())]
-    rows = [row("weight", weights[:, d].numpy(), model=encoding, seed=seed, distance=d) for d in distances]
+    """Return rows with attention weights by distance: the mean over layers, heads and queries in the last quarter of a window.
+
+    With RoPE also rows with RoFormer's bound, and with the wavelengths of the fastest and the slowest pair.
+    """
+    full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
+    model = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset).model
+    length = training.trained_length(full_preset)
+    first_query = 3 * length // 4
+    text = training.held_out_windows(full_preset, windows, length)[:, :-1]
+    weights = weights_by_distance(model, torch.from_numpy(text.astype(np.int64)).to(workspace.device), first_query)
+    distances = [2**power for power in range(first_query.bit_length())]
+    rows = [row("weight", weights[:, far].numpy(), model=encoding, seed=seed, distance=far) for far in distances]
     if encoding == "rope":
         radians = analysis.radians(RopeSpec(head_dim=HEAD_DIM))
         bound = analysis.decay(radians, distances) / analysis.decay(radians, [0])
-        rows += [row("bound", value, model=BOUND, seed=seed, distance=d) for d, value in zip(distances, bound, strict=True)]
+        rows += [row("bound", value, model=BOUND, seed=seed, distance=far) for far, value in zip(distances, bound, strict=True)]
         fastest, *_, slowest = measured_wavelengths(RopeSpec(head_dim=HEAD_DIM))
         rows += [row("wavelength", value, seed=seed, pair=pair) for pair, value in ((FASTEST, fastest), (SLOWEST, slowest))]
     return rows
@@ -67,7 +71,7 @@ def measured_wavelengths(spec: RopeSpec) -> list[float]:
 def weights_by_distance(model: nn.Module, tokens: torch.Tensor, first: int) -> torch.Tensor:
     """Return the mean attention weight by distance of the queries at positions >= `first`, [windows, first + 1]."""
     layers = list(model.layers)  # type: ignore[call-overload, arg-type]
-    inputs: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []  # of the attention of each layer, recorded in a forward pass
     hooks = [layer.input_layernorm.register_forward_hook(lambda _m, _i, out: inputs.append(out)) for layer in layers]
     try:
         model(tokens)
@@ -77,30 +81,34 @@ def weights_by_distance(model: nn.Module, tokens: torch.Tensor, first: int) -> t
     positions, by_layer = torch.arange(tokens.shape[1], device=tokens.device), []
     for layer, x in zip(layers, inputs, strict=True):
         weights = layer.self_attn(x, positions, return_weights=True).weights.float().mean(1)  # [B, S, S]
-        rows = [weights[:, query].flip(-1)[:, -(query + 1) :][:, : first + 1] for query in range(first, tokens.shape[1])]
-        by_layer.append(torch.stack(rows).mean(0))
+        # the weights of a query from distance 0, its own key, to distance `first`
+        by_distance = [weights[:, query, : query + 1].flip(-1)[:, : first + 1] for query in range(first, tokens.shape[1])]
+        by_layer.append(torch.stack(by_distance).mean(0))
     return torch.stack(by_layer).mean(0).double().cpu()
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the attention weight by distance."""
+    """Return the attention weight by distance as a table and a figure, the claim, and our values beside published ones."""
     distances, models = distinct(rows, "weight", "distance"), distinct(rows, "weight", "model")
-    means = {m: [s.mean for s in scores_by(rows, "weight", "distance", distances, model=m).values()] for m in models}
-    bound = [s.mean for s in scores_by(rows, "bound", "distance", distances).values()]
-    cells = [(m, *(f"{mean:.4f}" for mean in y)) for m, y in (means | ({BOUND: bound} if bound else {})).items()]
+    means = {}
+    for name in models:
+        means[name] = [each.mean for each in scores_by(rows, "weight", "distance", distances, model=name).values()]
+    bound = [each.mean for each in scores_by(rows, "bound", "distance", distances).values()]
+    lines = means | ({BOUND: bound} if bound else {})
+    cells = [(name, *(f"{value:.4f}" for value in values)) for name, values in lines.items()]
     note = "Mean over windows, layers, heads and late queries. The bound is relative to distance 0, for a head size of 128."
     table = Table("Attention weight by distance", ("model", *map(str, distances)), cells, note)
-    series = {m: (distances, y) for m, y in means.items()}
+    series = {name: (distances, values) for name, values in means.items()}
     figure = line_figure(series, title="Attention by distance", x="distance", y="weight", log_y=True)
-    repeats = {pair: score(rows, "wavelength", pair=pair) for pair in (FASTEST, SLOWEST)}
-    ours = Ours(("tokens",), {pair: (f"{found.mean:,.2f}",) for pair, found in repeats.items() if found is not None})
+    wavelengths = {pair: score(rows, "wavelength", pair=pair) for pair in (FASTEST, SLOWEST)}
+    ours = Ours(("tokens",), {pair: (f"{each.mean:,.2f}",) for pair, each in wavelengths.items() if each is not None})
     return Findings([table], {"decay": figure}, claims(rows, distances), {"unaliased-length": ours})
 
 
 def claims(rows: list[Row], distances: list[int]) -> list[Claim]:
-    """Return the claims that a trained RoPE model attends less at larger distances."""
+    """Return the claim that a trained RoPE model attends less at larger distances."""
     near, middle, far = distances[0], distances[len(distances) // 2], distances[-1]
-    weights = {str(d): score(rows, "weight", model="rope", distance=d) for d in (far, middle, near)}
+    weights = {str(distance): score(rows, "weight", model="rope", distance=distance) for distance in (far, middle, near)}
     text = f"A RoPE model attends less at {far} than at {middle}, and less there than at {near}"
     return [claim_order(text, weights, list(weights), same_model=True)]
 

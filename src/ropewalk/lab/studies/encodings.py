@@ -59,20 +59,23 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each encoding and seed; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
     names, seeds = settings["encodings"], runner.seeds
-    runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
+    runner.run(Job(f"{name}-{seed}", measure, {"encoding": name, "seed": seed, **shared}) for seed in seeds for name in names)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def measure(
     workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int
 ) -> list[Row]:
-    """Train one model and measure its loss at every length; return the rows."""
-    chosen = training.make_preset(preset, changes, seed, encoding=encoding)
-    trainer = training.train_or_load(workspace, f"{encoding}-{seed}", chosen)
+    """Train one model and measure its loss at every multiple of the trained length, its speed and its size; return the rows.
+
+    The RoPE model is measured twice: also with attention limited to a sliding window, without further training.
+    """
+    full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
+    trainer = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset)
     model: Any = trainer.model
-    length = training.trained_length(chosen)
+    length = training.trained_length(full_preset)
     lengths = [length * multiple for multiple in multiples]
-    text = training.held_out_windows(chosen, windows, lengths[-1])
+    text = training.held_out_windows(full_preset, windows, lengths[-1])
     fields: dict[str, Any] = {"model": encoding, "seed": seed}
     # a bounded encoding has no positions beyond the trained length
     rows = training.loss_rows(model, text, lengths[:1] if ENCODINGS[encoding].bounded else lengths, length, **fields)
@@ -86,9 +89,10 @@ def measure(
 
 
 def positional_parameters(model: nn.Module) -> int:
-    """Return the number of parameters of the encodings of all layers."""
-    own = {id(p): p.numel() for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
-    return sum(own.values())
+    """Return the number of parameters of the encodings of all layers; a parameter that layers share counts once."""
+    encodings = (module for module in model.modules() if isinstance(module, Encoding))
+    sizes = {id(parameter): parameter.numel() for encoding in encodings for parameter in encoding.parameters()}
+    return sum(sizes.values())
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
@@ -97,7 +101,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     cells = sorted(score_rows(rows, "loss", "model", models, "length", lengths), key=lambda cells: cells[1])
     note = f"Nats per byte, on the same last {lengths[0]} tokens of held-out windows; ± is the standard error of the mean."
     losses = Table("Loss by context length", ("encoding", *map(str, lengths)), cells, note)
-    series = {m: by_length(rows, lengths, model=m) for m in models}
+    series = {name: by_length(rows, lengths, model=name) for name in models}
     title = f"Loss on the same last {lengths[0]} tokens, trained at {lengths[0]}"
     figure = line_figure(series, title=title, x="tokens of context", y="loss, nats per byte")
     return Findings([losses, _properties(rows, models)], {"encodings": figure}, claims(rows, lengths), _ours(rows, lengths))
@@ -105,30 +109,34 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
     """Return our values for each published table, by the name of that table."""
-    near = lengths[:1]
-    accuracy = {name: percent(score(rows, "accuracy", model=own, length=near[0])) for name, own in PUBLISHED_NAMES.items()}
-    at_near = ours_by_name(rows, PUBLISHED_NAMES, "model", near)
-    with_accuracy = {name: (*cells, accuracy[name]) for name, cells in at_near.cells.items()}
-    # RoPE at multiples of its trained length, beside multiples of 512
-    beyond = {str(512 * n): (str(n * near[0]), cell(score(rows, "loss", model="rope", length=n * near[0]))) for n in (1, 2, 4, 8)}
+    trained = lengths[0]
+    accuracy = {
+        published: percent(score(rows, "accuracy", model=name, length=trained)) for published, name in PUBLISHED_NAMES.items()
+    }
+    losses = ours_by_name(rows, PUBLISHED_NAMES, "model", [trained])
+    with_accuracy = {name: (*cells, accuracy[name]) for name, cells in losses.cells.items()}
+    beyond = {}
+    for multiple in (1, 2, 4, 8):  # RoPE at multiples of its trained length, beside multiples of 512
+        length = multiple * trained
+        beyond[str(512 * multiple)] = (str(length), cell(score(rows, "loss", model="rope", length=length)))
     return {
-        "glue": Ours((*at_near.columns, f"accuracy of the next byte at {near[0]}"), with_accuracy),
+        "glue": Ours((*losses.columns, f"accuracy of the next byte at {trained}"), with_accuracy),
         "beyond-512": Ours(("length", "loss of RoPE"), beyond),
         "alibi-extrapolation": ours_by_name(rows, PUBLISHED_NAMES, "model", lengths),
-        "nope-causal": at_near,
+        "nope-causal": losses,
         "nope-length-generalisation": ours_by_name(rows, PUBLISHED_NAMES, "model", lengths[1:2]),
     }
 
 
 def _properties(rows: list[Row], models: list[str]) -> Table:
     """Return a table of what each encoding is and costs; only those of ENCODINGS have a row."""
-    base = score(rows, "seconds per step", model="none")
+    seconds_of_none = score(rows, "seconds per step", model="none")
     cells = []
     for name in models:
         if name not in ENCODINGS:
             continue
-        encoding, cost = ENCODINGS[name], score(rows, "seconds per step", model=name)
-        times = f"{cost.mean / base.mean:.2f}" if cost and base else "-"
+        encoding, seconds = ENCODINGS[name], score(rows, "seconds per step", model=name)
+        times = f"{seconds.mean / seconds_of_none.mean:.2f}" if seconds and seconds_of_none else "-"
         parameters = select(rows, "parameters", model=name)[0]["mean"]
         yes_no = ("yes" if each else "no" for each in (encoding.relative, encoding.linear, encoding.bounded))
         cells.append((name, encoding.entry, *yes_no, f"{parameters:,.0f}", times))
@@ -142,7 +150,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     near = lengths[0]
     far = 4 * near if 4 * near in lengths else lengths[-1]
     models = distinct(rows, "loss", "model")
-    at_near, at_far = (scores_by(rows, "loss", "model", models, length=n) for n in (near, far))
+    at_near, at_far = (scores_by(rows, "loss", "model", models, length=length) for length in (near, far))
     alibi, window = at_far.get("alibi"), at_far.get(WINDOW)
     return [
         claim_order(f"At the trained length ({near}): RoPE < ALiBi < sinusoidal < none in loss", at_near, CORE),

@@ -66,27 +66,32 @@ def run(runner: JobRunner) -> dict[str, Any]:
         for factor in settings["tuned_factors"]:
             for method in settings["tuned_methods"]:
                 searched = select(rows, "factors", seed=seed, factor=factor) if method == LONGROPE else []
-                own = {"method": method, "factor": factor, "seed": seed, "factors": searched[0]["values"] if searched else None}
-                rest = {"steps": settings["tuned_steps"], "rate": settings["tuned_rate"], "multiples": [1, *settings["factors"]]}
-                jobs.append(Job(f"tuned-{method}-{factor}-{seed}", tuned, shared | own | rest))
+                arguments = {
+                    "method": method, "factor": factor, "seed": seed, "factors": searched[0]["values"] if searched else None,
+                    "steps": settings["tuned_steps"], "rate": settings["tuned_rate"], "multiples": [1, *settings["factors"]],
+                }  # fmt: skip
+                jobs.append(Job(f"tuned-{method}-{factor}-{seed}", tuned, shared | arguments))
     runner.run(jobs)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
 def _rope_model(workspace: Workspace, preset: str, changes: list[str], seed: int) -> tuple[Preset, nn.Module]:
     """Return the preset and the RoPE model of the study `encodings`, which is trained if no study has done so yet."""
-    chosen = training.make_preset(preset, changes, seed, encoding="rope")
-    return chosen, training.train_or_load(workspace, f"rope-{seed}", chosen).model
+    full_preset = training.make_preset(preset, changes, seed, encoding="rope")
+    return full_preset, training.train_or_load(workspace, f"rope-{seed}", full_preset).model
 
 
 def zero_shot(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], methods: list[str], factors: list[int], windows: int,
     search: dict[str, int],
 ) -> list[Row]:  # fmt: skip
-    """Return the losses of every method and factor without training, at the trained length and at factor times that length."""
-    chosen, model = _rope_model(workspace, preset, changes, seed)
-    plain, length = rope_spec(model), training.trained_length(chosen)
-    text = training.held_out_windows(chosen, windows, max(factors) * length)
+    """Return the losses of every method and factor without training, at the trained length and at factor times that length.
+
+    search  sizes of the search for LongRoPE's factors: its population, its rounds and the windows of text it measures
+    """
+    full_preset, model = _rope_model(workspace, preset, changes, seed)
+    plain, length = rope_spec(model), training.trained_length(full_preset)
+    text = training.held_out_windows(full_preset, windows, max(factors) * length)
     rows = training.loss_rows(model, text, [length], length, method=NONE, seed=seed, tuned=0, factor=1)
     options = {name: value for name, value in search.items() if name != "windows"}
     for factor in factors:
@@ -94,7 +99,7 @@ def zero_shot(
             fields: dict[str, Any] = {"method": method, "seed": seed, "tuned": 0, "factor": factor}
             searched = None
             if method == LONGROPE:
-                search_text = training.corpus_of(chosen).train.windows(search["windows"], factor * length + 1)
+                search_text = training.corpus_of(full_preset).train.windows(search["windows"], factor * length + 1)
                 searched = search_longrope(model, search_text, factor, length, seed=seed, **options)
                 rows.append(row("factors", searched, **fields))
             longer = migrate(model, spec_for(method, plain, factor, length, searched)).model
@@ -106,102 +111,119 @@ def tuned(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], method: str, factor: int, factors: list[float] | None,
     windows: int, steps: int, rate: float, multiples: list[int],
 ) -> list[Row]:  # fmt: skip
-    """Fine-tune at the longer length, then measure at every length; return the rows."""
-    chosen, model = _rope_model(workspace, preset, changes, seed)
-    length, batch = training.trained_length(chosen), chosen.train.stages[0].batch
+    """Fine-tune the RoPE model at `factor` times its length, then measure it at every multiple of it; return the rows.
+
+    `factors` are the searched factors of LongRoPE, None for other methods.
+    """
+    full_preset, model = _rope_model(workspace, preset, changes, seed)
+    length, batch = training.trained_length(full_preset), full_preset.train.stages[0].batch
     longer = migrate(model, spec_for(method, rope_spec(model), factor, length, factors)).model
-    second = training.fine_tuning(chosen, factor * length, max(1, batch // factor), steps, rate, seed)
+    # a smaller batch, so that a step has as many tokens as before
+    tuning = training.fine_tuning(full_preset, factor * length, max(1, batch // factor), steps, rate, seed)
     origin = f"rope-{seed} {method} {factor} {factors}"
-    done = training.train_or_load(workspace, f"{method}-{factor}x-{seed}", second, start=longer, origin=origin)
-    text = training.held_out_windows(chosen, windows, max(multiples) * length)
+    trainer = training.train_or_load(workspace, f"{method}-{factor}x-{seed}", tuning, start=longer, origin=origin)
+    text = training.held_out_windows(full_preset, windows, max(multiples) * length)
     lengths = [multiple * length for multiple in multiples]
-    return training.loss_rows(done.model, text, lengths, length, method=method, seed=seed, tuned=steps, factor=factor)
+    return training.loss_rows(trainer.model, text, lengths, length, method=method, seed=seed, tuned=steps, factor=factor)
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the losses zero-shot and after fine-tuning, a figure, and the claims."""
-    start = select(rows, "loss", tuned=0, factor=1)[0]["length"]
-    factors = [f for f in distinct(rows, "loss", "factor", tuned=0) if f > 1]
-    methods = [m for m in distinct(rows, "loss", "method", tuned=0) if select(rows, "loss", tuned=0, method=m, factor=factors[0])]
-    trained = score(rows, "loss", tuned=0, factor=1)
-    columns = ("method", *(f"{f}x = {f * start}" for f in factors))
-    note = f"Nats per byte on the same last {start} tokens. At {start}, unchanged: {cell(trained)}."
-    at_factor = _at_factor(rows, start)
-    tables = [Table("Zero-shot", columns, score_rows(at_factor, "loss", "method", methods, "factor", factors), note)]
-    short = [r for r in rows if r["metric"] == "loss" and not r["tuned"] and r["length"] == start and r["factor"] > 1]
+    trained = select(rows, "loss", tuned=0, factor=1)[0]["length"]
+    factors = [factor for factor in distinct(rows, "loss", "factor", tuned=0) if factor > 1]
+    measured = distinct(rows, "loss", "method", tuned=0)
+    methods = [method for method in measured if select(rows, "loss", tuned=0, method=method, factor=factors[0])]
+    unchanged = score(rows, "loss", tuned=0, factor=1)
+    columns = ("method", *(f"{factor}x = {factor * trained}" for factor in factors))
+    note = f"Nats per byte on the same last {trained} tokens. At {trained}, unchanged: {cell(unchanged)}."
+    zero_shot_rows = _zero_shot_rows(rows, trained)
+    tables = [Table("Zero-shot", columns, score_rows(zero_shot_rows, "loss", "method", methods, "factor", factors), note)]
+    short = [row for row in _untuned(rows) if row["length"] == trained and row["factor"] > 1]
     if short:
-        columns = ("method", *(f"factor {f}" for f in factors))
-        note = f"The loss on text of the trained length, {start}, with each factor. Unchanged: {cell(trained)}."
+        columns = ("method", *(f"factor {factor}" for factor in factors))
+        note = f"The loss on text of the trained length, {trained}, with each factor. Unchanged: {cell(unchanged)}."
         tables.append(Table("Short text", columns, score_rows(short, "loss", "method", methods, "factor", factors), note))
     series = {}
     for method in methods:
-        losses = (trained, *(score(at_factor, "loss", method=method, factor=f) for f in factors))
-        series[method] = ([1, *factors], [s.mean if s else float("nan") for s in losses])
+        losses = (unchanged, *(score(zero_shot_rows, "loss", method=method, factor=factor) for factor in factors))
+        series[method] = ([1, *factors], [loss.mean if loss else float("nan") for loss in losses])
     title = "Zero-shot, beyond the trained length"
     figures = {"extend": line_figure(series, title=title, x="times the trained length", y="loss")}
-    return Findings(tables + _tuned_tables(rows), figures, claims(rows, factors, start), _ours(rows, factors, start))
+    return Findings(tables + _tuned_tables(rows), figures, claims(rows, factors, trained), _ours(rows, factors, trained))
 
 
-def _at_factor(rows: list[Row], start: int) -> list[Row]:
-    """Return the zero-shot losses at the length that each factor is for."""
-    return [r for r in rows if r["metric"] == "loss" and not r["tuned"] and r["length"] == r["factor"] * start]
+def _untuned(rows: list[Row]) -> list[Row]:
+    """Return the rows with losses of models that were not fine-tuned."""
+    return [row for row in rows if row["metric"] == "loss" and not row["tuned"]]
 
 
-def _ours(rows: list[Row], factors: list[int], start: int) -> dict[str, Ours]:
+def _tuned(rows: list[Row]) -> list[Row]:
+    """Return the rows with losses of fine-tuned models."""
+    return [row for row in rows if row["metric"] == "loss" and row["tuned"]]
+
+
+def _zero_shot_rows(rows: list[Row], trained: int) -> list[Row]:
+    """Return the losses without fine-tuning at the length that each factor is for; `trained` is the trained length."""
+    return [row for row in _untuned(rows) if row["length"] == row["factor"] * trained]
+
+
+def _ours(rows: list[Row], factors: list[int], trained: int) -> dict[str, Ours]:
     """Return our values beside published tables; theirs have factors of about 8, 4 and 2."""
-    far, middle = (n if n in factors else factors[-1] for n in (8, 4))
+    far, middle = (factor if factor in factors else factors[-1] for factor in (8, 4))
     accuracy = {
-        name: percent(score(rows, "accuracy", method=own, tuned=0, factor=far, length=far * start))
-        for name, own in PUBLISHED_NAMES.items()
+        published: percent(score(rows, "accuracy", method=method, tuned=0, factor=far, length=far * trained))
+        for published, method in PUBLISHED_NAMES.items()
     }
-    zero = [r for r in _at_factor(rows, start) if r["factor"] in (1, middle)]
-    after = [r for r in rows if r["metric"] == "loss" and r["tuned"] and r["factor"] == middle]
-    lengths = [start, middle * start]
-    changed = ours_by_name(zero, {"unchanged": NONE}, "method", lengths)
+    zero_shot_rows = [row for row in _zero_shot_rows(rows, trained) if row["factor"] in (1, middle)]
+    tuned_rows = [row for row in _tuned(rows) if row["factor"] == middle]
+    lengths = [trained, middle * trained]
+    unchanged = ours_by_name(zero_shot_rows, {"unchanged": NONE}, "method", lengths)
     tuned_names = {"fine-tuned directly": NONE, "interpolated and fine-tuned": "linear"}
+    fine_tuned = ours_by_name(tuned_rows, tuned_names, "method", lengths)
     return {
-        "ntk-zero-shot": Ours((f"accuracy at {far * start}",), {name: (text,) for name, text in accuracy.items()}),
-        "interpolation": Ours(changed.columns, changed.cells | ours_by_name(after, tuned_names, "method", lengths).cells),
-        "yarn": ours_by_name(after, PUBLISHED_NAMES, "method", lengths[1:]),
-        "longrope": ours_by_name(zero, PUBLISHED_NAMES, "method", lengths[1:]),
+        "ntk-zero-shot": Ours((f"accuracy at {far * trained}",), {name: (text,) for name, text in accuracy.items()}),
+        "interpolation": Ours(unchanged.columns, unchanged.cells | fine_tuned.cells),
+        "yarn": ours_by_name(tuned_rows, PUBLISHED_NAMES, "method", lengths[1:]),
+        "longrope": ours_by_name(zero_shot_rows, PUBLISHED_NAMES, "method", lengths[1:]),
     }
 
 
 def _tuned_tables(rows: list[Row]) -> list[Table]:
     """Return one table per factor: the loss of each fine-tuned method at every length."""
     tables = []
-    after = [r for r in rows if r["metric"] == "loss" and r["tuned"]]
-    for factor in distinct(after, "loss", "factor"):
-        own = select(after, "loss", factor=factor)
-        methods, lengths = distinct(own, "loss", "method"), distinct(own, "loss", "length")
-        cells = score_rows(own, "loss", "method", methods, "length", lengths)
-        title = f"After {own[0]['tuned']} steps at {factor}x"
+    for factor in distinct(_tuned(rows), "loss", "factor"):
+        of_factor = select(_tuned(rows), "loss", factor=factor)
+        methods, lengths = distinct(of_factor, "loss", "method"), distinct(of_factor, "loss", "length")
+        cells = score_rows(of_factor, "loss", "method", methods, "length", lengths)
+        title = f"After {of_factor[0]['tuned']} steps at {factor}x"
         note = "Loss at every length, with the factor of the fine-tuning."
         tables.append(Table(title, ("method", *map(str, lengths)), cells, note))
     return tables
 
 
-def claims(rows: list[Row], factors: list[int], start: int) -> list[Claim]:
-    """Claim the order of methods that published zero-shot tables have, and that fine-tuning helps."""
-    at = 4 if 4 in factors else factors[-1]
+def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
+    """Return the claims that methods have the order of published zero-shot tables, and that fine-tuning helps."""
+    factor = 4 if 4 in factors else factors[-1]
     methods = distinct(rows, "loss", "method", tuned=0)
-    zero = scores_by(rows, "loss", "method", methods, tuned=0, factor=at, length=at * start)
-    text = f"Zero-shot at {at}x: YaRN < NTK < none < interpolation in loss"
-    result = [claim_order(text, zero, ["yarn", "ntk", "none", "linear"], same_model=True)]
-    after = [r for r in rows if r["metric"] == "loss" and r["tuned"] and r["factor"] == at]
+    zero_shot = scores_by(rows, "loss", "method", methods, tuned=0, factor=factor, length=factor * trained)
+    text = f"Zero-shot at {factor}x: YaRN < NTK < none < interpolation in loss"
+    result = [claim_order(text, zero_shot, ["yarn", "ntk", "none", "linear"], same_model=True)]
+    tuned_rows = [row for row in _tuned(rows) if row["factor"] == factor]
     for method in ("none", "yarn"):
-        pair = {"tuned": score(after, "loss", method=method, length=at * start), "zero-shot": zero.get(method)}
-        if pair["tuned"] is not None:
-            text = f"A little training at {at}x lowers the loss there ({method})"
-            result.append(claim_order(text, pair, ["tuned", "zero-shot"], same_model=True))
-    if "longrope" in zero:
-        text = f"The LongRoPE search beats YaRN zero-shot at {at}x"
-        result.append(claim_order(text, zero, ["longrope", "yarn"], same_model=True))
-    short = {m: score(rows, "loss", method=m, tuned=0, factor=factors[-1], length=start) for m in ("dynamic_yarn", "yarn")}
+        tuned_loss = score(tuned_rows, "loss", method=method, length=factor * trained)
+        if tuned_loss is not None:
+            text = f"A little training at {factor}x lowers the loss there ({method})"
+            both = {"tuned": tuned_loss, "zero-shot": zero_shot.get(method)}
+            result.append(claim_order(text, both, ["tuned", "zero-shot"], same_model=True))
+    if "longrope" in zero_shot:
+        text = f"The LongRoPE search beats YaRN zero-shot at {factor}x"
+        result.append(claim_order(text, zero_shot, ["longrope", "yarn"], same_model=True))
+    largest = {"tuned": 0, "factor": factors[-1], "length": trained}
+    short = {method: score(rows, "loss", method=method, **largest) for method in ("dynamic_yarn", "yarn")}
     if short["dynamic_yarn"] is not None:
-        text = f"Dynamic YaRN leaves text of {start} tokens as it was"
+        text = f"Dynamic YaRN leaves text of {trained} tokens as it was"
         result.append(claim_within(text, short["dynamic_yarn"], score(rows, "loss", tuned=0, factor=1), 0.001))
-        text = f"On text of {start} tokens, dynamic YaRN has a lower loss than YaRN with a factor of {factors[-1]}"
+        text = f"On text of {trained} tokens, dynamic YaRN has a lower loss than YaRN with a factor of {factors[-1]}"
         result.append(claim_order(text, short, ["dynamic_yarn", "yarn"], same_model=True))
     return result
 

@@ -47,7 +47,10 @@ def rope_spec(model: nn.Module) -> RopeSpec:
 def spec_for(
     method: str, plain: RopeSpec, factor: float, length: int, factors: tuple[float, ...] | list[float] | None = None
 ) -> RopeSpec:
-    """Return the spec of a method; `factors` are the searched factors of LongRoPE."""
+    """Return the spec by which a method extends a model with the spec `plain` to `factor` times its trained `length`.
+
+    `factors` are the searched factors of LongRoPE, one for each pair.
+    """
     if method == NONE:
         return plain
     if method == LONGROPE:
@@ -60,7 +63,7 @@ def spec_for(
 def search_longrope(
     model: nn.Module, windows: np.ndarray, factor: int, length: int, *, population: int, rounds: int, seed: int
 ) -> tuple[float, ...]:
-    """Search the LongRoPE factors with the lowest loss on the last tokens of the given windows."""
+    """Return the LongRoPE factors with the lowest loss that a search finds, on the last `length` tokens of the windows."""
     model = deepcopy(model)
     plain = rope_spec(model)
     rows = windows[:, -(factor * length + 1) :]

@@ -66,9 +66,13 @@ def concluded(findings: Findings, facts: Mapping[str, Any]) -> Findings:
 
 
 def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> float:
-    """Return the noise between trainings to add to a comparison: sqrt(2) SEED_NOISE for single seeds, 0 for the same model."""
-    single = any(each is not None and each.seeds == 1 for each in scores)
-    return SEED_NOISE * 2**0.5 if single and not same_model else 0.0
+    """Return the noise between trainings to add to a comparison.
+
+    If each model was trained with one seed, it is that of a difference of two trainings, sqrt(2) SEED_NOISE. With several seeds
+    it is measured, and scores of the same model have none: then 0.
+    """
+    single_seed = any(each is not None and each.seeds == 1 for each in scores)
+    return SEED_NOISE * 2**0.5 if single_seed and not same_model else 0.0
 
 
 def cell(value: Score | None) -> str:
@@ -86,7 +90,11 @@ def percent(value: Score | None) -> str:
 
 
 def ours_by_name(rows: list[Row], names: Mapping[str, str], field: str, lengths: Sequence[int], **fields: Any) -> Ours:
-    """Return the loss of each model or method at each length, by its published name (`names`: published -> ours)."""
+    """Return the loss of each model or method at each length, by its published name.
+
+    names   published name -> our value of `field`, which is "model" or "method"
+    fields  further fields that rows must have
+    """
     columns = tuple(f"loss at {length}" for length in lengths)
     cells = {
         published: tuple(cell(score(rows, "loss", **{field: name, "length": length}, **fields)) for length in lengths)
@@ -95,40 +103,42 @@ def ours_by_name(rows: list[Row], names: Mapping[str, str], field: str, lengths:
     return Ours(columns, cells)
 
 
-def difference(step: Comparison) -> str:
+def difference(comparison: Comparison) -> str:
     """Return a paired difference and its error as text."""
-    return f"{step.difference:+.3f} ± {step.error:.3f}"
+    return f"{comparison.difference:+.3f} ± {comparison.error:.3f}"
 
 
 def claim_order(text: str, scores: Mapping[str, Score | None], order: Sequence[str], *, same_model: bool = False) -> Claim:
-    """Return the claim that scores increase in the given order; each step must exceed its paired error."""
+    """Return the claim that scores increase in the given order; each must differ from the next by more than the noise."""
     absent = [name for name in order if scores.get(name) is None]
     if absent:
         return Claim(text, UNKNOWN, f"no rows for {', '.join(absent)}")
     floor = seed_noise(list(scores.values()), same_model=same_model)
     steps = [(a, b, compare(scores[a], scores[b], floor=floor)) for a, b in pairwise(order)]  # type: ignore[arg-type]
-    verdicts = [step.verdict for _, _, step in steps]
+    verdicts = [comparison.verdict for _, _, comparison in steps]
+    # the verdict of a comparison is "a" if the first is lower, as claimed, "b" if the second is
     verdict = FAILS if "b" in verdicts else TIED if "tied" in verdicts else HOLDS
-    return Claim(text, verdict, "; ".join(f"{a} - {b} {difference(step)}" for a, b, step in steps))
+    return Claim(text, verdict, "; ".join(f"{a} - {b} {difference(comparison)}" for a, b, comparison in steps))
 
 
 def claim_within(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
     """Return the claim that two scores of one model differ by at most `limit`, with two standard errors of margin."""
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
-    step = compare(one, other)
-    size = abs(step.difference)
-    verdict = HOLDS if size + 2 * step.error <= limit else FAILS if size - 2 * step.error > limit else TIED
-    return Claim(text, verdict, f"{difference(step)}, limit {limit:g}")
+    comparison = compare(one, other)
+    size, margin = abs(comparison.difference), 2 * comparison.error
+    verdict = HOLDS if size + margin <= limit else FAILS if size - margin > limit else TIED
+    return Claim(text, verdict, f"{difference(comparison)}, limit {limit:g}")
 
 
 def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
     """Return the claim that a score exceeds another of the same model by at most `limit`, with two standard errors of margin."""
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
-    step = compare(one, other)
-    verdict = HOLDS if step.difference + 2 * step.error <= limit else FAILS if step.difference > limit else TIED
-    return Claim(text, verdict, f"{difference(step)}, limit {limit:+g}")
+    comparison = compare(one, other)
+    excess, margin = comparison.difference, 2 * comparison.error
+    verdict = HOLDS if excess + margin <= limit else FAILS if excess > limit else TIED
+    return Claim(text, verdict, f"{difference(comparison)}, limit {limit:+g}")
 
 
 def claim_threshold(text: str, value: float, threshold: float, *, above: bool) -> Claim:
@@ -141,7 +151,10 @@ def claim_threshold(text: str, value: float, threshold: float, *, above: bool) -
 def score_rows(
     rows: list[Row], metric: str, field: str, names: Sequence[Any], column: str, columns: Sequence[Any], **fields: Any
 ) -> list[tuple[str, ...]]:
-    """Return table rows, one per name of `field`: the mean and standard error in each column."""
+    """Return table rows with the mean and standard error of a metric.
+
+    Rows are for the values `names` of a field such as "model", columns for the values `columns` of another such as "length".
+    """
     return [
         (str(name), *(cell(score(rows, metric, **{field: name, column: value}, **fields)) for value in columns)) for name in names
     ]
@@ -172,13 +185,13 @@ def line_figure(
         """Return the figure; it is drawn only when it is needed."""
         figure, (ax,) = blank(LIGHT, 8.5, 4.6)
         styles = ("-", "--", ":", "-.")  # colours repeat after six lines, so the dashes change
-        for place, (name, (across, up)) in enumerate(series.items()):
-            ax.plot(across, up, styles[place // 6 % 4], marker="o", markersize=3.5, color=LIGHT.colour(place), label=name)
+        for place, (name, (xs, ys)) in enumerate(series.items()):
+            ax.plot(xs, ys, styles[place // 6 % 4], marker="o", markersize=3.5, color=LIGHT.colour(place), label=name)
             if errors and name in errors:
-                ax.errorbar(across, up, errors[name], fmt="none", elinewidth=0.9, capsize=2, color=LIGHT.colour(place))
+                ax.errorbar(xs, ys, errors[name], fmt="none", elinewidth=0.9, capsize=2, color=LIGHT.colour(place))
         if log_x:
             ax.set_xscale("log", base=2)
-            ticks = sorted({value for across, _ in series.values() for value in across})
+            ticks = sorted({value for xs, _ in series.values() for value in xs})
             ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             ax.minorticks_off()
         if log_y:

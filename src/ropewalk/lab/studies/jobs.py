@@ -59,6 +59,7 @@ class JobRunner:
     def __init__(
         self, folder: Path, workspace: Workspace, settings: dict[str, Any], seeds: int, workers: int, quiet: bool
     ) -> None:
+        """Prepare to run jobs in `workers` processes, with seeds from 0 to `seeds` - 1; `settings` are those of the study."""
         self.folder, self.workspace, self.settings, self.seeds = folder, workspace, settings, range(seeds)
         self.workers, self.quiet = workers, quiet
         self.rows: list[Row] = []
@@ -89,6 +90,7 @@ class JobRunner:
         return self.folder / "jobs" / job.file
 
     def _finish(self, job: Job, result: tuple[list[Row], float], status: _Status) -> None:
+        """Store the rows of a finished job; `result` is what `_run_job` returned."""
         rows, seconds = result
         write_rows(self._path(job), rows)
         status.job_done(f"{job.name}, {seconds:.0f} s")
@@ -113,13 +115,14 @@ class JobRunner:
 
 
 def _run_job(workspace: Workspace, job: Job) -> tuple[list[Row], float]:
+    """Return the rows of a job and the seconds it took."""
     began = time.perf_counter()
     return job.work(workspace, **job.settings), time.perf_counter() - began
 
 
 @contextmanager
 def _one_openmp_thread() -> Iterator[None]:
-    """Start processes with one OpenMP thread: batched matrix products ignore a later torch.set_num_threads."""
+    """Context manager in which new processes get one OpenMP thread; batched products ignore a later torch.set_num_threads."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -137,6 +140,7 @@ def _start_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
+        """End this process when another process has become its parent."""
         while os.getppid() == parent:
             time.sleep(POLL)
         os._exit(1)
@@ -153,6 +157,7 @@ class _Status:
         self.printed = time.monotonic()
 
     def job_done(self, text: str) -> None:
+        """Count a finished job and show it."""
         self.done += 1
         self.bar.show(self.done, text)
         self._print(text)
@@ -168,7 +173,8 @@ class _Status:
         if not self.bar.visible and (self.quiet or time.monotonic() - self.printed < LINES):
             return
         recent = [path for path in sorted(models.glob(f"*/{LOG}")) if time.time() - path.stat().st_mtime < 15]
-        last = [(path.parent.name.rsplit("-", 1)[0], rows[-1]) for path in recent if (rows := read_log(path))]
-        text = "  ".join(f"{name} step {row['step']} loss {row['loss']:.2f}" for name, row in last if "loss" in row)
+        # the folder of a model is its name and a hash
+        last_rows = [(path.parent.name.rsplit("-", 1)[0], rows[-1]) for path in recent if (rows := read_log(path))]
+        text = "  ".join(f"{name} step {row['step']} loss {row['loss']:.2f}" for name, row in last_rows if "loss" in row)
         self.bar.show(self.done, text or "running")
         self._print(text or "running")

@@ -42,13 +42,16 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """Train the models in parallel, then measure time and memory in one process; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows", "multiples")
     runner.run(
-        Job(f"{_short(kind)}-{seed}", quality, {"kind": kind, "seed": seed, **shared}) for seed in runner.seeds for kind in MODELS
+        Job(f"{_file_name(kind)}-{seed}", quality, {"kind": kind, "seed": seed, **shared})
+        for seed in runner.seeds
+        for kind in MODELS
     )
     runner.run([Job("costs", costs, runner.pick("preset", "changes", "timed"))])
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
-def _short(kind: str) -> str:
+def _file_name(kind: str) -> str:
+    """Return the name of a model without spaces."""
     return kind.replace(", ", "-")
 
 
@@ -56,8 +59,10 @@ def quality(
     workspace: Workspace, *, kind: str, seed: int, preset: str, changes: list[str], windows: int, multiples: list[int]
 ) -> list[Row]:
     """Train one model and measure its loss at every length; return the rows."""
-    chosen = training.make_preset(preset, changes, seed, **MODELS[kind])
-    return training.train_and_measure(workspace, f"{_short(kind)}-{seed}", chosen, multiples, windows, model=kind, seed=seed)
+    full_preset = training.make_preset(preset, changes, seed, **MODELS[kind])
+    return training.train_and_measure(
+        workspace, f"{_file_name(kind)}-{seed}", full_preset, multiples, windows, model=kind, seed=seed
+    )
 
 
 def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[int]) -> list[Row]:
@@ -83,8 +88,9 @@ def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[
 
 def held_bytes(cache: Any) -> int:
     """Return the bytes of the tensors in a cache, without unused capacity."""
+    # the running sums of linear attention, or the keys and values of softmax attention
     tensors = cache.state if hasattr(cache, "state") else cache.seen
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+    return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor))
 
 
 @torch.no_grad()
@@ -101,13 +107,17 @@ def _milliseconds(model: nn.Module, tokens: torch.Tensor, repeats: int = 3) -> f
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return loss, time and memory."""
+    """Return tables of loss, time and memory, a figure of the time, the claims, and our values beside published ones."""
     lengths, timed = distinct(rows, "loss", "length"), distinct(rows, "milliseconds", "length")
     models = distinct(rows, "loss", "model")
 
+    def costs_of(metric: str, model: str) -> list[float]:
+        """Return a cost of a model at each of the lengths `timed`."""
+        return [select(rows, metric, model=model, length=length)[0]["mean"] for length in timed]
+
     def costs_table(title: str, metric: str, unit: float, digits: int, note: str = "") -> Table:
-        by_model = {m: [select(rows, metric, model=m, length=n)[0]["mean"] / unit for n in timed] for m in models}
-        cells = [(m, *(f"{value:.{digits}f}" for value in values)) for m, values in by_model.items()]
+        """Return a table of one cost of every model, in `unit`, by length."""
+        cells = [(model, *(f"{value / unit:.{digits}f}" for value in costs_of(metric, model))) for model in models]
         return Table(title, ("attention", *map(str, timed)), cells, note)
 
     losses = score_rows(rows, "loss", "model", models, "length", lengths)
@@ -118,7 +128,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     ]
     if select(rows, "peak"):
         tables.append(costs_table("Peak MiB", "peak", 2**20, 0))
-    times = {m: (timed, [select(rows, "milliseconds", model=m, length=n)[0]["mean"] for n in timed]) for m in models}
+    times = {model: (timed, costs_of("milliseconds", model)) for model in models}
     figure = line_figure(times, title="Time of a forward pass", x="tokens", y="ms", log_y=True)
     ours = ours_by_name(rows, {"Performer": "linear, none", "Performer with RoPE": "linear, rope"}, "model", lengths[:1])
     return Findings(tables, {"linear": figure}, claims(rows, lengths), {"roformer-linear": ours})
@@ -126,11 +136,11 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     """Return the claims that linear attention has a higher loss than softmax, and that RoPE lowers it."""
-    near = {m: score(rows, "loss", model=m, length=lengths[0]) for m in MODELS}
+    losses = {model: score(rows, "loss", model=model, length=lengths[0]) for model in MODELS}
     text = "Softmax attention has a lower loss than linear attention, both with RoPE"
     return [
-        claim_order(text, near, ["softmax, rope", "linear, rope"]),
-        claim_order("RoPE lowers the loss of linear attention", near, ["linear, rope", "linear, none"]),
+        claim_order(text, losses, ["softmax, rope", "linear, rope"]),
+        claim_order("RoPE lowers the loss of linear attention", losses, ["linear, rope", "linear, none"]),
     ]
 
 

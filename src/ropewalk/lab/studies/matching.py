@@ -60,20 +60,20 @@ def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]
     draw = random.Random(seed)
     triplets = []
     for _ in range(count):
-        matter, other = draw.sample(MATTERS, 2)
+        subject, other = draw.sample(MATTERS, 2)
         low, high = (0, short) if draw.random() < EARLY else (short, long)
-        a, b, c = (_case(draw, about, low, high, long) for about in (matter, matter, other))
-        triplets.append(Triplet(a, b, c, "B") if draw.random() < 0.5 else Triplet(a, c, b, "C"))
+        a, same, different = (_case(draw, each, low, high, long) for each in (subject, subject, other))
+        triplets.append(Triplet(a, same, different, "B") if draw.random() < 0.5 else Triplet(a, different, same, "C"))
     return triplets
 
 
-def _case(draw: random.Random, matter: str, low: int, high: int, size: int) -> str:
-    """Return `size` characters of random words with the subject between `low` and `high`."""
-    subject, text = f" [{matter}] ", ""
+def _case(draw: random.Random, subject: str, low: int, high: int, size: int) -> str:
+    """Return `size` characters of random words with the subject in brackets between the characters `low` and `high`."""
+    marked, text = f" [{subject}] ", ""
     while len(text) < size:
         text += draw.choice(WORDS) + " "
-    at = draw.randint(low, high - len(subject))
-    return (text[:at] + subject + text[at + len(subject) :])[:size]
+    at = draw.randint(low, high - len(marked))
+    return (text[:at] + marked + text[at + len(marked) :])[:size]
 
 
 def reachable(length: int, settings: dict[str, Any]) -> float:
@@ -110,10 +110,10 @@ def measure(
 ) -> list[Row]:  # fmt: skip
     """Train a model on the first `cut` characters of each text, and measure its errors on held-out cases; return the rows."""
     stage = f"train.stages=[{{length={cut}, batch={batch}, steps={steps}}}]"
-    chosen = make_preset(preset, [*changes, stage, "data.objective=triplets"], seed, head="none", encoding=encoding)
+    full_preset = make_preset(preset, [*changes, stage, "data.objective=triplets"], seed, head="none", encoding=encoding)
     train, valid = triplets_of(data, count, short, long)
     batches = TripletBatches(train, "triplets", seed=seed)
-    model = train_or_load(workspace, f"matching-{encoding}-{cut}-{seed}", chosen, batches=batches, objective=contrast).model
+    model = train_or_load(workspace, f"matching-{encoding}-{cut}-{seed}", full_preset, batches=batches, objective=contrast).model
     hits = right(model, TripletBatches(valid, "triplets", swap=False), cut, workspace.device)
     return [row("wrong", 1 - hits, cut=cut, encoding=encoding, seed=seed)]
 
@@ -133,7 +133,7 @@ def contrast(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def right(model: nn.Module, batches: TripletBatches, length: int, device: torch.device, size: int = 64) -> np.ndarray:
-    """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N]."""
+    """Return 1.0 for each triplet whose label is predicted correctly and 0.0 for the others, [N]; `size` triplets at once."""
     hits = []
     with torch.no_grad():
         for start in range(0, len(batches.triplets), size):
@@ -146,28 +146,29 @@ def right(model: nn.Module, batches: TripletBatches, length: int, device: torch.
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the accuracy by length and encoding, beside the best possible one."""
     settings, is_generated = facts["settings"], not facts["settings"]["data"]
-    hits = {name: _accuracy(rows, *model) for name, model in models(settings).items()}
+    accuracies = {name: _accuracy(rows, *model) for name, model in models(settings).items()}
     cells = []
     for name, (cut, encoding) in models(settings).items():
         best = f"{reachable(cut, settings):.1%}" if is_generated else "-"
-        found = hits[name]
-        cells.append((str(cut), encoding, percent(found), best, str(found.windows if found is not None else 0)))
+        accuracy = accuracies[name]
+        cells.append((str(cut), encoding, percent(accuracy), best, str(accuracy.windows if accuracy is not None else 0)))
     note = "The best possible model guesses if the evidence is beyond its length." if is_generated else ""
     columns = ("characters", "encoding", "accuracy", "best possible", "cases")
     table = Table("Accuracy by length of the texts", columns, cells, note)
     cuts = [settings["short"], settings["long"]]
     series = {}
     for name in ("rope", "learned"):
-        measured = {cut: found for cut in cuts if (found := _accuracy(rows, cut, name)) is not None}
-        series[name] = (list(measured), [100 * found.mean for found in measured.values()])
+        measured = {cut: accuracy for cut in cuts if (accuracy := _accuracy(rows, cut, name)) is not None}
+        series[name] = (list(measured), [100 * accuracy.mean for accuracy in measured.values()])
     series |= {"best possible": (cuts, [100 * reachable(cut, settings) for cut in cuts])} if is_generated else {}
     figure = line_figure(series, title="Matching cases by length", x="characters of each text", y="% right")
-    own = {name: (str(cut), percent(hits[name])) for name, (cut, _) in models(settings).items()}
-    ours = {"roformer-cail": Ours(("characters", "accuracy"), own)}
+    our_cells = {name: (str(cut), percent(accuracies[name])) for name, (cut, _) in models(settings).items()}
+    ours = {"roformer-cail": Ours(("characters", "accuracy"), our_cells)}
     return Findings([table], {"matching": figure}, claims(rows, settings), ours)
 
 
 def _accuracy(rows: list[Row], cut: int, encoding: str) -> Score | None:
+    """Return the accuracy of the model with this encoding on texts cut at `cut` characters; None if it was not measured."""
     wrong = score(rows, "wrong", cut=cut, encoding=encoding)
     return None if wrong is None else Score(1 - wrong.values)
 

@@ -22,13 +22,16 @@ VOCABULARY = 264
 
 
 def costs(workspace: Workspace, *, methods: list[str], multiple: int, preset: str, changes: list[str], repeats: int) -> list[Row]:
-    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of reading a text of `multiple` x the length."""
+    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of reading a text of `multiple` x the length.
+
+    Models are untrained. A method that changes a trained RoPE model has no training step of its own.
+    """
     rows = []
     for method in methods:
-        base = method if method in TRAINED else "rope"
-        chosen = preset_of(base, preset, changes, 0)
-        stage, precision = chosen.train.stages[0], usable(chosen.train.precision, workspace.device)
-        model: Any = make_model(dict(chosen.model), make_data(chosen.data), chosen.train, VOCABULARY)
+        base = method if method in TRAINED else "rope"  # the model that the method begins with
+        full_preset = preset_of(base, preset, changes, 0)
+        stage, precision = full_preset.train.stages[0], usable(full_preset.train.precision, workspace.device)
+        model: Any = make_model(dict(full_preset.model), make_data(full_preset.data), full_preset.train, VOCABULARY)
         model = new_model(base, model, 0).to(workspace.device)
         if method in TRAINED:
             tokens = torch.randint(256, (stage.batch, stage.length), device=workspace.device)
@@ -36,8 +39,8 @@ def costs(workspace: Workspace, *, methods: list[str], multiple: int, preset: st
         elif method == DROPE:
             model = migrate(model, to=DROPE).model
         else:
-            model = changed(model, method, multiple, training.trained_length(chosen))
-        text = torch.randint(256, (1, multiple * training.trained_length(chosen)), device=workspace.device)
+            model = changed(model, method, multiple, training.trained_length(full_preset))
+        text = torch.randint(256, (1, multiple * training.trained_length(full_preset)), device=workspace.device)
         rows += _cost(workspace.device, "read", lambda: _read(model, text), repeats, model=method)  # noqa: B023
     return rows
 
@@ -74,5 +77,6 @@ def _cost(device: torch.device, what: str, call: Callable[[], None], repeats: in
 
 
 def _wait(device: torch.device) -> None:
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

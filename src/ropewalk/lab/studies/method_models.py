@@ -43,14 +43,17 @@ class TokenDriven(nn.Module):
 
 
 def _with_attention(make: Callable[[int, int, int], nn.Module]) -> Callable[[Any], nn.Module]:
-    """Return a function that replaces the attention of every layer of a decoder."""
+    """Return a function that replaces the attention of every layer of a decoder.
+
+    `make` returns an attention for a hidden size, a number of heads and a head_dim.
+    """
 
     def change(model: Any) -> nn.Module:
         """Return the model with the attention of every layer replaced."""
         for layer in model.layers:
             old = layer.self_attn
-            own = make(model.config.hidden_size, old.num_heads, old.head_dim)
-            layer.self_attn = TokenDriven(_initialised(own, model.config.init_std))
+            attention = make(model.config.hidden_size, old.num_heads, old.head_dim)
+            layer.self_attn = TokenDriven(_initialised(attention, model.config.init_std))
         return model
 
     return change
@@ -68,7 +71,7 @@ def _with_imaginary_heads(model: Any) -> nn.Module:
 
 
 def _initialised(module: nn.Module, std: float) -> nn.Module:
-    """Return a new module with linear weights like those of the rest of the model."""
+    """Return a new module after drawing its linear weights with the deviation `std`, as the rest of the model does."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=std)
@@ -109,16 +112,18 @@ TRAINED: dict[str, Trained] = {
 
 
 def _scaled(model: Any, scaling: Any) -> nn.Module:
+    """Return the RoPE model with a scaling."""
     return migrate(model, rope_spec(model).with_(scaling=scaling)).model
 
 
 def _clipped(model: Any, factor: int, length: int) -> nn.Module:
-    """Clip the pairs that do not complete a turn in training."""
-    slow = int((rope_spec(model).frequencies().radians * length < 2 * math.pi).sum())
-    return _scaled(model, Clipped(Default(), pairs=slow))
+    """Return the model with CoPE: the pairs that do not complete a turn in training are clipped."""
+    num_slow = int((rope_spec(model).frequencies().radians * length < 2 * math.pi).sum())
+    return _scaled(model, Clipped(Default(), pairs=num_slow))
 
 
 def _remapped(name: str) -> Callable[[Any, int, int], nn.Module]:
+    """Return a function that gives a RoPE model a remapping for `factor` times its trained length."""
     return lambda model, factor, length: (
         migrate(model, rope_spec(model), remapping=REMAPPINGS[name].for_length(length, factor * length)).model
     )
@@ -154,20 +159,21 @@ def changed(model: Any, method: str, factor: int, length: int, factors: tuple[fl
 
 
 def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongRope:
+    """Return LongRoPE with these long factors; text up to the trained length is not scaled."""
     return LongRope((1.0,) * len(factors), factors, original_length=length, factor=float(factor))
 
 
 def searched_factors(model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int) -> tuple[float, ...]:
     """Return LongRoPE2's factors: those with the lowest loss of the answer about the start of a text of the longer length."""
-    tried: Any = deepcopy(model)
+    trial_model: Any = deepcopy(model)
     plain = rope_spec(model)
 
     def loss(factors: tuple[float, ...]) -> float:
         """Return the loss of the model with these LongRoPE factors."""
         rope = Rope(plain.with_(scaling=_long_scaling(factors, factor, length)))
-        for layer in tried.layers:
+        for layer in trial_model.layers:
             layer.self_attn.encoding.rope = rope
-        return answer_loss(tried, factor * length, seed=seed)
+        return answer_loss(trial_model, factor * length, seed=seed)
 
     options: dict[str, Any] = {"theta": plain.theta, "length": length, "population": population, "rounds": rounds, "seed": seed}
     return search_longrope2(loss, plain.pairs, float(factor), **options)

@@ -51,7 +51,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each method and seed, then change the RoPE model by the other methods, then measure costs alone."""
+    """Train one model for each method and seed, then change the RoPE model by the other methods, then measure costs alone.
+
+    Return the facts for the report.
+    """
     settings, shared = runner.settings, runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count")
     # the slowest are last in TRAINED; they begin first, so that parallel processes end together
     trained = [method for method in reversed(TRAINED) if method in settings["methods"]]
@@ -69,19 +72,22 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 def train(workspace: Workspace, *, method: str, seed: int, share: float, preset: str, changes: list[str], **sizes) -> list[Row]:
     """Train a model on text and pass keys, then measure its loss and the pass keys it finds at every length; return the rows."""
-    chosen = preset_of(method, preset, changes, seed)
-    model = _trained(workspace, method, seed, share, chosen)
+    full_preset = preset_of(method, preset, changes, seed)
+    model = _trained(workspace, method, seed, share, full_preset)
     rows = [row("parameters", sum(p.numel() for p in model.parameters()), model=method, seed=seed)]
     for multiple in sizes["multiples"]:
-        rows += measured(workspace, model, chosen, multiple, **sizes, model=method, seed=seed)
+        rows += measured(workspace, model, full_preset, multiple, **sizes, model=method, seed=seed)
     return rows
 
 
 def _trained(workspace: Workspace, method: str, seed: int, share: float, preset: Preset, **options: Any) -> nn.Module:
-    """Train or load the model of a method on text mixed with pass keys; `options` are passed to `make_trainer`."""
-    corpus, own = training.corpus_of(preset), preset.train.seed
-    text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, own)
-    batches = MixedBatches((text, TaskBatches("passkey", corpus.vocab_size, own)), (1 - share, share), own)
+    """Return the model of a method, trained on text mixed with a `share` of pass keys, or loaded if it was trained before.
+
+    options  of `train_or_load`, for a method that begins with a trained model
+    """
+    corpus, data_seed = training.corpus_of(preset), preset.train.seed
+    text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, data_seed)
+    batches = MixedBatches((text, TaskBatches("passkey", corpus.vocab_size, data_seed)), (1 - share, share), data_seed)
     options = {"origin": method, "change": lambda model: new_model(method, model, seed)} if method in TRAINED else options
     name = f"methods-{method.replace(' ', '_')}-{seed}"
     return training.train_or_load(workspace, name, preset, batches=batches, objective=row_by_row, **options).model
@@ -92,35 +98,38 @@ def apply(
     search: dict[str, int], **sizes,
 ) -> list[Row]:  # fmt: skip
     """Change the trained RoPE model for each longer length, and measure it there; DroPE trains it further, at the old length."""
-    chosen = preset_of("rope", preset, changes, seed)
-    model, length = _trained(workspace, "rope", seed, share, chosen), training.trained_length(chosen)
+    full_preset = preset_of("rope", preset, changes, seed)
+    model, length = _trained(workspace, "rope", seed, share, full_preset), training.trained_length(full_preset)
     fields: dict[str, Any] = {"model": method, "seed": seed}
     rows = []
     if method == DROPE:
-        stage, rate = chosen.train.stages[0], chosen.train.learning_rate / 2
-        second = training.fine_tuning(chosen, stage.length, stage.batch, recalibrated, rate, seed)
+        stage, rate = full_preset.train.stages[0], full_preset.train.learning_rate / 2
+        recalibration = training.fine_tuning(full_preset, stage.length, stage.batch, recalibrated, rate, seed)
         start = migrate(model, to=DROPE).model
-        model = _trained(workspace, DROPE, seed, share, second, start=start, origin=f"rope-{seed}")
-        rows += measured(workspace, model, chosen, 1, **sizes, **fields)
+        model = _trained(workspace, DROPE, seed, share, recalibration, start=start, origin=f"rope-{seed}")
+        rows += measured(workspace, model, full_preset, 1, **sizes, **fields)
     for multiple in sizes["multiples"]:
         if multiple == 1:
             continue  # the other methods are made for longer text
-        longer = model if method == DROPE else None
-        if method == LONGROPE2:
+        if method == DROPE:
+            longer = model
+        elif method == LONGROPE2:
             factors = searched_factors(model, multiple, length, seed=seed, **search)
             rows.append(row("factors", factors, length=multiple * length, **fields))
             longer = changed(model, method, multiple, length, factors)
-        rows += measured(workspace, longer or changed(model, method, multiple, length), chosen, multiple, **sizes, **fields)
+        else:
+            longer = changed(model, method, multiple, length)
+        rows += measured(workspace, longer, full_preset, multiple, **sizes, **fields)
     return rows
 
 
 def measured(
-    workspace: Workspace, model: nn.Module, chosen: Preset, multiple: int, /, *, multiples: list[int], windows: int,
+    workspace: Workspace, model: nn.Module, full_preset: Preset, multiple: int, /, *, multiples: list[int], windows: int,
     depths: list[float], count: int, **fields: Any,
 ) -> list[Row]:  # fmt: skip
     """Return the loss on the same last tokens and the pass keys found, at `multiple` times the trained length."""
-    length = training.trained_length(chosen)
-    held_out = training.held_out_windows(chosen, windows, max(multiples) * length)
+    length = training.trained_length(full_preset)
+    held_out = training.held_out_windows(full_preset, windows, max(multiples) * length)
     rows = training.loss_rows(model, held_out, [multiple * length], length, **fields)
     grid = depth_grid(model, [multiple * length], depths, count, seed=fields["seed"], device=workspace.device)
     return rows + [row("found", hits, length=far, depth=depth, **fields) for (far, depth), hits in grid.items()]
@@ -130,15 +139,15 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return loss and pass keys of every method in one table, its costs in another, and the claims."""
     models = [name for name in ALL if select(rows, "loss", model=name)]
     lengths = sorted(distinct(rows, "loss", "length"))
-    columns = ("method", "how", *(f"loss at {n}" for n in lengths), *(f"found at {n}" for n in lengths))
+    columns = ("method", "how", *(f"loss at {length}" for length in lengths), *(f"found at {length}" for length in lengths))
     note = (
         f"Nats per byte on the same last {lengths[0]} tokens, and the share of pass keys found, over all depths; "
         "± is the standard error over windows or samples and, if there are several, over seeds."
     )
     cells = [
         (
-            name, _how(name, facts), *(cell(score(rows, "loss", model=name, length=n)) for n in lengths),
-            *(percent(found(rows, name, n)) for n in lengths),
+            name, _how(name, facts), *(cell(score(rows, "loss", model=name, length=length)) for length in lengths),
+            *(percent(found(rows, name, length)) for length in lengths),
         )
         for name in models
     ]  # fmt: skip
@@ -146,7 +155,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     figures = {}
     for figure, names in {"methods_trained": TRAINED, "methods_applied": ("rope", *AFTERWARDS)}.items():
         shown = [name for name in names if name in models]
-        scores = {n: [score(rows, "loss", model=n, length=far) for far in lengths] for n in shown}
+        scores = {name: [score(rows, "loss", model=name, length=length) for length in lengths] for name in shown}
         figures[figure] = line_figure(
             {name: by_length(rows, lengths, model=name) for name in shown},
             title=f"Loss on the same last {lengths[0]} tokens, trained at {lengths[0]}",
@@ -158,6 +167,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _how(method: str, facts: dict[str, Any]) -> str:
+    """Return how the model of a method was made."""
     if method in TRAINED:
         return "trained"
     return f"rope, {facts['settings']['recalibrated']} steps more" if method == DROPE else "rope, no training"
@@ -166,11 +176,12 @@ def _how(method: str, facts: dict[str, Any]) -> str:
 def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
     """Return the time of every method over the median of RoPE's, with its quartiles, and the peak memory over RoPE's."""
 
-    def times(metric: str, name: str, what: str) -> str:
-        own, base = (select(rows, metric, model=each, what=what) for each in (name, "rope"))
-        if not own or not base:
+    def times_rope(metric: str, name: str, what: str) -> str:
+        """Return a cost of a method divided by RoPE's, with its quartiles if they differ."""
+        costs_of_method, costs_of_rope = (select(rows, metric, model=each, what=what) for each in (name, "rope"))
+        if not costs_of_method or not costs_of_rope:
             return "-"
-        low, middle, high = np.percentile(own[0]["values"], (25, 50, 75)) / np.median(base[0]["values"])
+        low, middle, high = np.percentile(costs_of_method[0]["values"], (25, 50, 75)) / np.median(costs_of_rope[0]["values"])
         return f"{middle:.2f}" if low == high else f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
     columns = {"milliseconds": "time of", "bytes": "memory of"} if select(rows, "bytes") else {"milliseconds": "time of"}
@@ -179,7 +190,7 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
     for name in models:
         parameters = select(rows, "parameters", model=name)
         shown = f"{parameters[0]['mean']:,.0f}" if parameters else "as rope"
-        cells.append((name, shown, *(times(metric, name, what) for metric in columns for what in calls)))
+        cells.append((name, shown, *(times_rope(metric, name, what) for metric in columns for what in calls)))
     titles = (f"{title} {call}, x rope" for title in columns.values() for call in calls.values())
     note = (
         "Untrained models, after all trainings of the study; the median of several calls and, in brackets, its quartiles. "
@@ -198,16 +209,16 @@ def found(rows: list[Row], name: str, length: int) -> Score | None:
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     """Return what the authors of these methods report, tested on these rows."""
-    near, next_, far = lengths[0], lengths[1], lengths[-1]
-    losses = {n: {m: score(rows, "loss", model=m, length=n) for m in ALL} for n in lengths}
-    missed = {m: Score(1 - s.values) for m in ALL if (s := found(rows, m, next_)) is not None}
+    near, double, far = lengths[0], lengths[1], lengths[-1]
+    losses = {length: {name: score(rows, "loss", model=name, length=length) for name in ALL} for length in lengths}
+    missed = {name: Score(1 - hits.values) for name in ALL if (hits := found(rows, name, double)) is not None}
     better = ("pope", "fope", "rope++", "selective", "path", "ssmax", "lerope")
-    result = [claim_order(f"At {near}, {n} has a lower loss than rope", losses[near], [n, "rope"]) for n in better]
+    result = [claim_order(f"At {near}, {name} has a lower loss than rope", losses[near], [name, "rope"]) for name in better]
     result.append(claim_order(f"At {far}, untrained, pope has a lower loss than rope with yarn", losses[far], ["pope", "yarn"]))
     for name in ("rerope", "self_extend", "dca"):
         text = f"At {far}, {name} has a lower loss than rope as it is"
         result.append(claim_order(text, losses[far], [name, "rope"], same_model=True))
-    text = f"At {next_}, drope misses fewer pass keys than rope with yarn"
+    text = f"At {double}, drope misses fewer pass keys than rope with yarn"
     return [*result, claim_order(text, missed, [DROPE, "yarn"])]
 
 

@@ -36,12 +36,13 @@ def run(runner: JobRunner) -> dict[str, Any]:
     for steps in settings["steps"]:
         # without steps, RoPE from scratch would be an untrained model
         variants = (KEPT, MOVED, FRESH) if steps else (KEPT, MOVED)
-        own = {"steps": steps, "source": settings["from"], **shared}
-        runner.run(
-            Job(f"{v.replace(' ', '-').replace(',', '')}-{steps}-{seed}", measure, {"variant": v, "seed": seed, **own})
-            for seed in runner.seeds
-            for v in variants
-        )
+        arguments = {"steps": steps, "source": settings["from"], **shared}
+        jobs = []
+        for seed in runner.seeds:
+            for variant in variants:
+                name = f"{variant.replace(' ', '-').replace(',', '')}-{steps}-{seed}"
+                jobs.append(Job(name, measure, {"variant": variant, "seed": seed, **arguments}))
+        runner.run(jobs)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
@@ -50,17 +51,18 @@ def measure(
     windows: int,
 ) -> list[Row]:  # fmt: skip
     """Return the losses of the model KEPT, MOVED or FRESH after `steps` steps, at the trained length and at twice that."""
-    first = training.make_preset(preset, changes, seed, encoding=source)
-    length = training.trained_length(first)
-    model = None if variant == FRESH else training.train_or_load(workspace, f"{source}-{seed}", first).model
+    # the preset of the sinusoidal model, which KEPT and MOVED begin with
+    original = training.make_preset(preset, changes, seed, encoding=source)
+    length = training.trained_length(original)
+    model = None if variant == FRESH else training.train_or_load(workspace, f"{source}-{seed}", original).model
     if variant == MOVED and model is not None:
         model = migrate(model, "rope").model
     if steps:
-        second = training.fine_tuning(first, length, first.train.stages[0].batch, steps, rate, seed)
-        second = replace(second, model=first.model | ({"encoding": "rope"} if variant != KEPT else {}))
+        further = training.fine_tuning(original, length, original.train.stages[0].batch, steps, rate, seed)
+        further = replace(further, model=original.model | ({"encoding": "rope"} if variant != KEPT else {}))
         origin = f"{variant} {source} {seed}"
-        model = training.train_or_load(workspace, f"migrate-{steps}-{seed}", second, start=model, origin=origin).model
-    text = training.held_out_windows(first, windows, 2 * length)
+        model = training.train_or_load(workspace, f"migrate-{steps}-{seed}", further, start=model, origin=origin).model
+    text = training.held_out_windows(original, windows, 2 * length)
     assert model is not None  # RoPE from scratch has steps
     return training.loss_rows(model, text, [length, 2 * length], length, way=variant, steps=steps, seed=seed)
 
@@ -68,9 +70,11 @@ def measure(
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the loss of each model by steps, at two lengths."""
     lengths, steps, variants = (distinct(rows, "loss", field) for field in ("length", "steps", "way"))
-    columns = ("model", *(f"after {s} steps" for s in steps))
-    cells = [score_rows(rows, "loss", "way", variants, "steps", steps, length=n) for n in lengths]
-    tables = [Table(f"Loss at {n} tokens", columns, rows_at) for n, rows_at in zip(lengths, cells, strict=True)]
+    columns = ("model", *(f"after {count} steps" for count in steps))
+    tables = []
+    for length in lengths:
+        cells = score_rows(rows, "loss", "way", variants, "steps", steps, length=length)
+        tables.append(Table(f"Loss at {length} tokens", columns, cells))
     series = {}
     for variant in variants:
         by_steps = scores_by(rows, "loss", "steps", steps, way=variant, length=lengths[0])
@@ -81,7 +85,10 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
     """Return three claims: the migrated model is better than RoPE from scratch, and than the unchanged model at two lengths."""
-    near, far = ({w: score(rows, "loss", way=w, steps=steps, length=n) for w in (KEPT, MOVED, FRESH)} for n in lengths)
+    near, far = (
+        {variant: score(rows, "loss", way=variant, steps=steps, length=length) for variant in (KEPT, MOVED, FRESH)}
+        for length in lengths
+    )
     moved = f"After {steps} steps a migrated model has a lower loss"
     return [
         claim_order(f"{moved} than RoPE from scratch", near, [MOVED, FRESH]),

@@ -55,11 +55,11 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """Run one long training for each seed, evaluated after every stage; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "stages", "windows")
     runner.run(Job(f"stages-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
-    return preset_facts(settings["preset"], [*settings["changes"], _stages(settings["stages"])])
+    return preset_facts(settings["preset"], [*settings["changes"], _change_to(settings["stages"])])
 
 
-def _stages(stages: Sequence[Sequence[int]]) -> str:
-    """Return the change of a preset that sets the stages."""
+def _change_to(stages: Sequence[Sequence[int]]) -> str:
+    """Return the change of a preset that sets its stages, as text: "train.stages=[...]"."""
     tables = (f"{{length={length}, batch={batch}, steps={steps}}}" for length, batch, steps in stages)
     return f"train.stages=[{', '.join(tables)}]"
 
@@ -68,10 +68,10 @@ def measure(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], stages: list[list[int]], windows: int
 ) -> list[Row]:
     """Train stage by stage; after each stage, measure the masked loss and accuracy at every length; return the rows."""
-    chosen = make_preset(preset, [*changes, _stages(stages)], seed)
-    trainer = make_trainer(workspace, f"mlm-{seed}", chosen)
+    full_preset = make_preset(preset, [*changes, _change_to(stages)], seed)
+    trainer = make_trainer(workspace, f"mlm-{seed}", full_preset)
     lengths = sorted({length for length, _, _ in stages})
-    text = corpus_of(chosen).valid.windows(windows, lengths[-1])
+    text = corpus_of(full_preset).valid.windows(windows, lengths[-1])
     rows, end = [], 0
     for stage, (length, _, steps) in enumerate(stages, start=1):
         end += steps
@@ -79,15 +79,21 @@ def measure(
         path = trainer.folder / f"stage-{stage}.jsonl"  # type: ignore[operator]
         if not path.exists():
             if trainer.run(stop=end).step < end:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt  # the training has saved a checkpoint
             fields = {"stage": stage, "trained": length, "seed": seed}
-            write_rows(path, [r for n in lengths for r in masked_rows(trainer.model, text, n, workspace.device, **fields)])
+            new_rows: list[Row] = []
+            for each in lengths:
+                new_rows += masked_rows(trainer.model, text, each, workspace.device, **fields)
+            write_rows(path, new_rows)
         rows += read_rows(path)
     return rows
 
 
 def masked_rows(model: nn.Module, text: np.ndarray, length: int, device: torch.device, **fields: Any) -> list[Row]:
-    """Return rows of loss and accuracy at the masked tokens, which are the same for every `length` of the model's input."""
+    """Return rows of loss and accuracy at the masked tokens of `text`, which the model reads in pieces of `length` tokens.
+
+    The masked tokens are the same for every length.
+    """
     inputs, targets = mask_tokens(text, np.arange(len(text)), Bytes(), seed=1)
     masked = targets != IGNORED
     pieces = inputs.view(-1, length).to(device, torch.int64)
@@ -103,6 +109,7 @@ def masked_rows(model: nn.Module, text: np.ndarray, length: int, device: torch.d
 
 
 def _mean_by_window(values: Tensor, masked: Tensor) -> np.ndarray:
+    """Return the mean over the masked tokens of each window."""
     return ((values * masked).sum(1) / masked.sum(1).clamp(min=1)).double().numpy()
 
 
@@ -121,23 +128,27 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         Table("Stages", columns, cells, note),
         Table("Loss by length", ("after stage", *map(str, lengths)), by_stage, "One model per row."),
     ]
-    series = {f"stage {s}, at {trained[s]}": by_length(rows, lengths, stage=s) for s in stages}
+    series = {f"stage {stage}, at {trained[stage]}": by_length(rows, lengths, stage=stage) for stage in stages}
     figure = line_figure(series, title="Masked loss by length", x="length of the input", y="loss, nats per byte")
     ours = Ours(columns[1:], {stage: tuple(rest) for stage, *rest in cells})
     return Findings(tables, {"mlm_lengths": figure}, claims(rows, stages, trained), {"roformer-stages": ours})
 
 
 def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[Claim]:
-    """Return the claims that each longest stage ends at a lower loss than its neighbours, each stage at its own length."""
-    own = {str(s): score(rows, "loss", stage=s, length=trained[s]) for s in stages}
+    """Return the claims that each longest stage ends at a lower loss than its neighbours, each stage at its own length.
+
+    The last claim is that the final model has a lower loss for longer inputs. `trained` is the length of each stage.
+    """
+    losses = {str(stage): score(rows, "loss", stage=stage, length=trained[stage]) for stage in stages}
     result = []
     for stage in stages:
         for other in (stage - 1, stage + 1):
             if other in trained and trained[stage] == max(trained.values()) > trained[other]:
                 text = f"Stage {stage} (length {trained[stage]}) ends below stage {other} (length {trained[other]})"
                 # both are states of one training, so the windows are the only noise
-                result.append(claim_order(text, own, [str(stage), str(other)], same_model=True))
-    at_end = {str(n): score(rows, "loss", stage=stages[-1], length=n) for n in distinct(rows, "loss", "length")}
+                result.append(claim_order(text, losses, [str(stage), str(other)], same_model=True))
+    lengths = distinct(rows, "loss", "length")
+    at_end = {str(length): score(rows, "loss", stage=stages[-1], length=length) for length in lengths}
     order = sorted(at_end, key=int, reverse=True)
     result.append(claim_order("The final model has a lower loss for longer inputs", at_end, order, same_model=True))
     return result

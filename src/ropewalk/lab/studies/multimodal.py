@@ -18,6 +18,7 @@ from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import make_preset, train_or_load
 
+#: patches have colours from 0 to 15, and the marked one has 16; the vocabulary is a multiple of 8
 COLOURS, MARK, VOCABULARY = 16, 16, 24
 _MODELS = ["rope_2d", "rope", "learned", "none"]
 _SMALL = ["model.hidden_size=64", "model.intermediate_size=128"]
@@ -54,17 +55,17 @@ class GridBatches:
         return f"grids {self.seed} {self.axes}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return random images with one marked cell each; the target there is the colour of the cell one row below."""
+        """Return random images of `length` patches with one marked each; the target there is the colour one row below."""
         side = int(length**0.5)
         if side * side != length:
             raise RopeError("length", "must be a square number: images have as many rows as columns", length)
-        seed, count = fold(self.seed, 31), len(index)
-        rows = below(seed, index, 0, length, COLOURS)
-        place = below(seed, index, 1, 1, length - side)[:, 0]  # never in the last row
+        seed, count = fold(self.seed, 31), len(index)  # other random numbers than those of other data with this seed
+        images = below(seed, index, stream=0, count=length, high=COLOURS)
+        marked = below(seed, index, stream=1, count=1, high=length - side)[:, 0]  # never in the last row
         each, targets = np.arange(count), np.full((count, length), IGNORED, dtype=np.int64)
-        targets[each, place] = rows[each, place + side]
-        rows[each, place] = MARK
-        return Batch(torch.from_numpy(rows), torch.from_numpy(targets), count, positions=self._positions(count, side))
+        targets[each, marked] = images[each, marked + side]
+        images[each, marked] = MARK
+        return Batch(torch.from_numpy(images), torch.from_numpy(targets), count, positions=self._positions(count, side))
 
     def _positions(self, count: int, side: int) -> torch.Tensor | None:
         """Return the row and column of each patch, [2, B, S], or None for one axis."""
@@ -78,7 +79,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each encoding and seed; return the facts for the report."""
     shared = runner.pick("preset", "changes", "side", "sides", "batch", "steps", "count")
     names, seeds = runner.settings["encodings"], runner.seeds
-    runner.run(Job(f"{n}-{seed}", measure, {"encoding": n, "seed": seed, **shared}) for seed in seeds for n in names)
+    runner.run(Job(f"{name}-{seed}", measure, {"encoding": name, "seed": seed, **shared}) for seed in seeds for name in names)
     return {}
 
 
@@ -88,19 +89,22 @@ def measure(
 ) -> list[Row]:  # fmt: skip
     """Train on images of one size and measure the errors on images of several sizes; return the rows."""
     stage = f"train.stages=[{{length={side * side}, batch={batch}, steps={steps}}}]"
-    chosen = make_preset(preset, [*changes, stage], seed, encoding=encoding)
+    full_preset = make_preset(preset, [*changes, stage], seed, encoding=encoding)
     axes = 2 if encoding == "rope_2d" else 1
-    model = train_or_load(workspace, f"grid-{encoding}-{seed}", chosen, batches=GridBatches(seed, axes)).model
-    sizes = [n for n in sides if n <= side] if encoding == "learned" else sides
-    errors = {n: wrong(model, GridBatches(10_000, axes), n, count, workspace.device) for n in sizes}
-    return [row("wrong", values, model=encoding, seed=seed, side=n) for n, values in errors.items()]
+    model = train_or_load(workspace, f"grid-{encoding}-{seed}", full_preset, batches=GridBatches(seed, axes)).model
+    tested = [size for size in sides if size <= side] if encoding == "learned" else sides  # no positions beyond the training
+    rows = []
+    for size in tested:
+        errors = wrong(model, GridBatches(10_000, axes), size, count, workspace.device)  # a seed that no training has
+        rows.append(row("wrong", errors, model=encoding, seed=seed, side=size))
+    return rows
 
 
 @torch.no_grad()
 def wrong(model: nn.Module, batches: GridBatches, side: int, count: int, device: torch.device) -> np.ndarray:
     """Return whether the prediction is wrong for each of `count` images, float64 [count]."""
     errors = []
-    for part in np.array_split(np.arange(count), max(1, count * side * side // 65_536)):
+    for part in np.array_split(np.arange(count), max(1, count * side * side // 65_536)):  # about 65,536 patches at once
         batch = batches.batch(part, side * side).to(device)
         predicted = model(batch.inputs, **batch.keywords).argmax(-1)
         errors.append(((predicted != batch.targets) & (batch.targets != IGNORED)).any(1).cpu().numpy())
@@ -108,23 +112,25 @@ def wrong(model: nn.Module, batches: GridBatches, side: int, count: int, device:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the accuracy by encoding and size of the image."""
+    """Return the accuracy by encoding and size of the image as a table and a figure, and the claim."""
     sides, models = sorted(distinct(rows, "wrong", "side")), distinct(rows, "wrong", "model")
-    errors = {m: scores_by(rows, "wrong", "side", sides, model=m) for m in models}
-    cells = [(m, *(f"{1 - by[n].mean:.1%}" if n in by else "-" for n in sides)) for m, by in errors.items()]
+    cells, series = [], {}
+    for name in models:
+        accuracy = {side: 1 - each.mean for side, each in scores_by(rows, "wrong", "side", sides, model=name).items()}
+        cells.append((name, *(f"{accuracy[side]:.1%}" if side in accuracy else "-" for side in sides)))
+        series[name] = (list(accuracy), [100 * share for share in accuracy.values()])
     note = f"Trained on {sides[0]} x {sides[0]}; chance is {1 / COLOURS:.1%}. Learned positions do not exist for larger images."
-    table = Table("Accuracy by size of the image", ("encoding", *(f"{n} x {n}" for n in sides)), cells, note)
-    series = {m: (list(by), [100 * (1 - s.mean) for s in by.values()]) for m, by in errors.items()}
+    table = Table("Accuracy by size of the image", ("encoding", *(f"{side} x {side}" for side in sides)), cells, note)
     figure = line_figure(series, title="The patch below the mark", x="patches per side", y="% right", log_x=False)
     return Findings([table], {"multimodal": figure}, claims(rows, sides))
 
 
 def claims(rows: list[Row], sides: list[int]) -> list[Claim]:
-    """Return the claims that two axes generalise to larger images better than one."""
-    at = {m: score(rows, "wrong", model=m, side=sides[-1]) for m in ("rope_2d", "rope")}
+    """Return the claim that two axes generalise to larger images better than one."""
+    errors = {name: score(rows, "wrong", model=name, side=sides[-1]) for name in ("rope_2d", "rope")}
     size = f"{sides[-1]} x {sides[-1]}"
     text = f"On images of {size}, larger than any in training, RoPE over rows and columns has fewer errors than over one sequence"
-    return [claim_order(text, at, ["rope_2d", "rope"])]
+    return [claim_order(text, errors, ["rope_2d", "rope"])]
 
 
 STUDY = Study("multimodal", "Should the positions of an image be rows and columns, or one sequence?", PRESETS, run, findings)

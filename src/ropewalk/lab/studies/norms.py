@@ -73,7 +73,10 @@ class HeadNorm(nn.Module):
 
 
 class NormedRotary(Rotary):
-    """RoPE, then a norm of the rotated q and k; its mean and its weights are those of fixed dimensions, which RoPE rotates."""
+    """RoPE, then a norm of the rotated q and k.
+
+    Scores then depend on absolute positions: the norm's mean and weights belong to fixed dimensions, which RoPE mixes.
+    """
 
     relative: ClassVar[bool] = False
 
@@ -92,6 +95,7 @@ class MixedLayouts(Rotary):
     relative: ClassVar[bool] = False
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+        """Return x "rotated" with the mistake."""
         cos, sin = (table.unsqueeze(-3) for table in self.rope.cos_sin_hf(positions))
         partners = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         return (x * cos + partners * sin).to(x.dtype)
@@ -128,13 +132,15 @@ def measure(
     workspace: Workspace, *, norm: str, seed: int, preset: str, changes: list[str], multiples: list[int], windows: int, shift: int
 ) -> list[Row]:
     """Train one model; return its loss at every length, and how its logits change if all positions are shifted, as rows."""
-    chosen = training.make_preset(preset, changes, seed, encoding="rope")
+    full_preset = training.make_preset(preset, changes, seed, encoding="rope")
     name = f"rope-{seed}" if norm == NONE else f"{norm.replace(' ', '-')}-{seed}"
     origin = "" if norm == NONE else norm
-    trainer = training.train_or_load(workspace, name, chosen, change=lambda model: change_attention(model, norm), origin=origin)
-    length = training.trained_length(chosen)
+    trainer = training.train_or_load(
+        workspace, name, full_preset, change=lambda model: change_attention(model, norm), origin=origin
+    )
+    length = training.trained_length(full_preset)
     lengths = [length * multiple for multiple in multiples]
-    text = training.held_out_windows(chosen, windows, lengths[-1])
+    text = training.held_out_windows(full_preset, windows, lengths[-1])
     rows = training.loss_rows(trainer.model, text, lengths, length, norm=norm, seed=seed)
     tokens = torch.from_numpy(text[:, -length:].astype(np.int64)).to(workspace.device)
     return [*rows, row("moved", change_by_shift(trainer.model, tokens, shift), norm=norm, seed=seed, shift=shift)]
@@ -157,7 +163,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     (shift,) = distinct(rows, "moved", "shift")
     cells = []
     for name in norms:
-        losses = (cell(score(rows, "loss", norm=name, length=n)) for n in lengths)
+        losses = (cell(score(rows, "loss", norm=name, length=length)) for length in lengths)
         cells.append((name, *losses, f"{moved(rows, name):.1e}"))
     note = (
         "Nats per byte, on the same last tokens of held-out windows. The last column is the largest change of a logit, "
@@ -180,19 +186,19 @@ def _ours(rows: list[Row], length: int) -> Ours:
 
 
 def moved(rows: list[Row], name: str) -> float:
-    """Return the largest change of a logit by the shift, over all seeds and windows."""
-    found = score(rows, "moved", norm=name)
-    return float("nan") if found is None else float(found.values.max())
+    """Return the largest change of a logit by the shift, over all seeds and windows; NaN if it was not measured."""
+    changes = score(rows, "moved", norm=name)
+    return float("nan") if changes is None else float(changes.values.max())
 
 
 def claims(rows: list[Row], length: int) -> list[Claim]:
-    """Claim what the documents say of LayerNorm after the rotation: it breaks relative position, and it costs accuracy."""
+    """Return the claims of documents about RoPE: a norm after the rotation breaks relative positions, and costs accuracy."""
     losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
     result = []
     for name in _ALL:
-        broken = name == NOT_KEPT or name.endswith("after")
-        text = f"A shift of all positions {'changes' if broken else 'does not change'} the logits ({name})"
-        result.append(claim_threshold(text, moved(rows, name), UNCHANGED, above=broken))
+        is_absolute = name == NOT_KEPT or name.endswith("after")
+        text = f"A shift of all positions {'changes' if is_absolute else 'does not change'} the logits ({name})"
+        result.append(claim_threshold(text, moved(rows, name), UNCHANGED, above=is_absolute))
     for better, worse in ((NONE, "LayerNorm after"), ("LayerNorm before", "LayerNorm after"), (NONE, NOT_KEPT)):
         result.append(claim_order(f"At {length}, {better!r} has a lower loss than {worse!r}", losses, [better, worse]))
     return result

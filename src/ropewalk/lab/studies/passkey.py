@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -74,13 +75,13 @@ def measure(
     multiples: list[int], depths: list[float], count: int,
 ) -> list[Row]:  # fmt: skip
     """Train on text and pass keys, then test at every length and depth; return the rows."""
-    chosen = training.make_rope_preset(preset, changes, seed, base)
-    corpus, length = training.corpus_of(chosen), training.trained_length(chosen)
+    full_preset = training.make_rope_preset(preset, changes, seed, base)
+    corpus, length = training.corpus_of(full_preset), training.trained_length(full_preset)
     text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed)
     task = TaskBatches("passkey", corpus.vocab_size, seed)
     batches = MixedBatches((text, task), (1 - share, share), seed)
     name = f"passkey-{base:g}-{seed}"
-    model = training.train_or_load(workspace, name, chosen, batches=batches, objective=row_by_row).model
+    model = training.train_or_load(workspace, name, full_preset, batches=batches, objective=row_by_row).model
     plain = rope_spec(model)
     rows = []
     for multiple in multiples:
@@ -95,48 +96,58 @@ def measure(
 
 
 def _mean(rows: list[Row], **fields: Any) -> float | None:
-    means = [r["mean"] for r in select(rows, "found", **fields)]
+    """Return the mean share of pass keys found in the rows with these fields; None if there are none."""
+    means = [each["mean"] for each in select(rows, "found", **fields)]
     return sum(means) / len(means) if means else None
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the accuracy by base, method, length and depth, and the longest length at which each method works."""
-    lengths, depths, methods, bases = (distinct(rows, "found", field) for field in ("length", "depth", "method", "base"))
+    lengths, methods, bases = (distinct(rows, "found", field) for field in ("length", "method", "base"))
     tables, series = [], {}
     for base in bases:
-        means = {m: {n: _mean(rows, base=base, method=m, length=n) for n in lengths} for m in methods}
+        cells = []
         for method in methods:
-            means[method][lengths[0]] = means[NONE][lengths[0]]
-        cells = [(m, *(_percent(by[n]) for n in lengths), _reach(by)) for m, by in means.items()]
+            shares = {length: _mean(rows, base=base, method=method, length=length) for length in lengths}
+            # at the trained length only the unchanged model was measured, because it needs no method
+            shares[lengths[0]] = _mean(rows, base=base, method=NONE, length=lengths[0])
+            cells.append((method, *map(_percent, shares.values()), _reach(shares)))
+            series[f"{method}, base {base:,.0f}"] = (lengths, [100 * (share or 0) for share in shares.values()])
         columns = ("method", *map(str, lengths), f"longest with {FOUND:.0%}")
         tables.append(Table(f"Pass keys found, base {base:,.0f}", columns, cells, "Mean over all depths and seeds."))
-        series |= {f"{m}, base {base:,.0f}": (lengths, [100 * (by[n] or 0) for n in lengths]) for m, by in means.items()}
-    deep = [
-        (f"{base:,.0f}, {m}, {n}", *(_percent(_mean(rows, base=base, method=m, length=n, depth=d)) for d in depths))
-        for base in bases
-        for m in methods
-        for n in lengths
-        if select(rows, "found", base=base, method=m, length=n)
-    ]
-    columns = ("base, method, length", *(f"{d:.0%}" for d in depths))
-    tables.append(Table("By depth", columns, deep, "0 % is the start of the text."))
+    tables.append(_depth_table(rows))
     figure = line_figure(series, title="Pass keys found", x="tokens", y="%")
     return Findings(tables, {"passkey": figure}, claims(rows, lengths, bases), {"drope-needle": _ours(rows, lengths, bases[0])})
+
+
+def _depth_table(rows: list[Row]) -> Table:
+    """Return the share of pass keys found by depth, for each base, method and length."""
+    lengths, depths, methods, bases = (distinct(rows, "found", field) for field in ("length", "depth", "method", "base"))
+    cells = []
+    for base, method, length in product(bases, methods, lengths):
+        fields = {"base": base, "method": method, "length": length}
+        if select(rows, "found", **fields):
+            shares = (_percent(_mean(rows, depth=depth, **fields)) for depth in depths)
+            cells.append((f"{base:,.0f}, {method}, {length}", *shares))
+    columns = ("base, method, length", *(f"{depth:.0%}" for depth in depths))
+    return Table("By depth", columns, cells, "0 % is the start of the text.")
 
 
 def _ours(rows: list[Row], lengths: list[int], base: float) -> Ours:
     """Return the pass keys found at twice the trained length, by the published names of the methods."""
     names = {"RoPE": NONE, "PI": "linear", "NTK": "ntk", "YaRN": "yarn"}
-    found = {name: _percent(_mean(rows, base=base, method=own, length=lengths[1])) for name, own in names.items()}
-    return Ours((f"pass keys at {lengths[1]}",), {name: (text,) for name, text in found.items()})
+    double = lengths[1]
+    cells = {published: (_percent(_mean(rows, base=base, method=method, length=double)),) for published, method in names.items()}
+    return Ours((f"pass keys at {double}",), cells)
 
 
 def _percent(share: float | None) -> str:
+    """Return a share as a percentage, or "-" if it was not measured."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _reach(by_length: dict[int, float | None]) -> str:
-    """Return the longest length up to which the accuracy is never below FOUND."""
+    """Return the longest length up to which the share of pass keys found is never below FOUND, as text."""
     reach = 0
     for length, share in by_length.items():
         if share is None or share < FOUND:
@@ -147,9 +158,8 @@ def _reach(by_length: dict[int, float | None]) -> str:
 
 def missed(rows: list[Row], base: float, length: int, method: str = NONE) -> Score | None:
     """Return the share of pass keys missed, [seeds, depths x samples]."""
-    found = select(rows, "found", base=base, method=method, length=length)
     by_seed: dict[int, list[float]] = {}
-    for each in found:
+    for each in select(rows, "found", base=base, method=method, length=length):
         by_seed.setdefault(each["seed"], []).extend(1 - value for value in each["values"])
     return Score(np.array(list(by_seed.values()))) if by_seed else None
 
@@ -159,16 +169,17 @@ def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Clai
     result = []
     for base in bases:
         share = _mean(rows, base=base, method=NONE, length=lengths[0]) or 0.0
-        count = sum(len(r["values"]) for r in select(rows, "found", base=base, method=NONE, length=lengths[0]))
+        count = sum(len(each["values"]) for each in select(rows, "found", base=base, method=NONE, length=lengths[0]))
+        # the standard error of a share; not 0 if all keys, or none, were found
         error = (max(share * (1 - share), 1 / count) / count) ** 0.5
         verdict = HOLDS if share - 2 * error >= FOUND else FAILS if share + 2 * error < FOUND else TIED
         text = f"At the trained length ({lengths[0]}) at least {FOUND:.0%} of the pass keys are found, base {base:,.0f}"
         result.append(Claim(text, verdict, f"{share:.1%} ± {error:.1%} of {count}"))
     for other in bases[1:]:
         for length in lengths[:2]:
-            pair = {f"{b:,.0f}": missed(rows, b, length) for b in (other, bases[0])}
+            both = {f"{base:,.0f}": missed(rows, base, length) for base in (other, bases[0])}
             text = f"At {length}, base {other:,.0f} misses fewer pass keys than base {bases[0]:,.0f}"
-            result.append(claim_order(text, pair, list(pair)))
+            result.append(claim_order(text, both, list(both)))
     return result
 
 

@@ -37,13 +37,16 @@ def measure(workspace: Workspace, *, positions: list[int], head_dim: int, width:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the errors by method and position."""
+    """Return the errors by method and position as a table and a figure, and the claim about the exact method."""
     positions = distinct(rows, "error", "position")
-    errors = {m: [select(rows, "error", way=m, position=p)[0]["mean"] for p in positions] for m in COS_SIN_METHODS}
-    cells = [(method, USED_BY[method], *(f"{error:.1e}" for error in own)) for method, own in errors.items()]
-    columns = ("method", "used by", *(f"{p:,}" for p in positions))
+    errors = {}
+    for method in COS_SIN_METHODS:
+        errors[method] = [select(rows, "error", way=method, position=position)[0]["mean"] for position in positions]
+    cells = [(method, USED_BY[method], *(f"{error:.1e}" for error in curve)) for method, curve in errors.items()]
+    columns = ("method", "used by", *(f"{position:,}" for position in positions))
     table = Table("Largest error of cos and sin", columns, cells, "Near each position.")
-    series = {method: (positions, [max(error, 1e-9) for error in own]) for method, own in errors.items()}
+    # a logarithmic axis has no 0
+    series = {method: (positions, [max(error, 1e-9) for error in curve]) for method, curve in errors.items()}
     figure = line_figure(series, title="Error of cos and sin by position", x="position", y="largest error", log_y=True)
     worst = max(errors["exact"])
     text = f"The error of the exact method is within {BOUND:g} at every position"

@@ -85,7 +85,12 @@ def make_meter(
     workspace: Workspace, model: nn.Module, encode: Encode, texts: Sequence[str], *, name: str, trained: int, factor: float,
     windows: int = 0, lengths: Sequence[int] = (), num_depths: int = 10, spare: int = 0, seed: int = 0,
 ) -> tuple[Meter, Tensor | None]:  # fmt: skip
-    """Return a meter whose rows are kept in the workspace, and a window that is not measured if `spare` is 1."""
+    """Return a meter of `fit` whose rows are kept in the workspace, and a window that is not measured if `spare` is 1.
+
+    trained, factor      the trained length, and how many times longer the measured windows are
+    windows              their number
+    lengths, num_depths  of the pass keys that the model is asked for
+    """
     to = round(factor * trained)
     taken = real_windows(texts, encode, to, windows, spare) if windows else torch.empty(0, to, dtype=torch.long)
     asked = tuple((length, depth) for length in lengths for depth in depths(num_depths))
@@ -101,8 +106,8 @@ def make_meter(
 
 def known_methods(names: Sequence[str], long_factor: tuple[float, ...] | None = None) -> dict[str, Any]:
     """Return the methods of `fit` by name, in the given order; longrope only with factors."""
-    found = methods(long_factor)
-    return {name: found[name] for name in names if name in found}
+    known = methods(long_factor)
+    return {name: known[name] for name in names if name in known}
 
 
 def real_facts(runner: JobRunner, trained: int) -> dict[str, Any]:

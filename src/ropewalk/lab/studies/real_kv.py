@@ -50,7 +50,11 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, model: str, text: list[str], length: int, next: int, sinks: int, shift: int, windows: int
 ) -> list[Row]:
-    """Return the loss of the next tokens for every way of continuing, on the same windows."""
+    """Return the loss of the `next` tokens after `length` tokens, for every way of continuing, on the same windows.
+
+    sinks  how many tokens at the start are never dropped
+    shift  the distance that all keys move by
+    """
     loaded, encode = open_real(model, workspace.device)
     taken = real_windows(text, encode, length + next, windows).to(workspace.device)
     setting = {"model": model, "text": text, "length": length, "next": next, "sinks": sinks, "shift": shift, "windows": windows}
@@ -62,7 +66,7 @@ def measure(
                 ledger.add(window=place, losses=reader.losses(taken[place], next, sinks, shift))
     names = ledger.rows[0]["losses"]
     values = {name: [ledger.find(window=place)["losses"][name] for place in range(windows)] for name in names}  # type: ignore[index]
-    return [row("loss", own, way=name, trained=trained_length(loaded), length=length) for name, own in values.items()]
+    return [row("loss", losses, way=name, trained=trained_length(loaded), length=length) for name, losses in values.items()]
 
 
 class Continuation:
@@ -97,38 +101,43 @@ class Continuation:
         return cache
 
     def losses(self, window: Tensor, count: int, sinks: int, shift: int) -> dict[str, float]:
-        """Return the loss of the last `count` tokens for every way of continuing."""
-        text, length = window[:-count], len(window) - count
-        coming = window[length - 1 :]  # the first of these is the last token of the text, which has no loss of its own
-        seen, places = text[:-1], torch.arange(length - 1, device=window.device)
+        """Return the loss of the last `count` tokens of a window for every way of continuing.
+
+        A cache holds the tokens before them but the last, which is read again because its logits predict the next token.
+        """
+        length = len(window) - count
         last, half = length - 1, length // 2
-        found = {AGAIN: self.loss(coming, self.cached(seen), last)}
-        found["shift"] = self.loss(coming, self.move(self.cached(seen), places, places + shift), last + shift)
-        kept = torch.cat([places[:sinks], places[half:]])
-        found[AGAIN_SHORTER] = self.loss(coming, self.cached(seen[kept]), len(kept))
-        found["evict, gap kept"] = self.loss(coming, _select(self.cached(seen), kept), last)
+        seen, coming = window[:last], window[last:]
+        positions = torch.arange(last, device=window.device)
+        losses = {AGAIN: self.loss(coming, self.cached(seen), last)}
+        losses["shift"] = self.loss(coming, self.move(self.cached(seen), positions, positions + shift), last + shift)
+        # the first tokens and the second half are kept, those between are dropped
+        kept = torch.cat([positions[:sinks], positions[half:]])
+        losses[AGAIN_SHORTER] = self.loss(coming, self.cached(seen[kept]), len(kept))
+        losses["evict, gap kept"] = self.loss(coming, _select(self.cached(seen), kept), last)
         closed = self.move(_select(self.cached(seen), kept), kept, torch.arange(len(kept), device=kept.device))
-        found["evict, gap closed"] = self.loss(coming, closed, len(kept))
+        losses["evict, gap closed"] = self.loss(coming, closed, len(kept))
+        # the second half was read on its own, at positions from 0
         for name in ("reuse, re-rotated", "reuse, as cached"):
             front, chunk = self.cached(seen[:half]), self.cached(seen[half:])
             if name == "reuse, re-rotated":
-                own = torch.arange(last - half, device=window.device)
-                chunk = self.move(chunk, own, own + half)
-            found[name] = self.loss(coming, _join(front, chunk), last)
-        return found
+                chunk_positions = torch.arange(last - half, device=window.device)
+                chunk = self.move(chunk, chunk_positions, chunk_positions + half)
+            losses[name] = self.loss(coming, _join(front, chunk), last)
+        return losses
 
 
 def _select(cache: Any, kept: Tensor) -> Any:
-    """Keep some tokens of a cache, in place."""
+    """Drop all tokens of a cache but those with the indices `kept`, in place, and return the cache."""
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
     return cache
 
 
 def _join(front: Any, chunk: Any) -> Any:
-    """Append the keys and values of a chunk to a cache, in place."""
-    for one, other in zip(front.layers, chunk.layers, strict=True):
-        one.keys, one.values = torch.cat([one.keys, other.keys], 2), torch.cat([one.values, other.values], 2)
+    """Append the keys and values of the cache `chunk` to the cache `front`, in place, and return it."""
+    for layer, other in zip(front.layers, chunk.layers, strict=True):
+        layer.keys, layer.values = torch.cat([layer.keys, other.keys], 2), torch.cat([layer.values, other.values], 2)
     return front
 
 
@@ -136,13 +145,13 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the loss of each way of continuing and its paired difference to reading again."""
     ways, cells = distinct(rows, "loss", "way"), []
     for way in ways:
-        own, base = score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES.get(way, way))
-        gap = "-"
-        if own is not None and base is not None and way in REFERENCES:
-            paired = own.values - base.values
+        losses, reference = score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES.get(way, way))
+        difference = "-"
+        if losses is not None and reference is not None and way in REFERENCES:
+            paired = losses.values - reference.values
             error = paired.std(ddof=1) / paired.size**0.5 if paired.size > 1 else 0.0
-            gap = f"{paired.mean():+.4f} ± {error:.4f}"
-        cells.append((way, cell(own), REFERENCES.get(way, "the reference"), gap))
+            difference = f"{paired.mean():+.4f} ± {error:.4f}"
+        cells.append((way, cell(losses), REFERENCES.get(way, "the reference"), difference))
     first = select(rows, "loss")[0]
     count = len(first["values"])
     after = f"Loss of the next tokens after {first['length']:,}, nats per token ± standard error over {count} windows"
@@ -169,7 +178,7 @@ def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Return the claims that a shifted cache equals reading again, and that re-rotation loses less than a hundredth of a nat."""
+    """Return the claims that a shifted cache is within 0.01 nats of reading again, and the other ways within 0.1."""
     result = []
     for way, limit in (("shift", 0.01), ("evict, gap closed", 0.1), ("reuse, re-rotated", 0.1), ("reuse, as cached", 0.1)):
         text = f"{way}: within {limit:g} nats of '{REFERENCES[way]}'"

@@ -48,7 +48,10 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, model: str, text: list[str], methods: list[str], factor: float, depths: int, lengths: list[int]
 ) -> list[Row]:
-    """Ask every method for the same pass keys; without `lengths` the usual ones up to the factor; return the rows."""
+    """Ask every method for the same pass keys, at every length and depth; return the rows.
+
+    Without `lengths`, those of `fit` up to `factor` times the trained length are used.
+    """
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
     shortest = shortest_passkey(encode)
@@ -63,9 +66,9 @@ def measure(
                 meter.measure(name, method)
             except RopeError:  # a family may not have every scaling
                 continue
-            own = [each for each in meter.ledger.rows if each["method"] == name]
+            of_method = [each for each in meter.ledger.rows if each["method"] == name]
             fields = {"method": name, "factor": factor, "trained": trained}
-            rows += [row("found", each["found"], length=each["length"], depth=each["depth"], **fields) for each in own]
+            rows += [row("found", each["found"], length=each["length"], depth=each["depth"], **fields) for each in of_method]
     return rows
 
 
@@ -80,32 +83,42 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _earlier(rows: list[Row], facts: dict[str, Any], lengths: list[int]) -> list[Table]:
-    """Return how many pass keys were found beside an earlier run, and whether the shares agree within two standard errors."""
+    """Return a table of the pass keys found here and in an earlier run, and whether they agree within two standard errors.
+
+    [] if the model or the lengths are not those of the earlier run.
+    """
     if "smollm2" not in facts.get("model", "").lower() or lengths != LENGTHS:
         return []
     cells = []
     for name, earlier in EARLIER.items():
-        ours = [_values(rows, name, length) for length in lengths]
-        if all(ours):
-            pairs = [((sum(own), len(own)), (count, 10)) for own, count in zip(ours, earlier, strict=True)]
-            far = [_in_errors(*pair) for pair in pairs]
-            cells.append((name, *(f"{a:.0f} of {n}, {b} of {m}" for (a, n), (b, m) in pairs), "yes" if max(far) <= 2 else "no"))
+        by_length = [_values(rows, name, length) for length in lengths]
+        if all(by_length):
+            texts, differences = [], []
+            for values, earlier_count in zip(by_length, earlier, strict=True):
+                texts.append(f"{sum(values):.0f} of {len(values)}, {earlier_count} of 10")
+                differences.append(_in_errors((sum(values), len(values)), (earlier_count, 10)))
+            cells.append((name, *texts, "yes" if max(differences) <= 2 else "no"))
     note = "Found here, then found earlier. Errors are those of shares with one key found and one missed added."
     columns = ("method", *(f"{length:,}" for length in lengths), "within two errors")
     return [Table("Beside an earlier run", columns, cells, note)] if cells else []
 
 
 def _in_errors(one: tuple[float, int], other: tuple[float, int]) -> float:
-    """Return the difference of two shares, (found, asked) each, in standard errors."""
+    """Return the difference of two shares, (found, asked) each, in standard errors.
+
+    One key found and one missed are added to each, so that no error is 0 where all keys, or none, were found.
+    """
     (p, n), (q, m) = (((found + 1) / (asked + 2), asked + 2) for found, asked in (one, other))
     return abs(p - q) / (p * (1 - p) / n + q * (1 - q) / m) ** 0.5
 
 
 def _values(rows: list[Row], name: str, length: int) -> list[float]:
+    """Return 1 for each pass key that a method found at a length, 0 for the others."""
     return [each["mean"] for each in select(rows, "found", method=name, length=length)]
 
 
 def _share(values: list[float]) -> str:
+    """Return the mean and its standard error as text."""
     error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return f"{np.mean(values):.0%} ± {error:.0%}" if values else "-"
 
@@ -130,20 +143,24 @@ def _heat_map(rows: list[Row], names: list[str], lengths: list[int], places: lis
 
 
 def claims(rows: list[Row], trained: int) -> list[Claim]:
-    """Return two claims: YaRN finds more keys beyond the trained length than no scaling, and dynamic YaRN no fewer within it."""
+    """Return three claims: beyond the trained length YaRN misses fewer pass keys than no scaling, and within it more.
+
+    The third is that within it dynamic YaRN misses fewer than YaRN.
+    """
     names = distinct(rows, "found", "method")
 
     def missed(name: str, beyond: bool) -> Score | None:
-        own = [each for each in select(rows, "found", method=name) if (each["length"] > trained) == beyond]
-        return Score(np.array([[1 - each["mean"] for each in own]])) if own else None
+        """Return which pass keys a method missed, beyond the trained length or within it; None if none was asked for."""
+        asked = [each for each in select(rows, "found", method=name) if (each["length"] > trained) == beyond]
+        return Score(np.array([[1 - each["mean"] for each in asked]])) if asked else None
 
     result = []
     for better, worse, beyond in (("yarn", "none", True), ("none", "yarn", False), ("dynamic_yarn", "yarn", False)):
         if {better, worse} <= set(names):
-            pair = {name: missed(name, beyond) for name in (better, worse)}
+            both = {name: missed(name, beyond) for name in (better, worse)}
             where = "Beyond" if beyond else "Within"
             text = f"{where} the trained length, {better} misses fewer pass keys than {worse}"
-            result.append(claim_order(text, pair, [better, worse], same_model=True))
+            result.append(claim_order(text, both, [better, worse], same_model=True))
     return result
 
 

@@ -24,15 +24,15 @@ def picture(rows: list[Row], facts: dict[str, Any], look: Look = LIGHT) -> Any:
 
 
 def bands_of_rows(rows: list[Row], method: str) -> list[Band]:
-    """Return the bands of a method from the first position on; the row `within` has texts of another length."""
-    found = []
-    for band in distinct(rows, "loss", "band", method=method):
-        if band != "within":
-            low, high = map(_tokens, band.split("-"))
-            losses = score(rows, "loss", method=method, band=band)
+    """Return the loss of a method by band of positions, such as 8k-16k, from the first band on."""
+    bands = []
+    for name in distinct(rows, "loss", "band", method=method):
+        if name != "within":  # this row is of texts of another length
+            low, high = map(_tokens, name.split("-"))
+            losses = score(rows, "loss", method=method, band=name)
             assert losses is not None  # the band is from these rows
-            found.append(Band(low, high, losses.mean, losses.error if losses.values.size > 1 else 0.0))
-    return sorted(found, key=lambda band: band.low)
+            bands.append(Band(low, high, losses.mean, losses.error if losses.values.size > 1 else 0.0))
+    return sorted(bands, key=lambda band: band.low)
 
 
 def _tokens(text: str) -> int:

@@ -50,7 +50,10 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, model: str, text: list[str], dtypes: list[str], lengths: list[int], offsets: list[int], windows: int
 ) -> list[Row]:
-    """Measure the KL of every dtype, rotation, length and offset on the same windows; return the rows."""
+    """Measure the KL of every dtype, rotation, length and offset on the same windows; return the rows.
+
+    A ledger keeps each KL as soon as it is known, so that a run that was stopped continues.
+    """
     reference, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(reference)
     setting = {"model": model, "text": text, "lengths": lengths, "windows": windows}
@@ -78,6 +81,7 @@ def measure(
 
 
 def _fields(dtype: str, rotation: str, length: int, offset: int) -> dict[str, Any]:
+    """Return the fields of a row that say what was measured."""
     return {"dtype": dtype, "rotation": rotation, "length": length, "offset": offset}
 
 
@@ -103,28 +107,32 @@ def mean_kl(reference: nn.Module, rounded: nn.Module, tokens: Tensor, offset: in
 
     exact  the hidden states of the reference, if they are known
     """
-    first, second = Reader(reference), Reader(rounded)
+    exact_reader, rounded_reader = Reader(reference), Reader(rounded)
     exact = hidden_states(reference, tokens) if exact is None else exact
     positions = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)[None]
     decoder: Any = rounded.get_decoder()  # type: ignore[operator]
-    other = decoder(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state[0]
-    total, size = 0.0, max(1, MAX_LOGITS // (2 * first.vocab_size))
-    for start in range(0, len(exact), size):
-        wanted = first.head(exact[start : start + size]).float().log_softmax(-1)
-        found = second.head(other[start : start + size]).float().log_softmax(-1)
-        total += float(F.kl_div(found, wanted, reduction="sum", log_target=True).double())
+    inexact = decoder(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state[0]
+    # the logits of both models are computed in chunks of tokens, to limit the memory
+    total, chunk = 0.0, max(1, MAX_LOGITS // (2 * exact_reader.vocab_size))
+    for start in range(0, len(exact), chunk):
+        wanted = exact_reader.head(exact[start : start + chunk]).float().log_softmax(-1)
+        given = rounded_reader.head(inexact[start : start + chunk]).float().log_softmax(-1)
+        total += float(F.kl_div(given, wanted, reduction="sum", log_target=True).double())
     return total / len(exact)
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the KL by dtype, rotation, length and offset, and whether our rotation is nearer to float32."""
     offsets = distinct(rows, "kl", "offset")
-    keys = list(dict.fromkeys((each["dtype"], each["length"], each["rotation"]) for each in select(rows, "kl")))
+    cases = list(dict.fromkeys((each["dtype"], each["length"], each["rotation"]) for each in select(rows, "kl")))
     cells, series = [], {}
-    for dtype, length, rotation in keys:
-        own = [score(rows, "kl", dtype=dtype, length=length, rotation=rotation, offset=offset) for offset in offsets]
-        cells.append((dtype, f"{length:,}", rotation, *(f"{each.mean:.2e} ± {each.error:.1e}" if each else "-" for each in own)))
-        series[f"{dtype}, {rotation}, {length:,}"] = ([float(max(n, 1)) for n in offsets], [max(e.mean, 1e-12) for e in own if e])
+    for dtype, length, rotation in cases:
+        scores = [score(rows, "kl", dtype=dtype, length=length, rotation=rotation, offset=offset) for offset in offsets]
+        texts = (f"{each.mean:.2e} ± {each.error:.1e}" if each else "-" for each in scores)
+        cells.append((dtype, f"{length:,}", rotation, *texts))
+        # logarithmic axes have no 0
+        xs, ys = [float(max(offset, 1)) for offset in offsets], [max(each.mean, 1e-12) for each in scores if each]
+        series[f"{dtype}, {rotation}, {length:,}"] = (xs, ys)
     note = (
         "Mean KL per token from the float32 model with the exact rotation at positions from 0 (the reference) ± standard error."
     )

@@ -60,15 +60,16 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     shifts = distinct(rows, "moved", "shift")
     cells, wrong, series = [], [], {}
     for name in distinct(rows, "moved", "model"):
-        largest = [max(max(r["values"]) for r in select(rows, "moved", model=name, shift=shift)) for shift in shifts]
+        changes = [max(max(each["values"]) for each in select(rows, "moved", model=name, shift=shift)) for shift in shifts]
         declared = ENCODINGS[name].relative if name in ENCODINGS else True
-        cells.append((name, "yes" if declared else "no", *(f"{v:.1e}" if v < NOT_FINITE else "overflows" for v in largest)))
+        texts = (f"{change:.1e}" if change < NOT_FINITE else "overflows" for change in changes)
+        cells.append((name, "yes" if declared else "no", *texts))
         # a logarithmic axis has no 0, and an overflow has no place on it
-        series[name] = (shifts, [max(v, 1e-9) if v < NOT_FINITE else float("nan") for v in largest])
-        if name in ENCODINGS and declared != (largest[-1] < UNCHANGED):
+        series[name] = (shifts, [max(change, 1e-9) if change < NOT_FINITE else float("nan") for change in changes])
+        if name in ENCODINGS and declared != (changes[-1] < UNCHANGED):
             wrong.append(name)
     note = "Largest change of a logit, relative to the standard deviation of all, if all positions are shifted."
-    table = Table("Change by a shift", ("encoding", "declared relative", *(f"by {s:,}" for s in shifts)), cells, note)
+    table = Table("Change by a shift", ("encoding", "declared relative", *(f"by {shift:,}" for shift in shifts)), cells, note)
     text = f"A shift of {shifts[-1]:,} changes logits by less than {UNCHANGED:g} for all relative encodings, and only for these"
     claim = Claim(text, FAILS if wrong else HOLDS, f"except {', '.join(wrong)}" if wrong else "no exceptions")
     figure = line_figure(

@@ -32,14 +32,15 @@ def _rounded(value: float | np.floating) -> float:
 
 def select(rows: Iterable[Row], metric: str, **fields: Any) -> list[Row]:
     """Return the rows of a metric with the given fields, sorted by seed."""
-    matches = [r for r in rows if r["metric"] == metric and all(r.get(name) == value for name, value in fields.items())]
-    return sorted(matches, key=lambda r: r.get("seed", 0))
+    of_metric = (each for each in rows if each["metric"] == metric)
+    matches = [each for each in of_metric if all(each.get(name) == value for name, value in fields.items())]
+    return sorted(matches, key=lambda each: each.get("seed", 0))
 
 
 def score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | None:
     """Return the values [seeds, windows] of the rows with the given fields, or None if there are none."""
     matches = select(rows, metric, **fields)
-    return Score(np.array([r["values"] for r in matches])) if matches else None
+    return Score(np.array([each["values"] for each in matches])) if matches else None
 
 
 def scores_by(rows: Iterable[Row], metric: str, field: str, values: Iterable[Any], **fields: Any) -> dict[Any, Score]:
@@ -50,7 +51,7 @@ def scores_by(rows: Iterable[Row], metric: str, field: str, values: Iterable[Any
 
 def distinct(rows: Iterable[Row], metric: str, field: str, **fields: Any) -> list[Any]:
     """Return the different values of a field, in the order they were measured."""
-    return list(dict.fromkeys(r[field] for r in select(rows, metric, **fields) if field in r))
+    return list(dict.fromkeys(each[field] for each in select(rows, metric, **fields) if field in each))
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -91,6 +91,7 @@ def run_study(
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
+    """Return the device, the versions of Python and torch, and the date, as plain data for the facts."""
     info = machine(device)
     name = info["machine"] if device.type == "cuda" else f"{info['machine']}, {cores()} cores"
     return {"device": name, "python": info["python"], "torch": info["versions"]["torch"], "date": info["date"]}

@@ -99,15 +99,15 @@ def serve(engine: str, version: Callable[[], str], measure: Callable[[dict[str, 
     results = []
     for row in rows:
         try:
-            found = measure(row)
+            result = measure(row)
         except (Exception, SystemExit) as error:  # any failure of an engine is a result: it cannot run this config
             where = traceback.extract_tb(error.__traceback__)[-1]
-            found = {
+            result = {
                 "error": f"{type(error).__name__}: {error}"[:300],
                 "where": f"{where.filename.split('/')[-1]}:{where.lineno}",
             }
-        results.append({"name": row["name"], "length": row.get("length"), "max_model_len": row.get("max_model_len"), **found})
-        print(f"{engine}: {row['name']}: {found.get('error', 'read')}", file=sys.stderr)
+        results.append({"name": row["name"], "length": row.get("length"), "max_model_len": row.get("max_model_len"), **result})
+        print(f"{engine}: {row['name']}: {result.get('error', 'read')}", file=sys.stderr)
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump({"engine": engine, "version": version(), "results": results}, file)
 

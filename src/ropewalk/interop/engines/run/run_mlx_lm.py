@@ -21,7 +21,7 @@ NAMES = ("rope", "rotary_emb", "rope_emb")
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one config at one length."""
+    """Return the ropes of the layers of one row, a config with its length, in the model that mlx-lm builds from it."""
     config = row["config"]
     model_class, arguments_class = _get_classes(config)
     model = model_class(arguments_class.from_dict(config))

@@ -26,7 +26,7 @@ OPSET = 23
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one config at one length."""
+    """Return the ropes of the layers of one row, a config with its length, as the operator of ONNX Runtime rotates."""
     specs = specs_of(row["config"])
     if isinstance(specs, RopeError):
         raise specs
@@ -62,10 +62,10 @@ def _session(spec: RopeSpec) -> onnxruntime.InferenceSession:
     """Return a session with the one operator, as the export writes it for this spec."""
     ranks = {"x": 4, "cos": 3, "sin": 3, "y": 4}
     tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()]
-    whole = spec.rotary_dim == spec.head_dim
+    rotary_dim = 0 if spec.rotary_dim == spec.head_dim else spec.rotary_dim  # 0 means the whole head
     node = helper.make_node(
         "RotaryEmbedding", ["x", "cos", "sin"], ["y"], interleaved=int(spec.layout == "interleaved"),
-        rotary_embedding_dim=0 if whole else spec.rotary_dim,
+        rotary_embedding_dim=rotary_dim,
     )  # fmt: skip
     graph = helper.make_graph([node], "rope", tensors[:3], tensors[3:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)

@@ -51,7 +51,7 @@ class Rotated(Exception):  # a signal, not an error
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one config at one length."""
+    """Return the ropes of the layers of one row, a config with its length, in the model that SGLang builds from it."""
     factory._ROPE_DICT.clear()  # SGLang caches rotary modules between models
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")

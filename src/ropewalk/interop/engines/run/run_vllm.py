@@ -59,7 +59,7 @@ def prepare() -> None:
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one config at one length."""
+    """Return the ropes of the layers of one row, a config with its length, in the model that vLLM builds from it."""
     rotary_embedding._ROPE_DICT.clear()  # vLLM caches rotary modules between models
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
