@@ -136,6 +136,15 @@ def test_eva_stretches_every_grid_to_the_pretrained_one():
     assert found[1, 0].tolist() == [0, 8] * 4
 
 
+def test_eva_rotates_as_timm_does():
+    timm = pytest.importorskip("timm.layers.pos_embed_sincos")
+    spec = rw.RopeSpec(16, axes=rw.axes.normalised(4, 4), layout="interleaved")
+    sin, cos = timm.build_rotary_pos_embed([3, 5], dim=16, in_pixels=False, ref_feat_shape=[16, 16])
+    x = torch.randn(2, 3, 15, 16)
+    theirs = timm.apply_rot_embed_cat(x, torch.cat((sin, cos), dim=-1))
+    assert_close(rw.Rope(spec)(x, positions=rw.positions.stretched_grid(3, 5, pretrained=16)), theirs, rtol=0, atol=5e-6)
+
+
 class TestDiffusion:
     def test_flux_leaves_text_where_it_is(self):
         assert rw.positions.flux(2, 3, text=2)[:, 0].T.tolist() == [

@@ -40,6 +40,16 @@ def test_learned_factors_start_from_the_published_ones():
     assert torch.autograd.gradcheck(lambda s, b: LearnedLog(bias=1.0).factor(torch.arange(4), scale=s, bias=b), numbers)
 
 
+def test_ssmax_equals_that_of_tabicl():
+    theirs = pytest.importorskip("tabicl._model.ssmax").SSMax(3)
+    q, ours = torch.randn(2, 3, 9, 4), QueryTemperature(LearnedLog(), 3)
+    nn.init.uniform_(theirs.scales)
+    ours.scale.data.copy_(theirs.scales.data)
+    # theirs takes one number of keys for all queries: query p sees p + 1
+    expected = torch.cat([theirs(q[:, :, p : p + 1], p + 1) for p in range(9)], dim=2)
+    torch.testing.assert_close(ours(q, torch.arange(9)), expected, atol=1e-6, rtol=1e-6)
+
+
 def test_equal_to_the_functions_of_transformers():
     pytest.importorskip("transformers", minversion="5.22")
     from transformers.models.beam.modeling_beam import compute_attention_scaling
