@@ -185,6 +185,7 @@ class DualChunk(Remapping):
         q_chunk, k_chunk = q_positions // size, k_positions // size
         q, k = q_positions % size, k_positions % size
         before, older = (q + size).clamp(max=self.chunk), torch.full_like(q, min(2 * size - 1, self.chunk))
+        # the positions of the queries, and the bounds of query chunk - key chunk
         bounds = ((q, None, 1), (before, 1, 2), (older, 2, None))
         return [Piece(at, k, Band(q_chunk, k_chunk, low, high)) for at, low, high in bounds]
 

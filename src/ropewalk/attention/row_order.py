@@ -50,7 +50,10 @@ def row_order(x: Tensor, padding: Tensor | None, documents: Tensor | None, conti
 
 
 def all_real(before: Tensor | None, earlier: int, order: RowOrder | None, x: Tensor) -> Tensor | None:
-    """Return which of `earlier` + S tokens are real, [B, earlier + S]; None if all are."""
+    """Return which of the `earlier` tokens and the S new tokens of x are real, [B, earlier + S]; None if all are.
+
+    `before` [B, earlier] says it of the earlier tokens, `order` of the new ones; None: all are.
+    """
     new = None if order is None else order.real
     if before is None and new is None:
         return None

@@ -44,7 +44,7 @@ class SelectivePhases(nn.Module):
         self.spec, self.num_heads = RopeSpec(head_dim=head_dim, theta=theta), num_heads
         self.down = nn.Linear(model_dim, integer("rank", rank, low=1), bias=False)
         self.up = nn.Linear(rank, num_heads * self.spec.pairs, bias=False)
-        self.conv = ShortConv(num_heads * self.spec.pairs, 4)
+        self.conv = ShortConv(num_heads * self.spec.pairs, 4)  # over the last four tokens
 
     def forward(
         self, x: Tensor, state: PhaseState | None = None, order: RowOrder | None = None

@@ -44,6 +44,7 @@ def _on_cpu(call: Callable[[], Any]) -> int:
         profiled.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     held = peak = 0
+    # the bytes of an event are negative if memory is freed
     for event in sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"]):
         held += event["args"]["Bytes"]
         peak = max(peak, held)

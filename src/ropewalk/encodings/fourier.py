@@ -57,7 +57,7 @@ class Fourier(Encoding):
     def _mixed(self, table: Tensor, mix: Tensor) -> Tensor:
         """Return a table [.., S, head_dim] in the half layout: kept pairs mixed, 1 for the others."""
         kept = table[..., : self.kept]
-        # [S, D] and [B, S, D] get an axis for the heads
+        # an axis for the heads, if tables differ from head to head or from row to row
         kept = (kept.unsqueeze(-3) @ mix.to(table.dtype)) if self.per_head or kept.ndim == 3 else kept @ mix.to(table.dtype)
         pairs = F.pad(kept, (0, table.shape[-1] - self.kept), value=1.0)
         return torch.cat((pairs, pairs), dim=-1)

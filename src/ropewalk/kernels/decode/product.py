@@ -132,9 +132,11 @@ def product(
     COUNT: tl.constexpr, K: tl.constexpr, FINISH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says; GATE reads 2 COUNT rows of the weight.
+    """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says.
 
-    A program computes a tile of ROWS x COLUMNS, DEPTH of the K terms at a time. x_row, residual_row and out_row are strides.
+    FINISH is STORE; ADD, which adds the residual; or GATE, which reads 2 COUNT rows of the weight and stores silu(first half) *
+    second half. A program computes a tile of ROWS x COLUMNS, DEPTH of the K terms at a time. x_row, residual_row and out_row are
+    strides.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
