@@ -69,6 +69,14 @@ def test_exp_log_and_powers():
         assert abs(exactly(PI)[0] / mpmath.pi - 1) <= 1e-31
 
 
+def test_cos_minus_one_keeps_its_digits_near_zero():
+    high = np.array([-3.1, -1.0, -0.2, 1e-9, 0.03, 0.7, 2.0, 3.14])
+    x = DoubleDouble(high, high * 2.0**-55)
+    with mpmath.workdps(60):
+        for found, exact in zip(exactly(x.cos_minus_one()), exactly(x), strict=True):
+            assert abs(found / (mpmath.cos(exact) - 1) - 1) <= 1e-27
+
+
 def test_comparisons_see_the_low_part():
     tiny = 2.0**-60
     above, below, one = DoubleDouble(1.0, tiny), DoubleDouble(1.0, -tiny), DoubleDouble(1.0)

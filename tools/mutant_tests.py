@@ -18,11 +18,13 @@ def _interpreted(names: str) -> tuple[str, ...]:
     return tuple(f"kernels/interpreted_{name}" for name in names.split())
 
 
-_FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table")
+_FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table", "test_bounds")
+_NAMED = ("interop/test_hf_export", "interop/test_hf_refusals", "interop/test_hf_rope_types")
+_POSITIONS = ("test_positions", "test_vision_positions", "test_positions_hf", "test_bounds")
 _CALLS = ("test_reliability", "test_reliability_calls")
 _ATTENTION = _in("attention", "whole_sequence attention_backends cache softmax linear")
-_REMAP = _in("attention", "remap")
-_RECENT = ("encodings/test_recent",)
+_REMAP = (*_in("attention", "remap"), "models/test_defaults")
+_RECENT = (*_in("attention", "token_driven"), "encodings/test_recent", "models/test_defaults")
 _CONFIG = _in("interop", "hf hf_refusals hf_strict hf_export hf_rope_types hf_fuzz")
 _EXTEND = _in("interop", "extend extend_effect extend_undo extend_patched")
 _PATCH = _in("interop", "patch_rotations patch_parts patch rotary_contract")
@@ -30,12 +32,12 @@ _CONVERT = _in("interop", "convert_completeness convert convert_families")
 _AUDIT = _in("interop", "audit audit_command")
 _GGUF = (*_in("interop", "gguf_file gguf_rope gguf_tokenizer gguf_quantization"), "models/test_gguf_models")
 _RUNS = _in("interop", "engine_runs engine_runners")
-_ENCODINGS = _in("encodings", "encodings rotary_encodings recent")
+_ENCODINGS = (*_in("encodings", "encodings rotary_encodings recent"), "models/test_defaults")
 _FUSED = _in("kernels", "fused fused_latent") + _interpreted("fused")
 _DECODE = _in("kernels", "decode_kernels") + _interpreted("decode")
-_DECODER = _in("models", "decoder decoder_hf generation decoder_training")
-_ROFORMER = _in("models", "roformer roformer_options roformer_training checkpoints")
-_SAVED = _in("models", "checkpoints checkpoints_hostile saved_models")
+_DECODER = _in("models", "defaults decoder decoder_hf generation decoder_training")
+_ROFORMER = _in("models", "defaults roformer roformer_options roformer_training checkpoints")
+_SAVED = _in("models", "presets checkpoints checkpoints_hostile saved_models")
 _TRAINING = _in("lab", "trainer batches evaluation schedule settings")
 _STUDIES = _in("lab", "study_parts study_protocols study_findings report")
 _REAL = _in("lab", "real_studies study_findings")
@@ -51,25 +53,33 @@ _RING = _in(
 TESTS: dict[str, tuple[str, ...]] = {
     # floors 0 to 2
     "errors": ("test_errors", "test_refusals"),
-    "caches": ("test_caches",),
+    "caches": ("test_caches", "test_bounds"),
     "machine": ("test_machine",),
     "examples": ("commands/test_examples",),
-    **_each("frequencies", "scaling formulas basic banded per_pair", _FREQUENCIES),
-    "frequencies/double_double": ("test_double_double", "test_exactness", "test_frequencies"),
-    "frequencies/wrapping": ("test_wrapping", "test_frequencies"),
-    "axes": ("test_axes", "test_spec", "test_refusals", "test_head_axes", "test_scaled_axes"),
-    **_each("positions", "text grids multimodal", ("test_positions", "test_vision_positions", "test_positions_hf")),
+    **_each("frequencies", "formulas basic", _FREQUENCIES),
+    **_each("frequencies", "scaling banded per_pair", _FREQUENCIES + _NAMED),
+    "frequencies/double_double": ("test_double_double", "test_exactness", "test_frequencies", "test_wrapping"),
+    "frequencies/wrapping": ("test_wrapping", "test_frequencies", "test_bounds"),
+    "axes": ("test_axes", "test_spec", "test_refusals", "test_head_axes", "test_scaled_axes", "test_bounds"),
+    **_each(
+        "positions", "text grids multimodal", ("test_positions", "test_vision_positions", "test_positions_hf", "test_bounds")
+    ),
     "positions/diffusion": ("interop/test_diffusion_configs", "test_positions", "test_vision_positions"),
-    "spec": ("test_spec", "test_refusals", "test_table", "test_axes"),
+    "spec": ("test_spec", "test_refusals", "test_table", "test_axes", "test_bounds", "test_head_axes"),
     "phase": ("test_table", "test_exactness", "test_table_cache"),
-    "table": ("test_table", "test_table_hf", "test_table_cache", "test_table_strategies", "test_exactness", "test_checks"),
+    "table": (
+        *("test_table", "test_table_hf", "test_table_cache", "test_table_strategies", "test_exactness", "test_checks"),
+        *("test_bounds", "test_head_axes"),
+    ),
     "levels": ("test_levels", "test_table"),
     "layout": ("test_layout",),
-    "tracing": ("test_rope", "test_ops", "test_fast_path"),
-    "checks": ("test_checks", "test_rotation", "test_laws", "test_rerotate", *_CALLS),
-    "rotation": ("test_rotation", "test_rerotate", "test_laws", "test_ops", "test_exactness", *_CALLS),
-    "rope": ("test_rope", "test_fast_path", "test_rotation", "test_laws", "test_rerotate", *_CALLS, "compiled"),
-    "ops": ("test_ops", "test_rotation", "test_laws", "test_reliability_calls"),
+    "tracing": ("test_rope", "test_ops", "test_fast_path", "test_bounds"),
+    "checks": ("test_checks", "test_bounds", "test_rotation", "test_laws", "test_rerotate", *_CALLS),
+    "rotation": (
+        *("test_rotation", "test_rerotate", "test_laws", "test_ops", "test_exactness", *_CALLS, "test_bounds", "test_head_axes"),
+    ),
+    "rope": ("test_rope", "test_bounds", "test_fast_path", "test_rotation", "test_laws", "test_rerotate", *_CALLS, "compiled"),
+    "ops": ("test_ops", "test_bounds", "test_rotation", "test_laws", "test_reliability_calls"),
     "fast_path": ("test_fast_path", "test_rope", "test_checks", "kernels/test_cpu", "test_reliability_calls"),
     "kernels/reference": ("kernels/test_reference", "test_rotation", "test_laws"),
     "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
@@ -84,7 +94,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernels/qkv": _in("kernels", "decode_kernels") + _interpreted("prefill decode"),
     **_each("kernels/linear", "api kernel", _in("kernels", "linear_kernels") + _interpreted("linear")),
     # attention
-    **_each("attention", "masks backends softmax", _ATTENTION),
+    **_each("attention", "masks backends softmax", (*_ATTENTION, *_REMAP)),
     "attention/cache": _in("attention", "cache softmax cache_random"),
     "attention/linear": _in("attention", "whole_sequence linear") + _interpreted("linear"),
     "attention/linear_sums": _in("attention", "whole_sequence linear"),
@@ -92,7 +102,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "attention/latent": _in("attention", "latent"),
     **_each("attention", "lse remap remapped", _REMAP),
     **_each("attention", "path selective short_conv", _RECENT),
-    "attention/temperature": (*_in("attention", "temperature"), "interop/test_config_temperatures"),
+    "attention/temperature": (*_in("attention", "temperature"), "interop/test_config_temperatures", "models/test_defaults"),
     # encodings
     **_each("encodings", "absolute base bias fourier plus polar rotary", _ENCODINGS),
     "encodings/vjepa2": ("encodings/test_vjepa2",),
@@ -131,11 +141,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "analysis/order": _in("analysis", "order"),
     "analysis/statistics": (*_in("lab", "statistics"), "analysis/test_comparison"),
     **_each("models", "decoder decoder_attention decoder_config decoder_loss experts layer_caches", _DECODER),
-    **_each("models", "generation decode_step", _in("models", "generation decoder")),
+    **_each("models", "generation decode_step", _in("models", "defaults generation decoder")),
     "models/decoder_checkpoint": _in("models", "decoder_hf saved_models checkpoints"),
     **_each("models", "checkpoints checkpoint_formats presets", _SAVED),
     **_each("models", "activations roformer roformer_checkpoint roformer_config roformer_heads", _ROFORMER),
-    "models/migrate": _in("models", "migrate"),
+    "models/migrate": _in("models", "defaults migrate"),
     # lab
     **_each("lab", "batches checkpoint evaluation gradients loader precision schedule settings trainer", _TRAINING),
     **_each("lab", "corpus sources stateless_random", _in("lab", "corpus batches stateless_random labelled")),

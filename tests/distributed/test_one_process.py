@@ -19,9 +19,11 @@ import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.attention import linear_attention
 from ropewalk.distributed import context_parallel, placements
+from ropewalk.distributed.ring import ring_attention
 from ropewalk.distributed.ring_linear import ring_linear_attention
 from ropewalk.distributed.sharding import Ring
 from ropewalk.distributed.tiles import Masking, spans
+from ropewalk.encodings import Encoding, Sizes
 from ropewalk.errors import RopeError
 
 BATCH, HEADS, SEQ, HEAD_DIM = 4, 2, 6, 8
@@ -154,6 +156,38 @@ def test_linear_attention_takes_eight_runs_of_tokens(alone):
     longer = torch.randn(2, HEADS, 18, HEAD_DIM)
     with pytest.raises(RopeError, match="at most 8 runs of consecutive tokens"):
         ring_linear_attention(longer, longer, longer, rope, order=in_runs(9))
+
+
+def test_linear_attention_counts_sums_of_weights_beyond_a_millionth(alone):
+    """relu features of 1 and 1.5e-6 in the first channel: their product is the only weight of the first token."""
+    q, k, v = torch.zeros(3, 1, 1, 1, HEAD_DIM, dtype=torch.float64)
+    q[..., 0], k[..., 0], v[..., 0] = 1.0, 1.5e-6, 7.0
+    out, _ = ring_linear_attention(q, k, v, rw.Rope(PLAIN), phi="relu")
+    assert out[..., 0].item() == pytest.approx(7.0)
+    out, _ = ring_linear_attention(q, k / 2, v, rw.Rope(PLAIN), phi="relu")
+    assert out[..., 0].item() == 0
+
+
+class _SteepAndSpare(Encoding):
+    """Subtracts steepness * distance from scores; has a parameter that its bias does not use."""
+
+    def __init__(self) -> None:
+        super().__init__(Sizes(2, 6, 12, 8))
+        self.steepness, self.spare = torch.nn.Parameter(torch.tensor(0.3)), torch.nn.Parameter(torch.ones(3))
+
+    def bias(self, q, q_positions, k_positions):
+        return -self.steepness * (q_positions[:, None] - k_positions[None, :])
+
+
+def test_a_parameter_that_the_bias_does_not_use_has_no_gradient(alone):
+    encoding, positions = _SteepAndSpare(), torch.arange(5)
+    q, k, v = torch.randn(3, 1, 2, 5, 6, dtype=torch.float64)
+    ring_attention(q, k, v, q_positions=positions, encoding=encoding, scale=1.0, tile=2).square().sum().backward()
+    assert encoding.spare.grad is None or not encoding.spare.grad.any()
+    found, encoding.steepness.grad = encoding.steepness.grad, None
+    scores = (q @ k.mT + encoding.bias(q, positions, positions)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    (scores.softmax(dim=-1) @ v).square().sum().backward()
+    torch.testing.assert_close(found, encoding.steepness.grad)
 
 
 @pytest.mark.parametrize("needed", [(True, True, True), (False, True, False), (False, False, False)], ids=str)

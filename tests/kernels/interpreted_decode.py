@@ -105,7 +105,7 @@ SPECS = {
     "other layout out": rw.RopeSpec(12, layout="interleaved", layout_out="half"),
     "part of the head": rw.RopeSpec(14, rotary_dim=10, rotary_start=2),
     "odd start": rw.RopeSpec(14, rotary_dim=10, rotary_start=1),
-    "magnitude": rw.RopeSpec(12, scaling=frequencies.Yarn(64, 4.0)),
+    "magnitude": rw.RopeSpec(12, scaling=frequencies.Yarn(64, factor=4.0), magnitude_on="q"),
     "axes": rw.RopeSpec(12, axes=axes.chunked((3, 2, 1))),
 }
 

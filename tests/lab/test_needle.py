@@ -24,7 +24,7 @@ def test_only_the_answer_counts():
         sure = (batch.targets != IGNORED) == answer
         logits = torch.zeros(1, 160, VOCABULARY)
         right = torch.where(batch.targets == IGNORED, torch.roll(batch.inputs, -1, 1), batch.targets)
-        return lambda tokens: logits.scatter(-1, right[..., None], 50.0 * sure[..., None].float())
+        return lambda tokens: logits.scatter(-1, right.long()[..., None], 50.0 * sure[..., None].float())
 
     assert answer_loss(knows(True), 160, count=1) < 1e-6
     assert answer_loss(knows(False), 160, count=1) == pytest.approx(math.log(VOCABULARY), rel=1e-6)

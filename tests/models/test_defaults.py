@@ -1,0 +1,115 @@
+"""What attention and models take if nothing is said, and the first values that they refuse."""
+
+import math
+
+import pytest
+import torch
+
+import ropewalk as rw
+from ropewalk import frequencies as fq
+from ropewalk.attention import Attention
+from ropewalk.attention.path import PathAttention
+from ropewalk.attention.remap import DualChunk, LeakyReRope, ReRope, SelfExtend
+from ropewalk.attention.selective import SelectivePhases
+from ropewalk.attention.temperature import LogAbove, Power
+from ropewalk.encodings import Polar, RotaryPlus, Sizes
+from ropewalk.models.activations import gelu_tanh
+from ropewalk.models.decoder_loss import token_loss
+from ropewalk.models.generation import generate
+from ropewalk.models.migrate import Migration
+
+HEADS, HEAD_DIM, SEQ = 3, 6, 5
+SIZES = {"vocab_size": 11, "hidden_size": 24, "intermediate_size": 16, "num_layers": 1, "num_heads": 2}
+
+
+def test_published_sizes_are_the_defaults():
+    assert (ReRope().window, LeakyReRope().window, SelfExtend().window, DualChunk().chunk) == (512, 512, 1024, 8192)
+    assert (LogAbove().scale, LogAbove().length, Power().length, Power().power) == (0.1, 8192, 2048, 0.1)
+    # a token's phase depends on four tokens, a reflection of PaTH on three
+    assert SelectivePhases(12, 3, 4).conv.weight.shape[-1] == 4
+    assert PathAttention(12, 3).w_conv.weight.shape[-1] == 3
+    config = rw.DecoderConfig(**SIZES)
+    assert (config.init_std, config.norm_topk, config.experts_per_token) == (0.02, True, 1)
+
+
+@pytest.mark.parametrize(("trained", "served"), [(64, 256), (100, 177), (4096, 65536)])
+def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served):
+    """Two thirds of the trained length must hold the window and all far distances."""
+    window = trained // 4
+    least = next(n for n in range(2, served) if (served - window) / n <= 2 * trained // 3 - window)
+    assert LeakyReRope.for_length(trained, served) == LeakyReRope(window, least, trained)
+    assert SelfExtend.for_length(trained, served) == SelfExtend(least, max(least, window // least * least))
+    assert ReRope.for_length(trained, served) == ReRope(window, trained)
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("chunk", lambda: DualChunk(chunk=1, local=1)),
+        ("dropout", lambda: Attention(12, 3, dropout=-0.1)),
+        ("dropout", lambda: Attention(12, 3, dropout=1.1)),
+        ("model_dim", lambda: SelectivePhases(10, 3, 4)),
+        ("encoding", lambda: rw.DecoderConfig(**SIZES, encoding={"full": "rope", "elsewhere": "rope"})),
+        ("tokens", lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, -1, 2]]), 1)),
+        ("tokens", lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, 11, 2]]), 1)),
+    ],
+)
+def test_the_first_value_outside_is_refused_by_name(field, call):
+    with pytest.raises(rw.RopeError) as error:
+        call()
+    assert error.value.field == field
+
+
+def test_positions_before_the_first_have_its_temperature():
+    factors = Power().factor(torch.tensor([-7, -1, 0]))
+    assert factors.tolist() == [factors[2].item()] * 3
+
+
+def test_gelu_by_tanh_is_its_formula():
+    x = torch.linspace(-4, 4, 33, dtype=torch.float64)
+    expected = x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    torch.testing.assert_close(gelu_tanh(x), expected, atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_batch_without_tokens_has_no_loss(gradients):
+    x, weight = torch.zeros(0, 6, requires_grad=gradients), torch.randn(11, 6)
+    assert token_loss(x, weight, torch.zeros(0, dtype=torch.int64)).item() == 0
+
+
+@pytest.mark.parametrize(("count", "end"), [(8, "w7"), (9, "w7 ...")])
+def test_a_migration_shows_eight_names(count, end):
+    shown = str(Migration(torch.nn.Identity(), (), tuple(f"w{i}" for i in range(count)), (), ()))
+    assert f"dropped      {count}: w0, w1, w2, w3, w4, w5, w6, {end}\n" in shown
+
+
+def angles_at(spec, positions, length):
+    return positions[:, None] * spec.frequencies(length).radians
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_pope_reads_the_length_and_the_side(key):
+    """Dynamic NTK and a magnitude on queries alone; each channel becomes a pair at the angle of its position."""
+    positions, length = torch.arange(SEQ) + 20, 64
+    dynamic = rw.RopeSpec(2 * HEAD_DIM, scaling=fq.Dynamic(4.0, original_length=8))
+    yarn = rw.RopeSpec(2 * HEAD_DIM, scaling=fq.Yarn(64, factor=4.0), magnitude_on="q")
+    x = torch.randn(1, HEADS, SEQ, HEAD_DIM, dtype=torch.float64)
+    size = torch.nn.functional.softplus(x)
+    for spec in (dynamic, yarn):
+        encoding = Polar(Sizes(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 64), spec)
+        angles = angles_at(spec, positions, length)
+        # on queries alone it is squared, so that scores are multiplied by as much
+        magnitude = 1.0 if spec is dynamic or key else (0.1 * math.log(4) + 1) ** 2
+        expected = torch.cat((size * angles.cos(), size * angles.sin()), dim=-1) * magnitude
+        torch.testing.assert_close(encoding.rotate(x, positions, key=key, length=length), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_keys_of_rope_plus_read_the_length_and_only_linear_attention_is_refused():
+    spec = rw.RopeSpec(HEAD_DIM, scaling=fq.Dynamic(4.0, original_length=8))
+    encoding = RotaryPlus(Sizes(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 64), spec)
+    positions, x = torch.arange(SEQ) + 20, torch.randn(1, HEADS, SEQ, HEAD_DIM, dtype=torch.float64)
+    z = torch.complex(x[..., : HEAD_DIM // 2], x[..., HEAD_DIM // 2 :]) * torch.exp(1j * angles_at(spec, positions, 64))
+    found = encoding.rotate(x, positions, key=True, length=64)
+    torch.testing.assert_close(found, torch.cat((z.real, z.imag), dim=-1), atol=1e-6, rtol=1e-6)
+    assert "twice" in encoding.why_not("linear")
+    assert encoding.why_not("unrotate") is None
