@@ -63,13 +63,14 @@ class Facts:
 
     @cached_property
     def coverage(self) -> ladder.Coverage:
-        """Turns of each pair over the trained and the served distance."""
+        """Turns of each pair over the trained and the served distance; the frequencies are those of the served length."""
         return ladder.coverage(self.spec, self.trained_distance, self.served_distance, self.served)
 
     @cached_property
     def new_angles(self) -> int:
-        """How many pairs reach angles at the served length that did not occur in training."""
-        return int(self.coverage.new_angles(self.coverage.scaled).sum())
+        """How many pairs, with the spec's scaling, reach angles at the served length that did not occur in training."""
+        turns_with_scaling = self.coverage.scaled
+        return int(self.coverage.new_angles(turns_with_scaling).sum())
 
     @cached_property
     def aliasing(self) -> ladder.Aliasing:

@@ -32,12 +32,14 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
         padding    boolean [B, S], True for real tokens; padded queries give 0
         documents  integer [B, S], the document index of each token of packed rows; there is no state then
         """
+        # the encoding depends on the tokens before, so each row is sorted: documents one after the other, padding last
         order = row_order(x, padding, documents, state is not None)
         x = x if order is None else order.sorted(x)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H + 2 Hk, S, D]
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         out, after = self._attend(x, q, k, v, order, state)
         out = self.o_proj(out.transpose(1, 2).flatten(-2))
+        # `restored` puts tokens back in their places, and 0 where padding was
         return out if order is None else order.restored(out), None if documents is not None else after
 
     def _attend(

@@ -145,8 +145,9 @@ def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[d
             if row["shape"] in DECODE:
                 yield {**row, "pass": "eager loop", **host_us(lambda: call(case.q, case.k))}
         if row["shape"] not in DECODE and contender not in FORWARD_ONLY:
+            # two sets of tensors, because each has gradients too; beside them two copies, which move as many bytes as both passes
             calls = backward_calls(call, sets[:2])
-            measured = beside_copy(calls, lambda: ceiling_us(sets, 2))
+            measured = beside_copy(calls, lambda: ceiling_us(sets, passes=2))
             yield {**row, "pass": "forward+backward", **measured, "peak_bytes": peak_bytes(calls[0], "cuda")}
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()

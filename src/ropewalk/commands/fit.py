@@ -29,8 +29,12 @@ def fit(
     device: str,
     json: bool,
 ) -> None:
-    """Measure, print the table and the recommendation, and write rows, config, picture and report into a folder."""
-    bar, finished = Progress("fit", 0, 0, not json), []
+    """Measure every method of reading `to` tokens, print the table and the recommendation, and write everything into a folder.
+
+    windows, passkeys, search, long_ppl, trained and seed are those of `ropewalk.fit`.
+    """
+    # how many measurements there will be is not known before the model is loaded
+    bar, finished = Progress("fit", total=0, done=0, enabled=not json), []
 
     def report(line: str) -> None:
         """Show that one more measurement, described by `line`, is done."""

@@ -40,7 +40,7 @@ class Encoding(nn.Module):
     linear: ClassVar[bool] = True
     #: raises an error beyond a maximum position
     bounded: ClassVar[bool] = False
-    #: how many query heads `rotate` makes of each one; the output projection is as many times as wide
+    #: how many query heads `rotate` makes of each one; the input of the output projection is wider by this factor
     query_copies: ClassVar[int] = 1
 
     def __init__(self, sizes: Sizes) -> None:

@@ -42,6 +42,7 @@ def normed(x: Tensor, norm: Norm, out: Tensor) -> Tensor:
     rows, width = x.shape
     block = power_of_two(width)
     with torch.cuda.device_of(x):
+        # the precision is that of matrix products, of which a norm has none
         options = {name: value for name, value in _machine(x).items() if name != "PRECISION"}
         _NORM[(rows,)](
             x, norm.weight, out, norm.eps, x.stride(0), out.stride(0), K=width, BLOCK=block,
@@ -83,7 +84,7 @@ def qkv_product(
     """
     rows, depth = x.shape
     if tile is None and norm is None and rows > MOST_TOKENS:
-        # for more tokens the library's product and a second launch are faster
+        # for more tokens the library's product, which takes x already normed, and a second launch are faster
         heads = (q_out.shape[1], cache.k.shape[-2])
         packed = F.linear(x, weight, bias)
         qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=head_norm, cache=cache, slots=slots, q_out=q_out)
@@ -91,9 +92,11 @@ def qkv_product(
     q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
     tile = pick_qkv_tile(rows, depth, norm is not None) if tile is None else tile
     spec_tables = tables(spec, x.device)
+    # of the rotated queries, then of the rotated keys
     magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     k_strides, v_strides, page_size = cache_strides(cache)
-    # a program computes `columns` pairs of one head, so `parts` programs share a head
+    # a program computes `columns` pairs of one head, so `parts` programs share a head; for a norm over the whole head each stores
+    # its part in the workspace, and the last one to arrive norms and rotates them all
     half = power_of_two(-(-head_dim // 2))
     columns = min(tile.columns, half)
     parts = -(-head_dim // 2 // columns)
