@@ -8,8 +8,9 @@ be the same. The draws are split over processes, because most of the time is com
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
@@ -22,7 +23,9 @@ from ropewalk.bench.rows import run_script
 from ropewalk.kernels.fused import qk_norm_rope
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-DRAWS, PROCESSES = 10_000, 10
+DRAWS, PROCESSES = 10_000, 12
+#: draws that a process takes at a time, and the seconds after which no more are taken
+PART, SECONDS = 50, 400.0
 Pair = tuple[Tensor, Tensor]
 
 
@@ -99,20 +102,22 @@ def differing(seed: int, dtype: torch.dtype, device: str = "cuda") -> tuple[int,
     return wrong, compared
 
 
-def _count(seeds: list[int]) -> list[tuple[str, int, int]]:
+def _count(seeds: list[int], device: str = "cuda") -> list[tuple[str, int, int]]:
     """Return (dtype, differing elements, compared elements) of each draw."""
     dtypes = [DTYPES[seed % len(DTYPES)] for seed in seeds]
-    return [(str(dtype), *differing(seed, dtype)) for seed, dtype in zip(seeds, dtypes, strict=True)]
+    return [(str(dtype), *differing(seed, dtype, device)) for seed, dtype in zip(seeds, dtypes, strict=True)]
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield a row for each dtype."""
-    found = []
-    # the draws with equal remainders have the dtypes of all, but each process compiles a share of the kernels only once
-    shares = [list(range(first, DRAWS, PROCESSES)) for first in range(PROCESSES)]
+    """Yield a row for each dtype, over all draws that ended within SECONDS."""
+    began, found = time.monotonic(), []
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
-        for part in pool.map(_count, shares):
-            found += part
+        work = [pool.submit(_count, list(range(first, first + PART))) for first in range(0, DRAWS, PART)]
+        for done in as_completed(work):
+            if not done.cancelled():
+                found += done.result()
+            if time.monotonic() - began > SECONDS:
+                pool.shutdown(wait=False, cancel_futures=True)
     for dtype in map(str, DTYPES):
         own = [each for each in found if each[0] == dtype]
         wrong, compared = (sum(each[place] for each in own) for place in (1, 2))
