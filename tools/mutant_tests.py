@@ -122,7 +122,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "interop/extend/longrope2": _in("interop", "longrope2"),
     **_each("interop/extend", "remap remapped_model", _in("interop", "extend_remap")),
     **_each("interop/patch", "angles conventions functions length_hook methods model rotary trials", _PATCH),
-    **_each("interop/engines", "audit readers readings", _AUDIT),
+    **_each("interop/engines", "audit difference readers readings", _AUDIT),
     **_each("interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT),
     **_each("interop/engines", "installed matrix matrix_rows measured record runs", _RUNS),
     **_each("interop/fit", "decide ledger measure methods open_model session summary", _in("interop", "fit")),

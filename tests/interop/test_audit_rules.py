@@ -6,8 +6,11 @@ import warnings
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from ropewalk.interop.config.families import FAMILIES
 from ropewalk.interop.engines.audit import audit
+from ropewalk.interop.engines.read_transformers import OWN_CODE
 from ropewalk.interop.extend import extend
 
 SIZES = {
@@ -67,7 +70,9 @@ GEMMA_3 = {**SIZES, "model_type": "gemma3_text", "layer_types": ["full_attention
 @pytest.mark.parametrize(("config", "multiplied", "refusing"), [
     ({**SIZES, "model_type": "llama"}, "vLLM and SGLang multiply", []),
     (GEMMA_3, "", ["VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
-    ({**GEMMA_3, "model_type": "olmo3"}, "vLLM multiplies", ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
+    ({**GEMMA_3, "model_type": "olmo3"}, "vLLM and SGLang multiply", []),
+    ({**GEMMA_3, "model_type": "olmo3", "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}},
+     "vLLM multiplies", ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
 ])  # fmt: skip
 def test_extend_says_which_engines_multiply_the_served_length(config, multiplied, refusing):
     with warnings.catch_warnings():
@@ -75,3 +80,126 @@ def test_extend_says_which_engines_multiply_the_served_length(config, multiplied
         first, *others = extend(dict(config), "linear", factor=4).notes
     assert first == "max_position_embeddings stays the trained length" + (f": {multiplied} it by factor" if multiplied else "")
     assert [note.split("set ")[1].split("=")[0] for note in others] == refusing
+
+
+def test_families_without_code_in_transformers_are_not_known():
+    assert set(OWN_CODE) == {name for name in FAMILIES if name not in CONFIG_MAPPING_NAMES}
+    found = audit({**SIZES, "model_type": "kimi_k2", "qk_rope_head_dim": 16})
+    assert found.of("hf")[0].problem.startswith("not known")
+    assert found.of("vllm")[0].agrees
+
+
+LAYERS = {**SIZES, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+SLIDING = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def test_a_trained_length_beside_ropes_by_layer_type_is_not_read():
+    full = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e4}
+    config = {**LAYERS, "model_type": "olmo3", "original_max_position_embeddings": 512,
+              "rope_parameters": {"full_attention": full, "sliding_attention": SLIDING}}  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
+    assert one(config, "hf").radians == pytest.approx(model.model.rotary_emb.full_attention_inv_freq.tolist(), rel=1e-6)
+    inside = {**config, "rope_parameters": {"full_attention": {**full, "original_max_position_embeddings": 512}}}
+    assert one(inside, "hf").radians != one(config, "hf").radians
+
+
+def test_gemma_4_needs_the_trained_length_in_its_rope():
+    full = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    ropes = {"full_attention": full, "sliding_attention": SLIDING}
+    config = {**LAYERS, "model_type": "gemma4_text", "global_head_dim": 16, "rope_parameters": ropes}
+    with pytest.raises(KeyError, match="original_max_position_embeddings"):
+        AutoConfig.for_model(**copy.deepcopy(config))
+    for engine in ("hf", "vllm", "sglang"):
+        assert all("original_max_position_embeddings" in finding.problem for finding in audit(config).of(engine)), engine
+
+
+def test_a_partial_rope_whose_scaling_is_not_read_rotates_whole_heads():
+    scaling = {"type": "linear", "factor": 4.0}
+    config = {**LAYERS, "model_type": "olmo3", "rope_scaling": scaling, "partial_rotary_factor": 0.5}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
+    model(torch.zeros(1, 3, dtype=torch.long))
+    assert one(config, "hf").radians == pytest.approx(model.model.rotary_emb.full_attention_inv_freq.tolist(), rel=1e-6)
+
+
+def test_no_layer_type_runs_in_an_engine_that_refuses_another():
+    config = {**LAYERS, "model_type": "gemma3_text", "rope_scaling": YARN, "partial_rotary_factor": 0.5}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
+    with pytest.raises(RuntimeError):
+        model(torch.zeros(1, 3, dtype=torch.long))
+    assert {finding.problem[:8] for finding in audit(config).of("hf")} == {"no table"}
+    assert all(finding.radians == () for finding in audit(config).of("hf"))
+
+
+@pytest.mark.parametrize(("keys", "reason"), [
+    ({"model_type": "phi3", "rope_scaling": {"rope_type": "default", "factor": 3.0}}, "without original_max_position"),
+    ({"model_type": "phi3", "rope_scaling": {"rope_type": "default"}, "original_max_position_embeddings": 512,
+      "rope_theta": None}, "without rope_theta"),
+    ({"model_type": "nemotron", "head_dim": 32}, "hidden_size / num_attention_heads"),
+])  # fmt: skip
+def test_configs_that_llama_cpp_does_not_convert_or_load(keys, reason):
+    """Seen in runs: the converter or the loader fails."""
+    config = {key: value for key, value in {**SIZES, **keys}.items() if value is not None}
+    assert reason in one(config, "llama.cpp").problem
+
+
+def test_llama_cpp_reads_the_betas_of_ministral_3_alone():
+    """Seen in a run of Ministral 3 with beta_slow 4: the frequencies are those of the config."""
+    rope = {**YARN, "beta_slow": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "rope_theta": 5e4}
+    for model_type, same in (("ministral3", True), ("llama", False)):
+        config = {**SIZES, "model_type": model_type, "rope_parameters": rope}
+        assert (one(config, "llama.cpp").radians == one(config, "hf").radians) == same, model_type
+
+
+def test_llama_cpp_has_no_scaling_of_sliding_layers():
+    """Seen in a run of Gemma 4 with linear scaling of its sliding layers."""
+    full = {"rope_type": "proportional", "rope_theta": 5e4, "partial_rotary_factor": 0.25}
+    ropes = {"full_attention": full, "sliding_attention": {**SLIDING, **LINEAR, "rope_type": "linear"}}
+    config = {**LAYERS, "model_type": "gemma4_text", "global_head_dim": 16, "rope_parameters": ropes}
+    (finding,) = (each for each in audit(config).of("llama.cpp") if each.layer_type == "sliding_attention")
+    assert finding.radians[0] == 1.0
+
+
+LINEAR_V5 = {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(("engine", "keys", "seen"), [
+    ("vllm", {"model_type": "llama", "rope_parameters": {**LINEAR_V5, "factor": 4}}, "write 2.0, not 2"),
+    ("sglang", {"model_type": "llama", "rope_parameters": {**LINEAR_V5, "factor": 4}}, "write 2.0, not 2"),
+    ("vllm", {"model_type": "olmo2", "rope_parameters": {**LINEAR_V5, "factor": 4}}, (5e4 ** (-1 / 8) / 4, 1.0)),
+    ("sglang", {"model_type": "granitemoe", "rope_parameters": LINEAR_V5}, (5e4 ** (-1 / 8), 1.0)),
+    ("sglang", {"model_type": "exaone4", "head_dim": 32, "rope_parameters": LINEAR_V5}, (1e6 ** (-1 / 8) / 4, 1.0)),
+    ("sglang", {"model_type": "cohere2", "head_dim": 32, "rope_parameters": LINEAR_V5}, (5e4 ** (-1 / 8) / 4, 1.0)),
+    ("sglang", {"model_type": "gemma4_text", "global_head_dim": 16, "rope_scaling": LINEAR}, (1e4 ** (-1 / 8), 1.0)),
+    ("sglang", {"model_type": "dots1", "rope_scaling": LINEAR}, (5e4 ** (-1 / 8) / 4, 1.0)),
+    ("mlx-lm", {"model_type": "phi", "head_dim": 64, "rope_parameters": {**LINEAR_V5, "partial_rotary_factor": 0.5}},
+     "25 dimensions would rotate"),
+    ("mlx-lm", {"model_type": "llama", "rope_scaling": {**LONGROPE, "long_mscale": 1.4}}, (5e4 ** (-1 / 8) / 2, (11 / 9) ** 0.5)),
+    ("llama.cpp", {"model_type": "helium"}, "does not convert helium"),
+    ("llama.cpp", {"model_type": "bitnet"}, "does not convert bitnet"),
+    ("llama.cpp", {"model_type": "cohere2", "rotary_pct": 1.0, "partial_rotary_factor": 0.5, "rope_scaling": LINEAR},
+     (5e4 ** (-1 / 8), 1.0)),
+    ("llama.cpp", {"model_type": "cohere2", "rotary_pct": 1.0, "head_dim": 32}, "hidden_size / num_attention_heads"),
+    ("mlx-lm", {"model_type": "cohere2", "head_dim": 32}, "hidden_size / num_attention_heads"),
+    ("mlx-lm", {"model_type": "helium", "head_dim": None}, "head_dim must be given"),
+])  # fmt: skip
+def test_what_engines_were_seen_to_do_with_unusual_configs(engine, keys, seen):
+    """The second frequency and the magnitude that were read back, or why the engine did not start."""
+    finding = audit({**SIZES, **keys}).of(engine)[-1]
+    if isinstance(seen, str):
+        assert seen in finding.problem
+    else:
+        assert (finding.radians[1], finding.magnitude) == pytest.approx(seen, rel=1e-6)
+
+
+@pytest.mark.parametrize(("engine", "longest"), [("vllm", 8192), ("sglang", 8192)])
+def test_a_factor_beside_an_unscaled_rope_multiplies_the_served_length(engine, longest):
+    config = {**SIZES, "model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "factor": 4.0}}
+    assert one(config, engine, length=10, max_model_len=longest).problem is None
+    assert one(config, engine, length=10, max_model_len=longest + 1).problem is not None
+
+
+def test_vllm_rotates_whole_heads_of_gpt_oss():
+    config = {**SIZES, "model_type": "gpt_oss", "rope_scaling": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0}}
+    part, whole = ({**config, "partial_rotary_factor": fraction} for fraction in (0.5, 1.0))
+    assert audit(part).of("vllm")[0].radians == audit(whole).of("vllm")[0].radians

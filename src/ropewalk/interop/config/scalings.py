@@ -85,8 +85,9 @@ def _value(layer: Layer, kind: type[Scaling], key: str, setting: Setting) -> Val
     if key == SERVED_LENGTH_KEY:
         return served_length(layer.config)
     if key == TRAINED_LENGTH_KEY:
-        # a key outside the rope object takes precedence, as in transformers; Phi-3's class has a default there
-        outside = find(layer.config, key)
+        # as in transformers, a key outside the only rope object takes precedence, and one beside ropes by layer type is not
+        # read; Phi-3's class has a default there
+        outside = None if layer.is_by_layer_type else find(layer.config, key)
         if outside is None and family.trained_length is not None:
             outside = layer.default(family.trained_length, key)
         return layer.either(outside, value) or served_length(layer.config)

@@ -104,6 +104,11 @@ class Layer:
             self.warnings.append(f"{first} is {first.value!r}, {second} is {second.value!r}; the former is used")
         return first
 
+    @property
+    def is_by_layer_type(self) -> bool:
+        """Whether transformers' class holds one rope for each layer type, because the config or the family does."""
+        return bool(self.family.layer_thetas) or any(value.where.startswith("rope_parameters.") for value in self.rope.values())
+
     def fraction(self) -> Value | None:
         """Return the fraction of the head that rotates, from the rope or the config; None if neither has it."""
         return self.either(self.rope.get(FRACTION_KEYS[0]), find(self.config, *FRACTION_KEYS))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
@@ -19,43 +15,14 @@ from ropewalk.interop.config.hf import explain, from_hf
 from ropewalk.interop.config.keys import LATENT_KEY
 from ropewalk.interop.config.layers import layer_ropes
 from ropewalk.interop.config.values import served_length
+from ropewalk.interop.engines.difference import Difference, compare
 from ropewalk.interop.engines.readers import ENGINES, REFERENCE, Case, Engine, EngineRule, Reading
 from ropewalk.interop.engines.runs import RUNS, SINCE
 from ropewalk.interop.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
-#: the number of distances at which the change of a score is computed
-DISTANCES = 512
-#: the largest difference assumed between the axes of an image token and its text position
-IMAGE_SIDE = 32
 #: the scalings whose code was read in every engine
 SCALINGS_READ = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "ntk")
-#: relative tolerance below which frequencies count as equal, because float32 would round them to the same value
-SAME = 1e-6
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far one engine differs from the reference.
-
-    first_pair      the first pair with another frequency or axis; None if only the magnitude differs
-    pairs           the number of such pairs
-    temperature     the factor on every logit: the square of the ratio of magnitudes
-    score_worst     the largest change of q . k over unit vectors and distances up to the length; `score_mean` is the mean
-    until_tenth     positions until some pair is off by more than 0.1 rad, `until_half_turn` by more than pi; None: never
-    tokens          which tokens are affected: "all", or "image" if only the other axes differ
-    """
-
-    first_pair: int | None
-    pairs: int
-    reference_radians: float | None
-    engine_radians: float | None
-    temperature: float
-    score_worst: float
-    score_mean: float
-    until_tenth: int | None
-    until_half_turn: int | None
-    tokens: str = "all"
 
 
 @dataclass(frozen=True)
@@ -174,7 +141,14 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
             findings += _findings(layer_type, replace(case, length=tokens))
     if not findings:
         raise RopeError("rope_parameters", "must rotate at least one layer type", list(specs))
-    return Audit(explanation.model_type, longest, tuple(findings), explanation.warnings)
+    return Audit(explanation.model_type, longest, _refused_as_a_whole(findings), explanation.warnings)
+
+
+def _refused_as_a_whole(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Give every layer type the reason for which its engine refuses one of them: no model is built in part."""
+    refusals = {each.engine: each.problem for each in reversed(findings) if (each.problem or "").startswith("no table")}
+    empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": (), "difference": None}
+    return tuple(replace(f, problem=refusals[f.engine], **empty) if f.engine in refusals else f for f in findings)
 
 
 def case_of(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_len: int | None) -> Case:
@@ -252,46 +226,3 @@ def _read(engine: Engine, case: Case) -> Reading:
     except RopeError as error:
         return Reading(case).fail(f"not known: {error}")
     return reading
-
-
-def compare(reference: Reading, engine: Reading, length: int) -> Difference | None:
-    """Return how far an engine's frequencies, axes and magnitude are from the reference, over `length` tokens; None: the same."""
-    (our_radians, our_magnitude), (their_radians, their_magnitude) = reference.frequencies(), engine.frequencies()
-    pairs = max(len(our_radians), len(their_radians))
-    # a pair that one of them does not rotate has frequency 0
-    padded = [radians + (0.0,) * (pairs - len(radians)) for radians in (our_radians, their_radians)]
-    ours, theirs = (torch.tensor(radians, dtype=torch.float64) for radians in padded)
-    frequency_differs = (ours - theirs).abs() > SAME * ours.abs()
-    axes = [torch.tensor((*each.spec.axis_of_pair, *[0] * pairs)[:pairs]) for each in (reference, engine)]
-    axis_differs = (axes[0] != axes[1]) & ~frequency_differs
-    different = (frequency_differs | axis_differs).nonzero().flatten().tolist()
-    temperature = (their_magnitude / our_magnitude) ** 2  # type: ignore[operator]  # both are known
-    if not different and abs(temperature - 1) <= SAME:
-        return None
-    # text tokens have the same position on all axes, so other axes only matter for images
-    only_image = bool(axis_differs.any()) and not bool(frequency_differs.any()) and abs(temperature - 1) <= SAME
-    # if only axes differ, the angle of a pair is off by its frequency times the difference of the two coordinates
-    gap = torch.where(axis_differs, ours, 0.0) if only_image else torch.where(frequency_differs, theirs - ours, 0.0)
-    max_distance = min(length, IMAGE_SIDE) if only_image else length
-    change = _score_change(ours, ours - gap if only_image else theirs, temperature, max_distance) * our_magnitude**2  # type: ignore[operator]
-    first = different[0] if different else None
-    radians_of_first = (None, None) if first is None else (padded[0][first], padded[1][first])
-    return Difference(
-        first, len(different), *radians_of_first, temperature, float(change.max()), float(change.mean()),
-        _until(gap, 0.1), _until(gap, math.pi), "image" if only_image else "all",
-    )  # fmt: skip
-
-
-def _score_change(ours: Tensor, theirs: Tensor, temperature: float, max_distance: int) -> Tensor:
-    """Return |t e^{i w' d} - e^{i w d}| [distances d, pairs], the largest change of q . k for unit vectors in one pair.
-
-    w are `ours` and w' `theirs`, radians per step; t is the temperature.
-    """
-    distances = torch.logspace(0, math.log10(max_distance), DISTANCES, dtype=torch.float64).round().unique().unsqueeze(-1)
-    return (temperature * torch.exp(1j * distances * theirs) - torch.exp(1j * distances * ours)).abs()
-
-
-def _until(gap: Tensor, angle: float) -> int | None:
-    """Return the first position at which some pair is off by more than `angle`; `gap` is the error of each pair per step."""
-    largest = float(gap.abs().max())
-    return math.floor(angle / largest) + 1 if largest > 0 else None

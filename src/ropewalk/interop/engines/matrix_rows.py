@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -264,6 +265,28 @@ def _traps() -> Iterator[Row]:
     yield Row("smollm3 all rotate", config_of("smollm3", 4, 65536, 5e6, no_rope_layers=[1, 1, 1, 1]), 65536)
 
 
+#: model_type: the pairs of a small model, for scalings in families whose checkpoints have none of them
+UNUSUAL = {"deepseek_v3": 16, "cohere": 32, "qwen2_vl": 64, "qwen3_vl": 64, "ministral3": 32, "exaone4": 32}
+
+
+def _unusual() -> Iterator[Row]:
+    """Yield scalings in families whose engines expect another one or none."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "mscale": 0.9, "mscale_all_dim": 0.6}
+    for spelling, (model_type, pairs) in itertools.product((4, 5), UNUSUAL.items()):
+        long = longrope(pairs, original_max_position_embeddings=1024, factor=4.0)
+        sections = {"mrope_section": [16, 24, 24] if model_type == "qwen2_vl" else [24, 20, 20]} if model_type in VISION else {}
+        for name, scaling in (("linear", LINEAR), ("llama3", LLAMA3), ("longrope", long), ("yarn mscale", yarn)):
+            config = config_of(model_type, spelling, 4096, 2e5, {**scaling, **sections})
+            yield Row(f"{model_type} unusual {name}, v{spelling}", config, 4096, axes=3 if model_type in VISION else 1)
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    for name, scaling in (
+        ("linear", LINEAR),
+        ("yarn", yarn),
+        ("partial", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+    ):
+        yield _nested(f"gemma4_text unusual {name}, v5", "gemma4_text", 4096, {"rope_theta": 1e6, **scaling}, local)
+
+
 def rows() -> list[Row]:
     """Return every row of the matrix."""
-    return [*_real(), *_length_dependent(), *_traps()]
+    return [*_real(), *_length_dependent(), *_traps(), *_unusual()]

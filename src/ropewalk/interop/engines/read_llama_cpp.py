@@ -16,8 +16,10 @@ SHARED = names(
     "llama mistral mixtral arcee apertus smollm3 granite granitemoe qwen2 qwen2_moe qwen3 qwen3_moe gemma3_text gemma4_text glm4 "
     "glm4_moe glm4_moe_lite deepseek_v2 deepseek_v3 kimi_k2 gpt_oss olmo olmo2 olmo3 olmoe starcoder2 exaone4 seed_oss "
     "hunyuan_v1_dense hunyuan_v1_moe ernie4_5 ernie4_5_moe nemotron minimax_m2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text "
-    "qwen3_vl_text qwen3_vl_moe_text ministral3 mistral4 cohere cohere2 phi3 phimoe bitnet dots1 lfm2 llama4_text afmoe"
+    "qwen3_vl_text qwen3_vl_moe_text ministral3 mistral4 cohere cohere2 phi3 phimoe dots1 lfm2 llama4_text afmoe"
 )
+#: families that the converter refuses, or whose tensors it does not know
+MISSING = names("helium bitnet")
 #: families whose converter writes no scaling, and those of them for which it writes no theta: 10,000 is used
 NO_SCALING = names("phi gemma gemma2 gpt_neox falcon stablelm glm cohere cohere2")
 NO_THETA = names("phi gemma gemma2 gpt_neox falcon stablelm glm")
@@ -30,6 +32,10 @@ OLD_THETA = {
     "cohere": 10_000.0, "minimax_m2": 10_000.0, "olmo3": 10_000.0, "falcon_h1": 100_000.0, "qwen3_vl_text": 5e6,
     "qwen3_vl_moe_text": 5e6,
 }  # fmt: skip
+#: families whose runtime has no other size of a head than hidden_size / num_attention_heads
+NO_HEAD_DIM = names("glm nemotron exaone4 cohere2")
+#: model types whose runtime reads the betas that the converter writes; for others they are 32 and 1
+READS_BETAS = ("mistral3", "ministral3")
 #: model types besides those with latent attention for which the converter writes `mscale_all_dim`
 WRITES_LOG_MULTIPLIER = ("mistral3", "ministral3", "mistral4")
 CONVERTER = "convert_hf_to_gguf.py"
@@ -41,6 +47,8 @@ def read_llama_cpp(case: Case) -> Reading:
     A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
     """
     reading = Reading(case)
+    if case.model_type in MISSING:
+        return reading.fail(f"no table: the converter does not convert {case.model_type}")
     if case.model_type not in SHARED | NO_SCALING:
         return reading.fail(f"not known: what the converter writes for {case.model_type}")
     if (problem := _refusal(case)) is not None:
@@ -53,7 +61,9 @@ def read_llama_cpp(case: Case) -> Reading:
         reading.use("rope_theta", "read for every layer", CONVERTER, theta=case.config["rope_theta"])
     if case.model_type == "gpt_neox" and case.config.get("rotary_pct") is None:
         reading.rotate(case.spec.head_dim // 4, "not read in rope_parameters", CONVERTER)
-    if case.model_type not in PARTIAL and not case.latent and case.spec.rotary_dim != case.spec.head_dim:
+    if case.model_type == "cohere2":
+        reading.rotate(int(case.spec.head_dim * case.config["rotary_pct"]), "rotary_pct is read instead", CONVERTER)
+    elif case.model_type not in PARTIAL and not case.latent and case.spec.rotary_dim != case.spec.head_dim:
         reading.rotate(case.spec.head_dim, "not written", CONVERTER)
     _axes(reading)
     _scaling(reading)
@@ -66,8 +76,12 @@ def _refusal(case: Case) -> str | None:
     original = case.original_length
     if isinstance(scaling, Yarn) and original is None and case.model_type not in NO_SCALING - {"cohere", "cohere2"}:
         return "no table: the converter fails without original_max_position_embeddings"
-    if original is None and (case.model_type == "phimoe" or (case.model_type == "phi3" and _old_class_refuses(case))):
+    if original is None and (case.model_type == "phimoe" or _old_class_refuses(case)):
         return "no table: the converter fails without original_max_position_embeddings"
+    if not case.gives_theta and _old_class_refuses(case):
+        return "no table: the converter fails without rope_theta"
+    if case.model_type in NO_HEAD_DIM and case.spec.head_dim != case.derived_head_dim:
+        return f"no table: {case.model_type} takes heads of hidden_size / num_attention_heads alone"
     if isinstance(scaling, Llama3) and case.model_type in ("granite", "granitemoe", "smollm3"):
         return "no table: this architecture has no place for llama3's factors"
     if isinstance(scaling, (Dynamic, Ntk)) and case.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
@@ -94,8 +108,13 @@ def _gemma4_full(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _old_class_refuses(case: Case) -> bool:
-    """Return whether transformers 4.57's class refuses the config: the converter then has no default of the trained length."""
-    return case.spelling == 4 and not isinstance(case.spec.scaling, LongRope) and case.rope_type != "default"
+    """Return whether transformers 4.57's class of Phi-3 or PhiMoE refuses the config: the converter then has no defaults."""
+    scaling = case.config.get("rope_scaling")
+    if not scaling or case.model_type not in ("phi3", "phimoe"):
+        return False
+    if case.model_type == "phimoe":
+        return scaling.get("short_mscale") is None or scaling.get("long_mscale") is None
+    return scaling.keys() != {"type", "short_factor", "long_factor"} or scaling["type"] not in ("longrope", "su", "yarn")
 
 
 def _axes(reading: Reading) -> None:
@@ -113,7 +132,9 @@ def _axes(reading: Reading) -> None:
 def _scaling(reading: Reading) -> None:
     """Record which scaling llama.cpp computes with: what its converter writes of the config's."""
     case, scaling = reading.case, reading.spec.scaling
-    if case.model_type == "nemotron" and not isinstance(scaling, Linear) and case.rope.get("factor") is not None:
+    if case.nested and case.layer_type == "sliding_attention":
+        reading.drop_scaling("the converter reads the rope of full layers alone", CONVERTER)
+    elif case.model_type == "nemotron" and not isinstance(scaling, Linear) and case.rope.get("factor") is not None:
         does = "any scaling with a factor is written as linear"
         reading.use(case.rope_type, does, CONVERTER, scaling=Linear(case.rope["factor"]))
     elif isinstance(scaling, Ntk):
@@ -166,7 +187,7 @@ def _yarn(reading: Reading, yarn: Yarn) -> None:
     does = "attn_factor computed from factor with mscale = 1"
     reading.set_yarn_magnitude(magnitude, does, "llama.cpp#17945, llama-context.cpp")
     reading.round_band("not written", "ggml rope_yarn_corr_dims")
-    if reading.change(beta_fast=32.0, beta_slow=1.0):
-        reading.add("beta_fast, beta_slow", "written, and replaced by 32 and 1 when a context starts", "llama-context.cpp")
+    if case.model_type not in READS_BETAS and reading.change(beta_fast=32.0, beta_slow=1.0):
+        reading.add("beta_fast, beta_slow", "written, and not read: 32 and 1 are used", "llama-hparams.h")
     if magnitude != 1:
         reading.add("K-shift", "shifting a KV cache multiplies its keys by the magnitude again", "llama-kv-cache.cpp")

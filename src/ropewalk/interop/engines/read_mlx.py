@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropewalk.frequencies import Default, Dynamic, Linear, Llama3, LongRope, Ntk, Proportional, Scaling, Yarn
+from ropewalk.frequencies import Default, Dynamic, Linear, Llama3, LongRope, Proportional, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.readings import Case, Reading, names
 
@@ -73,8 +73,10 @@ GEMMA4: dict[str, dict[str, Any]] = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+#: families whose model has no default of head_dim
+NEEDS_HEAD_DIM = names("exaone4 gemma gemma2 glm glm4 glm4_moe helium qwen3 qwen3_moe qwen3_next seed_oss")
 #: families that mlx-lm has no model for
-MISSING = names("falcon arcee persimmon gptj jetmoe zamba2 hyperclovax cwm csm")
+MISSING = names("hunyuan_v1_moe falcon arcee persimmon gptj jetmoe zamba2 hyperclovax cwm csm")
 
 
 def read_mlx(case: Case) -> Reading:
@@ -100,7 +102,10 @@ def read_mlx(case: Case) -> Reading:
     theta, scaling, partial = given
     reading.use("rope_theta", f"not read where the config has it: {theta:g} is used", where, theta=theta)
     if partial is not None and not case.latent:
-        reading.rotate(int(case.spec.head_dim * partial), "not read where the config has it", where)
+        width = int(case.spec.head_dim * partial)
+        if width % 2:
+            return reading.fail(f"no table: {width} dimensions would rotate, and MLX takes an even number")
+        reading.rotate(width, "not read where the config has it", where)
     elif not case.latent and case.model_type != "minimax_m2" and not isinstance(case.spec.scaling, Proportional):
         reading.rotate(case.spec.head_dim, "not read", where)
     return _with_scaling(reading, model, scaling, where)
@@ -131,6 +136,10 @@ def _given(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, f
         return f"no table: {model.theta_key} must be given outside rope_parameters"
     if model.partial == 0 and partial is None:
         return "no table: the fraction that rotates must be given outside rope_parameters"
+    if case.model_type in NEEDS_HEAD_DIM and config.get("head_dim") is None:
+        return "no table: head_dim must be given"
+    if case.model_type == "cohere2" and case.spec.head_dim != case.derived_head_dim:
+        return "no table: cohere2 takes heads of hidden_size / num_attention_heads alone"
     if model.needs_scaling and (scaling is None and "rope_scaling" not in config):
         return "no table: rope_scaling must be given"
     if case.model_type == "minimax_m2" and config.get("rotary_dim") is None:
@@ -183,11 +192,9 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
 
 
 def _alpha(reading: Reading, keys: Mapping[str, Any]) -> Reading:
-    """Return the reading of HunYuan's NTK with `alpha`; mlx-lm fails unless rope_scaling also has the keys factor and type."""
-    if not {"factor", "type"} <= keys.keys():
-        return reading.fail("no table: rope_scaling must have the keys factor and type")
-    if not isinstance(reading.spec.scaling, Ntk):
-        return reading.fail("not known: HunYuan without alpha")
+    """Return the reading of HunYuan; mlx-lm fails unless rope_scaling has the keys alpha, factor and type."""
+    if not {"alpha", "factor", "type"} <= keys.keys():
+        return reading.fail("no table: rope_scaling must have the keys alpha, factor and type")
     return reading
 
 
@@ -225,5 +232,6 @@ def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
     if reading.case.model_type not in ("phi3", "phimoe") and "original_max_position_embeddings" not in keys:
         return reading.fail("no table: original_max_position_embeddings must be given in rope_scaling")
     reading.switch(scaling, long=True, does="long factors for every sequence, short factors never", reference="rope_utils.py")
-    reading.set_longrope_magnitude(scaling, "rope_utils.py", keys.get("long_mscale"))
+    magnitude = keys.get("long_mscale") if reading.case.model_type == "phimoe" else None
+    reading.set_longrope_magnitude(scaling, "rope_utils.py", magnitude)
     return reading

@@ -8,23 +8,25 @@ from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, read_hf, refusal, unread_theta
-from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
+from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names, refuses_factor
 
 #: families that run inside SGLang as transformers' own code
-TRANSFORMERS_CODE = names("gpt_neox smollm3 seed_oss ernie4_5 nemotron")
+TRANSFORMERS_CODE = names("gpt_neox smollm3 seed_oss ernie4_5 nemotron bitnet helium dots1")
 #: families that SGLang can neither build with code of its own nor as transformers' code
 MISSING = {"falcon": "transformers' code is not compatible", "glm": "its tensor-parallel plan is not supported"}
 #: families whose model passes no scaling to `get_rope`
-NO_SCALING = names("phi starcoder2 stablelm gemma gemma2 gemma3_text mixtral olmo")
+NO_SCALING = names("phi starcoder2 stablelm gemma gemma2 gemma3_text mixtral olmo granitemoe")
 #: families whose model passes the scaling
 SHARED = names(
     "llama mistral ministral3 apertus arcee phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen2_vl qwen2_5_vl qwen2_vl_text "
-    "qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text glm4 glm4_moe granite granitemoe cohere cohere2 deepseek_v2 deepseek_v3 "
-    "kimi_k2 gpt_oss exaone4 minimax_m2 olmo2 olmo3 hunyuan_v1_dense hunyuan_v1_moe gemma4_text"
+    "qwen2_5_vl_text qwen3_vl_text qwen3_vl_moe_text glm4 glm4_moe granite cohere cohere2 deepseek_v2 deepseek_v3 "
+    "kimi_k2 gpt_oss exaone4 minimax_m2 olmo2 olmo3 olmoe ernie4_5_moe hunyuan_v1_dense hunyuan_v1_moe gemma4_text"
 )
 #: families that read `partial_rotary_factor` outside `rope_parameters` alone, in either spelling, or never
-PARTIAL_OUTSIDE = names("llama mistral ministral3 apertus arcee phi3 gemma3_text phi stablelm")
+PARTIAL_OUTSIDE = names("llama mistral ministral3 apertus arcee ernie4_5_moe phi3 gemma3_text phi stablelm")
 PARTIAL = names("glm4 glm4_moe")
+#: families whose heads have hidden_size / num_attention_heads dimensions, whatever the config says
+NO_HEAD_DIM = names("exaone4 cohere cohere2")
 MINISTRAL3_TRAINED = 16_384
 
 
@@ -56,16 +58,20 @@ def read_sglang(case: Case) -> Reading:
             scaling=Default(),
         )
         return reading
-    if case.model_type == "olmo3" and case.is_named_by_type:
-        return reading.fail("not known: OLMo 3's scaling named by `type`")
     if case.model_type == "olmo3" and not case.gives_theta:
         reading.use("rope_theta", "10,000 is used where it is missing", "models/olmo2.py", theta=10_000.0)
     elif unread_theta(case):
-        return reading.fail("not known: theta of OLMo 3's sliding layers")
+        reading.use("rope_theta", "read for every layer", "models/olmo2.py", theta=case.config["rope_theta"])
     if case.model_type == "gemma4_text":
         return _gemma4(reading)
     if case.model_type == "exaone4":
         reading.use("rope_theta", "not read: 1,000,000 is used", where, theta=1e6)
+    if case.model_type in NO_HEAD_DIM:
+        size = case.derived_head_dim
+        if size != case.spec.head_dim and isinstance(case.spec.scaling, LongRope):
+            return reading.fail("not known: LongRoPE with another head_dim than hidden_size / num_attention_heads")
+        does = f"not read: heads of {size} dimensions, hidden_size / num_attention_heads"
+        reading.use("head_dim", does, where, head_dim=size, rotary_dim=size)
     _partial(reading, where)
     _axes(reading)
     if reading.problem is None:
@@ -75,9 +81,11 @@ def read_sglang(case: Case) -> Reading:
 
 def stretch(case: Case) -> float:
     """Return the factor by which SGLang multiplies max_position_embeddings: none of a rope given by layer type."""
-    by_layer_type = case.nested or case.model_type in BY_LAYER_TYPE
-    # transformers' class writes the trained length into these scalings
-    has_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) or "original_max_position_embeddings" in case.rope
+    # OLMo 3 has a class of its own; transformers' classes write the trained length into these scalings
+    own_class = case.model_type == "olmo3"
+    filled = Llama3 if own_class else (Yarn, Llama3, LongRope)
+    has_length = isinstance(case.spec.scaling, filled) or "original_max_position_embeddings" in case.rope
+    by_layer_type = case.nested or (case.model_type in BY_LAYER_TYPE and not own_class)
     return 1.0 if by_layer_type or has_length else float(case.rope.get("factor") or 1.0)
 
 
@@ -85,7 +93,9 @@ def _gemma4(reading: Reading) -> Reading:
     """Return the reading of Gemma 4: its model passes on the name of the scaling and none of its keys, so the factor is 1."""
     case, where = reading.case, "models/gemma4_causal.py"
     if not case.nested:
-        return reading.fail("not known: Gemma 4 without rope_parameters by layer type")
+        does = "read by layer type alone: theta is 10,000, unscaled"
+        reading.use("rope_parameters", does, where, theta=10_000.0, scaling=Default(), rotary_dim=case.spec.head_dim)
+        return reading
     kinds = {(rope or {}).get("rope_type") for rope in case.config["rope_parameters"].values()}
     if "longrope" in kinds:
         return reading.fail("no table: the factors of LongRoPE are not passed on")
@@ -142,6 +152,8 @@ def _scaling(reading: Reading, where: str) -> None:
         reading.fail("no table: LongRoPE is refused for interleaved pairs")
     elif case.latent and not isinstance(scaling, Default):
         _latent(reading)
+    elif (problem := refuses_factor(case)) is not None:
+        reading.fail(problem)
     elif isinstance(scaling, Yarn):
         _yarn(reading, scaling)
     elif isinstance(scaling, LongRope):
@@ -174,9 +186,7 @@ def _latent(reading: Reading) -> None:
         if length is None:
             reading.fail("not known: the trained length")
             return
-        betas = {key: rope.get(key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))}
-        scaling = Yarn(original_length=length, factor=rope.get("factor", 1.0), **betas)
-        reading.use(case.rope_type, "read as yarn", "models/deepseek_v2.py", scaling=scaling)
+        reading.read_as_yarn(length, "models/deepseek_v2.py")
     yarn = reading.spec.scaling
     assert isinstance(yarn, Yarn)  # for the type checker
     magnitude = magnitude_of_mscales(case, yarn) * rope.get("attn_factor", 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.frequencies import Default, Dynamic, LongRope, Proportional, Yarn
+from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.interop.engines.readings import Case, Reading
 
@@ -10,6 +10,8 @@ from ropewalk.interop.engines.readings import Case, Reading
 LONGROPE_ONLY = ("phi3", "phi4_multimodal")
 #: families whose config class has a rope for each layer type, and adds the keys of rope_scaling to that of full layers
 BY_LAYER_TYPE = ("gemma3_text", "olmo3")
+#: families of `from_hf` that transformers has no code for; their checkpoints bring code of their own
+OWN_CODE = ("kimi_k2", "minimax_m1", "minimax_text_01", "minimind")
 
 
 def refusal(case: Case) -> str | None:
@@ -22,6 +24,9 @@ def refusal(case: Case) -> str | None:
         return f"no table: phimoe refuses rope_type {case.rope_type}"
     if case.model_type == "mixtral" and case.config.get("head_dim") is None and isinstance(case.spec.scaling, LongRope):
         return "no table: mixtral refuses LongRoPE without head_dim"
+    needs_length = case.model_type == "gemma4_text" and isinstance(case.spec.scaling, (Yarn, Llama3, LongRope))
+    if needs_length and case.rope.get("original_max_position_embeddings") is None:
+        return f"no table: gemma4_text refuses rope_type {case.rope_type} without original_max_position_embeddings"
     return None
 
 
@@ -36,10 +41,15 @@ def read_hf(case: Case) -> Reading:
 
     A case is one layer type of a config and the length of the sequences; the reading collects the rules that apply to it.
     """
-    reading, scaling = Reading(case), case.spec.scaling
+    reading = Reading(case)
+    if case.model_type in OWN_CODE:
+        return reading.fail(f"not known: transformers has no code for {case.model_type}; its checkpoints bring their own")
     if (problem := refusal(case)) is not None:
         return reading.fail(problem)
-    if _breaks(case):
+    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
+        reading.drop_scaling("named by `type`, which is not read beside the rope_type default", "configuration_gemma3.py")
+        reading.rotate(case.spec.head_dim, "not read without a scaling", "modeling_gemma3.py")
+    elif _breaks(case):
         return reading.fail(
             "no table: this family's code rotates whole heads, and a scaled partial rope is an error in its forward"
         )
@@ -47,8 +57,6 @@ def read_hf(case: Case) -> Reading:
         return reading.fail(problem)
     if unread_theta(case):
         reading.add("rope_theta", "read for full layers alone, 500,000 for the others", "configuration_olmo3.py")
-    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
-        reading.drop_scaling("named by `type`, which is not read beside the rope_type default", "configuration_gemma3.py")
     scaling = reading.spec.scaling
     if isinstance(scaling, Dynamic):
         does = "base of the longest sequence of the batch; a later, shorter batch keeps it until below the trained length"

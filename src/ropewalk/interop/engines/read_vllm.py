@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropewalk.axes import AXIS_ORDERS, AxisMap
-from ropewalk.frequencies import Default, Dynamic, LongRope, Proportional, Yarn
+from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, read_hf, refusal, unread_theta
-from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names
+from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names, refuses_factor
 
 #: families that run inside vLLM as transformers' own code (its registry says so)
 TRANSFORMERS_CODE = names(
-    "arcee bitnet cwm flex_olmo glm gpt_neox helium hunyuan_v1_dense hunyuan_v1_moe jais2 mellum olmo olmo2 olmo3 phi seed_oss "
-    "smollm3 starcoder2 vaultgemma"
+    "arcee bitnet cwm dots1 flex_olmo glm gpt_neox helium hunyuan_v1_dense hunyuan_v1_moe jais2 mellum olmo olmo2 olmo3 phi "
+    "seed_oss smollm3 starcoder2 vaultgemma"
 )
 #: scalings beside which max_position_embeddings is the served length
 SERVED_TYPES = ("yarn", "llama3", "longrope", "su")
 BETAS = ("beta_fast", "beta_slow")
 #: families of `from_hf` for which vLLM has neither code of its own nor a mapping to transformers' code
 NOT_READ = names(
-    "aria_text axk2 bailing_hybrid bamba blt chameleon codegen diffllama doge dots1 eurobert esm t5gemma csm emu3_text_model "
+    "aria_text axk2 bailing_hybrid bamba blt chameleon codegen diffllama doge eurobert esm t5gemma csm emu3_text_model "
     "gemma4_unified_text gpt_neox_japanese gte idefics jetmoe minimax minimax_m1 minimax_m3_vl_text minimax_text_01 ministral "
     "mistral4 mistral_large4_text mllama_text_model modernbert modernbert-decoder nomic_bert openai_privacy_filter persimmon "
     "phi4_multimodal recurrent_gemma roformer solar_open youtu glm_image_text glmasr gptj deepseek_v4 "
@@ -52,8 +52,9 @@ def read_vllm(case: Case) -> Reading:
         return reading.fail("no table: minimax_m2 needs rotary_dim")
     if case.model_type == "gpt_oss" and not (isinstance(case.spec.scaling, Yarn) and {"factor", *BETAS} <= case.rope.keys()):
         return reading.fail("no table: gpt_oss takes yarn alone, with factor, beta_fast and beta_slow")
-    if case.model_type == "gemma4_text" and not case.nested:
-        return reading.fail("not known: Gemma 4 without rope_parameters by layer type")
+    if case.model_type == "gemma4_text" and not case.nested and case.layer_type == "sliding_attention":
+        theta = case.config.get("rope_local_base_freq") or 10_000.0
+        reading.use("rope_theta", f"not read for sliding layers: {theta:g} is used", "models/gemma4.py", theta=theta)
     if isinstance(case.spec.scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
         is_refused = case.model_type in ("cohere", "cohere2", "glm4")
         return reading.fail(f"{'no table' if is_refused else 'not known'}: LongRoPE with interleaved pairs")
@@ -82,6 +83,9 @@ def _partial(reading: Reading) -> None:
     case, spec = reading.case, reading.spec
     if case.fraction is None or case.mrope or isinstance(spec.scaling, Proportional):
         return
+    if case.model_type == "gpt_oss":
+        reading.rotate(spec.head_dim, "not passed on", "models/gpt_oss.py")
+        return
     reading.rotate(int(spec.head_dim * case.fraction), "read in every family", "rotary_embedding/__init__.py")
 
 
@@ -100,12 +104,10 @@ def _scaling(reading: Reading) -> None:
     case, scaling = reading.case, reading.spec.scaling
     if case.mrope and not isinstance(scaling, (Default, Yarn)):
         reading.fail(f"no table: rope_type {case.rope_type} has no axes in vLLM")
-    elif case.mrope and isinstance(scaling, Yarn) and case.family.axis_order == "interleaved":
-        reading.fail("not known: the band of YaRN in families with interleaved axes")
-    elif isinstance(scaling, Yarn) and case.latent:
-        magnitude = magnitude_of_mscales(case, scaling)
-        reading.set_yarn_magnitude(magnitude, "mscale keys read, attention_factor not read", "deepseek_scaling_rope.py")
-        reading.round_band("not read", "deepseek_scaling_rope.py")
+    elif not case.latent and (problem := refuses_factor(case)) is not None:
+        reading.fail(problem)
+    elif case.latent and not isinstance(scaling, Default):
+        _latent(reading)
     elif isinstance(scaling, Yarn):
         # gpt-oss passes neither of these keys on
         keys = {} if case.model_type == "gpt_oss" else case.rope
@@ -113,11 +115,10 @@ def _scaling(reading: Reading) -> None:
         if magnitude is None:
             magnitude = magnitude_of_mscales(case, scaling) if has_both else float(mscale(scaling.factor))
         reading.set_yarn_magnitude(magnitude, "{key} read as vLLM does", "yarn_scaling_rope.py")
-        if case.mrope and reading.change(original_length=4 * scaling.original_length):
+        is_chunked = case.mrope and case.family.axis_order == "chunked"
+        if is_chunked and reading.change(original_length=4 * scaling.original_length):
             does = "the band is computed for four times the trained length"
             reading.add("M-RoPE", does, "mrope.py: the table's length is passed on")
-    elif case.latent and not isinstance(scaling, Default):
-        reading.fail(f"not known: rope_type {case.rope_type} with latent attention")
     elif isinstance(scaling, LongRope):
         long = reading.switch_once(scaling, "max_model_len", "phi3_long_rope_scaled_rope.py", _limit(case, scaling))
         magnitude = case.rope.get("long_mscale" if long else "short_mscale")
@@ -128,6 +129,23 @@ def _scaling(reading: Reading) -> None:
         )
     elif isinstance(scaling, Proportional) and reading.change(factor=1.0):
         reading.add("factor", "not read for rope_type proportional", "gemma4_rope.py")
+
+
+def _latent(reading: Reading) -> None:
+    """Compute YaRN, whatever the scaling is, with the keys that the rope has; the band is rounded to whole pairs."""
+    case, scaling, where = reading.case, reading.case.spec.scaling, "deepseek_scaling_rope.py"
+    if not isinstance(scaling, Yarn):
+        # transformers' class writes the trained length into these scalings
+        has_length = isinstance(scaling, (Llama3, LongRope))
+        length = scaling.original_length if has_length else case.rope.get("original_max_position_embeddings")
+        if length is None or case.rope.get("factor") is None:
+            reading.fail("no table: latent attention needs factor and original_max_position_embeddings for every scaling")
+            return
+        reading.read_as_yarn(length, "models/deepseek_v2.py")
+    yarn = reading.spec.scaling
+    assert isinstance(yarn, Yarn)  # for the type checker
+    reading.set_yarn_magnitude(magnitude_of_mscales(case, yarn), "mscale keys read, attention_factor not read", where)
+    reading.round_band("not read", where)
 
 
 def _limit(case: Case, scaling: LongRope) -> int:

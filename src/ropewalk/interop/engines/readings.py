@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropewalk.axes import AxisMap
-from ropewalk.frequencies import Default, LongRope, Scaling, Yarn
+from ropewalk.frequencies import Default, Linear, LongRope, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale, ntk_theta
 from ropewalk.interop.config.families import Family, family_of
 from ropewalk.spec import RopeSpec
@@ -80,9 +80,10 @@ class Case:
         return self.rope.get(key, self.config.get(key))
 
     @property
-    def spelling(self) -> int:
-        """5 if the rope is in `rope_parameters`, else 4."""
-        return 5 if self.config.get("rope_parameters") else 4
+    def derived_head_dim(self) -> int:
+        """hidden_size / num_attention_heads, which some engines use whatever head_dim is; head_dim if either is missing."""
+        hidden, heads = self.config.get("hidden_size"), self.config.get("num_attention_heads")
+        return hidden // heads if hidden and heads else self.spec.head_dim
 
     @property
     def is_named_by_type(self) -> bool:
@@ -205,6 +206,13 @@ class Reading:
         self.switch(scaling, long, does, reference)
         return long
 
+    def read_as_yarn(self, length: int, where: str) -> None:
+        """Replace any scaling by YaRN with the keys that the rope has, as latent attention does."""
+        rope = self.case.rope
+        betas = {key: rope.get(key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))}
+        scaling = Yarn(original_length=length, factor=rope.get("factor", 1.0), **betas)
+        self.use(self.case.rope_type, "read as yarn", where, scaling=scaling)
+
     def set_longrope_magnitude(self, scaling: LongRope, reference: str, magnitude: float | None = None) -> None:
         """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln L0).
 
@@ -249,6 +257,12 @@ def _for_width(scaling: Scaling, width: int) -> Scaling:
     if isinstance(scaling, LongRope) and len(scaling.short_factor) != width // 2:
         return Default()
     return scaling
+
+
+def refuses_factor(case: Case) -> str | None:
+    """Return why the class of linear scaling that vLLM and SGLang share refuses the factor: it takes a float or a list."""
+    is_integer = isinstance(case.spec.scaling, Linear) and isinstance(case.rope.get("factor"), int)
+    return "no table: linear takes a float as factor; write 2.0, not 2" if is_integer else None
 
 
 def magnitude_of_mscales(case: Case, yarn: Yarn) -> float:

@@ -29,7 +29,8 @@ def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None
     # what the module's forward takes besides the positions, for each layer type
     arguments = {each: {} if each is None else {"layer_type": each} for each in types}
     ropes = {layer_type: _table(modules[0], length, named) for layer_type, named in arguments.items()}
-    _check_fits(model, modules[0], arguments[types[0]])
+    for named in arguments.values():
+        _check_fits(model, modules[0], named)
     return [ropes[layer_type] if rotated else None for layer_type, rotated in zip(types, rotates, strict=True)]
 
 
