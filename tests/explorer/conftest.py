@@ -38,6 +38,10 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
+#: the file that reads in the view Model of the docs' screenshot; the tests have a tiny model
+MODEL = os.environ.get("ROPEWALK_MODEL")
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """The address of a running page that has a report."""
@@ -45,7 +49,9 @@ def server(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("explore"), free_port()
     (folder / "report.html").write_text("<h1>Studies of the lab</h1>", encoding="utf-8")
     command = [sys.executable, "-m", "ropewalk_cli", "explore", "--port", str(port), "--no-browser", "--report", "report.html"]
-    command += ["--model", "tiny"]
+    if MODEL:
+        (folder / Path(MODEL).name).symlink_to(Path(MODEL).resolve())  # the page shows the path as it was given
+    command += ["--model", Path(MODEL).name if MODEL else "tiny"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder)}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)

@@ -1,4 +1,4 @@
-"""Which texts of a page in the browser overlap; pictures are read as text too, since an SVG has its own."""
+"""Which texts of a page in the browser overlap or are cut off; pictures are read as text too, since an SVG has its own."""
 
 from typing import Any
 
@@ -33,6 +33,17 @@ BOXES = """
   return seen;
 })(%s)
 """
+#: every text of a chart whose box ends more than some pixels outside of the chart
+CUT = """
+[...document.querySelectorAll('[data-testid=stVegaLiteChart] svg')].flatMap((chart) => {
+  const box = chart.getBoundingClientRect(), slack = %s + 0.6;
+  const outside = (text) => {
+    const own = text.getBoundingClientRect();
+    return Math.max(box.top - own.top, own.bottom - box.bottom, box.left - own.left, own.right - box.right) > slack;
+  };
+  return [...chart.querySelectorAll('text')].filter(outside).map((text) => text.textContent).filter((text) => text.trim());
+})
+"""
 #: line boxes are a little higher than their letters
 SLACK = 3.0
 
@@ -43,6 +54,11 @@ def overlaps(browser: Any, root: str = "document.querySelector('[data-testid=stM
     assert len(boxes) > 10, boxes
     pairs = ((first, second) for place, first in enumerate(boxes) for second in boxes[place + 1 :])
     return [(first[0], second[0]) for first, second in pairs if first[0] != second[0] and _shared(first, second) > SLACK]
+
+
+def cut(browser: Any) -> list[str]:
+    """The texts that are partly outside of their chart, where they are not drawn."""
+    return browser.js(CUT % SLACK)
 
 
 def _shared(first: list[Any], second: list[Any]) -> float:

@@ -1,7 +1,7 @@
 """The story in a real browser, step by step in both languages: no text lies on another; the screenshots are those of the docs."""
 
 import pytest
-from geometry import overlaps
+from geometry import cut, overlaps
 
 from browser import CHROMIUM
 from ropewalk.explorer.controls import LANGUAGES, STEPS
@@ -29,6 +29,7 @@ def test_the_whole_story_without_overlapping_texts(browser, server, pictures, la
     for place, step in enumerate(STEPS):
         drawn(browser, step)
         assert overlaps(browser) == [], step
+        assert cut(browser) == [], step
         browser.picture(pictures / f"story-{place + 1}-{step}-{language}.png")
         if step == "question":
             # the answer: press yarn
@@ -43,6 +44,7 @@ def test_the_whole_story_without_overlapping_texts(browser, server, pictures, la
     browser.wait("document.querySelectorAll('[data-testid=stVegaLiteChart] svg text').length > 20", "the charts")
     assert "a.scaling=yarn" in browser.link()
     assert overlaps(browser) == []
+    assert cut(browser) == []
 
 
 @pytest.mark.parametrize("query", [f"view=clocks&{LLAMA}", f"view=ladder&compare=1&{LLAMA}", f"step=pairs&{LLAMA}"])

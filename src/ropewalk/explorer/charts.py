@@ -20,7 +20,8 @@ from ropewalk.spec import RopeSpec
 MAP_POSITIONS = 48
 CURVE_POINTS = 240
 PRECISION_POINTS = 13
-HEIGHT = 320
+#: pixels; with 320, the longest title of a y axis was longer than the axis, and Vega cut off the chart's title
+HEIGHT = 340
 # values below this are left out of logarithmic axes
 _TINY = 1e-12
 
