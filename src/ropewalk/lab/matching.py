@@ -92,11 +92,11 @@ class TripletBatches:
         With `swap`, B and C are exchanged at random, and the target with them.
         """
         index, size = np.asarray(index, dtype=np.int64), len(self.triplets)
-        chosen = shuffled(index, size, self.seed) if self.swap else index % size
+        places = shuffled(index, size, self.seed) if self.swap else index % size
         swapped = bits(self.seed, index, stream=1, count=1)[:, 0] % np.uint64(2) == 1
         rows, targets = [], []
-        for number, swap in zip(chosen, swapped & self.swap, strict=True):
-            triplet = self.triplets[int(number)]
+        for place, swap in zip(places, swapped & self.swap, strict=True):
+            triplet = self.triplets[int(place)]
             b, c = (triplet.c, triplet.b) if swap else (triplet.b, triplet.c)
             texts = [(triplet.a, b), (triplet.a, c)] if self.form == "pairs" else [(triplet.a, None), (b, None), (c, None)]
             rows += [make_row(self.tokenizer, *each, length) for each in texts]

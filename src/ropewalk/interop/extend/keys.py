@@ -79,7 +79,10 @@ def config_change(
     overwrite: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> ConfigChange:
-    """Return the change that gives a text config the scaling `kind`; the config itself is not modified."""
+    """Return the change that gives a text config the scaling `kind`; the config itself is not modified.
+
+    The arguments are those of `extend`. The changed config is read back: it must describe the new specs and no others.
+    """
     offered = {**kinds(), **FOR_TRAINING}
     choice("kind", kind, offered)
     all_specs = _specs(config)
@@ -91,7 +94,8 @@ def config_change(
     new_specs = {name: _scaled(spec, scaling) for name, spec in old_specs.items()}
     before = {name: spec for name, spec in all_specs.items() if spec is not None}
     if not scaling.in_configs and not isinstance(scaling, Ntk):
-        return ConfigChange({}, new_specs, (), config, None, length, before, {**before, **new_specs})
+        after = {**before, **new_specs}
+        return ConfigChange({}, new_specs, (), config, served=None, trained=length, before=before, after=after)
     if getattr(scaling, "truncate", True) is False and is_nested(config):
         rule = "must be true if rope_parameters differ per layer type: transformers does not read it there"
         raise RopeError("truncate", rule, False)
@@ -100,7 +104,8 @@ def config_change(
     changed = {**config, **keys}
     read = _read_back(changed, {**all_specs, **new_specs})
     specs, served = {name: read[name] for name in new_specs}, extended_length(length, scaling)
-    return ConfigChange(keys, specs, _notes(scaling, changed, specs, served), changed, served, length, before, read)
+    notes = _notes(scaling, changed, specs, served)
+    return ConfigChange(keys, specs, notes, changed, served=served, trained=length, before=before, after=read)
 
 
 def specs_and_length(config: Mapping[str, Any], original_length: int | None) -> tuple[dict[str, RopeSpec | None], int]:

@@ -114,6 +114,7 @@ def _scaling(spec: RopeSpec, name: str, facts: Architecture) -> tuple[dict[str, 
     if not facts.has_freqs:
         rule = f"must be default, linear or YaRN with its usual betas for {name}, for which llama.cpp reads no rope_freqs"
         raise RopeError("scaling", rule, scaling)
+    # every other scaling is written as one divisor for each pair
     unscaled = Default().frequencies(2 * spec.pairs, spec.theta).radians.numpy()
     values = divisors_for(spec.with_(precision="exact").ladder_frequencies().radians.numpy(), unscaled)
     keys = {prefix + "type": "none"} | ({} if magnitude == 1 else {prefix + "attn_factor": magnitude})

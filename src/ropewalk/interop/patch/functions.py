@@ -137,7 +137,7 @@ class RotationFunction:
         self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int, arguments: dict[str, Any]
     ) -> tuple[Tensor, ...]:
         """Return the tensors with each token rotated by its row of the tables."""
-        if UNROTATED in self.names:
+        if UNROTATED in self.names:  # SAM 2 treats its keys otherwise than its queries
             (q,) = self._run(xs[:1], cos, sin, seq_dim, blocks)
             return q, self._rotate_memory(xs[1], cos, sin, seq_dim, arguments)
         if not self.convention.from_end:

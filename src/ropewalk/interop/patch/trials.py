@@ -39,7 +39,7 @@ BOTH = (False, True)
 
 
 def convention_of(function: Callable, heads: int | None = None, pairs: int = PAIRS) -> Convention | None:
-    """Return the convention of a rotation function; None if it computes something else.
+    """Return how a rotation function reads its tables and what it rotates; None if it computes something else.
 
     heads, pairs  the sizes that the function supports, if it does not support all
     """

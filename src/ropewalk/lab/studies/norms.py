@@ -108,7 +108,7 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
     for layer in model.layers:  # type: ignore[union-attr]
         attention = layer.self_attn
         norm, after = NORMS.get(name, (None, True))
-        if norm is None:
+        if norm is None:  # the rotation that does not keep the norm of q and k
             attention.encoding = MixedLayouts(attention.encoding.sizes, attention.encoding.rope.spec)
         elif after:
             attention.encoding = NormedRotary(attention.encoding.sizes, attention.encoding.rope.spec, norm)

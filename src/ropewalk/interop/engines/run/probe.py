@@ -58,7 +58,7 @@ def _read_one(matrix: np.ndarray) -> dict[str, Any]:
     """Return the widest rotation of pairs that the matrix is; ValueError if it is none."""
     size = matrix.shape[0]
     for width in range(size - size % 2, 0, -2):
-        for start in dict.fromkeys((0, size - width)):
+        for start in dict.fromkeys((0, size - width)):  # a part of the head rotates at its start or at its end
             for layouts in LAYOUTS:
                 if (rope := _fit(matrix, layouts, width, start)) is not None:
                     return rope
