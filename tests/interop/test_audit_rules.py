@@ -199,6 +199,23 @@ def test_a_factor_beside_an_unscaled_rope_multiplies_the_served_length(engine, l
     assert one(config, engine, length=10, max_model_len=longest + 1).problem is not None
 
 
+@pytest.mark.parametrize(("model_type", "seen"), [("olmoe", 2048), ("granite", 512)])
+def test_the_trained_length_that_sglang_reads_beside_a_rope(model_type, seen):
+    """Seen in runs: OLMoE has the served length as trained length, Granite the one beside its rope."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e4}
+    config = {**SIZES, "model_type": model_type, "rope_parameters": yarn}
+    inside = {**config, "rope_parameters": {**yarn, "original_max_position_embeddings": seen}}
+    beside = {**config, "original_max_position_embeddings": 512}
+    assert one(beside, "sglang").radians == one(inside, "sglang").radians
+    assert one(beside, "hf").radians == one({**inside, **beside}, "hf").radians
+
+
+@pytest.mark.parametrize(("kind", "runs"), [("default", True), ("linear", False)])
+def test_vllm_refuses_a_type_that_is_not_that_of_the_class(kind, runs):
+    config = {**LAYERS, "model_type": "gemma3_text", "rope_scaling": {"type": kind, "factor": 2.0}}
+    assert (one(config, "vllm").problem is None) == runs
+
+
 def test_vllm_rotates_whole_heads_of_gpt_oss():
     config = {**SIZES, "model_type": "gpt_oss", "rope_scaling": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0}}
     part, whole = ({**config, "partial_rotary_factor": fraction} for fraction in (0.5, 1.0))

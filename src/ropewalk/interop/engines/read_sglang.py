@@ -27,6 +27,8 @@ PARTIAL_OUTSIDE = names("llama mistral ministral3 apertus arcee ernie4_5_moe phi
 PARTIAL = names("glm4 glm4_moe")
 #: families whose heads have hidden_size / num_attention_heads dimensions, whatever the config says
 NO_HEAD_DIM = names("exaone4 cohere cohere2")
+#: families that read the trained length beside the rope; for others transformers' class has filled it in by then
+READS_BESIDE = names("apertus arcee exaone4 granite hunyuan_v1_dense hunyuan_v1_moe llama mistral ministral3 phi3 phimoe")
 MINISTRAL3_TRAINED = 16_384
 
 
@@ -75,6 +77,7 @@ def read_sglang(case: Case) -> Reading:
     _partial(reading, where)
     _axes(reading)
     if reading.problem is None:
+        _trained_length(reading, where)
         _scaling(reading, where)
     return reading
 
@@ -137,6 +140,16 @@ def _axes(reading: Reading) -> None:
     sections = case.rope.get("mrope_section", case.family.sections)
     reading.use("mrope_interleaved", "the sections are chunked unless the config says mrope_interleaved", "factory.py",
                 axes=AXIS_ORDERS["chunked"]([int(count) for count in sections]))  # fmt: skip
+
+
+def _trained_length(reading: Reading, where: str) -> None:
+    """Use the trained length of the rope, or else the served length, where the one beside the rope is not read."""
+    case, key = reading.case, "original_max_position_embeddings"
+    if case.config.get(key) is None or case.model_type in READS_BESIDE:
+        return
+    length = case.rope.get(key) or case.max_position
+    if isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and length and reading.change(original_length=length):
+        reading.add(key, f"not read beside the rope: {length} is used", where)
 
 
 def _scaling(reading: Reading, where: str) -> None:

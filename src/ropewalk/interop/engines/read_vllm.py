@@ -37,7 +37,7 @@ def read_vllm(case: Case) -> Reading:
     """
     if case.is_longer_than(stretch(case)):
         return Reading(case).fail("no table: max_model_len is above the served length of the config")
-    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
+    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type and case.rope_type != "default":
         return Reading(case).fail("no table: `type` is refused beside the rope_type default")
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
