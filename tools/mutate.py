@@ -120,8 +120,8 @@ def measure(pool: ProcessPoolExecutor, paths: list[str], kept: Path | None) -> B
         baseline.failed[path] = outcome.failed or ([path] if outcome.verdict != "survived" else [])
         for test in baseline.failed[path]:
             print(f"left out, because it fails on the unchanged code: {test}", flush=True)
-    if kept is not None:
-        kept.write_text(json.dumps(vars(baseline)), encoding="utf-8")
+        if kept is not None:  # now, because a run may be stopped
+            kept.write_text(json.dumps(vars(baseline)), encoding="utf-8")
     spent = sum(sum(tests.values()) for tests in baseline.seconds.values())
     print(f"{len(baseline.seconds)} test files take {spent:.0f} s of one core on the unchanged code", flush=True)
     return baseline
@@ -133,6 +133,7 @@ def study(pool: ProcessPoolExecutor, picked: list[Mutant], options: argparse.Nam
     baseline = measure(pool, sorted({path for m in picked for path in test_files(m.module)}), options.baseline)
     # those of modules without a test that can be run have no outcome
     waiting = {mutant: None for mutant in picked if baseline.files(mutant.module)}
+    unfinished = set()
     for stage in STAGES:
         work = []
         for mutant in waiting:
@@ -141,12 +142,15 @@ def study(pool: ProcessPoolExecutor, picked: list[Mutant], options: argparse.Nam
                 work.append(pool.submit(Worker.judge, mutant, files, left_out, limit, deadline))
         for done in as_completed(work):
             mutant, outcome = done.result()
-            if outcome is not None and outcome.verdict == "survived":
+            if outcome is None:
+                unfinished.add(mutant)
+            elif outcome.verdict == "survived":
                 waiting[mutant] = outcome
-            elif outcome is not None:
+            else:
                 del waiting[mutant]
                 yield mutant, outcome
-    yield from ((mutant, outcome) for mutant, outcome in waiting.items() if outcome is not None)
+    # one that survived the quick tests only is not known to survive
+    yield from ((mutant, outcome) for mutant, outcome in waiting.items() if outcome is not None and mutant not in unfinished)
 
 
 def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:

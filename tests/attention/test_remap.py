@@ -203,6 +203,17 @@ def test_no_distance_exceeds_the_trained_length(name, trained, served):
         assert seen.max() < trained
 
 
+@pytest.mark.parametrize("remapping", [ReRope(3, 4), DualChunk(6, 2, length=4)], ids=str)
+def test_rows_at_other_positions_are_those_rows_alone(remapping):
+    """Also the factor of the queries, which grows with the position."""
+    torch.manual_seed(1)
+    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, causal=True, remapping=remapping).double()
+    x, positions = torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64), torch.arange(SEQ) + torch.tensor([[0], [5]])
+    whole = layer(x, positions).out
+    for row in range(BATCH):
+        torch.testing.assert_close(whole[row], layer(x[row : row + 1], positions[row]).out[0])
+
+
 def test_gradients_equal_those_of_the_scores_by_definition():
     """Also for padded queries, which see no key, and for queries without far keys."""
     remapping, positions = SelfExtend(2, 5), (torch.arange(9) - 2).clamp(min=0)

@@ -69,6 +69,16 @@ def test_depth_sixty_four_is_the_last_accepted(tmp_path):
     assert from_hf(path).head_dim == 16
 
 
+def test_a_mebibyte_is_the_largest_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(f"{{{GOOD}}}".ljust(1 << 20))
+    assert from_hf(path).head_dim == 16
+    assert from_hf(tmp_path).head_dim == 16  # its folder
+    path.write_text(f"{{{GOOD}}}".ljust((1 << 20) + 1))
+    with pytest.raises(RopeError, match="at most 1048576 bytes"):
+        from_hf(path)
+
+
 @pytest.mark.parametrize("path", ["missing.json", "folder"])
 def test_a_path_without_a_config_is_refused(path, tmp_path):
     (tmp_path / "folder").mkdir()

@@ -19,6 +19,12 @@ def test_a_trained_length_must_be_given_where_no_length_is(rope):
     assert from_hf({**LLAMA, "rope_scaling": without}).scaling.original_length == LLAMA["max_position_embeddings"]
 
 
+@pytest.mark.parametrize("key", ["factor", "low_freq_factor", "high_freq_factor"])
+def test_llama3_needs_its_three_numbers(key):
+    for rope in ({**LLAMA3, key: None}, {name: value for name, value in LLAMA3.items() if name != key}):
+        refused({**LLAMA, "max_position_embeddings": 512, "rope_scaling": rope}, key)
+
+
 @pytest.mark.parametrize(
     ("keys", "field"),
     [

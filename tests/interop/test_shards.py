@@ -134,6 +134,14 @@ def test_missing_and_surplus_keys_are_named(tmp_path):
         folder.read("nobody")
 
 
+def test_five_names_are_shown_and_the_rest_is_counted(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(RopeError, match=r"missing: a, b, c, d, e\)"):
+        open_folder(tmp_path).expect("abcdew")
+    with pytest.raises(RopeError, match=r"missing: a, b, c, d, e and 2 more\)"):
+        open_folder(tmp_path).expect("abcdefgw")
+
+
 def index(folder, weight_map):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 

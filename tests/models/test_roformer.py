@@ -93,6 +93,11 @@ def test_words_after_a_prompt_padded_on_the_left_equal_those_after_the_prompt_al
     assert got[1:].tolist() == model.generate(long, 7).tolist()
 
 
+@pytest.mark.parametrize(("labels", "count"), [({"0": "a", "1": "b", "2": "c"}, 3), ({}, 2), (None, 2), (["a"], 2)], ids=str)
+def test_labels_are_counted_where_a_config_names_them(labels, count):
+    assert RoFormerConfig.from_hf(SMALL | {"id2label": labels}).num_labels == count
+
+
 @every_roformer
 def test_what_we_save_transformers_reads(name, tmp_path):
     ending, extra = ROFORMERS[name]
