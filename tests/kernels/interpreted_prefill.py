@@ -26,7 +26,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 SPECS = {
     "half": rw.RopeSpec(128),
     "interleaved": rw.RopeSpec(64, layout="interleaved"),
-    "magnitude": rw.RopeSpec(256, scaling=frequencies.Yarn(64, 4.0)),
+    "magnitude": rw.RopeSpec(256, scaling=frequencies.Yarn(64, factor=4.0), magnitude_on="q"),
     "axes": rw.RopeSpec(128, axes=axes.chunked((32, 20, 12))),
 }
 
@@ -56,7 +56,7 @@ def expected(x, weight, bias, norm, spec, heads, positions):
     q, k, v = packed.view(len(x), -1, spec.head_dim).split((heads[0], heads[1], heads[1]), 1)
     if norm is not None:
         q, k = (
-            t / torch.sqrt((t * t).mean(-1, keepdim=True) + norm.eps) * w.double()
+            t / torch.sqrt((t * t).mean(-1, keepdim=True) + norm.eps) * (w.double() + norm.plus_one)
             for t, w in ((q, norm.q_weight), (k, norm.k_weight))
         )
     rope, positions = rw.Rope(spec, backend="reference"), positions.unsqueeze(-2)
@@ -73,7 +73,8 @@ def assert_near(got, want, dtype):
 def test_heads_without_a_cache(dtype, name, normed):
     spec = SPECS[name]
     x, weight, bias, heads, positions = inputs(spec, dtype)
-    norm = QKNorm(*(random(spec.head_dim, dtype=dtype) for _ in range(2)), eps=0.01) if normed else None
+    weights = (random(spec.head_dim, dtype=dtype) for _ in range(2))
+    norm = QKNorm(*weights, eps=0.01, plus_one=name == "half") if normed else None
     bias = bias if normed else None
     call = {"spec": spec, "positions": positions, "heads": heads, "norm": norm}
     got = qkv_norm_rope(x, weight, bias, **call, backend="triton")
@@ -81,26 +82,52 @@ def test_heads_without_a_cache(dtype, name, normed):
         assert_near(ours, want, dtype)
 
 
+def caches(heads, page_size, dtype):
+    """Key and value caches of 320 slots full of NaN, with other strides each, and more NaN around both."""
+    lead = (322,) if page_size == 1 else (320 // page_size + 2, page_size)
+    k, v = (torch.full((*lead, count, 128), math.nan, device=DEVICE).to(dtype) for count in (heads, heads + 1))
+    return k[1:-1], v[1:-1, ..., 1:, :]
+
+
+def numbers_in(memory):
+    """How many numbers of a cache, and of the memory around it, were written."""
+    return int((~memory._base.float().isnan()).sum())
+
+
 @dtypes
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_keys_and_values_in_their_slots(dtype, page_size):
     spec = SPECS["half"]
     x, weight, bias, heads, positions = inputs(spec, dtype)
-    slots = torch.randperm(320, device=DEVICE)[:TOKENS]
+    # the last slot is used, the first one is not
+    slots = 1 + torch.randperm(318, device=DEVICE)[:TOKENS]
+    slots[1] = 319
     slots[::7] = -1
-    shape = (320, heads[1], 128) if page_size == 1 else (20, page_size, heads[1], 128)
-    cache = KVSlots(*(torch.full(shape, math.nan, device=DEVICE, dtype=dtype) for _ in range(2)))
+    k_cache, v_cache = caches(heads[1], page_size, dtype)
+    cache = KVSlots(k_cache, v_cache)
     call = {"spec": spec, "positions": positions, "heads": heads}
     got = qkv_norm_rope(x, weight, bias, **call, cache=cache, slots=slots, backend="triton")
     q, k, v = expected(x, weight, bias, None, spec, heads, positions)
     assert_near(got, q, dtype)
     written = slots >= 0
     for stored, want in ((cache.k, k), (cache.v, v)):
-        stored = stored.reshape(320, heads[1], 128)
-        assert_near(stored[slots[written]], want[written], dtype)
-        untouched = torch.ones(320, dtype=torch.bool, device=DEVICE)
-        untouched[slots[written]] = False
-        assert stored[untouched].isnan().all()
+        assert_near(stored.reshape(320, heads[1], 128)[slots[written]], want[written], dtype)
+        assert numbers_in(stored) == int(written.sum()) * heads[1] * 128
+
+
+@dtypes
+def test_a_float8_cache_holds_scaled_keys_and_values(dtype):
+    """The bias alone at position 0, with values that e4m3 has: the interpreter's own rounding to float8 loses carries."""
+    x, weight, bias, heads, _ = inputs(SPECS["half"], dtype, tokens=17)
+    grid = torch.tensor([0.0, -0.015625, 1.0, 1.125, -1.875, 7.5, 96.0, -448.0], device=DEVICE).repeat(16)
+    scales = torch.tensor([1.0] * heads[0] + [0.5] * heads[1] + [4.0] * heads[1], device=DEVICE)
+    bias.copy_((scales[:, None] * grid).flatten())
+    cache, slots = KVSlots(*caches(heads[1], 1, torch.float8_e4m3fn), k_scale=0.5, v_scale=4.0), torch.arange(17, device=DEVICE)
+    call = {"spec": SPECS["half"], "positions": torch.zeros_like(slots), "heads": heads}
+    qkv_norm_rope(x, torch.zeros_like(weight), bias, **call, cache=cache, slots=slots, backend="triton")
+    for stored in (cache.k, cache.v):
+        assert torch.equal(stored[slots].float(), grid.expand(17, heads[1], 128))
+        assert numbers_in(stored) == 17 * heads[1] * 128
 
 
 @dtypes
