@@ -41,6 +41,28 @@ def test_a_script_prints_its_rows_and_writes_them_with_the_machine(capsys, monke
     assert [json.loads(line) for line in path.read_text().splitlines()] == printed
 
 
+def test_two_trees_take_turns_in_being_first(monkeypatch, capsys, tmp_path):
+    import two_trees
+
+    asked, times = [], {"old": iter((10.0, 12.0, 14.0)), "new": iter((20.0, 12.0, 7.0))}
+
+    def measure(source, shapes):
+        asked.append(source.name)
+        assert shapes == ["cpu decode"]
+        case = {"shape": "cpu decode", "order": "bhsd", "dtype": "bfloat16", "pass": "forward"}
+        return [{**case, "us": next(times[source.name])}]
+
+    monkeypatch.setattr(two_trees, "measure", measure)
+    options = ["--before", "old", "--after", "new", "--runs", "3", "--shape", "cpu decode", "--out", str(tmp_path / "rows.jsonl")]
+    monkeypatch.setattr(sys, "argv", ["two_trees.py", *options])
+    two_trees.main()
+    assert asked == ["old", "new", "new", "old", "old", "new"]
+    row = capsys.readouterr().out.splitlines()[2]
+    # the ratios are 2, 1 and 1/2
+    assert row == "| decode bf16 | 12.0 (11.0 to 13.0) | 12.0 (9.5 to 16.0) | 1.000 (0.750 to 1.500) |"
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 6
+
+
 def test_linear_attention_is_timed_beside_the_softmax_and_beside_half_its_length():
     import attention
 

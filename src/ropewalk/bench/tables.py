@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import quantiles
+
 from ropewalk.bench.cases import GROUPS
 from ropewalk.bench.rows import Row
 
@@ -116,17 +118,38 @@ def cpu_table(rows: list[Row]) -> str:
     cases = list(dict.fromkeys((r["shape"], r["order"], r["dtype"], r["pass"]) for r in timed))
     contenders = list(dict.fromkeys(r["contender"] for r in timed))
     by_case = {(r["contender"], r["shape"], r["order"], r["dtype"], r["pass"]): r for r in timed}
-    # such as "prefill view bf16 f+b": shape, memory order, dtype, and f+b for forward+backward
-    headers = [
-        f"{shape.removeprefix('cpu ')}{SUFFIXES.get(order, '')} {dtype.replace('float', 'f')}{' f+b' * (what != 'forward')}"
-        for shape, order, dtype, what in cases
-    ]
+    headers = [_case({"shape": shape, "order": order, "dtype": dtype, "pass": what}) for shape, order, dtype, what in cases]
 
     def cell(contender: str, case: tuple[str, str, str, str]) -> str:
         row = by_case.get((contender, *case))
         return "-" if row is None else f"{row['us']:.0f} us" if case[0] == "cpu decode" else f"{row['times_copy']:.2f}"
 
     return markdown(["contender", *headers], [[name, *(cell(name, case) for case in cases)] for name in contenders])
+
+
+def two_trees_table(rows: list[Row]) -> str:
+    """Return a table of the times of two source trees by case: the median over runs with the quartiles, and after / before."""
+    times: dict[str, dict[str, dict[int, float]]] = {}
+    for row in rows:
+        times.setdefault(_case(row), {}).setdefault(row["tree"], {})[row["run"]] = row["us"]
+    lines = []
+    for case, by_tree in times.items():
+        before, after = by_tree["before"], by_tree["after"]
+        ratios = [after[run] / before[run] for run in before]
+        lines.append([case, *(_quartiles([*tree.values()], 1) for tree in (before, after)), _quartiles(ratios, 3)])
+    return markdown(["case", "before, us", "after, us", "after / before"], lines)
+
+
+def _case(row: Row) -> str:
+    """Return the short name of a case on the CPU, such as "prefill view bf16 f+b"."""
+    both = " f+b" * (row["pass"] != "forward")
+    return f"{row['shape'].removeprefix('cpu ')}{SUFFIXES.get(row['order'], '')} {row['dtype'].replace('float', 'f')}{both}"
+
+
+def _quartiles(values: list[float], digits: int) -> str:
+    """Return "median (lower quartile to upper quartile)"."""
+    low, middle, high = (f"{each:.{digits}f}" for each in quantiles(values, n=4, method="inclusive"))
+    return f"{middle} ({low} to {high})"
 
 
 def models_table(rows: list[Row]) -> str:
@@ -200,6 +223,7 @@ TABLES = {
     "models": ("h200_models.jsonl", models_table),
     "cpu": ("cpu.jsonl", cpu_table),
     "cpu_x86": ("cpu_x86.jsonl", cpu_table),
+    "two_trees": ("methods_before_after.jsonl", two_trees_table),
     "cpu_patch": ("cpu_patch.jsonl", models_table),
     "cpu_linear": ("cpu_linear.jsonl", attention_table),
     "doc_shapes": ("doc_shapes.jsonl", doc_shapes_table),
