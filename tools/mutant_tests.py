@@ -125,7 +125,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     **_each("interop/engines", "audit difference readers readings", _AUDIT),
     **_each("interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT),
     **_each("interop/engines", "installed matrix matrix_rows measured record runs", _RUNS),
-    **_each("interop/fit", "decide ledger measure methods open_model session summary", _in("interop", "fit")),
+    **_each("interop/fit", "decide ledger measure methods open_model session summary", _in("interop", "fit fit_unrotated")),
     **_each("interop/fit", "passkeys reader text", _in("interop", "fit_samples fit")),
     **_each("interop/gguf", "architectures factors file read tokenizer weights write", _GGUF),
     "interop/gguf/quantization": _in("interop", "gguf_quantization gguf_file"),

@@ -27,7 +27,7 @@ def fit(
     search: Annotated[int, typer.Option(help="Candidates of a search for LongRoPE's factors; 0 leaves longrope out.")] = 0,
     long_ppl: Annotated[
         bool,
-        typer.Option(help="Measure LongPPL; finding its tokens takes as long as reading every window three times."),
+        typer.Option(help="Measure LongPPL; finding its tokens takes as long as reading every window four times."),
     ] = True,
     trained: Annotated[int | None, typer.Option(help="Context length in training; by default from the config.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives other pass keys.")] = 0,

@@ -59,6 +59,15 @@ def true_losses(model, window):
     return F.cross_entropy(logits, window[1:], reduction="none")
 
 
+def extended_copy(model, name):
+    """A copy of the model, extended four times by the method of this name."""
+    own = copy.deepcopy(model)
+    if name != "none":
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            rw.extend(own, name, **({} if name == "dynamic_yarn" else {"factor": 4}))
+    return own
+
+
 def test_fit_measures_every_method_of_extend(fitted):
     assert set(fitted.facts["methods"]) == {"none", "by_parts", *kinds(), *REMAPPINGS} - {"longrope"}
     assert not fitted.skipped
@@ -66,12 +75,7 @@ def test_fit_measures_every_method_of_extend(fitted):
 
 @pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic_yarn", "self_extend", "dca"])
 def test_losses_by_band_are_those_of_transformers(fitted, model, tokens, name):
-    window, own = windows_of(tokens, 128, 3)[1], copy.deepcopy(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        if name != "none":
-            rw.extend(own, name, **({} if name == "dynamic_yarn" else {"factor": 4}))
-    losses = true_losses(own, window)
+    losses = true_losses(extended_copy(model, name), windows_of(tokens, 128, 3)[1])
     (row,) = (r for r in fitted.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 1, 128))
     expected = [losses[:15].mean(), losses[15:31].mean(), losses[31:63].mean(), losses[63:].mean()]
     np.testing.assert_allclose(row["bands"], [float(each) for each in expected], rtol=1e-4)
@@ -282,13 +286,9 @@ def test_a_decoder_is_measured_too(tokens):
 
 @pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic", "dynamic_yarn", "rerope"])
 def test_the_loss_within_the_trained_length_is_that_of_the_text_cut_there(fitted, model, tokens, name):
-    window, own = windows_of(tokens, 128, 3)[2], copy.deepcopy(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        if name != "none":
-            rw.extend(own, name, **({} if name == "dynamic_yarn" else {"factor": 4}))
+    window = windows_of(tokens, 128, 3)[2]
     (row,) = (r for r in fitted.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 2, 32))
-    np.testing.assert_allclose(row["loss"], float(true_losses(own, window[:32]).mean()), rtol=1e-4)
+    np.testing.assert_allclose(row["loss"], float(true_losses(extended_copy(model, name), window[:32]).mean()), rtol=1e-4)
     assert ("seconds" in row) == (name in ("dynamic", "dynamic_yarn", "rerope"))  # read only where it must be
 
 

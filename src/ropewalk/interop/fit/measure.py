@@ -51,7 +51,7 @@ class Meter:
     """Measures methods and stores a row for each window, each pass key and each length.
 
     report    called with a text before each measurement
-    long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as three readings
+    long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as four readings
     """
 
     reader: Reader

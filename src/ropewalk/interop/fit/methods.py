@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 from ropewalk.attention.remap import REMAPPINGS
-from ropewalk.errors import choice
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies.scaling import Scaling
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.hf import from_hf
@@ -21,6 +22,7 @@ from ropewalk.interop.extend.model import extend
 from ropewalk.interop.extend.search import search_factors
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
 
 NONE, LONGROPE = "none", "longrope"
 
@@ -73,9 +75,23 @@ def is_fixed(model: nn.Module, method: Method) -> bool:
     """
     if method.kind in REMAPPINGS or (method.kind is not None and kinds()[method.kind].needs_length):
         return False
+    try:
+        return not any(spec.needs_length for spec in rope_specs(model))
+    except RopeError:  # a family that cannot be read
+        return False
+
+
+def rope_specs(model: nn.Module) -> list[RopeSpec]:
+    """Return the spec of every rotated layer of a Decoder, or of every layer type of a transformers model that is rotated."""
     if isinstance(model, Decoder):
-        return not any(layer.self_attn.encoding.rope.spec.needs_length for layer in model.layers)  # type: ignore[union-attr]
-    return not any(spec.needs_length for spec in from_hf(model.config, per_layer=True).values() if spec is not None)  # type: ignore[union-attr]
+        return [encoding.rope.spec for encoding in _rotary(model)]
+    return [spec for spec in from_hf(model.config, per_layer=True).values() if spec is not None]  # type: ignore[union-attr]
+
+
+def _rotary(model: Decoder) -> list[Rotary]:
+    """Return the encodings of the layers that are rotated; others have no positions, or a bias."""
+    encodings = [layer.self_attn.encoding for layer in model.layers]  # type: ignore[union-attr]
+    return [encoding for encoding in encodings if isinstance(encoding, Rotary)]
 
 
 @contextmanager
@@ -107,16 +123,18 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _decoder_extended(model: Decoder, method: Method, factor: float, trained: int) -> Iterator[None]:
     """Extend our own decoder by a method while the context lasts."""
-    encodings = [layer.self_attn.encoding for layer in model.layers]  # type: ignore[union-attr]
-    ropes = [encoding.rope for encoding in encodings]  # type: ignore[union-attr]
+    encodings = _rotary(model)
+    if not encodings:
+        raise RopeError("model", "must have layers with RoPE to be extended by a scaling", model.config.encoding)
+    ropes = [encoding.rope for encoding in encodings]
     scaling = scaling_of(method, factor, trained)
     for encoding, rope in zip(encodings, ropes, strict=True):
-        encoding.rope = Rope(rope.spec.with_(scaling=scaling))  # type: ignore[union-attr]
+        encoding.rope = Rope(rope.spec.with_(scaling=scaling))
     try:
         yield
     finally:
         for encoding, rope in zip(encodings, ropes, strict=True):
-            encoding.rope = rope  # type: ignore[union-attr]
+            encoding.rope = rope
 
 
 def search_longrope(

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.fit import methods as registry
 from ropewalk.interop.fit import summary
 from ropewalk.interop.fit.decide import Recommendation, decide, scores_of
@@ -92,7 +91,7 @@ def fit(
     windows    windows of `to` tokens, which all methods read
     passkeys   pass keys for each length, at depths from 0 to 1
     search     candidates of a search for LongRoPE's factors, on a window of its own; 0 leaves longrope out
-    long_ppl   whether to measure LongPPL; the tokens that it counts take as long to find as three readings of every window
+    long_ppl   whether to measure LongPPL; the tokens that it counts take as long to find as four readings of every window
     trained    the trained length; None reads it from the config
     out        a folder for the rows; a second call with the same settings measures only what is missing
     report     called with a text before each measurement; None prints to stderr if it is a terminal
@@ -118,7 +117,7 @@ def fit(
         reader = Reader(model)
         ledger = Ledger(None if out is None else Path(out) / ROWS, facts)
         meter = Meter(reader, samples, ledger, report or _to_terminal, long_ppl)
-        factors = None if spare is None else meter.find_longrope(spare, search, _pairs(model))
+        factors = None if spare is None else meter.find_longrope(spare, search, _pairs(model, search))
         chosen, skipped = _chosen(methods, factors), {}
         for each, method in chosen.items():
             try:
@@ -198,12 +197,12 @@ def _text_names(text: Any) -> list[str]:
     return [Path(each).name for each in ([text] if isinstance(text, str | Path) else text)]
 
 
-def _pairs(model: nn.Module) -> int:
-    """Return the number of pairs of each head of the model."""
-    if isinstance(model, Decoder):
-        return model.layers[0].self_attn.encoding.rope.spec.pairs  # type: ignore[union-attr, return-value]
-    spec = from_hf(model.config)
-    return spec.pairs  # type: ignore[union-attr]
+def _pairs(model: nn.Module, search: int) -> int:
+    """Return the number of pairs of each head, one for each factor that is searched."""
+    specs = registry.rope_specs(model)
+    if not specs:
+        raise RopeError("search", "must be 0 for a model without RoPE, which has no frequencies to search", search)
+    return specs[0].pairs
 
 
 def _chosen(names: Iterable[str] | None, factors: tuple[float, ...] | None) -> dict[str, Method]:

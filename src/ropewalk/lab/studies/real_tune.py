@@ -152,11 +152,11 @@ def train(
 
 
 def _is_large(model: Any, tokens: int) -> bool:
-    """Return whether the activations of a training step may not fit in 70 % of the memory left to us; True on a CPU."""
+    """Return whether the activations of a training step may not fit in 70 % of the GPU memory it can have; True on a CPU."""
     device, config = next(model.parameters()).device, model.config
     if device.type != "cuda":
         return True
-    # what an earlier training left in torch's allocator is ours to use, although the GPU does not count it as free
+    # torch's allocator keeps the memory of an earlier training for this process, and the GPU does not count that as free
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     left = torch.cuda.mem_get_info(device)[0] + unused
     # bytes of all tensors that a layer keeps for its backward pass, for 16-bit products and a float32 residual stream
