@@ -99,6 +99,39 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared):
     assert relative_error(out, want) < DTYPES[dtype]
 
 
+@dtypes
+@pytest.mark.parametrize("splits", [1, 4])
+def test_the_next_token_is_the_first_highest_logit(dtype, splits):
+    rows, vocabulary, width = 4, 2500, 1030  # more than a block of each
+    logits, embedding = random(rows, vocabulary, dtype=dtype), random(vocabulary, width, dtype=dtype)
+    highest = [[2499], [1040, 1041], [0, 700, 2498], []]
+    for row, places in enumerate(highest):
+        logits[row, places] = 9.0
+    logits[3] = -math.inf
+    token, counters = torch.full((rows,), -1, device=DEVICE), torch.arange(2 * rows + 1, device=DEVICE)
+    x = torch.full((rows, width), math.nan, device=DEVICE, dtype=dtype)
+    workspace = Workspace(rows, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
+    for _ in range(2):  # the second call finds the workspace as the first left it
+        launch.next_token(logits, embedding, token, x, counters, workspace)
+    assert token.tolist() == [2499, 1040, 0, 0]
+    assert torch.equal(x, embedding[token])
+    assert counters.tolist() == [count + 2 for count in range(2 * rows + 1)]
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_without_a_number_among_the_logits_the_next_token_is_still_one_of_the_vocabulary(splits):
+    token, counters, x = (
+        torch.tensor([-1], device=DEVICE),
+        torch.zeros(3, dtype=torch.int64, device=DEVICE),
+        random(1, 8, dtype=torch.float32),
+    )
+    embedding = random(90, 8, dtype=torch.float32)
+    workspace = Workspace(1, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
+    launch.next_token(torch.full((1, 90), math.nan, device=DEVICE), embedding, token, x, counters, workspace)
+    assert 0 <= int(token) < 90
+    assert torch.equal(x, embedding[token])
+
+
 SPECS = {
     "half": rw.RopeSpec(12),
     "interleaved": rw.RopeSpec(12, layout="interleaved"),

@@ -1,7 +1,7 @@
 """DecodeStep: one decode step of a Decoder on a GPU, captured as a CUDA graph with a static cache.
 
 A layer is five launches: norm + QKV product + head norm + rotation + cache write; attention; output product + residual;
-norm + gate and up products + gate; down product + residual.
+norm + gate and up products + gate; down product + residual. One more picks the next token and loads its embedding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropewalk.attention.linear import identity_rope
 from ropewalk.caches import Cache
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.kernels.decode import launch
-from ropewalk.kernels.decode.config import pick_splits
+from ropewalk.kernels.decode.config import pick_splits, pick_vocabulary_splits
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.config import why_not_spec
 from ropewalk.kernels.fused.definition import KVSlots
@@ -134,9 +134,13 @@ class DecodeStep:
         self.positions, self.slots, self.num_keys = self.counters.split((rows, rows, 1))
         self.row_starts = torch.arange(rows, **integers) * capacity
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        splits = pick_splits(rows, config.num_kv_heads, capacity, device)
-        self.workspace = Workspace(rows, *heads, splits=splits, device=device)
-        self.x = weight.new_empty(rows, config.hidden_size)  # products add to it in place
+        self.workspace = Workspace(
+            rows, *heads, splits=pick_splits(rows, config.num_kv_heads, capacity, device),
+            vocabulary_splits=pick_vocabulary_splits(rows, device), device=device,
+        )  # fmt: skip
+        self.embedding = weight
+        # the embedding of `token`, to which the products add in place
+        self.x = weight.new_zeros(rows, config.hidden_size)
         self.q, self.mixed = (weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2))
         self.normed = torch.empty_like(self.x)
         self.middle = weight.new_empty(rows, config.intermediate_size)
@@ -155,14 +159,12 @@ class DecodeStep:
             self._run(model)
 
     def _run(self, model: Any) -> None:
-        """Compute the logits after `token`, make the most likely next token `token`, and count it."""
-        torch.index_select(model.embed_tokens.weight, 0, self.token, out=self.x)
+        """Compute the logits after `token`, make the most likely next token `token`, load its embedding, and count it."""
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
         x, norm = self._normed(self.x, model.norm)
         launch.product(x, model.head_weight, self.logits, norm=norm)
-        torch.argmax(self.logits, dim=-1, out=self.token)
-        self.counters.add_(1)
+        launch.next_token(self.logits, self.embedding, self.token, self.x, self.counters, self.workspace)
 
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
@@ -211,5 +213,6 @@ class DecodeStep:
         """
         if token is not None:
             self.token.copy_(token)
+            torch.index_select(self.embedding, 0, self.token, out=self.x)
         self.graph.replay()
         return self.logits

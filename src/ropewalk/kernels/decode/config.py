@@ -40,9 +40,10 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
         return Tile(block, 64 if block == MOST_TILE_ROWS else 32, stages=4)
     if gate:
         return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
-    if columns > 32768:
-        return Tile(1, 4, 1024, warps=1)
-    return Tile(1, 1, 1024 if depth <= 2048 else 4096 if depth < 4096 else 2048, warps=1)
+    if columns > 32768:  # the logits
+        return Tile(1, 4 if depth <= 2048 else 1, 1024, warps=1)
+    # parts of 2048 terms where they divide the sum, else of 1024
+    return Tile(1, 1, 2048 if depth % 2048 == 0 else 1024, warps=1)
 
 
 def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
@@ -72,3 +73,8 @@ def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) ->
     """
     wanted = -(-2 * multiprocessors(device) // (rows * k_heads))
     return max(1, min(power_of_two(wanted), capacity // 256, 64))
+
+
+def pick_vocabulary_splits(rows: int, device: torch.device) -> int:
+    """Return among how many programs the logits of a row are divided: enough for every multiprocessor, at most 64."""
+    return min(64, power_of_two(-(-multiprocessors(device) // rows)))

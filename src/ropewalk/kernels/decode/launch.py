@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ropewalk.kernels.decode import attend as attend_kernel
+from ropewalk.kernels.decode import next_token as next_token_kernel
 from ropewalk.kernels.decode import product as device
 from ropewalk.kernels.decode import qkv as qkv_kernel
 from ropewalk.kernels.decode.config import MOST_TOKENS, Tile, pick_keys, pick_qkv_tile, pick_tile
@@ -26,6 +27,7 @@ _PRODUCT: Any = device.product
 _QKV: Any = qkv_kernel.qkv_product
 _NORM: Any = device.norm
 _ATTEND: Any = attend_kernel.attend
+_NEXT: Any = next_token_kernel.next_token
 FINISHES = {"store": device.STORE.value, "add": device.ADD.value, "gate": device.GATE.value}
 
 
@@ -42,11 +44,9 @@ def normed(x: Tensor, norm: Norm, out: Tensor) -> Tensor:
     rows, width = x.shape
     block = power_of_two(width)
     with torch.cuda.device_of(x):
-        # the precision is that of matrix products, of which a norm has none
-        options = {name: value for name, value in _machine(x).items() if name != "PRECISION"}
         _NORM[(rows,)](
             x, norm.weight, out, norm.eps, x.stride(0), out.stride(0), K=width, BLOCK=block,
-            num_warps=max(1, min(16, block // 256)), **options,
+            num_warps=max(1, min(16, block // 256)), **_dependent_launch(x),
         )  # fmt: skip
     return out
 
@@ -146,7 +146,26 @@ def attend(
         )  # fmt: skip
 
 
+def next_token(logits: Tensor, embedding: Tensor, token: Tensor, x: Tensor, counters: Tensor, workspace: Workspace) -> None:
+    """Write the most likely token of each row of `logits` [B, V] to `token` [B] and its embedding to x [B, K], and count it.
+
+    counters  [2 B + 1], to each of which 1 is added
+    """
+    rows, vocabulary = logits.shape
+    with torch.cuda.device_of(x):
+        _NEXT[(rows, workspace.vocabulary_splits)](
+            logits, embedding, token, x, counters, workspace.highest, workspace.places, workspace.arrived, rows,
+            logits.stride(0), x.stride(0), VOCABULARY=vocabulary, WIDTH=x.shape[1], SPLITS=workspace.vocabulary_splits,
+            num_warps=4, **_dependent_launch(x),
+        )  # fmt: skip
+
+
 def _machine(x: Tensor) -> dict[str, Any]:
-    """Return the kernel options that depend on the GPU and the dtype."""
+    """Return the options of a kernel with matrix products, which depend on the GPU and the dtype."""
+    return {"PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", **_dependent_launch(x)}
+
+
+def _dependent_launch(x: Tensor) -> dict[str, Any]:
+    """Return the options of a kernel that starts before the previous one ends, where the GPU can."""
     pdl = has_pdl(x.device)
-    return {"PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", "PDL": pdl, **({"launch_pdl": True} if pdl else {})}
+    return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}

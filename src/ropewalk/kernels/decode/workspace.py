@@ -10,18 +10,22 @@ from ropewalk.kernels.decode.config import MOST_TILE_ROWS
 class Workspace:
     """Memory for the parts of one launch; launches on one stream may share it, and each leaves its counters at zero.
 
-    It is large enough for `attend` with `splits` parts, and for the head norm of `qkv_product` with the same rows and heads.
+    It is large enough for `attend` with `splits` parts, for the head norm of `qkv_product` with the same rows and heads, and for
+    `next_token` with `vocabulary_splits` parts.
     """
 
     def __init__(
-        self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, device: torch.device | str
-    ) -> None:
+        self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, vocabulary_splits: int = 1,
+        device: torch.device | str,
+    ) -> None:  # fmt: skip
         #: `partial` and `statistics` hold the parts of each program, `arrived` counts the programs that have stored theirs
-        self.splits = splits
+        self.splits, self.vocabulary_splits = splits, vocabulary_splits
         heads = q_heads + k_heads
         padded_rows = -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS
         # the parts of `attend`, or the heads of `qkv_product`, whose rows fill whole tiles
         size = max(rows * q_heads * splits, padded_rows * heads) * head_dim
         self.partial = torch.empty(size, dtype=torch.float32, device=device)
         self.statistics = torch.empty(rows * q_heads * splits * 2, dtype=torch.float32, device=device)
+        self.highest = torch.empty(rows * vocabulary_splits, dtype=torch.float32, device=device)
+        self.places = torch.empty(rows * vocabulary_splits, dtype=torch.int32, device=device)
         self.arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
