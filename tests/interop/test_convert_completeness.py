@@ -118,6 +118,14 @@ def test_a_flag_of_the_config_is_believed_and_kept(tmp_path):
     assert json.loads((tmp_path / "c" / "config.json").read_text())["text_config"]["rope_interleave"] is False
 
 
+def test_a_flag_that_the_models_code_does_not_read_states_nothing(tmp_path):
+    """Llama's code pairs halves whatever `rope_interleave` says."""
+    path = folder(tmp_path / "a", named(), rope_interleave=True)
+    convert_checkpoint(path, tmp_path / "b", "half", "interleaved")
+    assert json.loads((tmp_path / "b" / "pair_layout.json").read_text())["layout"] == "interleaved"
+    assert (which_layout(path).layout, which_layout(path).confidence) == ("half", "likely")
+
+
 def test_the_new_layout_is_stated_with_what_was_before(tmp_path):
     convert_checkpoint(folder(tmp_path / "a", named()), tmp_path / "b", "half", "interleaved")
     lines = str(which_layout(tmp_path / "b")).splitlines()

@@ -10,12 +10,12 @@ from checkpoint_samples import LATENT, build
 from safetensors.torch import save_file
 
 from ropewalk.interop.checkpoint.convert import convert_checkpoint
-from ropewalk.interop.checkpoint.which_layout import which_layout
+from ropewalk.interop.checkpoint.which_layout import _layout_that_agrees, which_layout
 
 HEADS, PAIRS = 6, 8
 
 
-def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_attn"):
+def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_attn", dtype=torch.float32):
     """Two layers of projections; `pairing` plants norms that the two rows of a pair share, by the definition of the layout."""
     torch.manual_seed(2)
     path.mkdir()
@@ -29,7 +29,7 @@ def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_a
                     rows[head, members, :] *= size
             tensors[f"model.layers.{layer}.{inner}.{name}.weight"] = rows.reshape(-1, 24)
         tensors[f"model.layers.{layer}.{inner}.{'wv' if 'wq' in names else 'v_proj'}.weight"] = torch.randn(8, 24)
-    save_file(tensors, path / "model.safetensors")
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors")
     sizes = {"hidden_size": 96, "num_attention_heads": HEADS, "head_dim": 2 * PAIRS, "rope_theta": 1e4}
     (path / "config.json").write_text(json.dumps({**sizes, **config}))
     return path
@@ -91,3 +91,35 @@ def test_the_verdict_prints_and_is_plain_data(tmp_path):
     assert json.loads(json.dumps(found.as_dict()))["layout"] == "half"
     assert str(found).splitlines()[0] == "half (likely)"
     assert len(str(found).splitlines()) == 1 + len(found.evidence)
+
+
+def test_strong_evidence_for_both_layouts_is_undecided_whatever_the_weights_say(tmp_path):
+    """Tensors under the names of Hugging Face, whose code pairs halves, beside a file of Meta's folders."""
+    path = folder(tmp_path / "a", {"model_type": "llama"}, "half")
+    (path / "params.json").write_text("{}")
+    found = which_layout(path)
+    assert {each.layout for each in found.evidence if each.strength == "strong"} == {"half", "interleaved"}
+    assert weights_say(found) == "half"
+    assert (found.layout, found.confidence) == (None, "undecided")
+
+
+def test_weights_of_eight_bits_are_too_coarse_to_compare(tmp_path):
+    found = which_layout(folder(tmp_path / "a", {}, "half", dtype=torch.float8_e4m3fn))
+    assert found.layout is None
+    assert found.evidence[-1].observation == "too few heads to compare the norms of paired rows"
+
+
+@pytest.mark.parametrize(
+    ("half", "interleaved", "layout"),
+    [
+        ((0.5, 0.01), (0.9, 0.01), "half"),  # half is tested first
+        ((0.0, 0.01), (0.5, 0.01), "interleaved"),
+        ((0.19, 0.01), (0.3, 0.01), None),  # less than twice as well
+        ((0.19, 0.01), (0.39, 0.01), "interleaved"),
+        ((0.0, 0.01), (0.19, 0.01), None),  # too little
+        ((0.0, 0.01), (0.5, 0.13), None),  # within four standard errors
+        ((0.5, 0.13), (0.0, 0.01), None),
+    ],
+)
+def test_norms_count_if_they_clearly_agree(half, interleaved, layout):
+    assert _layout_that_agrees(half, interleaved) == layout

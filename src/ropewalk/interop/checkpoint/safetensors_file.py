@@ -97,11 +97,10 @@ def parse_object(data: bytes, file_name: str) -> dict[str, Any]:
 
 
 def read_rows(path: Path, header: Header, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-    """Return rows start:stop of a tensor along its first axis; the whole tensor by default, which may be a scalar."""
+    """Return rows start:stop of a tensor along its first axis; the whole tensor, which may be a scalar, if `stop` is None."""
     entry = header.entries[name]
     begin, shape = entry.begin, entry.shape
-    if entry.shape and (start, stop) != (0, None):
-        stop = shape[0] if stop is None else min(stop, shape[0])
+    if stop is not None:
         row_bytes = entry.bytes // shape[0]
         begin, shape = begin + start * row_bytes, (stop - start, *shape[1:])
     tensor = torch.empty(shape, dtype=entry.dtype)
@@ -125,7 +124,7 @@ def read_pieces(
     if not entry.shape or not entry.bytes:
         yield read_rows(path, header, name)
         return
-    stop = entry.shape[0] if stop is None else stop
+    stop = entry.shape[0] if stop is None else min(stop, entry.shape[0])
     bytes_of_rows = rows * entry.bytes // entry.shape[0]
     piece_rows = rows * max(1, PIECE_BYTES // bytes_of_rows)
     for first in range(start, stop, piece_rows):

@@ -30,7 +30,10 @@ MIN_AGREEMENT, MIN_STANDARD_ERRORS = 0.2, 4.0
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation, the layout it indicates (None: neither), and its strength: "strong" or "weak"."""
+    """One observation, the layout it indicates (None: neither), and its strength: "strong" or "weak".
+
+    Strong evidence always indicates a layout.
+    """
 
     observation: str
     layout: str | None
@@ -71,7 +74,7 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
         before = (Evidence(f"before the conversion: {each.observation}", None, "weak") for each in evidence)
         evidence = (Evidence(f"{RECORD_FILE}, written by the conversion, states it", stated.layout, "strong"), *before)
     evidence = (*evidence, _from_weights(folder, config))
-    strong = {each.layout for each in evidence if each.layout and each.strength == "strong"}
+    strong = {each.layout for each in evidence if each.strength == "strong"}
     weak = {each.layout for each in evidence if each.layout and each.strength == "weak"}
     if len(strong) == 1:
         layout = strong.pop()
@@ -134,7 +137,8 @@ def _layout_that_agrees(half: tuple[float, float], interleaved: tuple[float, flo
     """Return the layout whose paired rows agree, from (mean, standard error) of each; None if neither clearly does.
 
     Half is tested first: in half-layout weights the rows 2i and 2i+1 rotate at neighbouring frequencies and may agree
-    too, but in interleaved weights the rows i and i + d/2 rotate at distant frequencies.
+    too, but in interleaved weights the rows i and i + d/2 rotate at distant frequencies. Interleaved rows must also agree more
+    than twice as well as the others.
     """
     if half[0] > max(MIN_AGREEMENT, MIN_STANDARD_ERRORS * half[1]):
         return "half"
