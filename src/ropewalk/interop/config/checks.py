@@ -66,7 +66,7 @@ ROPE_CHECKS: dict[str, Check] = {
 NEVER_NULL = frozenset(keys.THETA_KEYS)
 
 
-def check_values(config: Mapping[str, Any], null_theta: bool = False) -> None:
+def check_values(config: Mapping[str, Any], *, null_theta: bool) -> None:
     """Raise a RopeError that names the first rotary key of a text config with an impossible value, or an unknown one.
 
     null_theta  the theta may be null: the family's code then rotates no layer

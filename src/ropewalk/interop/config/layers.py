@@ -107,5 +107,5 @@ def _theta_rope(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[s
     """Return the rope of a layer type with a theta of its own; `scaling` is the config's `rope_scaling`, if it applies."""
     rope = (_rope(scaling, "rope_scaling") or {}) if layer.scaled else {}
     given = None if layer.theta_key is None else find(config, layer.theta_key)
-    theta = given or Value(layer.theta, layer.theta_key or "rope_theta", "default of the family", derived=True)
+    theta = given or Value(layer.theta, "rope_theta", "default of the family", derived=True)
     return {"rope_theta": theta, **rope}

@@ -134,12 +134,12 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
             rule = f"contradicts {given_fraction}, which gives {int(head * fraction)} of {head} dimensions"
             raise RopeError(width.key, rule, rotated)
     else:
-        source = given_fraction or (layer.default(family.partial, keys.FRACTION_KEYS[0]) if family.partial != 1 else None)
-        rotated = head if source is None else int(head * (family.partial if fraction is None else fraction))
+        source = given_fraction or layer.default(family.partial, keys.FRACTION_KEYS[0])
+        rotated = int(head * (family.partial if fraction is None else fraction))
     if unread_width is not None and unread_width.value != rotated:
         unread = f"{unread_width} = {unread_width.value!r}"
         layer.warnings.append(f"{unread} is ignored: {layer.model} rotates {rotated} of {head} dimensions")
-    if source is None or rotated == head:
+    if rotated == head:
         return {}
     layer.use("rotary_dim", replace(source, value=rotated), partial(integer, low=1))
     return {"rotary_dim": rotated, **({"rotary_start": head - rotated} if family.at_end else {})}

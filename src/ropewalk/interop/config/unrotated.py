@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.errors import RopeError, integer, number
+from ropewalk.errors import RopeError, integer
 from ropewalk.interop.config.families import Family
 from ropewalk.interop.config.keys import LAYER_COUNT_KEYS, LAYER_THETA_KEY
 from ropewalk.interop.config.values import Value, find
@@ -70,9 +70,7 @@ def layer_thetas(config: Mapping[str, Any], family: Family) -> list[float] | Non
     """
     given = config.get(LAYER_THETA_KEY)
     if given is not None:
-        if not isinstance(given, list | tuple):
-            raise RopeError(LAYER_THETA_KEY, "must be a list with the theta of each layer, 0 for layers without rotation", given)
-        return [number(f"{LAYER_THETA_KEY}[{layer}]", theta, low=0) for layer, theta in enumerate(given)]
+        return [float(theta) for theta in given]  # `check_values` has refused all but lists of thetas and zeros
     count = _layer_count(config)
     if family.layer_theta != "flag" or count is None:
         return None

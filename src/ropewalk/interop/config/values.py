@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ropewalk.errors import RopeError, integer
@@ -36,8 +36,7 @@ def find(config: Mapping[str, Any], *keys: str) -> Value | None:
 
 def served_length(config: Mapping[str, Any]) -> Value | None:
     """Return the config's served length; None if it has none."""
-    length = find(config, *LENGTH_KEYS)
-    return length and replace(length, value=integer(length.key, length.value, low=1, high=MAX_LENGTH))
+    return find(config, *LENGTH_KEYS)
 
 
 def section_sizes(key: str, sections: Any) -> list[int]:
