@@ -8,7 +8,7 @@ from ropewalk.interop.gguf import tokenizer
 
 pytest.importorskip("tokenizers")
 
-MERGES = ["t h", "th e", "Ġ the", "i n", "1 2", "a b", "ab ab"]
+MERGES = ["t h", "th e", "Ġ the", "i n", "1 2", "a b", "ab ab", "! in"]
 
 
 def metadata(**changes) -> dict:
@@ -33,6 +33,9 @@ def made(tmp_path, **changes):
         ("qwen2", "the the12", ["the", "Ġthe", "1", "2"]),
         ("gpt-2", "abab in", ["abab", "Ġ", "in"]),
         ("gpt-2", "é\n", ["Ã", "©", "Ċ"]),
+        # a sign before letters belongs to their word, but not in GPT-2's pattern
+        *((pre, "!in", ["!in"]) for pre in ("llama-bpe", "qwen2")),
+        *((pre, "!in", ["!", "in"]) for pre in ("gpt-2", "smollm")),
         ("gpt-2", "the<s>12<|end|>", ["the", "<s>", "12", "<|end|>"]),
     ],
 )

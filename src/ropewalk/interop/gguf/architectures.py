@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ropewalk.errors import RopeError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """How llama.cpp rotates one architecture.
 
@@ -30,18 +30,18 @@ class Architecture:
 
     layout: str
     model_type: str | None = None
-    axis_order: str | None = None
-    has_freqs: bool = False
-    has_long_factors: bool = False
-    has_betas: bool = False
-    has_yarn_factors: bool = False
+    axis_order: str | None
+    has_freqs: bool
+    has_long_factors: bool
+    has_betas: bool
+    has_yarn_factors: bool
     beta_fast: float = 32.0
     log_multiplier: float = 0.0
-    has_alpha: bool = False
-    latent: bool = False
-    has_sliding: bool = False
-    sliding_unscaled: bool = False
-    full_unrotated: bool = False
+    has_alpha: bool
+    latent: bool
+    has_sliding: bool
+    sliding_unscaled: bool
+    full_unrotated: bool
 
 
 _INTERLEAVED = (
@@ -95,9 +95,8 @@ def _architecture(name: str) -> Architecture:
     """Return the facts about a llama.cpp architecture."""
     facts = {fact: name in names.split() for fact, names in _FACTS.items()}
     values = {fact: by_name[name] for fact, by_name in _VALUES.items() if name in by_name}
-    return Architecture(
-        "interleaved" if name in _INTERLEAVED.split() else "half", axis_order=_SECTIONS.get(name), **facts, **values
-    )
+    layout = "interleaved" if name in _INTERLEAVED.split() else "half"
+    return Architecture(layout=layout, axis_order=_SECTIONS.get(name), **facts, **values)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
