@@ -44,6 +44,23 @@ def test_each_layer_type_has_the_theta_of_its_class(name, given):
     }
 
 
+#: families whose class spells its rope otherwise, or does not take the sizes of this test
+OTHER_CLASSES = {
+    "beam", "codegen", "cohere2_moe", "cohere_compass_text", "esm", "falcon", "gemma4_text", "gemma4_unified_text", "glmasr", "gptj", "laguna",
+    "mellum", "mimo_v2_flash", "qwen2_vl", "qwen2_5_vl", "roformer", "t5gemma", "zamba2",
+}  # fmt: skip
+WITH_ONE_THETA = {name for name, family in FAMILIES.items() if not family.layer_thetas and not family.refused}
+
+
+@pytest.mark.parametrize("name", sorted(WITH_ONE_THETA - OTHER_CLASSES))
+def test_a_rope_without_a_theta_has_that_of_its_class(name):
+    family = FAMILIES[name]
+    head_dim = 16 if family.sections is None else int(2 * sum(family.sections) / family.partial)
+    keys = {**SIZES, "head_dim": head_dim, "rope_parameters": {"rope_type": "default"}}
+    theirs = config_of(name, **copy.deepcopy(keys)).rope_parameters
+    assert {spec.theta for spec in ours(keys, name).values() if spec is not None} == {theirs["rope_theta"]}
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "granite", "starcoder2", "gemma2", "phi3", "phi4_multimodal"])

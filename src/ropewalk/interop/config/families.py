@@ -29,6 +29,8 @@ class Family:
     #: the config's `rope_interleave` chooses the layout: true for interleaved with `half` output, false for half
     has_interleave_flag: bool = False
     theta: float = 10_000.0
+    #: theta if the config has no rope object, where it differs
+    theta_without_rope: float | None = None
     #: None: hidden_size // num_attention_heads
     head_dim: int | None = None
     #: head_dim of the full-attention layers if it differs
@@ -128,7 +130,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_PLAIN, "smollm3", theta=2e6, skips_layers=True),
     **_like(_PLAIN, "beam", head_dim=128, unrotated=("full_attention",)),
     **_like(_PLAIN, "granite_swa", layer_theta="each"),
-    **_like(_PLAIN, "muse_spark_text", theta=5e5, head_dim=64, layer_theta="flag"),
+    **_like(_PLAIN, "muse_spark_text", theta_without_rope=5e5, head_dim=64, layer_theta="flag"),
     **_like(_PLAIN, "muse_glimmer_text", head_dim=128, layer_theta="flag"),
     **_like(_PLAIN, "olmo_hybrid", rope_is_optional=True),
     # the same pairs, and partial_rotary_factor is read

@@ -26,7 +26,7 @@ def read_layer(layer: Layer, precision: str) -> RopeSpec:
     layer.rope_type = _rope_type(layer)
     with _config_keys_in_errors(layer):
         given = layer.either(layer.rope.get("rope_theta"), find(layer.config, *keys.THETA_KEYS))
-        theta = layer.use("theta", given or layer.default(layer.family.theta, "rope_theta"), number)
+        theta = layer.use("theta", given or _default_theta(layer), number)
         head = layer.use("head_dim", _head_dim(layer), partial(integer, low=2, high=MAX_HEAD_DIM))
         rotary_fields = _rotated_slice(layer, head)
         scaling = read_scaling(layer)
@@ -66,6 +66,14 @@ def _rope_type(layer: Layer) -> str:
             raise RopeError("rope_type", f"must be given with {', '.join(scaled)}", None)
         given, names = [layer.default("default", "rope_type")], ["default"]
     return layer.use("rope_type", replace(given[0], value=names[0]))
+
+
+def _default_theta(layer: Layer) -> Value:
+    """Return the theta of the model's code; some have another one for a config without any rope object."""
+    family = layer.family
+    has_rope = any(layer.config.get(key) is not None for key in ("rope_parameters", "rope_scaling"))
+    theta = family.theta if has_rope or family.theta_without_rope is None else family.theta_without_rope
+    return layer.default(theta, "rope_theta")
 
 
 def _head_dim(layer: Layer) -> Value:
