@@ -194,6 +194,7 @@ def test_only_rotated_layers_without_a_window_are_remapped():
     ("deepseek_v3", {}, "pair layout|whole heads"),
     ("gpt_oss", {}, "s_aux"),
     ("qwen2_vl_text", {}, "one axis"),
+    ("qwen2_vl_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4]}}, "one axis"),
 ])  # fmt: skip
 def test_models_that_cannot_be_remapped_are_refused_and_unchanged(family, changed, text):
     model = tiny(family, **changed)
@@ -229,7 +230,10 @@ def test_a_decoder_is_extended_and_restored(kind):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     plain = model(tokens)
+    with pytest.raises(RopeError, match="nothing to undo"):
+        rw.extend(model, None)
     report = rw.extend(model, kind, factor=4)
+    assert (report.saved, list(report.specs)) == (False, ["full_attention"])
     extended = model(tokens)
     assert (extended - plain).abs().max() > 1e-4
     assert model.config.remapping is not None
@@ -244,3 +248,6 @@ def test_a_decoder_is_extended_and_restored(kind):
     report.undo()
     assert torch.equal(model(tokens), plain)
     assert model.config == config
+    rw.extend(model, kind, factor=4)
+    assert rw.extend(model, None) is None
+    assert torch.equal(model(tokens), plain)

@@ -76,3 +76,31 @@ def test_extend_searches_as_longrope2_does_on_request():
     assert report.kind == "longrope"
     with pytest.raises(RopeError, match="method"):
         rw.extend(copy.deepcopy(CONFIG), "longrope", factor=FACTOR, search=loss, search_options={"method": "third"})
+
+
+@pytest.mark.parametrize(
+    ("theta", "length", "critical"),
+    [
+        (10.0, 10**6, 3),  # 4 ln(1e6 / 2 pi) / ln 10 = 20.8: every pair turns often, so only the last can be critical
+        (1e4, 6, 0),  # 6 tokens are less than 2 pi: not even the first pair completes a turn
+    ],
+)
+def test_the_critical_pair_is_one_of_the_pairs(theta, length, critical):
+    """Without rounds only the starts are tried: equal factors from the critical pair on, and factors that grow to twice it."""
+    seen = []
+    search_longrope2(lambda factors: seen.append(factors) or 0.0, 4, 2.0, theta=theta, length=length, rounds=0)
+    slow = 4 - critical
+    starts = {(2.0,) * slow, tuple(round(2 * (1 + i / max(1, slow - 1)), 2) for i in range(slow))}
+    fast = tuple(2 ** (i / critical) for i in range(critical))
+    assert {factors[critical:] for factors in seen} == starts
+    assert all(factors[:critical] == pytest.approx(fast) for factors in seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mutation", 0), ("mutation", -0.5), ("mutation", 1.5), ("population", 7), ("step", 0), ("factor", 0.5)]
+)
+def test_bad_values_are_refused_by_name(name, value):
+    given = {"pairs": 3, "factor": 2.0, "theta": 1e4, "length": 64, name: value}
+    with pytest.raises(RopeError) as error:
+        search_longrope2(lambda factors: 0.0, **given)
+    assert error.value.field == name

@@ -58,7 +58,7 @@ def test_a_loss_that_breaks_down_is_the_worst_and_never_the_result():
         search_factors(lambda factors: math.nan, 7, FACTOR, rounds=1)
 
 
-@pytest.mark.parametrize(("name", "value"), [("pairs", 0), ("factor", 0.5), ("population", 2), ("rounds", -1), ("step", 0)])
+@pytest.mark.parametrize(("name", "value"), [("pairs", 0), ("factor", 0.5), ("population", 7), ("rounds", -1), ("step", 0)])
 def test_bad_values_are_refused_by_name(name, value):
     given = {"pairs": 3, "factor": 2.0, name: value}
     with pytest.raises(RopeError) as error:
@@ -68,3 +68,20 @@ def test_bad_values_are_refused_by_name(name, value):
 
 def test_one_pair_is_enough():
     assert search_factors(lambda factors: abs(factors[0] - 1.5), 1, 2.0) == (1.5,)
+
+
+def test_eight_candidates_a_round_are_enough():
+    assert len(search_factors(distance, 7, FACTOR, rounds=1, population=8)) == 7
+
+
+def test_the_search_starts_with_the_known_rules_and_three_ramps():
+    seen = []
+    search_factors(lambda factors: seen.append(factors) or 0.0, 5, 3.0, rounds=0)
+    assert seen == [
+        (1.0,) * 5,
+        (3.0,) * 5,
+        (1.0, 1.32, 1.73, 2.28, 3.0),  # 3^(i / 4)
+        (1.0, 2.0, 3.0, 3.0, 3.0),  # from 1 to 3 over half of the pairs, from the start,
+        (1.0, 1.0, 2.0, 3.0, 3.0),  # from a quarter on
+        (1.0, 1.0, 1.0, 2.0, 3.0),  # and from the middle
+    ]

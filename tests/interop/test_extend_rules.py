@@ -1,0 +1,149 @@
+"""Rules of `extend`: its report, what its undo notices, which angles it recognises, and the hook for each call's length."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from extend_models import fresh, lengthen
+from hf_families import CASES
+from installed import config_of, needs_v5
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ropewalk import RopeError, from_hf
+from ropewalk.frequencies import DynamicYarn
+from ropewalk.interop.extend.angles import served_layers
+from ropewalk.interop.patch.length_hook import LengthHook, length_hook
+
+CONFIG = {"model_type": "llama", "head_dim": 16, "max_position_embeddings": 64, "rope_theta": 1e4}
+
+
+def test_the_text_of_a_report_has_a_line_for_each_key_that_changed():
+    lines = str(lengthen(dict(CONFIG), "linear")).splitlines()
+    assert lines[0] == "linear x 4 on full_attention"
+    assert "  rope_scaling: None -> {'rope_type': 'linear', 'factor': 4.0}" in lines
+
+
+def test_the_repr_of_a_report_shows_its_results_alone():
+    """Not the whole model, nor how the change is undone."""
+    text = repr(lengthen(fresh("llama"), "linear"))
+    assert text.startswith("Extension(kind='linear', factor=4.0, specs=")
+    assert "LlamaForCausalLM" not in text
+    assert re.findall(r"\b_\w+=", text) == []
+
+
+class Config(SimpleNamespace):
+    """A config object that is none of transformers."""
+
+    def to_dict(self) -> dict:
+        return copy.deepcopy(vars(self))
+
+    @classmethod
+    def from_dict(cls, keys: dict) -> Config:
+        return cls(**keys)
+
+
+def test_a_key_that_a_config_object_did_not_have_is_gone_after_undo():
+    keys = {key: value for key, value in CONFIG.items() if key != "max_position_embeddings"}
+    config = Config(**keys)
+    report = lengthen(config, "yarn", original_length=64)
+    assert config.max_position_embeddings == 256
+    report.undo()
+    assert vars(config) == keys
+
+
+def refuses_to_undo(report, key: str) -> None:
+    with pytest.raises(RopeError, match=f"{key}: must still be") as error:
+        report.undo()
+    assert error.value.field == key
+
+
+def test_undo_notices_an_object_in_the_place_of_null():
+    config = {"model_type": "llama", "head_dim": 16, "max_position_embeddings": 64}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    config |= {"rope_parameters": rope, "rope_scaling": dict(rope)}
+    report = lengthen(config, "linear")
+    assert config["rope_scaling"] is None
+    config["rope_scaling"] = dict(rope)
+    refuses_to_undo(report, "rope_scaling")
+
+
+def test_undo_notices_a_key_that_was_taken_out_of_the_rope():
+    config = dict(CONFIG)
+    report = lengthen(config, "yarn")
+    del config["rope_scaling"]["factor"]
+    refuses_to_undo(report, "rope_scaling")
+
+
+def test_undo_accepts_further_keys_inside_the_rope_of_a_layer_type():
+    """transformers adds keys there itself."""
+    ropes = {name: {"rope_type": "default", "rope_theta": 1e4} for name in ("full_attention", "sliding_attention")}
+    config = {"model_type": "gemma3_text", "head_dim": 16, "max_position_embeddings": 64, "rope_parameters": ropes}
+    config["layer_types"] = list(ropes)
+    before = copy.deepcopy(config)
+    report = lengthen(config, "linear")
+    config["rope_parameters"]["full_attention"]["truncate"] = True
+    report.undo()
+    assert config == before
+
+
+@pytest.mark.parametrize("name", ["llama-2", "cohere", "gpt-oss", "qwen2-vl"])
+@needs_v5("builds some of these modules from numbers")
+def test_the_angles_of_a_familys_own_module_are_recognised_and_no_others(name):
+    """Tables have an entry for each pair, twice as halves, twice as neighbours, or positions on three axes."""
+    case = CASES[name]
+    (spec,) = {each for each in from_hf(case.config, per_layer=True).values() if each is not None}
+    specs = {"right": spec, "wrong": replace(spec, theta=2 * spec.theta)}
+    assert served_layers("rotary_emb", case.rotary_module(), specs, [8, 64, 65]) == {None: {"right"}}
+
+
+def yarn_of_transformers(length: int, theta: float = 1e4) -> tuple[torch.Tensor, float]:
+    """inv_freq and magnitude of YaRN in transformers, whose factor is the length over 64, for heads of 16 dimensions."""
+    rope = {"rope_type": "yarn", "factor": max(1.0, length / 64), "original_max_position_embeddings": 64, "rope_theta": theta}
+    keys = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
+    return ROPE_INIT_FUNCTIONS["yarn"](config_of("llama", **keys, rope_parameters=rope), device=None)
+
+
+@needs_v5("reads the factor of yarn otherwise")
+@pytest.mark.parametrize("length", [9, 64, 65, 200])
+def test_the_hook_sets_the_frequencies_of_yarn_for_the_longest_position(length):
+    module = CASES["llama-2"].rotary_module()
+    spec = replace(from_hf(CASES["llama-2"].config), scaling=DynamicYarn(64))
+    assert spec.head_dim == 16
+    hook = LengthHook({"full_attention": spec})
+    assert length_hook(module) is None
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+    assert length_hook(module) is hook
+    cos, sin = module(torch.zeros(1), position_ids=torch.tensor([[0, length - 1], [3, 5]]))
+    radians, magnitude = yarn_of_transformers(length)
+    torch.testing.assert_close(module.inv_freq, radians, rtol=1e-6, atol=0)
+    assert module.attention_scaling == pytest.approx(magnitude)
+    assert magnitude == pytest.approx(max(1.0, 1 + 0.1 * math.log(length / 64)))
+    angles = torch.cat([5 * radians.double()] * 2)
+    torch.testing.assert_close(cos[1, 1].double(), angles.cos() * magnitude, rtol=0, atol=1e-5)
+    torch.testing.assert_close(sin[1, 1].double(), angles.sin() * magnitude, rtol=0, atol=1e-5)
+
+
+@needs_v5("has a module for each layer type")
+def test_the_hook_sets_the_frequencies_of_the_layer_type_that_is_asked_for():
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    types = ["sliding_attention", "full_attention"]
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "layer_types": types}
+    config = config_of("gemma3_text", **sizes, rope_parameters={name: dict(rope) for name in types})
+    module = CASES["gemma-3 full"].rotary_class(config)
+    specs = from_hf(config, per_layer=True)
+    # the other layer type comes first, and has another theta
+    other = replace(specs["sliding_attention"], scaling=DynamicYarn(64), theta=500.0)
+    hook = LengthHook({"sliding_attention": other, "full_attention": replace(specs["full_attention"], scaling=DynamicYarn(64))})
+    hook(module, (torch.zeros(1), torch.tensor([[0, 199]])), {"layer_type": "full_attention"})
+    torch.testing.assert_close(module.full_attention_inv_freq, yarn_of_transformers(200)[0], rtol=1e-6, atol=0)
+    unscaled = torch.tensor([1e4 ** (-i / 8) for i in range(8)])
+    torch.testing.assert_close(module.sliding_attention_inv_freq, unscaled, rtol=1e-6, atol=0)
+    hook(module, (torch.zeros(1), torch.tensor([[0, 199]])), {"layer_type": "sliding_attention"})
+    torch.testing.assert_close(module.sliding_attention_inv_freq, yarn_of_transformers(200, 500.0)[0], rtol=1e-6, atol=0)
+    assert module.sliding_attention_attention_scaling == pytest.approx(1 + 0.1 * math.log(200 / 64))
