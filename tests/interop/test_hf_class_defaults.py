@@ -46,8 +46,8 @@ def test_each_layer_type_has_the_theta_of_its_class(name, given):
 
 #: families whose class spells its rope otherwise, or does not take the sizes of this test
 OTHER_CLASSES = {
-    "beam", "codegen", "cohere2_moe", "cohere_compass_text", "esm", "falcon", "gemma4_text", "gemma4_unified_text", "glmasr", "gptj", "laguna",
-    "mellum", "mimo_v2_flash", "qwen2_vl", "qwen2_5_vl", "roformer", "t5gemma", "zamba2",
+    "beam", "codegen", "cohere2_moe", "cohere_compass_text", "esm", "falcon", "gemma4_text", "gemma4_unified_text", "glmasr",
+    "gptj", "laguna", "mellum", "mimo_v2_flash", "qwen2_vl", "qwen2_5_vl", "roformer", "t5gemma", "zamba2",
 }  # fmt: skip
 WITH_ONE_THETA = {name for name, family in FAMILIES.items() if not family.layer_thetas and not family.refused}
 
