@@ -49,11 +49,11 @@ def export(
 
     Frequencies must be fixed; positions are 32-bit integers.
     """
+    integer("opset_version", opset_version, low=OPSET)
     try:
         import onnxscript  # type: ignore[import-not-found]  # noqa: F401 - torch.onnx imports it late, and names no extra
     except ImportError:
         raise RopeError("export", "needs onnx and onnxscript; run: pip install 'ropewalk[onnx]'", None) from None
-    integer("opset_version", opset_version, low=OPSET)
     with replaced_ops(_rotate, _tables):
         program = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     onnx_program = torch.onnx.export(program, dynamo=True, opset_version=opset_version, verbose=False, **options)
@@ -94,7 +94,7 @@ def _prepared(spec: RopeSpec) -> _Prepared:
 def _computed(spec: RopeSpec) -> _Prepared:
     """Return the tables and magnitudes of a spec, of queries and of keys."""
     levels.check_spec(spec, None)
-    sides = {key: levels.levels(spec, None, key and spec.magnitude_on == "q", DIGITS, "float64") for key in (False, True)}
+    sides = {key: levels.levels(spec, None, key, DIGITS, "float64") for key in (False, True)}
     return _Prepared(sides, {key: levels.magnitude_of(spec, key) for key in (False, True)})
 
 
