@@ -87,7 +87,7 @@ class LazyTable:
         return LazyTable(LazyAngles(angles.rope, angles.positions.to(device), angles.form, angles.dtype), self.index)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("angles", "index"):
+        if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.tensor(), name)
 

@@ -58,7 +58,7 @@ def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> F
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
     copy.__module__, copy.__annotations__ = function.__module__, function.__annotations__
     if isinstance(inner := getattr(function, "__wrapped__", None), FunctionType):
-        copy.__wrapped__ = redirected(inner, substitutes) if rotations_called_by(inner) else inner  # type: ignore[attr-defined]
+        copy.__wrapped__ = redirected(inner, substitutes)  # type: ignore[attr-defined]
     return copy
 
 
