@@ -25,12 +25,15 @@ _CALLS = ("test_reliability", "test_reliability_calls")
 _ATTENTION = _in("attention", "whole_sequence attention_backends cache softmax linear")
 _REMAP = (*_in("attention", "remap"), "models/test_defaults")
 _RECENT = (*_in("attention", "token_driven"), "encodings/test_recent", "models/test_defaults")
-_CONFIG = _in("interop", "hf hf_refusals hf_strict hf_export hf_rope_types hf_fuzz")
-_EXTEND = _in("interop", "extend extend_effect extend_undo extend_patched")
-_PATCH = _in("interop", "patch_rotations patch_parts patch rotary_contract")
-_CONVERT = _in("interop", "convert_completeness convert convert_families")
+_CONFIG = _in("interop", "config_rules hf hf_refusals hf_strict hf_export hf_rope_types hf_fuzz")
+_EXTEND = _in("interop", "extend_rules extend extend_effect extend_undo extend_patched")
+_PATCH = _in("interop", "patch_rules patch_rotations patch_parts patch rotary_contract")
+_CONVERT = _in("interop", "convert_completeness checkpoint_files convert convert_families")
 _AUDIT = _in("interop", "audit audit_command")
-_GGUF = (*_in("interop", "gguf_file gguf_rope gguf_tokenizer gguf_quantization"), "models/test_gguf_models")
+_GGUF = (
+    *_in("interop", "gguf_keys gguf_file gguf_rope gguf_tokenizer gguf_quantization gguf_pattern"),
+    "models/test_gguf_models",
+)
 _RUNS = _in("interop", "engine_runs engine_runners")
 _ENCODINGS = (*_in("encodings", "encodings rotary_encodings recent"), "models/test_defaults")
 _FUSED = _in("kernels", "fused fused_latent") + _interpreted("fused")
@@ -108,28 +111,33 @@ TESTS: dict[str, tuple[str, ...]] = {
     "encodings/vjepa2": ("encodings/test_vjepa2",),
     # interop
     **_each("interop/config", "checks families hf keys layers read scalings values write", _CONFIG),
-    "interop/config/file": _in("interop", "config_file hf"),
+    "interop/config/families": (*_CONFIG, *_in("interop", "hf_class_defaults hf_families")),
+    "interop/config/values": (*_CONFIG, *_in("interop", "config_file")),
+    "interop/config/hf": (*_CONFIG, *_in("interop", "config_temperatures unrotated")),
+    "interop/config/file": _in("interop", "config_file config_rules hf"),
     "interop/config/diffusion": _in("interop", "diffusion_configs"),
     "interop/config/temperatures": _in("interop", "config_temperatures"),
-    "interop/config/unrotated": _in("interop", "unrotated"),
-    **_each("interop/checkpoint", "shards safetensors_file", _in("interop", "shards convert")),
-    "interop/checkpoint/atomic_folder": _in("interop", "convert shards"),
-    "interop/checkpoint/which_layout": _in("interop", "which_layout convert_commands"),
-    "interop/checkpoint/layout_record": _in("interop", "which_layout convert"),
+    "interop/config/unrotated": _in("interop", "unrotated config_file hf_strict"),
+    **_each("interop/checkpoint", "shards safetensors_file", _in("interop", "checkpoint_files shards convert")),
+    "interop/checkpoint/atomic_folder": _in("interop", "checkpoint_files convert shards"),
+    "interop/checkpoint/which_layout": _in("interop", "which_layout convert_completeness convert_commands"),
+    "interop/checkpoint/layout_record": _in("interop", "which_layout convert_completeness convert"),
     **_each("interop/checkpoint", "attention_names convert tensor_rules", _CONVERT),
-    **_each("interop/extend", "angles extension keys model swap", _EXTEND),
+    **_each("interop/extend", "angles extension swap", _EXTEND),
+    **_each("interop/extend", "keys model", (*_EXTEND, *_in("interop", "extend_remap longrope2"))),
     "interop/extend/search": _in("interop", "longrope_search"),
     "interop/extend/longrope2": _in("interop", "longrope2"),
     **_each("interop/extend", "remap remapped_model", _in("interop", "extend_remap")),
-    **_each("interop/patch", "angles conventions functions length_hook methods model rotary trials", _PATCH),
+    **_each("interop/patch", "angles conventions functions methods model rotary trials", _PATCH),
+    "interop/patch/length_hook": _in("interop", "extend_rules extend_effect extend_patched patch_parts"),
     **_each("interop/engines", "audit difference readers readings", _AUDIT),
     **_each("interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT),
     **_each("interop/engines", "installed matrix matrix_rows measured record runs", _RUNS),
     **_each("interop/fit", "decide ledger measure methods open_model session summary", _in("interop", "fit fit_unrotated")),
     **_each("interop/fit", "passkeys reader text", _in("interop", "fit_samples fit")),
     **_each("interop/gguf", "architectures factors file read tokenizer weights write", _GGUF),
-    "interop/gguf/quantization": _in("interop", "gguf_quantization gguf_file"),
-    "interop/onnx": _in("interop", "onnx"),
+    "interop/gguf/quantization": _in("interop", "gguf_keys gguf_quantization gguf_file"),
+    "interop/onnx": _in("interop", "onnx_operators onnx"),
     # analysis and models
     "analysis/advice": _in("analysis", "advice"),
     "analysis/checkpoint": _in("analysis", "checkpoint_facts"),
