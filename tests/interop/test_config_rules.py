@@ -26,8 +26,8 @@ def test_an_impossible_fraction_is_refused_where_no_fraction_is_read(key, value)
 
 
 def test_a_huge_section_is_refused_before_it_is_counted_out():
-    with pytest.raises(RopeError, match=r"mrope_section\[1\]: must be an integer from 1 to"):
-        section_sizes("mrope_section", [4, 10**30])
+    with pytest.raises(RopeError, match=r"mrope_section\[1\]: must be an integer from 1 to \d{3,6};"):
+        section_sizes("mrope_section", [4, 2**40])
 
 
 @pytest.mark.parametrize("where", ["rope_parameters", "rope_scaling"])

@@ -6,6 +6,7 @@ from extend_tiny import tiny
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
@@ -69,6 +70,22 @@ def test_layers_are_those_that_the_model_rotates(family, changed, expected):
     assert [int(spec is not None) for spec in specs] == by_effect
     assert by_effect == (expected or by_effect)
     assert (None in rw.from_hf(model.config, per_layer=True).values()) == (0 in by_effect)
+
+
+@pytest.mark.parametrize("interval", [{}, {"no_rope_layer_interval": 2}, {"no_rope_layer_interval": 5}])
+@pytest.mark.parametrize("family", ["smollm3", "llama4_text"])
+def test_without_a_list_the_interval_says_which_layers_rotate(family, interval):
+    """A config.json may leave the list to its class, which makes it from the interval."""
+    keys = {"num_hidden_layers": 6, **interval}
+    theirs = CONFIG_MAPPING[family](**keys).no_rope_layers
+    specs = layer_specs({"model_type": family, "head_dim": 8, **keys})
+    assert [int(spec is not None) for spec in specs] == theirs
+    assert theirs == [int((layer + 1) % interval.get("no_rope_layer_interval", 4) != 0) for layer in range(6)]
+
+
+def test_more_than_65536_layers_are_refused():
+    with pytest.raises(RopeError, match="num_hidden_layers: must be an integer from 1 to 65536; got 65537"):
+        layer_specs({"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 65537})
 
 
 def test_a_theta_for_each_layer_is_read():
