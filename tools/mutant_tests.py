@@ -30,6 +30,7 @@ _EXTEND = _in("interop", "extend_rules extend extend_effect extend_undo extend_p
 _PATCH = _in("interop", "patch_rules patch_rotations patch_parts patch rotary_contract")
 _CONVERT = _in("interop", "convert_completeness checkpoint_files convert convert_families")
 _AUDIT = _in("interop", "audit audit_command")
+_FIT = _in("interop", "fit_steps fit_open_model fit_samples fit fit_unrotated")
 _GGUF = (
     *_in("interop", "gguf_keys gguf_file gguf_rope gguf_tokenizer gguf_quantization gguf_pattern"),
     "models/test_gguf_models",
@@ -133,8 +134,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     **_each("interop/engines", "audit difference readers readings", _AUDIT),
     **_each("interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT),
     **_each("interop/engines", "installed matrix matrix_rows measured record runs", _RUNS),
-    **_each("interop/fit", "decide ledger measure methods open_model session summary", _in("interop", "fit fit_unrotated")),
-    **_each("interop/fit", "passkeys reader text", _in("interop", "fit_samples fit")),
+    **_each("interop/fit", "decide ledger summary", _in("interop", "fit_choice fit")),
+    **_each("interop/fit", "measure methods open_model session", _FIT),
+    **_each("interop/fit", "passkeys reader text", _in("interop", "fit_samples fit_steps fit")),
     **_each("interop/gguf", "architectures factors file read tokenizer weights write", _GGUF),
     "interop/gguf/quantization": _in("interop", "gguf_keys gguf_quantization gguf_file"),
     "interop/onnx": _in("interop", "onnx_operators onnx"),

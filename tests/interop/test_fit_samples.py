@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropewalk.interop.fit.passkeys import make_passkey, passkey_lengths
+from ropewalk.errors import RopeError
+from ropewalk.interop.fit.passkeys import depths, make_passkey, passkey_lengths, plant_passkey
 from ropewalk.interop.fit.reader import Reader
-from ropewalk.interop.fit.text import key_tokens, long_ppl, read_text
+from ropewalk.interop.fit.session import _samples
+from ropewalk.interop.fit.text import key_tokens, limited_losses, long_ppl, read_text
 
 
 def encode(text: str) -> list[int]:
@@ -69,3 +71,89 @@ def test_chapters_are_read_in_their_order(tmp_path):
     for number in (10, 2, 1):
         (tmp_path / f"chapter_{number}.txt").write_text(f"part {number}")
     assert read_text(tmp_path) == "part 1\n\npart 2\n\npart 10"
+
+
+def test_a_file_is_read_as_it_is(tmp_path):
+    (tmp_path / "story.txt").write_text("Once upon a time.\n")
+    assert read_text(tmp_path / "story.txt") == "Once upon a time."
+
+
+class Copier:
+    """A reader that knows a token if it stood before in the same piece: its loss is then 0.5, else 5."""
+
+    def __init__(self):
+        self.calls = []
+
+    def losses(self, tokens):
+        self.calls.append(tuple(tokens.shape))
+        return torch.tensor(
+            [[0.5 if each in row[:place] else 5.0 for place, each in enumerate(row)][1:] for row in tokens.tolist()]
+        )
+
+
+@pytest.mark.parametrize("distance", [7, 8, 9, 10, 23, 24, 27, 31, 32])
+def test_key_tokens_are_repeats_that_only_the_long_context_holds(distance):
+    """A trained length of 32: every token sees 8 or 9 tokens in a short context, and 24 to 31 in a long one."""
+    for place in range(distance, 70):
+        window = torch.arange(70)
+        window[place] = place - distance
+        short = place if place < 10 else 8 + place % 2
+        long = place if place < 32 else 24 + place % 8
+        expected = [place - 1] if short < distance <= long else []
+        assert key_tokens(Copier(), window, 32).mask.nonzero().flatten().tolist() == expected, place
+
+
+def test_pieces_of_one_length_are_read_in_one_pass():
+    reader = Copier()
+    limited_losses(reader, torch.arange(41), 8, 3)
+    # tokens 0 to 10, then the ten pieces from token 3, 6, ... 30 on; with one token more, a last piece from token 33 on
+    assert reader.calls == [(1, 11), (10, 11)]
+    limited_losses(reader, torch.arange(42), 8, 3)
+    assert reader.calls[2:] == [(1, 11), (10, 11), (1, 9)]
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.25, 1.0])
+def test_a_pass_key_is_planted_in_a_text(depth):
+    words = "abcdefgh" * 50
+    made = plant_passkey(encode, words, 400, depth)
+    text = bytes(made.tokens.tolist()).decode()
+    key = text[-5:]
+    statement, question = (
+        f"\nThe pass key is {key}. Remember it. {key} is the pass key.\n",
+        "\nWhat is the pass key? The pass key is",
+    )
+    before, after = text.split(statement)
+    after = after.removesuffix(f"{question} {key}")
+    assert len(text) == 400
+    assert before + after == words[: 400 - len(statement) - len(question) - 6]
+    assert len(before) == round(depth * len(before + after))
+    assert (made.stated, made.asked) == (len(before + statement), len(before + statement + after))
+    assert made.tokens.equal(plant_passkey(encode, words, 400, depth, seed=0).tokens)
+
+
+@pytest.mark.parametrize(
+    ("make", "around"),
+    [(make_passkey, 147), (lambda *given: plant_passkey(given[0], "some text", *given[1:]), 1)],
+    ids=["in filler", "planted"],
+)
+def test_a_length_without_room_for_a_pass_key_is_refused_with_the_least_one(make, around):
+    # the statement has 59 letters with both keys, the question 38 and the answer 6
+    least = around + 59 + 38 + 6
+    with pytest.raises(RopeError, match=f"length: must be at least {least} tokens"):
+        make(encode, least - 1, 0.5)
+    assert len(make(encode, least, 0.5).tokens) == least
+
+
+def test_depths_are_spread_from_the_start_to_the_end():
+    assert (depths(1), depths(2), depths(5)) == ([0.5], [0.0, 1.0], [0.0, 0.25, 0.5, 0.75, 1.0])
+
+
+def test_windows_are_shared_out_among_texts_and_the_search_gets_one_of_its_own():
+    texts = [torch.arange(start, start + 100) for start in (0, 1000, 2000)]
+    samples, window = _samples(texts, None, 8, 20, 5, 10, 0, spare=False)
+    assert samples.windows[:, 0].tolist() == [0, 50, 1000, 1050, 2000]
+    assert window is None
+    samples, window = _samples(texts, None, 8, 20, 5, 10, 0, spare=True)
+    # three windows of the first text, of which the last is for the search
+    assert samples.windows[:, 0].tolist() == [0, 33, 1000, 1050, 2000]
+    assert window.tolist() == list(range(66, 86))

@@ -22,7 +22,7 @@ class Ledger:
 
     def __init__(self, path: Path | None, setting: Mapping[str, Any]) -> None:
         self.path = path
-        self.id = hashlib.sha256(json.dumps(setting, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        self.id = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
         self.rows: list[Row] = [] if path is None or not path.exists() else [r for r in _read(path) if r.get("run") == self.id]
 
     def find(self, **fields: Any) -> Row | None:

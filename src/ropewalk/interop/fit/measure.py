@@ -140,7 +140,7 @@ class Meter:
 
     def find_longrope(self, window: Tensor, candidates: int, pairs: int) -> tuple[float, ...]:
         """Return LongRoPE factors with a small loss in the last band of a window that is not among the samples."""
-        known = self.ledger.find(metric="factors", method=LONGROPE)
+        known = self.ledger.find(metric="factors")
         if known is not None:
             return tuple(known["values"])
         samples, last = self.samples, self.samples.bands[-1:]

@@ -61,7 +61,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     config = {key: value for key, value in weights.config.items() if key != "rope_theta"} | hf_config(weights.file)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)).to(dtype)
     missing, unexpected = model.load_state_dict({name: weights.read(name) for name in weights.names}, strict=False)
-    if unexpected or set(missing) - ({"lm_head.weight"} if model.config.tie_word_embeddings else set()):
+    # a file without an output matrix is that of a model that shares the embeddings
+    if unexpected or set(missing) - {"lm_head.weight"}:
         raise RopeError("model", "must hold the weights of its architecture and no others", [*missing, *unexpected])
     model.tie_weights()
     made = gguf_tokenizer(path)

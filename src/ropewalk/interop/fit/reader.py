@@ -91,7 +91,7 @@ def trained_length(model: Any) -> int:
     """Return the length that a model's config says it was trained with."""
     config = getattr(model, "config", model)
     if isinstance(model, Decoder):
-        return integer("length", config.length, low=1)
+        return config.length
     text = config_file.load(config_file.text_owner(config))
     length = find(text, TRAINED_LENGTH_KEY) or served_length(text)
     if length is None:

@@ -106,10 +106,9 @@ def fit(
         model = model if device is None else model.to(device)
         encode = tokenizer if tokenizer is None or not hasattr(tokenizer, "add_special_tokens") else encoder(tokenizer)
     trained = trained_length(model) if trained is None else integer("trained", trained, low=8)
-    integer("to", to, low=trained + 1)
-    integer("windows", windows, low=1)
-    integer("passkeys", passkeys, low=0, high=MOST)
-    integer("search", search, low=0, high=MOST)
+    to, windows = integer("to", to, low=trained + 1), integer("windows", windows, low=1)
+    passkeys = integer("passkeys", passkeys, low=0, high=MOST)
+    search, seed = integer("search", search, low=0, high=MOST), integer("seed", seed, low=0)
     tokens = _tokens(text, encode)
     samples, spare = _samples(tokens, encode, trained, to, windows, passkeys, seed, bool(search))
     facts = _facts(name, model, text, tokens, samples) | {"long_ppl": long_ppl}

@@ -81,16 +81,14 @@ def sentences(
     if in_config.method != best.method:
         lines.append(f"The best method that a config can express: {in_config.method} ({in_config.reason}).")
     own = [row for row in rows if row["method"] == best.method and row["metric"] == "text"]
-    far = [row["bands"] for row in own if row["length"] == facts["to"]]
-    place = next((i for i, (_, high) in enumerate(facts["bands"]) if high == facts["trained"]), None)
-    if far and place is not None and place + 1 < len(facts["bands"]):
-        gaps = [bands[-1] - bands[place] for bands in far]
-        if len(gaps) > 1:
-            score = Score(np.array([gaps]))
-            if score.mean > 2 * score.error:
-                lines.append(
-                    f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that at the trained length; "
-                    "training at the new length lowers it."
-                )
+    place = [high for _, high in facts["bands"]].index(facts["trained"])
+    gaps = [row["bands"][-1] - row["bands"][place] for row in own if row["length"] == facts["to"]]
+    if len(gaps) > 1:
+        score = Score(np.array([gaps]))
+        if score.mean > 2 * score.error:
+            lines.append(
+                f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that at the trained length; "
+                "training at the new length lowers it."
+            )
     lines += [f"Not measured: {name} ({reason})." for name, reason in skipped.items()]
     return lines

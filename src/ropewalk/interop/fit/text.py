@@ -103,9 +103,7 @@ def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
     quarter = max(1, trained // 4)
     short = limited_losses(reader, window, quarter, max(1, quarter // 4))
     long = limited_losses(reader, window, 3 * quarter, quarter)
-    mask = (short - long > GAIN) & (long < LIMIT)
-    mask[: quarter - 1] = False  # both contexts are the same there
-    return KeyTokens(mask)
+    return KeyTokens((short - long > GAIN) & (long < LIMIT))
 
 
 def long_ppl(sums: Sequence[float], counts: Sequence[int]) -> float | None:

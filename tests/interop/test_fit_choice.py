@@ -1,0 +1,120 @@
+"""How `fit` chooses among measured methods, keeps their rows, and puts them into words: cases worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ropewalk.analysis.statistics import Score
+from ropewalk.interop.fit.decide import Recommendation, decide
+from ropewalk.interop.fit.ledger import Ledger
+from ropewalk.interop.fit.summary import sentences, short_length, table
+
+NOISE = np.array([0.3, -0.1, 0.2, -0.4])
+
+
+def scores(far_loss, missed_far, near_loss):
+    """Scores over four windows with the same noise, so that every difference of losses counts, and ten pass keys."""
+    keys = np.array([1.0] * missed_far + [0.0] * (10 - missed_far))
+    values = {"far_loss": far_loss + NOISE, "far_keys": keys, "near_loss": near_loss + NOISE, "near_keys": np.zeros(10)}
+    return {name: Score(each) for name, each in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # one missed key of ten is noise, so the smaller loss beyond the trained length decides, whatever the loss within it
+        (scores(3.5, 1, 3.7), scores(3.6, 0, 3.5)),
+        # each is best in one measure beyond the trained length: the loss within it decides, not the keys
+        (scores(3.5, 5, 3.5), scores(3.6, 0, 3.6)),
+    ],
+)
+def test_the_choice_is_best_in_most_measures_beyond_the_trained_length_then_within_it(one, other):
+    for found in (decide({"one": one, "other": other}), decide({"other": other, "one": one})):
+        assert (found.method, found.equal, found.beats) == ("one", (), ())
+
+
+def test_one_window_tells_no_methods_apart():
+    found = decide({"yarn": {"far_loss": Score(np.array([2.5]))}, "none": {"far_loss": Score(np.array([3.5]))}})
+    assert (found.method, found.equal, found.beats) == ("none", ("yarn",), ())
+
+
+def test_rows_of_one_setting_are_found_again_by_the_same_id():
+    # printf '{"seed": 0, "to": 64}' | sha256sum | cut -c 1-12
+    assert Ledger(None, {"seed": 0, "to": 64}).id == Ledger(None, {"to": 64, "seed": 0}).id == "c424107b8d5d"
+    assert Ledger(None, {"seed": 1, "to": 64}).id != "c424107b8d5d"
+
+
+@pytest.mark.parametrize(("tokens", "text"), [(32768, "32k"), (1024, "1k"), (1025, "1,025"), (2000, "2,000"), (0, "0")])
+def test_lengths_are_written_as_people_write_them(tokens, text):
+    assert short_length(tokens) == text
+
+
+FACTS = {"trained": 1024, "to": 4096, "bands": [(0, 512), (512, 1024), (1024, 2048), (2048, 4096)]}
+BANDS = [[4.0, 3.0, 5.0, 7.0], [4.2, 3.2, 5.2, 7.4]]
+
+
+def text_rows(method, sums, counts, memory=None):
+    """Rows of two windows: bands, the sums of the losses of key tokens and their number; 1.5 and 2.5 seconds."""
+    rows = []
+    for window, (bands, total, count) in enumerate(zip(BANDS, sums, counts, strict=True)):
+        row = {"metric": "text", "method": method, "window": window}
+        rows.append({**row, "length": 4096, "bands": bands, "key_sum": total, "key_count": count, "seconds": 1.5 + window,
+                     "memory": memory})  # fmt: skip
+        rows.append({**row, "length": 1024, "loss": 3.0 + 0.4 * window})
+    return rows
+
+
+def keys(method, found):
+    return [
+        {"metric": "passkey", "method": method, "length": length, "depth": depth, "found": each}
+        for length, values in found.items() for depth, each in enumerate(values)
+    ]  # fmt: skip
+
+
+def test_the_table_of_rows_worked_out_by_hand():
+    rows = [
+        *text_rows("none", [6.0, 2.0], [2, 2]), *keys("none", {972: [1, 0], 1024: [1, 0], 1459: [0, 0], 3891: [1, 0]}),
+        *text_rows("yarn", [40.0, 0.0], [4, 0], memory=3 << 30),
+        *text_rows("ntk", [0.0, 0.0], [0, 0]),
+        {"metric": "text", "method": "half done", "window": 0, "length": 1024, "loss": 2.5},
+        {"metric": "factors", "method": "longrope", "values": [1.0]},
+    ]  # fmt: skip
+    columns, cells = table(rows, {**FACTS, "methods": ["none", "yarn", "ntk", "half done", "longrope"]})
+    losses = ["4.100 ± 0.100", "3.100 ± 0.100", "5.100 ± 0.100", "7.200 ± 0.200"]
+    assert columns == [
+        "method",
+        "0-512",
+        "512-1k",
+        "1k-2k",
+        "2k-4k",
+        "LongPPL",
+        "loss at 1k",
+        "keys to 1k",
+        "keys to 4k",
+        "s",
+        "GB",
+    ]
+    assert cells == [
+        ["none", *losses, f"{math.exp(2):.2f}", "3.200 ± 0.200", "50%", "25%", "2.00", "-"],
+        ["yarn", *losses, "2.2e+04", "3.200 ± 0.200", "-", "-", "2.00", "3.00"],
+        ["ntk", *losses, "-", "3.200 ± 0.200", "-", "-", "2.00", "-"],
+        ["half done", *["-"] * 5, "2.500", "-", "-", "-", "-"],
+    ]
+
+
+def said(rows, skipped):
+    choice = Recommendation("yarn", "it is", (), ())
+    return sentences(choice, choice, FACTS, skipped, rows)
+
+
+def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
+    rows = [*text_rows("yarn", [0, 0], [0, 0]), {"metric": "passkey", "method": "yarn", "length": 4096, "depth": 0, "found": 1}]
+    # 7.0 - 3.0 and 7.4 - 3.2: 4.1 with a standard error of 0.1
+    gap = "Its loss in the last band is 4.100 ± 0.100 above that at the trained length; training at the new length lowers it."
+    first = ["Recommended for 4k: yarn.", "Why: it is."]
+    assert said(rows, {"dca": "no heads"}) == [*first, gap, "Not measured: dca (no heads)."]
+    of_one_window = [row for row in rows if row.get("window", 0) == 0]
+    assert said(of_one_window, {}) == first
+    same = [{**row, "bands": [4.0, 3.0, 5.0, 3.0 + (-1) ** row["window"]]} if "bands" in row else row for row in rows]
+    assert said(same, {}) == first
