@@ -242,7 +242,7 @@ def test_the_config_is_that_of_extend_and_none_is_left_over(model, tokens, tmp_p
     choice = Recommendation("by_parts", "", (), ())
     monkeypatch.setattr(session, "decide", lambda scores, **_: choice)
     found = rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)
-    assert json.loads((tmp_path / "fit-config.json").read_text()) == json.loads(json.dumps(found.config))
+    assert (tmp_path / "fit-config.json").read_text() == json.dumps(found.config, indent=2) + "\n"
     assert found.config["rope_parameters"] == expected["rope_parameters"]
     assert found.config["max_position_embeddings"] == 128
     monkeypatch.setattr(session, "decide", lambda scores, **_: replace(choice, method="none"))

@@ -34,8 +34,12 @@ def llama(**keys):
 
 
 def decoder():
+    """A random Decoder with large weights, so that its losses depend on every angle."""
     torch.manual_seed(0)
-    return rw.Decoder(rw.DecoderConfig(256, 24, 32, num_layers=2, num_heads=3, length=32)).eval()
+    model = rw.Decoder(rw.DecoderConfig(256, 24, 32, num_layers=2, num_heads=3, length=32)).eval()
+    for weight in model.parameters():
+        weight.data *= 20 if weight.ndim > 1 else 1
+    return model
 
 
 def loss_of(model, tokens):
