@@ -29,13 +29,13 @@ _CONFIG = _in("interop", "config_rules hf hf_refusals hf_strict hf_export hf_rop
 _EXTEND = _in("interop", "extend_rules extend extend_effect extend_undo extend_patched")
 _PATCH = _in("interop", "patch_rules patch_rotations patch_parts patch rotary_contract")
 _CONVERT = _in("interop", "convert_completeness checkpoint_files convert convert_families")
-_AUDIT = _in("interop", "audit audit_command")
+_AUDIT = _in("interop", "audit audit_rules audit_readers audit_command engine_runs")
 _FIT = _in("interop", "fit_steps fit_open_model fit_samples fit fit_unrotated")
 _GGUF = (
     *_in("interop", "gguf_keys gguf_file gguf_rope gguf_tokenizer gguf_quantization gguf_pattern"),
     "models/test_gguf_models",
 )
-_RUNS = _in("interop", "engine_runs engine_runners")
+_RUNS = _in("interop", "engine_runs engine_records engine_runners")
 _ENCODINGS = (*_in("encodings", "encodings rotary_encodings recent"), "models/test_defaults")
 _FUSED = _in("kernels", "fused fused_latent") + _interpreted("fused")
 _DECODE = _in("kernels", "decode_kernels") + _interpreted("decode")

@@ -85,14 +85,34 @@ def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp
         sys.modules.pop(name, None)
 
 
-def test_what_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert installed.why_not("vllm") == "vllm is not installed"
+@pytest.mark.parametrize(("engine", "packages", "folders", "reason"), [
+    ("vllm", "", "", "vllm is not installed"),
+    ("vllm", "vllm", "", None),
+    ("mlx-lm", "mlx_lm", "", None),
+    ("onnxruntime", "onnx", "", "onnxruntime is not installed"),
+    ("onnxruntime", "onnxruntime", "", "onnx is not installed"),
+    ("onnxruntime", "onnxruntime onnx", "", None),
+    ("llama.cpp", "xllamacpp", "", "LLAMA_CPP and WEIGHTS must name"),
+    ("llama.cpp", "xllamacpp", "WEIGHTS", "LLAMA_CPP and WEIGHTS must name"),
+    ("llama.cpp", "xllamacpp", "WEIGHTS LLAMA_CPP", None),
+])  # fmt: skip
+def test_what_an_engine_misses_is_named(monkeypatch, engine, packages, folders, reason):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in packages.split() else None)
+    for name in ("LLAMA_CPP", "WEIGHTS"):
+        monkeypatch.delenv(name, raising=False)
+        if name in folders.split():
+            monkeypatch.setenv(name, ".")
+    found = installed.why_not(engine)
+    assert found is None if reason is None else found.startswith(reason)
 
 
-def test_a_runner_that_fails_is_told(monkeypatch, tmp_path):
-    (tmp_path / "broken.py").write_text("raise SystemExit('no such engine')", encoding="utf-8")
+@pytest.mark.parametrize(("script", "last"), [
+    ("raise SystemExit('first\\nno such engine')", "no such engine"),
+    ("pass", "no message"),
+])  # fmt: skip
+def test_a_runner_that_fails_or_writes_nothing_is_told(monkeypatch, tmp_path, script, last):
+    (tmp_path / "broken.py").write_text(script, encoding="utf-8")
     monkeypatch.setattr(installed, "RUNNERS", tmp_path)
     monkeypatch.setitem(installed.SCRIPTS, "hf", ("broken.py", "transformers"))
-    with pytest.raises(RopeError, match="no such engine"):
+    with pytest.raises(RopeError, match=f"the last line of broken.py was: {last}"):
         installed.run("hf", [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.engines.matrix_rows import rows
 from ropewalk.interop.engines.measured import Table, specs_of, verdict
 from ropewalk.interop.engines.readers import ENGINES, TITLES
-from ropewalk.interop.engines.record import TABLES, VERDICTS, read_releases, runs_module, table_of
+from ropewalk.interop.engines.record import TABLES, VERDICTS, read_releases, rows_digest, runs_module, table_of
+from ropewalk.interop.engines.runs import RUNS, SINCE
 
 RESULTS = Path(__file__).parents[2] / "results"
 RECORD = json.loads((RESULTS / TABLES).read_text(encoding="utf-8"))
@@ -68,6 +70,11 @@ def test_a_wrong_number_is_seen():
     assert not is_right(audit(other, length=4096).findings[0], recorded)
 
 
+def test_the_record_is_that_of_these_configs():
+    """A row that is changed must be run again; results/engine_tables.json has the digest of the rows that were run."""
+    assert RECORD["rows_digest"] == rows_digest(ROWS.values())
+
+
 def test_every_engine_ran_every_row():
     assert list(RECORD["engines"]) == list(TITLES)
     assert len({row.name for row in ROWS.values()}) >= 60
@@ -102,4 +109,6 @@ def test_the_committed_files_belong_together():
     told = {(line["engine"], ids[line["config"], line["length"], line["max_model_len"]], line["layer_type"]) for line in lines}
     assert told == recorded
     module = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "runs.py"
-    assert module.read_text(encoding="utf-8") == runs_module(RECORD, read_releases(RESULTS))
+    text = runs_module(RECORD, read_releases(RESULTS))
+    assert module.read_text(encoding="utf-8") == text
+    assert [ast.literal_eval(node.value) for node in ast.parse(text).body if isinstance(node, ast.AnnAssign)] == [RUNS, SINCE]

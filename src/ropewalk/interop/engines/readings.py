@@ -112,11 +112,6 @@ class Case:
         """Whether the pairs rotate by several axes, such as time, height and width (M-RoPE)."""
         return isinstance(self.spec.axes, AxisMap)
 
-    @property
-    def ernie(self) -> bool:
-        """Whether the axes alternate height, width from the first pair on, as in Ernie."""
-        return self.mrope and self.spec.axis_of_pair[:2] == (1, 2)
-
 
 class Reading:
     """What an engine computes: the frequencies of `spec` at `length`, unless there is a `problem`.

@@ -7,6 +7,7 @@ python -m ropewalk.interop.engines.record write --results results --date 2026-11
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -74,7 +75,10 @@ def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str)
 
 
 def recorded(outputs: Iterable[Mapping[str, Any]], date: str) -> dict[str, Any]:
-    """Return every rope that was read back, each once, and for each engine and row which of them its layer types have."""
+    """Return every rope that was read back, each once, and for each engine and row which of them its layer types have.
+
+    "rows_digest" is that of the rows that were run: the ropes of other configs are not known.
+    """
     by_id, ropes, engines = {row.id: row for row in rows()}, [], {}
     place_of: dict[str, int] = {}  # a rope as JSON -> its index in `ropes`
     for output in outputs:
@@ -88,7 +92,12 @@ def recorded(outputs: Iterable[Mapping[str, Any]], date: str) -> dict[str, Any]:
                     ropes.append(values)
             of_engine.setdefault(row.id, {})[layer_type] = rope
         engines[KEYS.get(output["engine"], output["engine"])] = {"version": output["version"], "date": date, "rows": of_engine}
-    return {"ropes": ropes, "engines": engines}
+    return {"ropes": ropes, "engines": engines, "rows_digest": rows_digest(by_id.values())}
+
+
+def rows_digest(some: Iterable[Row]) -> str:
+    """Return a digest of the configs and lengths of rows."""
+    return hashlib.sha256(json.dumps([asdict(row) for row in some], sort_keys=True).encode()).hexdigest()
 
 
 def table_of(record: Mapping[str, Any], rope: int) -> Table:
