@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError, choice, number
-from ropewalk.lab.batches import Batches, MaskedBatches, MixedBatches, TaskBatches, TextBatches
+from ropewalk.lab.batches import BEYOND_TRAINING, Batches, MaskedBatches, MixedBatches, TaskBatches, TextBatches
 from ropewalk.lab.corpus import Corpus, open_corpus
 from ropewalk.lab.labelled import ExampleBatches, classes_of, read_examples, split_examples
 from ropewalk.lab.matching import LABELS, TripletBatches, read_triplets, split_triplets
@@ -23,8 +23,6 @@ from ropewalk.lab.tokenizer import Tokenizer, open_tokenizer
 FILE_OBJECTIVES = (*TripletBatches.FORMS, "classes")
 #: windows of held-out text, or held-out samples of a task, in one evaluation
 WINDOWS = 64
-#: the number of the first held-out sample of a task; no training gets there
-_BEYOND_TRAINING = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -117,11 +115,11 @@ def open_data(data: Data, seed: int, length: int) -> RunData:
         raise RopeError("data.task", "needs the tokenizer bytes: tasks are made of bytes", data.task)
     if data.task is not None and data.share is None:
         task = TaskBatches(data.task, tokenizer.vocab_size, seed)
-        return RunData(task, tokenizer, {"valid": Part(task, WINDOWS, _BEYOND_TRAINING)})
+        return RunData(task, tokenizer, {"valid": Part(task, WINDOWS, BEYOND_TRAINING)})
     corpus = open_corpus(data.source, tokenizer, cache=data.cache, field=data.field)
     train, valid = (_text(data, tokenizer, corpus, split, seed) for split in ("train", "valid"))
     long_enough = len(corpus.valid.tokens) > 2 * length
-    return RunData(train, tokenizer, {"valid": Part(valid, WINDOWS, _BEYOND_TRAINING)} if long_enough else {})
+    return RunData(train, tokenizer, {"valid": Part(valid, WINDOWS, BEYOND_TRAINING)} if long_enough else {})
 
 
 def _text(data: Data, tokenizer: Tokenizer, corpus: Corpus, split: str, seed: int) -> Batches:

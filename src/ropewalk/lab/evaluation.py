@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ropewalk.errors import RopeError, integer
-from ropewalk.lab.batches import IGNORED, TaskBatches
+from ropewalk.lab.batches import BEYOND_TRAINING, IGNORED, TaskBatches
 from ropewalk.lab.objectives import logits_of
 
 Model = Callable[[Tensor], Tensor]
@@ -95,7 +95,7 @@ def sliding_losses(
 
 
 def task_hits(
-    model: Model, task: TaskBatches, length: int, count: int, *, first: int = 1 << 40, device: torch.device | None = None
+    model: Model, task: TaskBatches, length: int, count: int, *, first: int = BEYOND_TRAINING, device: torch.device | None = None
 ) -> np.ndarray:
     """Return 1.0 for each solved sample and 0.0 for the others, [count]; solved means that every target is predicted correctly.
 

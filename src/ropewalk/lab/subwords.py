@@ -127,7 +127,7 @@ def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int])
         rule = "has Chinese words, so text must be segmented as in RoFormer, which needs rjieba: pip install rjieba"
         raise RopeError("tokenizer", rule, str(path)) from None
     # puts spaces around Chinese characters
-    spaced = package.normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, strip_accents=False, lowercase=False)
+    spaced = package.normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=True, lowercase=False)
 
     def segment(text: str) -> list[str]:
         """Return the words of a text, or the characters of a word that is not a token."""

@@ -98,7 +98,7 @@ class Trainer:
             fused=True,
         )
         self.norms = GradientNorms(self.model, self.parallel)
-        self.log = Log(self.folder if self.parallel.first else None, tensorboard=tensorboard and self.parallel.first)
+        self.log = Log(self.folder if self.parallel.first else None, tensorboard=tensorboard)
         self.step, self._average = 0, 0.0
         self._precision = usable(settings.precision, self.parallel.device)
         self._progress = progress and self.parallel.first

@@ -14,6 +14,7 @@ from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
+from ropewalk.lab.tokenizer import Bytes
 from ropewalk.models import Decoder, DecoderConfig
 
 #: name -> changed settings of the model
@@ -70,7 +71,7 @@ def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[
     rows = []
     for kind, change in MODELS.items():
         table: dict[str, Any] = training.make_preset(preset, changes, 0).model | change
-        model = Decoder(DecoderConfig(vocab_size=264, length=max(timed), **table)).to(workspace.device).eval()
+        model = Decoder(DecoderConfig(vocab_size=Bytes.vocab_size, length=max(timed), **table)).to(workspace.device).eval()
         for length in timed:
             tokens = torch.zeros(1, length, dtype=torch.int64, device=workspace.device)
             caches = model.caches()

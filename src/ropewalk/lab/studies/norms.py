@@ -154,7 +154,7 @@ def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
     for part in tokens.split(16):
         unshifted, shifted = (model(part, positions + by).double() for by in (0, shift))
         changes.append((shifted - unshifted).abs().amax((1, 2)) / unshifted.std())
-    return torch.cat(changes).cpu().numpy()
+    return np.array(torch.cat(changes).tolist())
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:

@@ -92,7 +92,7 @@ class Continuation:
     def loss(self, tokens: Tensor, cache: Any, first: int) -> float:
         """Return the mean loss of tokens after the first, which continue a cache at positions from `first`."""
         logits = self.read(tokens[:-1], cache, first)
-        return float(F.cross_entropy(logits, tokens[1:]).double())
+        return float(F.cross_entropy(logits, tokens[1:]))
 
     def move(self, cache: Any, before: Tensor, after: Tensor) -> Any:
         """Re-rotate all keys of a cache from some positions to others, in place."""

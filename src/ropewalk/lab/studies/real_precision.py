@@ -117,7 +117,7 @@ def mean_kl(reference: nn.Module, rounded: nn.Module, tokens: Tensor, offset: in
     for start in range(0, len(exact), chunk):
         wanted = exact_reader.head(exact[start : start + chunk]).float().log_softmax(-1)
         given = rounded_reader.head(inexact[start : start + chunk]).float().log_softmax(-1)
-        total += float(F.kl_div(given, wanted, reduction="sum", log_target=True).double())
+        total += float(F.kl_div(given, wanted, reduction="sum", log_target=True))
     return total / len(exact)
 
 
