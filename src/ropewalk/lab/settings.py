@@ -53,8 +53,8 @@ class Settings:
         number("smoothing", self.smoothing, low=0, high=0.999999)
         for name in ("weight_decay", "frequency_rate"):
             number(name, getattr(self, name), low=0)
-        if len([number("betas", beta, low=0, high=1) for beta in self.betas]) != 2:
-            raise RopeError("betas", "must be two numbers", self.betas)
+        if len(self.betas) != 2 or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
+            raise RopeError("betas", "must be two numbers >= 0 and < 1", self.betas)
         if self.clip is not None:
             number("clip", self.clip, above=0)
         choice("precision", self.precision, PRECISIONS)
