@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from lab_tiny import tiny_corpus
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.corpus import Split, held_out, open_corpus
+from ropewalk.lab.corpus import Split, cache_folder, held_out, open_corpus
 from ropewalk.lab.sources import SOURCES, find_source
 from ropewalk.lab.tokenizer import Bytes
 
@@ -32,6 +33,39 @@ def test_every_file_is_in_the_split_its_name_says(tmp_path):
 
 def test_tokens_are_mapped_not_read(tmp_path):
     assert isinstance(tiny_corpus(tmp_path).train.tokens, np.memmap)
+
+
+class WordLengths(Bytes):
+    """A token for each word, 70,000 and its number of letters: more than a byte holds."""
+
+    name, vocab_size, dtype, separator = "lengths", 80_000, np.uint32, 69_999
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.array([70_000 + len(word) for word in text.split()])
+
+
+def test_tokens_beyond_a_byte_come_back_from_the_file(tmp_path):
+    tiny_corpus(tmp_path)
+    corpus = open_corpus(tmp_path / "text", WordLengths(), cache=tmp_path / "cache")
+    train = [path for path in sorted((tmp_path / "text").iterdir()) if not held_out(path.name)]
+    expected = [id for path in train for id in (*(70_000 + len(word) for word in path.read_text().split()), 69_999)]
+    assert corpus.train.tokens.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"ROPEWALK_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/ropewalk"),
+        ({"HOME": "/c"}, "/c/.cache/ropewalk"),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(monkeypatch, variables, folder):
+    for name in ("ROPEWALK_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(folder)
 
 
 def test_the_fingerprint_is_of_names_and_contents(tmp_path):
@@ -85,6 +119,8 @@ def test_one_file_is_cut_at_lines(tmp_path):
     assert all(piece.endswith(b"\n") for piece in pieces)
     assert b"".join(text for _, text in find_source(path).documents()) == path.read_bytes()
     assert sum(map(len, pieces)) == path.stat().st_size
+    names = [name for name, _ in find_source(path).documents()]
+    assert names == [f"one.txt#{number:06d}" for number in range(len(pieces))]
 
 
 def test_json_lines_are_documents(tmp_path):
@@ -93,6 +129,12 @@ def test_json_lines_are_documents(tmp_path):
     corpus = open_corpus(path, cache=tmp_path / "cache", field="body")
     found = documents(corpus.train) + documents(corpus.valid)
     assert sorted(found) == sorted(f"row {i} é".encode() for i in range(40))
+
+
+def test_blank_lines_of_json_lines_are_no_documents_and_count_as_lines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n  \n\n{"text": "b"}\n')
+    assert list(find_source(path).documents()) == [("rows.jsonl:000000000", b"a"), ("rows.jsonl:000000003", b"b")]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from ropewalk import analysis
 from ropewalk.errors import RopeError
 from ropewalk.lab.guide import EVIDENCE, evidence
 from ropewalk.lab.report import read_results
+from ropewalk.lab.studies.rows import row
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "lab"
@@ -128,6 +129,20 @@ def test_what_is_recommended_is_what_measured_better():
     assert grids[0] < grids[1]
     near = {base: at("h200_passkey", "found", base=base, method="none", length=256) for base in bases()}
     assert near[10_000.0] == max(near.values()), "a larger base for retrieval was withdrawn"
+
+
+def test_pass_keys_are_told_for_each_base_of_its_own_rows():
+    shares = {10_000.0: (0.9, 0.2), 500_000.0: (0.5, 0.1)}
+    keys = [
+        row("found", share, base=base, method="none", length=length, seed=0)
+        for base, both in shares.items()
+        for length, share in zip((256, 512), both, strict=True)
+    ]
+    errors = [row("error", value, way=way, position=131_072) for way, value in (("exact", 1e-8), ("hf", 1e-3))]
+    case = {"dtype": "bfloat16", "length": 8192, "offset": 0}
+    real = [row("kl", value, rotation=name, **case) for name, value in (("ropewalk", 1e-4), ("transformers", 1e-3))]
+    sentence = EVIDENCE["code and retrieval"][1](keys, errors, real)
+    assert "base 10,000 90.0% and 20.0%, base 500,000 50.0% and 10.0%;" in sentence
 
 
 def test_missing_runs_are_named(measured):

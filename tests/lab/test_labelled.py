@@ -20,6 +20,10 @@ GLUE = {
     "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tA?\tB?\t0\n", ("A?", "B?", "0")),
     "MRPC": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t5\t6\tSay \"no\tSay no\r\n", ('Say "no', "Say no", "1")),
     "MNLI": ("index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tp\th\tneutral\tneutral\n", ("p", "h", "neutral")),
+    "RTE of SuperGLUE": (
+        '{"hypothesis": "It was wet.", "premise": "It rained.", "label": "entailment"}\n',
+        ("It rained.", "It was wet.", "entailment"),
+    ),
     "RTE test": ("index\tsentence1\tsentence2\n0\tp\th\n", ("p", "h", None)),
     "SNLI, no agreement": ("sentence1\tsentence2\tgold_label\np\th\t-\n", ("p", "h", None)),
 }  # fmt: skip

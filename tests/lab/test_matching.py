@@ -10,6 +10,7 @@ from torch import nn
 from ropewalk.errors import RopeError
 from ropewalk.lab.matching import Triplet, TripletBatches, read_triplets, split_triplets
 from ropewalk.lab.objectives import pairs, triplets
+from ropewalk.lab.stateless_random import bits
 
 MANY = [Triplet(f"case {i % 20}", f"like {i}", f"unlike {i}", "B") for i in range(60)]
 
@@ -49,6 +50,13 @@ def test_the_constant_answer_is_right_half_of_the_time():
     targets = TripletBatches(MANY).batch(np.arange(600), 40).targets
     assert 0.42 < targets.float().mean() < 0.58
     assert TripletBatches(MANY, swap=False).batch(np.arange(60), 40).targets.sum() == 0
+
+
+def test_the_last_random_bit_of_a_sample_says_whether_it_is_swapped():
+    """So that a run with the same seed has the same samples in every version."""
+    index = np.arange(60)
+    swapped = bits(7, index, stream=1, count=1)[:, 0] & np.uint64(1)
+    assert TripletBatches(MANY, seed=7).batch(index, 40).targets.tolist() == swapped.tolist()
 
 
 @pytest.mark.parametrize("form", TripletBatches.FORMS)

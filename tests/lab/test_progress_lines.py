@@ -1,26 +1,108 @@
-"""Progress without a terminal: a line every few seconds while models are trained; both sizes of the demo have valid settings."""
+"""What a run tells and writes: lines where there is no terminal, bars where there is one, files, and numbers for TensorBoard."""
 
+import io
 import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ropewalk.commands import demo
-from ropewalk.lab import studies
-from ropewalk.lab.log import LOG
+from ropewalk.lab import log, studies
+from ropewalk.lab.json_lines import write_atomically
+from ropewalk.lab.log import LOG, Log
+from ropewalk.lab.progress import Progress
 from ropewalk.lab.studies import jobs
+from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.rows import row
+
+
+def training_log(models: Path) -> Path:
+    """The log of one training in a folder of models."""
+    path = models / "rope-0-1a2b" / LOG
+    path.parent.mkdir()
+    path.write_text(json.dumps({"step": 20, "loss": 2.5}) + "\n", encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize(("seconds", "quiet", "printed"), [(0.0, False, True), (60.0, False, False), (0.0, True, False)])
 def test_trainings_are_told_in_lines(capsys, tmp_path, monkeypatch, seconds, quiet, printed):
     monkeypatch.setattr(jobs, "LINES", seconds)
-    (tmp_path / "rope-0-1a2b").mkdir()
-    (tmp_path / "rope-0-1a2b" / LOG).write_text(json.dumps({"step": 20, "loss": 2.5}) + "\n", encoding="utf-8")
+    training_log(tmp_path)
     jobs._Status("encodings", 4, 1, quiet).show_trainings(tmp_path)
     assert capsys.readouterr().err == ("encodings: rope-0 step 20 loss 2.50 (1 of 4)\n" if printed else "")
 
 
+@pytest.mark.parametrize(("age", "told"), [(14.5, "rope-0 step 20 loss 2.50"), (15.5, "running")])
+def test_a_training_that_wrote_nothing_for_15_seconds_is_not_told(capsys, tmp_path, monkeypatch, age, told):
+    monkeypatch.setattr(jobs, "LINES", 0.0)
+    path, now = training_log(tmp_path), time.time()
+    os.utime(path, (now - age, now - age))
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
+    jobs._Status("encodings", 4, 1, quiet=False).show_trainings(tmp_path)
+    assert capsys.readouterr().err == f"encodings: {told} (1 of 4)\n"
+
+
 def test_a_line_comes_at_least_every_twenty_seconds():
     assert jobs.LINES + jobs.POLL <= 20
+
+
+def test_a_finished_job_is_told_with_its_seconds_and_its_number(capsys, tmp_path):
+    runner = JobRunner(tmp_path / "squares", Workspace(tmp_path, torch.device("cpu")), {}, 1, 1, quiet=False)
+    runner.run(Job(name, lambda workspace: [row("area", 4.0)]) for name in ("one", "two"))
+    assert capsys.readouterr().err == "squares: one, 0 s (1 of 2)\nsquares: two, 0 s (2 of 2)\n"
+
+
+@pytest.mark.parametrize("before", [None, "7"])
+def test_workers_get_one_openmp_thread_and_the_environment_stays(monkeypatch, before):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if before is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", before)
+    with jobs._one_openmp_thread():
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+    assert os.environ.get("OMP_NUM_THREADS") == before
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_begins_with_what_is_done(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    Progress("train", 10, 4, enabled=True).close()
+    assert "4/10" in shown.getvalue()
+
+
+def test_tensorboard_gets_every_number_of_a_row_at_its_step(tmp_path, monkeypatch):
+    told = []
+    board = SimpleNamespace(add_scalar=lambda *values: told.append(values))
+    monkeypatch.setattr(log, "_tensorboard", lambda folder: board)
+    line = {"step": 3, "loss": 2.5, "done": True, "text": "a", "evaluation": {"valid": {"count": 4}}}
+    Log(tmp_path, tensorboard=True).write([line])
+    assert told == [("loss", 2.5, 3), ("evaluation/valid/count", 4, 3)]
+
+
+def test_a_file_is_written_with_the_folders_it_needs(tmp_path):
+    write_atomically(tmp_path / "a" / "b" / "c.txt", "rope")
+    assert (tmp_path / "a" / "b" / "c.txt").read_text() == "rope"
+
+
+def test_a_file_is_utf_8_on_every_machine(tmp_path, monkeypatch):
+    """As on a machine whose default encoding is ASCII."""
+    usual = Path.open
+
+    def as_ascii(self, mode="r", buffering=-1, encoding=None, **options):
+        return usual(self, mode, buffering, encoding or (None if "b" in mode else "ascii"), **options)
+
+    monkeypatch.setattr(Path, "open", as_ascii)
+    write_atomically(tmp_path / "c.txt", "绳é")
+    assert (tmp_path / "c.txt").read_bytes() == "绳é".encode()
 
 
 @pytest.mark.parametrize("size", [demo.SHORT, demo.FULL], ids=["short", "full"])

@@ -50,6 +50,13 @@ NUMBERS = {
     "base-bounds": [4.3e3, 2.7e4, 8.4e4, 6.4e5, 7.8e6, 5.1e8],
 }  # fmt: skip
 
+#: tables with results in words, row by row
+WORDS = {
+    "roformer-mlm": [("WMT 2014 En-De, BLEU", "27.3", "27.5"), ("masked-LM loss", "slower", "falls faster")],
+    "roformer-linear": [("Performer", "higher"), ("Performer with RoPE", "lower")],
+    "base-scaling-laws": [("500", "better than 10,000"), ("above 10,000", "better than 10,000")],
+}
+
 
 def number(text: str) -> float:
     """65.0 % -> 65.0, 12.5k -> 12500, 54,410 -> 54410, > 1000 -> 1000."""
@@ -83,6 +90,11 @@ def test_roformers_tables_are_the_published_ones():
 @pytest.mark.parametrize("name", NUMBERS)
 def test_the_numbers_of_other_tables_are_the_published_ones(name):
     assert numbers([cell for row in PUBLISHED[name].rows for cell in row[1:]]) == pytest.approx(NUMBERS[name])
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_results_in_words_are_the_published_ones(name):
+    assert list(PUBLISHED[name].rows) == WORDS[name]
 
 
 def test_every_table_belongs_to_a_study_and_has_whole_rows():

@@ -61,6 +61,14 @@ def test_a_chunked_loss_has_the_value_and_gradient_of_the_whole(weighted, monkey
     torch.testing.assert_close(parts.grad, whole.grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("most", "sizes"), [(14, [2, 2, 2, 2, 2, 1]), (6, [1] * 11)])
+def test_a_chunk_has_as_many_tokens_as_logits_fit_and_at_least_one(most, sizes, monkeypatch):
+    monkeypatch.setattr("ropewalk.lab.long_ce.MAX_LOGITS", most)
+    seen, hidden = [], torch.randn(11, 7)
+    chunked_loss(hidden, lambda x: seen.append(len(x)) or x, torch.arange(11) % 7, 7)
+    assert seen == sizes
+
+
 def test_kl_is_that_of_all_logits(tiny):
     model, encode = tiny
     rounded = copy.deepcopy(model).to(torch.float16)

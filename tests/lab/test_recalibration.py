@@ -45,3 +45,11 @@ def test_recalibration_lowers_the_loss_and_repeats():
     assert copies[0].loss(tokens).item() < before
     with pytest.raises(RopeError, match="tokens"):
         recalibrate(model, tokens[0], 1)
+
+
+def test_every_step_is_told_with_its_own_loss():
+    torch.manual_seed(0)
+    model, told = rw.Decoder(rw.DecoderConfig(17, 16, 24, 1, 2, length=12)), []
+    losses = recalibrate(model, torch.arange(12).repeat(8, 1) % 5, 4, rate=1e-2, log=lambda *step: told.append(step))
+    assert told == list(enumerate(losses))
+    assert len(set(losses)) == 4

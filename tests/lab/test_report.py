@@ -15,6 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.lab.published import PUBLISHED
 from ropewalk.lab.recommendations import USE_CASES, StudyResult, lowest, recommend
 from ropewalk.lab.report import noise, read_all, write_report
+from ropewalk.lab.report_html import details_html, table_html
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import STUDIES, read_study
 from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
@@ -201,6 +202,36 @@ def test_the_noise_between_seeds_is_measured_or_said_to_be_published():
     rows = [row("loss", [mean], model="a", length=8, seed=seed) for seed, mean in enumerate((1.0, 1.2, 1.4))]
     assert "0.2000" in noise(rows, {"seeds": 3})
     assert "as published" in noise(rows, {"seeds": 1})
+    once = [row("loss", [9.0], model="b", length=8, seed=0)]  # a model with one training has no deviation
+    assert "0.2000" in noise(rows + once, {"seeds": 3})
+    assert "0.0000" in noise(once, {"seeds": 3})
+
+
+def test_a_table_without_a_note_has_no_paragraph_for_it():
+    assert "<p" not in table_html(Table("title", ("a",), [("b",)]))
+    assert '<p class="note">how to read it</p>' in table_html(Table("title", ("a",), [("b",)], "how to read it"))
+
+
+def test_settings_are_json_with_two_spaces_for_each_level():
+    shown = Reader(details_html("Settings", {"text": {"名": 1}})).words
+    assert shown == ["Settings", '{\n  "text": {\n    "名": 1\n  }\n}']
+
+
+def test_fine_tuning_is_advised_from_tuned_rows_alone():
+    fields = {"factor": 4, "length": 128}
+    rows = [row("loss", [1.0, 1.1], method="none", seed=0, tuned=0, factor=1, length=32)]
+    rows += [row("loss", [mean, mean + 0.1], method=name, seed=0, tuned=0, **fields) for name, mean in (("none", 3), ("yarn", 2))]
+    use = "Long documents, a little training"
+
+    def advice(rows):
+        return {each.use: each for each in recommend({"extend": StudyResult(rows, {"study": "extend"}, Findings())})}[use]
+
+    assert (advice(rows).advice, advice(rows).reason) == ("Not measured here.", "no method was fine-tuned; set tuned_factors")
+    tuned = [
+        row("loss", [mean, mean + 0.1], method=name, seed=0, tuned=40, **fields) for name, mean in (("none", 1), ("yarn", 2))
+    ]
+    assert advice(rows + tuned).advice == "none."
+    assert advice(rows + tuned).reason.startswith("loss at 4x after 40 steps there: none 1.050, yarn 2.050")
 
 
 def test_the_command_lists_runs_and_reports(capsys, tmp_path):

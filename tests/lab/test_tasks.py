@@ -44,6 +44,18 @@ def test_too_short_a_length_is_refused(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("copy", "a|a"), ("reverse", "a|a"), ("sort", "a|a"), ("addition", "1+2=03"),
+        ("passkey", "The pass key is 12345. What is the pass key? The pass key is 12345"),
+        ("needle", "The number of Ada is 12345. " * 3 + "What is it? The number of Ada is 12345"),
+    ],
+)  # fmt: skip
+def test_the_shortest_sample_holds_all_that_is_needed_and_no_more(name, text):
+    assert TASKS[name].shortest == len(text)
+
+
+@pytest.mark.parametrize(
     ("name", "answer"), [("copy", lambda w: w), ("reverse", lambda w: w[::-1]), ("sort", lambda w: "".join(sorted(w)))]
 )
 @pytest.mark.parametrize("least", [1.0, 0.1])
@@ -113,3 +125,11 @@ def test_planted_names_come_back_at_their_distance(distance):
         assert [name for _, name in names] == [names[0][1]] * 2
         assert names[1][0] - names[0][0] == (distance or 64)
         assert counted == names[0][1][3:]
+
+
+def test_the_letters_of_a_planted_name_say_nothing_about_its_place():
+    tokens = TASKS["planted"](5, np.arange(400), 129).tokens
+    places = [bytes(row).index(b"<") for row in tokens]
+    letters = np.array([row[place + 1 : place + 17] for row, place in zip(tokens, places, strict=True)])
+    related = [abs(np.corrcoef(places, column)[0, 1]) for column in letters.T]
+    assert max(related) < 0.2  # four standard errors of 1 / sqrt(400)

@@ -150,6 +150,12 @@ def starts(tokenizer: Tokenizer, text: str) -> list[bool]:
     return tokenizer.starts_word(tokenizer.encode(text.encode())[None])[0].tolist()
 
 
+def test_a_word_of_bytes_is_letters_digits_underscores_and_what_is_not_ascii():
+    text = b"ab_1 \xff\xc3, c"
+    begins = "^...^^.^^^"
+    assert "".join("^" if each else "." for each in Bytes().starts_word(Bytes().encode(text))) == begins
+
+
 def test_a_word_of_pieces_starts_without_a_sign(tmp_path):
     ours = Subwords(vocab_file(tmp_path, PIECES))
     assert starts(ours, "long ropes 甲乙, 12") == [True, False, True, False, True, True, True, True, False]
