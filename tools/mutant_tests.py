@@ -42,9 +42,9 @@ _DECODE = _in("kernels", "decode_kernels") + _interpreted("decode")
 _DECODER = _in("models", "defaults decoder decoder_hf generation decoder_training")
 _ROFORMER = _in("models", "defaults roformer roformer_options roformer_training checkpoints")
 _SAVED = _in("models", "presets checkpoints checkpoints_hostile saved_models")
-_TRAINING = _in("lab", "trainer batches evaluation schedule settings")
-_STUDIES = _in("lab", "study_parts study_protocols study_findings report")
-_REAL = _in("lab", "real_studies study_findings")
+_TRAINING = _in("lab", "training_parts trainer batches evaluation schedule settings")
+_STUDIES = _in("lab", "study_tables study_jobs study_presets study_parts study_protocols study_findings progress_lines report")
+_REAL = _in("lab", "real_tables study_jobs study_presets real_studies study_findings")
 #: those that start no processes come first
 _RING = _in(
     "distributed",
@@ -159,9 +159,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     # lab
     **_each("lab", "batches checkpoint evaluation gradients loader precision schedule settings trainer", _TRAINING),
     **_each("lab", "corpus sources stateless_random", _in("lab", "corpus batches stateless_random labelled")),
-    **_each("lab", "data finetuning held_out model_folders runs", _in("lab", "finetuning settings")),
+    **_each("lab", "data finetuning held_out model_folders runs", _in("lab", "held_out finetuning settings")),
     **_each("lab", "guide recommendations report report_html published", _in("lab", "guide published report")),
-    **_each("lab", "labelled objectives samples", _in("lab", "labelled tasks finetune_page settings")),
+    **_each("lab", "labelled objectives samples", _in("lab", "labelled samples tasks finetune_page settings")),
     **_each("lab", "json_lines log progress", _in("lab", "progress_lines report trainer")),
     "lab/long_ce": _in("lab", "real_studies"),
     "lab/matching": _in("lab", "matching study_parts"),

@@ -127,6 +127,7 @@ def test_by_parts_is_yarn_without_its_temperature():
 def test_only_the_migrated_model_has_old_weights_and_rope(variant, text, trainings):
     migrate.measure(WORKSPACE, **COMMON, changes=text, variant=variant, steps=5, source="sinusoidal", rate=1e-3)
     *before, last = trainings
+    assert last.name == "migrate-5-2"
     assert last.preset.model["encoding"] == ("sinusoidal" if variant == migrate.KEPT else "rope")
     assert last.preset.train.stages == (Stage(32, 4, 5),)
     if variant == migrate.FRESH:

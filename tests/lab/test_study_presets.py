@@ -1,0 +1,79 @@
+"""The sizes of the presets: as the page says, as the committed runs have them, and such that a study can run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ropewalk.lab.studies import STUDIES, multimodal
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "lab"
+PAGE = (ROOT / "docs" / "lab-studies.md").read_text(encoding="utf-8")
+
+#: committed runs, and the settings that were changed in their commands or have changed since
+RUNS: dict[str, set[str]] = {
+    "cpu_base": set(), "cpu_decay": {"encodings"}, "cpu_linear": set(), "cpu_mlm_lengths": set(), "cpu_precision": set(),
+    "cpu_real_kv": set(), "cpu_relative": {"names"}, "h200_base": set(), "h200_encodings": {"encodings"},
+    "h200_extend": {"tuned_factors"}, "h200_matching": {"seeds"}, "h200_migrate": set(),
+    "h200_mlm_lengths": {"changes", "stages"}, "h200_multimodal": set(), "h200_norms": {"norms", "seeds"},
+    "h200_passkey": {"bases", "seeds"}, "h200_real_extend": set(), "h200_real_kv": set(), "h200_real_passkey": set(),
+    "h200_real_precision": {"dtypes"},
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of an installation")
+@pytest.mark.parametrize("run", RUNS)
+def test_a_committed_run_is_repeated_by_its_preset(run):
+    facts = json.loads((RESULTS / run / "study.json").read_text(encoding="utf-8"))
+    preset = json.loads(json.dumps(STUDIES[facts["study"]].presets[facts["preset"]]))
+    assert {name for name in preset if preset[name] != facts["settings"].get(name)} == RUNS[run]
+
+
+def sizes() -> list[tuple[str, str, str, int]]:
+    """(study, setting, preset, number) of every cell in the page's table of sizes."""
+    rows = re.findall(r"^\| (`.*?`) \| ([^|]*?) `(\w+)` \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    return [
+        (study, setting, preset, int(number.replace(",", "")))
+        for studies, _, setting, *numbers in rows
+        for study in re.findall(r"`(\w+)`", studies)
+        for preset, number in zip(("cpu", "gpu", "cluster"), numbers, strict=True)
+    ]
+
+
+def test_presets_measure_as_much_as_the_page_says():
+    assert {study for study, *_ in sizes()} == set(STUDIES) - {"real_tune"}
+    for study, setting, preset, number in sizes():
+        assert STUDIES[study].presets[preset][setting] == number, (study, preset)
+
+
+def test_a_cpu_trains_each_model_once_and_a_cluster_three_times():
+    """As the page says; two studies train nothing, and one trains for very long."""
+    small = {name: study.presets for name, study in STUDIES.items() if not name.startswith("real_")}
+    for name, presets in small.items():
+        assert presets["smoke"]["seeds"] >= 1
+        assert presets["cpu"]["seeds"] == 1
+        assert presets["cluster"]["seeds"] == (1 if name in ("precision", "relative", "mlm_lengths") else 3), name
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_multiples_of_the_trained_length_are_powers_of_two(study):
+    """Otherwise the lengths of two presets, and of the published tables, have none in common."""
+    if not study.startswith("real_"):
+        for preset in STUDIES[study].presets.values():
+            multiples = [*preset.get("multiples", []), *preset.get("factors", []), *preset.get("tuned_factors", [])]
+            assert set(multiples) <= {1, 2, 4, 8, 16}
+            assert multiples.count(1) == ("multiples" in preset)
+
+
+def test_positions_of_the_reference_are_the_first_that_are_measured():
+    for preset in STUDIES["real_precision"].presets.values():
+        assert preset["offsets"][0] == 0
+        assert preset["offsets"] == sorted(preset["offsets"])
+
+
+def test_the_vocabulary_of_images_has_every_colour_and_the_mark_rounded_up_to_eight():
+    colours, mark = set(range(multimodal.COLOURS)), multimodal.MARK
+    assert mark not in colours
+    assert -(-len(colours | {mark}) // 8) * 8 == multimodal.GridBatches().vocab_size

@@ -1,0 +1,155 @@
+"""Tables, figures and claims of studies from rows that were made up here, compared with cells written by hand."""
+
+from typing import Any
+
+import pytest
+
+from ropewalk.lab.statistics import Score
+from ropewalk.lab.studies import base, decay, encodings, extend, matching, multimodal, precision
+from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, claim_within, ours_by_name
+from ropewalk.lab.studies.rows import digest, row
+from ropewalk.spec import RopeSpec
+
+
+def seeds(metric: str, mean: float, **fields: Any) -> list[dict]:
+    """The same value from three trainings, so that every difference is beyond the noise."""
+    return [row(metric, [mean, mean], seed=seed, **fields) for seed in range(3)]
+
+
+def test_bases_are_compared_at_the_shortest_and_at_the_longest_length():
+    losses = {(100.0, 8): 2.0, (100.0, 16): 3.0, (1e4, 8): 1.0, (1e4, 16): 4.0}
+    rows = [each for (theta, length), mean in losses.items() for each in seeds("loss", mean, base=theta, length=length)]
+    rows += [each for theta in (100.0, 1e4) for each in seeds("accuracy", 0.5, base=theta, length=8)]
+    found = base.findings(rows, {})
+    (table,) = found.tables
+    assert (table.title, table.columns) == ("Loss by base and context length", ("base", "8", "16"))
+    assert table.rows == [("100", "2.000 ± 0.000", "3.000 ± 0.000"), ("10,000", "1.000 ± 0.000", "4.000 ± 0.000")]
+    assert [(claim.text, claim.verdict) for claim in found.claims] == [
+        ("At 8, base 10,000 has a lower loss than base 100", HOLDS),
+        ("At 16, base 10,000 has a lower loss than base 100", FAILS),
+    ]
+    assert found.ours["base-ablation"].cells["100"] == ("2.000 ± 0.000", "50.0% ± 0.0%")
+
+
+def test_attention_falls_only_if_it_falls_at_both_steps():
+    weights = {1: 0.5, 2: 0.3, 4: 0.1}
+    rows = [each for far, mean in weights.items() for each in seeds("weight", mean, model="rope", distance=far)]
+    rows += [row("wavelength", value, seed=0, pair=pair) for pair, value in (("fastest", 6.283), ("slowest", 54_410.1))]
+    found = decay.findings(rows, {})
+    assert found.tables[0].rows == [("rope", "0.5000", "0.3000", "0.1000")]
+    assert [claim.verdict for claim in found.claims] == [HOLDS]
+    assert found.ours["unaliased-length"].cells == {"fastest": ("6.28",), "slowest": ("54,410.10",)}
+    (ax,) = found.figures["decay"]().axes
+    assert (ax.get_title(loc="left"), ax.get_xlabel(), ax.get_yscale()) == ("Attention by distance", "distance", "log")
+    rising = [*rows, *(each for each in seeds("weight", 0.4, model="alibi", distance=4))]
+    rising = [each for each in rising if each.get("distance") != 4] + seeds("weight", 0.4, model="rope", distance=4)
+    assert [claim.verdict for claim in decay.findings(rising, {}).claims] == [FAILS]
+
+
+def test_rope_beyond_its_length_stands_beside_the_stated_multiples_of_512():
+    rows = [row("loss", mean, model="rope", seed=0, length=n) for n, mean in ((8, 1.0), (16, 1.5), (32, 2.0), (64, 3.0))]
+    rows += [row("loss", 1.25, model="none", seed=0, length=n) for n in (8, 16, 32, 64)]
+    rows += [row("parameters", 20_000 * place, model=name, seed=0) for place, name in enumerate(("rope", "none"))]
+    rows += [row("seconds per step", mean, model=name, seed=0) for name, mean in (("rope", 0.3), ("none", 0.2))]
+    found = encodings.findings(rows, {})
+    assert found.ours["beyond-512"].cells == {
+        "512": ("8", "1.000"), "1024": ("16", "1.500"), "2048": ("32", "2.000"), "4096": ("64", "3.000")
+    }  # fmt: skip
+    properties = {cells[0]: cells[-2:] for cells in found.tables[1].rows}
+    assert properties == {"rope": ("0", "1.50"), "none": ("20,000", "1.00")}
+
+
+def test_an_extended_model_is_shown_on_long_and_on_short_text():
+    def losses(method, tuned, factor, near, far):
+        fields = {"method": method, "tuned": tuned, "factor": factor}
+        return seeds("loss", near, length=8, **fields) + seeds("loss", far, length=8 * factor, **fields)
+
+    def cells(name, *means):
+        return name, *(f"{mean:.3f} ± 0.000" for mean in means)
+
+    rows = seeds("loss", 1.0, method="none", tuned=0, factor=1, length=8)
+    for factor in (2, 4):
+        rows += losses("none", 0, factor, 1.0, 1.0 + factor) + losses("yarn", 0, factor, 1.1, 1.5)
+    rows += losses("linear", 0, 4, 1.2, 9.0)  # measured at the larger factor only, so it has no row of its own
+    rows += losses("yarn", 40, 4, 1.05, 1.25)
+    found = extend.findings(rows, {})
+    zero_shot, short, tuned = found.tables
+    assert (zero_shot.title, zero_shot.columns) == ("Zero-shot", ("method", "2x = 16", "4x = 32"))
+    assert zero_shot.rows == [cells("none", 3.0, 5.0), cells("yarn", 1.5, 1.5)]
+    assert (short.title, short.columns) == ("Short text", ("method", "factor 2", "factor 4"))
+    assert short.rows == [cells("none", 1.0, 1.0), cells("yarn", 1.1, 1.1)]
+    assert (tuned.title, tuned.rows) == ("After 40 steps at 4x", [cells("yarn", 1.05, 1.25)])
+
+
+def test_matching_shows_how_many_cases_were_held_out():
+    settings = {"short": 24, "long": 56, "data": ""}
+    rows = [row("wrong", [0.0, 1.0, 0.0, 0.0], cut=24, encoding="rope", seed=0)]
+    rows += [row("wrong", [0.0] * 4, cut=56, encoding="rope", seed=0)]
+    table = matching.findings(rows, {"settings": settings}).tables[0]
+    # a quarter of the cases has its evidence within 24 characters, and half of the guesses on the others are right
+    assert table.rows == [
+        ("24", "learned", "-", "62.5%", "0"),
+        ("24", "rope", "75.0% ± 25.0%", "62.5%", "4"),
+        ("56", "rope", "100.0% ± 0.0%", "100.0%", "4"),
+    ]
+
+
+def test_no_more_words_are_drawn_than_fill_a_case():
+    drawn = []
+
+    class Draw:
+        def choice(self, words):
+            drawn.append("abc")
+            return "abc"
+
+        def randint(self, low, high):
+            return low
+
+    text = matching._case(Draw(), "x", 0, 16, 16)  # type: ignore[arg-type]
+    assert (text, len(drawn)) == (" [x] bc abc abc ", 4)
+
+
+def test_two_axes_are_judged_on_the_largest_images():
+    wrong = {("rope_2d", 4): 0.5, ("rope_2d", 6): 0.0, ("rope", 4): 0.0, ("rope", 6): 0.75}
+    rows = [each for (name, side), mean in wrong.items() for each in seeds("wrong", mean, model=name, side=side)]
+    found = multimodal.findings(rows, {})
+    assert found.tables[0].rows == [("rope_2d", "50.0%", "100.0%"), ("rope", "100.0%", "25.0%")]
+    (claim,) = found.claims
+    assert claim.text.startswith("On images of 6 x 6, larger than any in training")
+    assert claim.verdict == HOLDS
+
+
+def test_the_exact_method_is_judged_by_its_worst_position_and_no_error_is_drawn_at_0():
+    rows = [row("error", 1e-3, way=way, position=at) for way in precision.COS_SIN_METHODS if way != "exact" for at in (5, 7)]
+    rows += [row("error", 0.0, way="exact", position=5), row("error", 1e-5, way="exact", position=7)]
+    found = precision.findings(rows, {})
+    assert (found.claims[0].verdict, found.claims[0].evidence) == (FAILS, "largest 1.0e-05")
+    (ax,) = found.figures["precision"]().axes
+    drawn = {line.get_label(): list(line.get_ydata()) for line in ax.get_lines()}
+    assert drawn["exact"] == [1e-9, 1e-5]
+
+
+def test_a_difference_that_touches_the_limit_with_its_margin_is_within_noise():
+    """0.75 ± 0.125: two errors below it is 0.5, which is not beyond a limit of 0.5."""
+    one, other = Score([[0.625, 0.875]]), Score([[0.0, 0.0]])
+    assert claim_within("", one, other, 0.5).verdict == TIED
+    assert claim_within("", one, other, 0.49).verdict == FAILS
+    assert claim_within("", one, other, 1.0).verdict == HOLDS
+
+
+def test_our_losses_stand_under_the_published_names():
+    rows = [row("loss", 1.0, model="rope", length=8, seed=0), row("loss", 2.0, model="rope", length=16, seed=0)]
+    found = ours_by_name(rows, {"RoPE": "rope", "ALiBi": "alibi"}, "model", [8, 16])
+    assert found.columns == ("loss at 8", "loss at 16")
+    assert found.cells == {"RoPE": ("1.000", "2.000"), "ALiBi": ("-", "-")}
+
+
+def test_data_that_json_lacks_is_told_apart_by_its_text():
+    specs = [{"encoding": RopeSpec(head_dim=8, theta=theta)} for theta in (100.0, 100.0, 200.0)]
+    first, again, other = map(digest, specs)
+    assert first == again != other
+
+
+@pytest.mark.parametrize("value", [{"a": 1, "b": 2}, {"b": 2, "a": 1}])
+def test_the_order_of_settings_does_not_matter(value):
+    assert digest(value) == digest({"a": 1, "b": 2})
