@@ -137,14 +137,15 @@ def test_the_heat_map_has_a_panel_for_each_method():
 
 def test_the_divergence_is_told_with_the_error_of_paired_windows():
     fields = {"dtype": "float16", "length": 48, "offset": 0, "trained": 64}
-    rows = [row("kl", [1e-4, 2e-4, 3e-4, 4e-4], rotation="ropewalk", **fields)]
-    rows += [row("kl", [3e-4, 4e-4, 5e-4, 10e-4], rotation="transformers", **fields)]
+    ours, more = np.arange(1, 10), np.array([2, 4, 2, 4, 2, 4, 2, 4, 3])
+    rows = [row("kl", 1e-4 * ours, rotation="ropewalk", **fields)]
+    rows += [row("kl", 1e-4 * (ours + more), rotation="transformers", **fields)]
     found = real_precision.findings(rows, FACTS)
     (claim,) = found.claims
-    # differences of -2, -2, -2 and -6: a mean of -3 and a deviation of 2, over the root of four windows
-    assert claim.evidence == "ropewalk - transformers -3.0e-04 ± 1e-04"
+    # the differences have a mean of -3 and a deviation of 1, which is divided by the root of nine windows
+    assert claim.evidence == "ropewalk - transformers -3.0e-04 ± 3e-05"
     assert claim.verdict == HOLDS
-    assert found.tables[0].rows[0] == ("float16", "48", "ropewalk", "2.50e-04 ± 6.5e-05")
+    assert found.tables[0].rows[0] == ("float16", "48", "ropewalk", "5.00e-04 ± 9.1e-05")
     (ax,) = found.figures["real_precision"]().axes
     assert (ax.get_title(loc="left"), ax.get_xlabel()) == ("KL to the float32 model", "first position")
 
