@@ -126,6 +126,13 @@ def test_a_window_bounds_the_distances_and_not_the_positions():
     assert {each.name for each in analysis.advise(windowed)} == {"in_range", "float32_angles"}
 
 
+@pytest.mark.parametrize(("width", "is_off"), [(1, False), (2, True)])
+def test_errors_are_the_largest_of_the_last_positions_in_the_width(width, is_off):
+    """Of 259 positions the last, 258, has a bfloat16 of its own; 257 becomes 256, which is one radian off in the first pair."""
+    facts = analysis.Facts(rw.RopeSpec(8), 259, 259, methods=("bfloat16 positions",), width=width)
+    assert (facts.errors["bfloat16 positions"] > 0.3) is is_off
+
+
 @pytest.mark.parametrize("values", [(0, 5), (5, 0), (5, 5, 0)])
 def test_lengths_must_be_positive(values):
     with pytest.raises(rw.RopeError, match=r"trained|served|window"):

@@ -68,3 +68,14 @@ def test_a_length_that_nobody_knows_or_that_is_none_is_refused():
         analysis.read_checkpoint({"rope_theta": 1e4, "head_dim": 8})
     with pytest.raises(rw.RopeError, match="max_position_embeddings"):
         analysis.read_checkpoint(LLAMA | {"max_position_embeddings": -1})
+
+
+def test_lengths_and_windows_end_at_two_to_the_forty():
+    last = 1 << 40
+    assert lengths(LLAMA | {"max_position_embeddings": last})[:2] == (last, last)
+    found = analysis.read_checkpoint(GEMMA | {"sliding_window": last})
+    assert found.layers["sliding_attention"].window == last
+    for config in (LLAMA | {"max_position_embeddings": last + 1}, GEMMA | {"sliding_window": last + 1}):
+        with pytest.raises(rw.RopeError, match=r"max_position_embeddings|sliding_window") as error:
+            analysis.read_checkpoint(config)
+        assert error.value.value == last + 1

@@ -37,6 +37,14 @@ def test_exact_is_off_by_one_float32_rounding_at_any_position(position):
     assert 2e-8 < error < 2**-25 + 1e-9 + position * np.pi * 2.0**-64
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.uint64, np.int32])
+def test_positions_may_be_an_array_of_whole_numbers_of_any_type(kind):
+    """As np.geomspace gives them; angles of real positions in float64 would be off by 1e-4 at 2^40."""
+    position = 2**31 - 1 if kind is np.int32 else 2**40
+    (error,) = analysis.error_curves(SPEC, np.array([position], dtype=kind), ["exact"])["exact"]
+    assert error < 2**-25 + 1e-9 + position * np.pi * 2.0**-64
+
+
 @pytest.mark.parametrize("position", [1_000, 131_071, 10_000_000])
 def test_hf_is_off_by_what_float32_angles_are_off_by(position):
     angles = np.float32(position) * FLOAT32

@@ -82,6 +82,13 @@ def test_coverage_counts_turns_before_and_after_scaling():
     assert int(found.new_angles(found.scaled).sum()) == 0
 
 
+def test_new_angles_by_hand():
+    """A pair that completed a turn has seen all angles, and one that does not rotate has no others."""
+    trained = np.array([2.0, 0.5, 0.5, 0.0])
+    found = analysis.Coverage(trained, trained, trained)
+    assert found.new_angles(np.array([9.0, 0.75, 0.5, 0.0])).tolist() == [False, True, False, False]
+
+
 def test_coverage_reads_the_length_of_the_text_where_it_is_longer_than_the_distances():
     spec = rw.RopeSpec(32, scaling=frequencies.Linear(2.0))
     same = analysis.coverage(spec, 64, 64, length=4096)

@@ -78,6 +78,27 @@ def test_the_fused_kernel_is_the_default_and_weights_need_the_definition():
     assert attend(wanting)[1] is not None
 
 
+def test_flex_attention_is_for_windows_and_documents_where_it_can_run(monkeypatch):
+    documents = torch.zeros(BATCH, KEYS, dtype=torch.int64)
+    sparse = [call(window=2), call(KEYS, q_documents=documents, k_documents=documents)]
+    assert [pick(each)[0] for each in sparse] == ["sdpa", "sdpa"]  # on a CPU
+    monkeypatch.setattr(backends, "flex_why_not", lambda given: None)
+    assert [pick(each)[0] for each in sparse] == ["flex", "flex"]
+    assert pick(call(causal=True))[0] == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "shape", [(6,), (1,), (3, 6), (1, 6), (3, 1), (BATCH, 1, 1, 6), (BATCH, HEADS, 3, 6), (HEADS, 3, 1)], ids=str
+)
+@pytest.mark.parametrize(("start", "stop", "first", "last"), [(0, 3, 0, 6), (1, 3, 2, 5), (2, 3, 5, 6)])
+def test_a_part_of_a_mask_is_that_part_of_the_mask_of_every_query_and_key(shape, start, stop, first, last):
+    """Axes of size 1 and absent axes are for all queries, keys, heads or rows."""
+    mask = torch.randn(shape)
+    part = Visibility(mask=mask).part(start, stop, first, last).mask
+    whole = mask.expand(BATCH, HEADS, 3, KEYS)
+    assert torch.equal(part.expand(BATCH, HEADS, stop - start, last - first), whole[..., start:stop, first:last])
+
+
 DOCUMENTS = torch.tensor([[4, 4, 4, 1, 1, 1], [2, 2, 0, 0, 0, 5]])
 REAL = torch.tensor([[True] * 6, [True, False, True, True, True, False]])
 FLEX = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 import ropewalk as rw
 from door import assert_refused
@@ -212,6 +213,27 @@ def test_a_latent_cache_holds_latents_and_can_be_moved(scaling):
         cache.rollback(1)
         cache.shift(50, layer.encoding)
         assert_close(layer(x[:, -1:], cache=cache).out, step, rtol=0, atol=1e-11)
+
+
+def flops(layer, x, cache=None):
+    """The operations of the matrix products in one call."""
+    with FlopCounterMode(display=False) as counter:
+        layer(x, cache=cache)
+    return counter.get_total_flops()
+
+
+def test_the_up_projection_moves_to_the_queries_where_there_are_more_keys():
+    x = torch.randn(1, 3 * SEQ, DIM, dtype=torch.float64)
+    layers = {absorbed: latent(absorbed=absorbed, backend="math") for absorbed in (None, True, False)}
+    prompt = {absorbed: flops(layer, x) for absorbed, layer in layers.items()}
+    assert prompt[None] == prompt[False] != prompt[True]
+    step = {}
+    for absorbed, layer in layers.items():
+        layer(x[:, :-1], cache=(cache := KVCache()))
+        step[absorbed] = flops(layer, x[:, -1:], cache)
+    # one query instead of 21 latents is multiplied by every head's [nope + value, rank]
+    assert step[None] == step[True]
+    assert step[None] < step[False]
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
