@@ -247,7 +247,7 @@ def test_what_cannot_be_remapped_is_refused():
         Attention(12, 2, causal=False, remapping=ReRope())
     assert_refused("remapping", lambda: Attention(12, 2, remapping="rerope"))
     with pytest.raises(RopeError, match="no scaling"):
-        Attention(16, 2, encoding=RopeSpec(head_dim=8, scaling=Yarn(factor=4.0, original_length=64)), remapping=LeakyReRope())
+        Attention(16, 2, encoding=RopeSpec(head_dim=8, scaling=Yarn(factor=4.0, original_length=64)), remapping=LeakyReRope(3, 2))
     layer = make("rerope")
     with pytest.raises(RopeError, match="return_weights"):
         layer(torch.zeros(1, 2, MODEL_DIM).double(), return_weights=True)

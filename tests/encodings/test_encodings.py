@@ -196,6 +196,18 @@ def test_sinusoidal_by_hand_and_learned_is_a_lookup():
     assert torch.equal(learned.embed(zero, torch.tensor([3]))[0, 0], learned.table.weight[3])
 
 
+def test_rows_at_other_positions_have_their_own_sinusoids_and_vectors():
+    positions = torch.tensor([[0, 5, 11], [7, 2, 3]])
+    zero = torch.zeros(2, 3, MODEL_DIM, dtype=torch.float64)
+    found = make("sinusoidal").embed(zero, positions)
+    for row, token in ((0, 1), (1, 0), (1, 2)):
+        angles = [positions[row, token].item() * 10_000 ** (-2 * i / MODEL_DIM) for i in range(MODEL_DIM // 2)]
+        assert found[row, token, 0::2].tolist() == pytest.approx([math.sin(angle) for angle in angles])
+        assert found[row, token, 1::2].tolist() == pytest.approx([math.cos(angle) for angle in angles])
+    learned = make("learned")
+    assert torch.equal(learned.embed(zero, positions)[1, 0], learned.table.weight[7])
+
+
 def test_relative_bias_reads_the_distance_and_clips_it():
     encoding = make("relative_bias")
     found = encoding.bias(torch.zeros(1), torch.tensor([0, 30]), torch.tensor([2, 0]))

@@ -154,6 +154,7 @@ def test_more_layers_in_the_config_are_missing_weights(folder):
         ({"model_type": None}, "model_type"),
         ({"hidden_size": "24"}, "hidden_size"),
         ({"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 4000, "layer_types": None}, "num_hidden_layers"),
         ({"hidden_act": "os.system"}, "hidden_act"),
         ({"attention_bias": "yes"}, "attention_bias"),

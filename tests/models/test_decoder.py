@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import ropewalk as rw
 from door import assert_refused
+from ropewalk.attention.remap import ReRope
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models import Decoder, DecoderConfig
@@ -244,6 +245,18 @@ def test_one_graph_holds_the_whole_training_step():
 def test_bad_options_are_refused_by_name(options, field):
     base = {"vocab_size": 9, "hidden_size": 20, "intermediate_size": 8, "num_layers": 2, "num_heads": 6, "num_kv_heads": 2}
     assert_refused(field, lambda: DecoderConfig(**(base | {"head_dim": 10} | options)))
+
+
+def test_beyond_the_window_of_rerope_the_order_of_tokens_does_not_matter():
+    """In one layer: all far tokens are then at the same distance. Layers without positions have no distances to change."""
+    given = tokens(seq=9)
+    reordered = torch.cat((given[:, [4, 2, 5, 0, 3, 1]], given[:, 6:]), dim=1)
+    model = make(num_layers=1, remapping=ReRope(3))
+    close(model(reordered)[:, -1], model(given)[:, -1])
+    plain = make(num_layers=1)
+    assert (plain(reordered)[:, -1] - plain(given)[:, -1]).abs().max() > 1e-3
+    mixed = make(layer_types=("full", "nope"), remapping=ReRope(3))
+    assert [layer.self_attn.remapping for layer in mixed.layers] == [ReRope(3), None]
 
 
 def test_caches_must_be_one_a_layer():

@@ -5,6 +5,7 @@ import torch
 import transformers
 from roformer_cases import BERTS, LONGEST, ROFORMERS, SMALL, answer, theirs, words
 
+from door import assert_refused
 from ropewalk.models import RoFormer, RoFormerConfig
 from ropewalk.models.checkpoints import load, save
 from ropewalk.models.roformer_checkpoint import from_transformers, load_weights, name_from_hf, name_to_hf
@@ -140,6 +141,13 @@ def test_old_names_and_tables_are_understood():
     load_weights(model, old | {"roformer.embeddings.position_ids": torch.arange(4), "roformer.pooler.dense.bias": torch.ones(30)})
     tokens, types = words((1, 7))
     assert_equal_logits(model(tokens, types=types), answer(peer, tokens, types))
+
+
+@pytest.mark.parametrize("config", [None, {"model_type": "roformer"}])
+def test_a_model_without_a_config_of_transformers_is_refused(config):
+    model = torch.nn.Linear(2, 2)
+    model.config = config
+    assert_refused("model", lambda: from_transformers(model))
 
 
 def test_the_defaults_are_those_of_transformers():

@@ -278,6 +278,11 @@ def test_bad_calls_are_refused_by_name():
         assert_refused(field, call)
 
 
+def test_a_language_model_that_sees_later_tokens_does_not_generate():
+    model, (tokens, _) = make(head="causal_lm", causal=False), words((2, 7))
+    assert "causal=True" in str(assert_refused("head", lambda: model.generate(tokens, 3, cache="none")))
+
+
 def test_wrong_weights_are_named():
     peer = theirs("RoFormer", "bare")
     model, weights = RoFormer(RoFormerConfig.from_hf(peer.config.to_dict())), peer.state_dict()
