@@ -93,6 +93,16 @@ def test_phases_stay_exact_far_away():
         assert_close(scores[1], scores[0], rtol=0, atol=1e-8)
 
 
+def test_real_coordinates_and_float32_angles_give_the_definition():
+    spec = SPECS["golden"]
+    x, positions = torch.randn(2, HEADS, SEQ, 10, dtype=torch.float64), torch.rand(3, 2, SEQ, dtype=torch.float64) * 50
+    assert_close(rw.Rope(spec).rotate(x, positions), by_definition(x, spec, positions), rtol=0, atol=1e-11)
+    rounded = SPECS["by_head"].with_(precision="hf")
+    x, positions = sample(rounded)
+    # an angle of 900 radians is off by up to 3e-5 in float32
+    assert_close(rw.Rope(rounded).rotate(x, positions), by_definition(x, rounded, positions), rtol=0, atol=1e-3)
+
+
 def test_text_is_plain_rope_in_every_head_that_rotates():
     spec, x = SPECS["by_head, interleaved"], torch.randn(2, HEADS, SEQ, 10, dtype=torch.float64)
     plain = rw.Rope(spec.with_(axes=None))(x, offset=9)

@@ -39,7 +39,7 @@ _RUNS = _in("interop", "engine_runs engine_records engine_runners")
 _ENCODINGS = (*_in("encodings", "encodings rotary_encodings recent"), "models/test_defaults")
 _FUSED = _in("kernels", "fused fused_latent") + _interpreted("fused")
 _DECODE = _in("kernels", "decode_kernels") + _interpreted("decode")
-_DECODER = _in("models", "defaults decoder decoder_hf generation decoder_training")
+_DECODER = _in("models", "defaults decoder decoder_kernels decoder_hf generation decoder_training")
 _ROFORMER = _in("models", "defaults roformer roformer_options roformer_training checkpoints")
 _SAVED = _in("models", "presets checkpoints checkpoints_hostile saved_models")
 _TRAINING = _in("lab", "training_parts trainer batches evaluation schedule settings")
@@ -105,7 +105,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "attention/documents": _in("attention", "whole_sequence softmax linear"),
     "attention/latent": _in("attention", "latent"),
     **_each("attention", "lse remap remapped", _REMAP),
-    **_each("attention", "path selective short_conv", _RECENT),
+    **_each("attention", "path row_order selective short_conv token_driven", _RECENT),
     "attention/temperature": (*_in("attention", "temperature"), "interop/test_config_temperatures", "models/test_defaults"),
     # encodings
     **_each("encodings", "absolute base bias fourier plus polar rotary", _ENCODINGS),
@@ -151,7 +151,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "analysis/order": _in("analysis", "order"),
     "analysis/statistics": (*_in("lab", "statistics"), "analysis/test_comparison"),
     **_each("models", "decoder decoder_attention decoder_config decoder_loss experts layer_caches", _DECODER),
-    **_each("models", "generation decode_step", _in("models", "defaults generation decoder")),
+    "models/generation": _in("models", "defaults generation decoder"),
+    "models/decode_step": _in("models", "decoder_kernels generation decoder") + _interpreted("decode_step"),
     "models/decoder_checkpoint": _in("models", "decoder_hf saved_models checkpoints"),
     **_each("models", "checkpoints checkpoint_formats presets", _SAVED),
     **_each("models", "activations roformer roformer_checkpoint roformer_config roformer_heads", _ROFORMER),

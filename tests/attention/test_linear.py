@@ -207,9 +207,10 @@ TOKENS = (BATCH, SEQ)
         ("padding", {"padding": torch.ones(TOKENS, dtype=torch.int64)}),
         ("documents", {"documents": torch.zeros(SEQ, dtype=torch.int64)}),
         ("documents", {"documents": torch.zeros(TOKENS)}),
+        ("backend", {"backend": "cuda"}),
     ],
 )
-def test_masks_of_another_shape_or_dtype_are_refused(rope, field, options):
+def test_masks_of_another_shape_or_dtype_and_unknown_backends_are_refused(rope, field, options):
     assert_refused(field, lambda: linear_attention(*draw(), rope, **options))
 
 

@@ -115,6 +115,17 @@ def test_decoding_token_by_token_equals_the_whole_pass(name, cache_options):
     assert len(cache) == SEQ
 
 
+def test_a_padded_chunk_goes_on_after_the_cached_tokens():
+    layer, x = make(), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
+    real, cache = torch.tensor([[False, False, True, True], [True] * 4]), KVCache()
+    layer(x[:, :3], cache=cache)
+    got = layer(x[:, 3:], padding=real, cache=cache).out
+    for row in range(BATCH):
+        alone = torch.cat((x[row, :3], x[row, 3:][real[row]]))[None]
+        expected, _ = attention_by_definition(layer, alone, torch.arange(alone.shape[1])[None])
+        torch.testing.assert_close(got[row, real[row]], expected[0, 3:], atol=1e-12, rtol=1e-10)
+
+
 DYNAMIC = [
     frequencies.Dynamic(factor=2.0, original_length=4),
     frequencies.DynamicYarn(original_length=4),

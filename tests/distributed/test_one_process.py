@@ -190,20 +190,31 @@ def test_a_parameter_that_the_bias_does_not_use_has_no_gradient(alone):
     torch.testing.assert_close(found, encoding.steepness.grad)
 
 
+def test_queries_and_keys_may_have_other_positions(alone):
+    """The bias reads q's for queries and k's for keys; causality goes by the order of the tokens."""
+    encoding, q_positions, k_positions = _SteepAndSpare().double(), torch.tensor([9, 4, 1, 7]), torch.tensor([0, 2, 5, 3])
+    q, k, v = torch.randn(3, 1, 2, 4, 6, dtype=torch.float64)
+    options = {"q_positions": q_positions, "k_positions": k_positions, "encoding": encoding, "scale": 1.0}
+    got = ring_attention(q, k, v, **options, tile=3)
+    scores = q @ k.mT - 0.3 * (q_positions[:, None] - k_positions)
+    expected = scores.masked_fill(torch.ones(4, 4).triu(1).bool(), -math.inf).softmax(dim=-1) @ v
+    torch.testing.assert_close(got, expected, atol=1e-7, rtol=0)  # 0.3 is a float32
+
+
 @pytest.mark.parametrize("needed", [(True, True, True), (False, True, False), (False, False, False)], ids=str)
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_heads, needed):
+@pytest.mark.parametrize(("kv_heads", "seq"), [(4, 5), (2, 5), (2, 2)])
+def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_heads, seq, needed):
     """Its context and mesh need a GPU, so both are left out here; tests/gpu has them."""
     entered = []
     monkeypatch.setattr(context_parallel, "_torch_context", lambda mesh: contextlib.nullcontext(entered.append(mesh)))
     monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda group, device: (group, device))
     sizes = (4, kv_heads, kv_heads)
     leaves = [
-        torch.randn(2, heads, 5, 6, dtype=torch.float64, requires_grad=need) for heads, need in zip(sizes, needed, strict=True)
+        torch.randn(2, heads, seq, 6, dtype=torch.float64, requires_grad=need) for heads, need in zip(sizes, needed, strict=True)
     ]
     got = context_parallel.run_torch(*leaves, 0.3, Ring(None))
     q, k, v = leaves[0], *(t.repeat_interleave(4 // kv_heads, dim=1) for t in leaves[1:])
-    scores = (q @ k.mT * 0.3).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
+    scores = (q @ k.mT * 0.3).masked_fill(torch.ones(seq, seq, dtype=torch.bool).triu(1), -math.inf)
     expected = scores.softmax(dim=-1) @ v
     torch.testing.assert_close(got, expected)
     assert got.requires_grad == any(needed)
@@ -213,6 +224,14 @@ def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_he
         both = [torch.autograd.grad(out, with_grad, towards) for out in (got, expected)]
         torch.testing.assert_close(*both)
     assert entered == [(dist.group.WORLD, "cuda")] * (2 if with_grad else 1)
+
+
+def test_torchs_context_can_shard_the_buffer_that_it_is_given(alone):
+    """Entered on a CPU, where it has no attention kernels, and left again."""
+    pytest.importorskip("torch.distributed.tensor.experimental", reason="this torch has no context parallel")
+    mesh = device_mesh.DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    with context_parallel._torch_context(mesh):
+        assert dist.get_world_size(mesh.get_group()) == 1
 
 
 @pytest.mark.parametrize("batch", [1, 4])

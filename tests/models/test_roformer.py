@@ -130,6 +130,13 @@ def test_names_go_there_and_back(family, name):
         assert name_from_hf(there.removeprefix(family.lower() + "."), model.config, family.lower()) == key
 
 
+def test_weights_that_transformers_does_not_have_keep_their_names():
+    config = RoFormerConfig.from_hf(SMALL).with_(encoding="kerple_log", causal=True)
+    own = [key for key in RoFormer(config).state_dict() if "encoding" in key]
+    assert own
+    assert [name_to_hf(key, config) for key in own] == own
+
+
 def test_old_names_and_tables_are_understood():
     peer = theirs("RoFormer", "masked_lm")
     model = RoFormer(RoFormerConfig.from_hf(SMALL | {"architectures": ["RoFormerForMaskedLM"]})).eval()

@@ -1,0 +1,49 @@
+"""A captured decode step against the model itself in float64, its kernels in the interpreter and its graph replaced by Python.
+
+`test_triton.py` starts this file in a process of its own; tests/gpu captures real graphs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.models.decode_step import DecodeStep, captured_step
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu captures the step")
+SIZES = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
+
+
+@pytest.fixture(autouse=True)
+def _steps_run_in_python(monkeypatch):
+    """A replay of the graph becomes a call of what it would have captured."""
+    monkeypatch.setattr(
+        DecodeStep, "_capture", lambda self, model: setattr(self, "graph", SimpleNamespace(replay=partial(self._run, model)))
+    )
+
+
+@pytest.mark.parametrize(("rows", "options"), [(1, {}), (2, {"qk_norm": True, "window": 4, "qkv_bias": True})], ids=str)
+def test_every_step_gives_the_logits_of_the_whole_text(rows, options):
+    """First after a given token, then after the most likely one; the last row is padded on the left."""
+    torch.manual_seed(4)
+    model = Decoder(DecoderConfig(**SIZES, head_dim=8, init_std=0.3, **options)).eval()
+    exact = Decoder(model.config).eval().double()
+    exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
+    text, padding, token = torch.randint(0, 11, (rows, 5)), torch.ones(rows, 5, dtype=torch.bool), torch.tensor([7, 2])[:rows]
+    padding[-1, :2] = False
+    with torch.no_grad(), captured_step(model, rows, 9) as step:
+        caches = model.caches()
+        model(text, padding=padding, caches=caches)
+        step.start(caches)
+        for given in (token, None):
+            text = torch.cat((text, token[:, None]), dim=1)
+            padding = torch.nn.functional.pad(padding, (0, 1), value=True)
+            logits = step(given)
+            expected = exact(text, padding=padding)[:, -1]
+            torch.testing.assert_close(logits.double(), expected, atol=2e-5, rtol=0)
+            token = expected.argmax(-1)
+            assert torch.equal(step.token, token)
