@@ -98,7 +98,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernels/qkv": _in("kernels", "decode_kernels") + _interpreted("prefill decode"),
     **_each("kernels/linear", "api kernel", _in("kernels", "linear_kernels") + _interpreted("linear")),
     # attention
-    **_each("attention", "masks backends softmax", (*_ATTENTION, *_REMAP)),
+    **_each("attention", "masks backends", (*_ATTENTION, *_REMAP)),
+    "attention/softmax": (*_ATTENTION, *_REMAP, *_in("attention", "latent")),
     "attention/cache": _in("attention", "cache softmax cache_random"),
     "attention/linear": _in("attention", "whole_sequence linear") + _interpreted("linear"),
     "attention/linear_sums": _in("attention", "whole_sequence linear"),

@@ -125,6 +125,8 @@ def test_llama3_bands_follow_its_wavelengths():
         (frequencies.Dynamic(2.0, original_length=8), ["kept", "blended", "blended", "interpolated"]),
         (frequencies.Proportional(1.0, fraction=0.5), ["kept", "kept", "still", "still"]),
         (frequencies.Given((-1.0, 0.2, 0.001, 0.0)), ["kept", "faster", "interpolated", "still"]),
+        (frequencies.Given((0.0, 0.0, 0.0, 0.0)), ["still"] * 4),
+        (frequencies.Given((2.0, 0.3, 0.03, 0.002)), ["faster"] * 4),
         (
             frequencies.DynamicYarn(original_length=8, beta_fast=1.2, beta_slow=0.01),
             ["kept", "blended", "blended", "interpolated"],

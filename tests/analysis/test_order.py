@@ -26,6 +26,12 @@ def test_attention_is_that_of_torch():
     assert analysis.attend(q, k, v, STEPS) == pytest.approx(expected.numpy(), abs=1e-12)
 
 
+def test_scores_too_large_for_an_exponential_pick_their_largest():
+    q, v = np.array([[3000.0, 0.0]]), np.array([[5.0, 7.0], [1.0, 2.0], [4.0, 8.0]])
+    k = np.array([[-1.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
+    assert analysis.attend(q, k, v).tolist() == [[1.0, 2.0]]
+
+
 @pytest.mark.parametrize("order", [[2, 1, 0, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0]])
 def test_without_positions_the_cat_may_chase_or_be_chased(order):
     q, k, v = tokens()

@@ -208,6 +208,11 @@ def test_rows_at_other_positions_have_their_own_sinusoids_and_vectors():
     assert torch.equal(learned.embed(zero, positions)[1, 0], learned.table.weight[7])
 
 
+def test_learned_vectors_begin_as_narrow_as_word_embeddings():
+    table = make_encoding("learned", num_heads=2, head_dim=32, model_dim=64, length=1000).table.weight
+    assert table.std().item() == pytest.approx(0.02, rel=0.02)
+
+
 def test_relative_bias_reads_the_distance_and_clips_it():
     encoding = make("relative_bias")
     found = encoding.bias(torch.zeros(1), torch.tensor([0, 30]), torch.tensor([2, 0]))

@@ -84,7 +84,11 @@ def test_pope_equals_the_packages(package):
 
 def test_fope_gives_the_published_number_and_is_not_relative():
     fope = Fourier(sizes(), gain=0.0).double()
+    # the first two pairs take 6.3 and 62.8 tokens for a turn
     assert fope.kept == 2
+    assert Fourier(sizes(length=32)).kept == 1
+    assert not any(parameter.requires_grad for parameter in fope.parameters())
+    assert all(parameter.requires_grad for parameter in Fourier(sizes(), learnable=True).parameters())
     near(scores(fope)[0, 0, 3, 1], -3.276981)
     mixed = Fourier(sizes(), gain=0.6).double()
     at = torch.arange(12)

@@ -110,6 +110,14 @@ def test_nezha_adds_the_vectors_of_the_distances_to_the_values():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [("rope", True), ("xpos", True), ("rope_2d", True), ("rope_alibi", False), ("rope_bias", False), ("pope", False)],
+)
+def test_an_encoding_only_rotates_without_a_bias_and_with_heads_of_their_own_width(name, only):
+    assert make_encoding(name, num_heads=2, head_dim=8).only_rotates is only
+
+
 @pytest.mark.parametrize(("name", "head_dim"), [("rope_2d", 2), ("rope_3d", 4)])
 def test_a_head_with_fewer_pairs_than_axes_leaves_out_the_last_axes(name, head_dim):
     encoding = make_encoding(name, num_heads=1, head_dim=head_dim)

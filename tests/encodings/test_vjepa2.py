@@ -34,6 +34,15 @@ def test_equals_transformers(head_dim, slice_dim):
     assert_close(encoding.rotate(x, positions, key=False), expected, rtol=0, atol=2e-6)
 
 
+def test_rows_at_other_positions_are_those_rows_alone():
+    encoding, x, positions = made(14), torch.randn(2, 3, 5, 14, dtype=torch.float64), torch.randint(0, 40, (3, 2, 5))
+    whole = encoding.rotate(x, positions, key=True)
+    for row in range(2):
+        assert_close(whole[row : row + 1], encoding.rotate(x[row : row + 1], positions[:, row : row + 1], key=True))
+    same = encoding.rotate(x, positions[0, 0], key=True)  # one list of positions is for all axes and rows
+    assert_close(same, encoding.rotate(x, positions[0, 0].expand(3, 2, 5), key=True))
+
+
 def test_it_is_no_rotation_and_not_relative():
     encoding, x = made(12), torch.randn(1, 2, 5, 12, dtype=torch.float64)
     positions = torch.randint(1, 40, (3, 1, 5))

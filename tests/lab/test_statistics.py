@@ -36,6 +36,12 @@ def test_errors_are_those_of_the_formula():
     assert Score(values[0]).error == pytest.approx(np.std(values[0], ddof=1) / math.sqrt(40))
 
 
+def test_one_window_has_the_error_of_its_seeds():
+    values = np.array([[1.0], [3.0], [5.0]])
+    assert standard_error(values) == pytest.approx(2 / math.sqrt(3))
+    assert standard_error(values[:1]) == 0
+
+
 def test_seeds_that_disagree_make_a_tie_that_windows_alone_would_not():
     gap = np.array([0.2, -0.15, 0.05])[:, None]
     a, b = Score(np.stack([WINDOWS] * 3) + gap), Score(np.stack([WINDOWS] * 3))
@@ -65,8 +71,9 @@ def test_different_windows_are_not_compared():
         compare(Score(WINDOWS), Score(WINDOWS[:-1]))
     with pytest.raises(RopeError, match="noise of a single value is unknown"):
         compare(Score(WINDOWS[:1]), Score(WINDOWS[1:2]))
-    with pytest.raises(RopeError, match="finite"):
-        Score(WINDOWS * math.nan)
+    for values in (WINDOWS * math.nan, WINDOWS[:0]):
+        with pytest.raises(RopeError, match="finite"):
+            Score(values)
 
 
 def test_a_group_is_tied_with_its_first_and_not_with_its_last():

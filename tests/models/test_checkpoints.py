@@ -263,6 +263,14 @@ def test_transformers_gets_no_token_ids_that_nobody_chose(tmp_path):
     assert (read.bos_token_id, read.eos_token_id, read.pad_token_id) == (None, 7, None)
 
 
+@pytest.mark.parametrize("used", [{}, {"use_sliding_window": False}, {"use_sliding_window": True}], ids=str)
+def test_the_window_of_a_qwen_is_that_of_transformers(used):
+    """Published configs name a window that the model does not use."""
+    raw = SIZES | {"sliding_window": 3, "max_window_layers": 1} | used
+    config = checkpoints.FORMATS["qwen2"].config_from_hf({"model_type": "qwen2", "rope_theta": 1e6, **raw})
+    assert config.window == transformers.Qwen2Config(**raw).sliding_window
+
+
 @pytest.mark.parametrize(("layers", "interval"), [(9, None), (7, 3), (4, 1), (5, 2)])
 def test_the_layers_that_smollm3_leaves_unrotated_are_those_of_transformers(layers, interval):
     """Old configs give the interval alone."""

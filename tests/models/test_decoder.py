@@ -259,6 +259,19 @@ def test_beyond_the_window_of_rerope_the_order_of_tokens_does_not_matter():
     assert [layer.self_attn.remapping for layer in mixed.layers] == [ReRope(3), None]
 
 
+def test_experts_that_all_run_give_what_the_chosen_ones_give():
+    """The form that torch.compile takes, token by token."""
+    experts = make(**OPTIONS["experts"]).layers[0].mlp.experts
+    x, weights = torch.randn(7, 20, dtype=torch.float64), torch.rand(7, 2, dtype=torch.float64)
+    chosen = torch.stack([torch.randperm(5)[:2] for _ in range(7)])
+    expected = [
+        sum(w * experts.run_expert(t[None], int(e)) for w, e in zip(*row, strict=True))
+        for t, *row in zip(x, weights, chosen, strict=True)
+    ]
+    close(experts._run_all(x, weights, chosen), torch.cat(expected))
+    close(experts(x, weights, chosen), torch.cat(expected))
+
+
 def test_caches_must_be_one_a_layer():
     model = make()
     with pytest.raises(RopeError, match="each of the 2 layers"):

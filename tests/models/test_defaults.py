@@ -46,6 +46,7 @@ def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served)
     ("field", "call"),
     [
         ("chunk", lambda: DualChunk(chunk=1, local=1)),
+        ("slowdown", lambda: LeakyReRope(slowdown=0)),
         ("dropout", lambda: Attention(12, 3, dropout=-0.1)),
         ("dropout", lambda: Attention(12, 3, dropout=1.1)),
         ("model_dim", lambda: SelectivePhases(10, 3, 4)),
@@ -58,6 +59,11 @@ def test_the_first_value_outside_is_refused_by_name(field, call):
     with pytest.raises(rw.RopeError) as error:
         call()
     assert error.value.field == field
+
+
+def test_a_head_may_have_one_dimension():
+    config = rw.DecoderConfig(**SIZES, head_dim=1, encoding="none")
+    assert rw.Decoder(config)(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
 
 
 def test_positions_before_the_first_have_its_temperature():
