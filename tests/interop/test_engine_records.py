@@ -69,14 +69,19 @@ def test_a_layer_type_is_measured_in_its_first_layer(keys, expected):
     assert layer_of_type({"model_type": "llama", **keys}, list(expected)) == expected
 
 
+#: as much of an error as is kept
+ERROR = f"no such head: {'x' * 146}"
+
+
 def outputs() -> list[dict]:
-    """What a run of every engine might write: a rope that all have, one layer of four without, an error, an unknown row."""
+    """What a run of every engine might write: a rope that two read otherwise, a layer without rope, an error, an unknown row."""
     found = []
     for engine in ENGINES:
+        llama = rope(2e4 if engine == "mlx-lm" else 1e4, 1.5 if engine == "vllm" else 1.0)
         results = [
-            {"name": "llama-2, v4", "length": 4096, "layers": [0, 0], "ropes": [rope(1e4, 1.5 if engine == "vllm" else 1.0)]},
+            {"name": "llama-2, v4", "length": 4096, "layers": [0, 0], "ropes": [llama]},
             {"name": "smollm3, v4", "length": 65536, "layers": [0, 0, 0, None], "ropes": [rope(5e6)]},
-            {"name": "gemma-3, v4", "length": 32768, "error": "no such head\nat line 5"},
+            {"name": "gemma-3, v4", "length": 32768, "error": f"{ERROR}...\nat line 5"},
             {"name": "no such row", "length": 1, "layers": [], "ropes": []},
         ]
         name = "transformers" if engine == "hf" else engine
@@ -115,12 +120,14 @@ def test_runs_are_written_as_verdicts_tables_and_a_module(call, tmp_path):
         "layer_type": "full_attention", "verdict": "magnitude", "first_pair": None, "magnitude": 1.5, "spec_magnitude": 1.0,
         "layout": "half",
     }  # fmt: skip
-    assert of_vllm[3]["error"] == "no such head"
+    assert of_vllm[3]["error"] == ERROR
     assert [line["verdict"] for line in lines if line["engine"] == "transformers"] == ["same"] * 3 + ["error"] * 2
+    slower = next(line for line in lines if line["engine"] == "mlx-lm")
+    assert (slower["verdict"], slower["first_pair"], slower["magnitude"]) == ("pairs", 1, 1.0)
     tables = json.loads((tmp_path / "engine_tables.json").read_text())
-    error = dict.fromkeys(("full_attention", "sliding_attention"), "no such head")
+    error = dict.fromkeys(("full_attention", "sliding_attention"), ERROR)
     assert [values[:2] for values in tables["ropes"]] == [
-        [rope(1e4)["radians"], 1.0], [rope(5e6)["radians"], 1.0], [rope(1e4)["radians"], 1.5],
+        [rope(1e4)["radians"], 1.0], [rope(5e6)["radians"], 1.0], [rope(1e4)["radians"], 1.5], [rope(2e4)["radians"], 1.0],
     ]  # fmt: skip
     assert list(tables["engines"]) == list(ENGINES)
     call("rows", tmp_path / "rows.json")

@@ -107,3 +107,4 @@ def test_a_path_is_measured_as_the_loaded_model_with_its_tokenizer(folder, monke
     kept = [[{k: v for k, v in row.items() if k not in ("run", "seconds")} for row in each.rows] for each in found]
     assert kept[0] == kept[1] == kept[2]
     assert {row["metric"] for row in kept[0]} == {"text", "passkey"}
+    assert {each.facts["model"] for each in found} == {folder.name}

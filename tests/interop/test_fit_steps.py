@@ -114,7 +114,15 @@ def test_integers_of_numpy_are_those_of_python(tmp_path):
     other = {name: np.int64(value) for name, value in given.items()}
     found = rw.fit(llama(), np.int64(1024), text=TOKENS, methods=[], long_ppl=False, out=tmp_path, **other)
     assert found.rows[0]["run"] == plain.rows[0]["run"]
-    assert json.loads((tmp_path / "fit.json").read_text())["to"] == 1024
+    facts = (tmp_path / "fit.json").read_text()
+    assert facts.startswith('{\n  "model": "LlamaForCausalLM",\n')
+    assert json.loads(facts)["to"] == 1024
+
+
+def test_without_a_text_the_documentation_of_python_is_read():
+    found = rw.fit(llama(), 1024, tokenizer=encode, windows=2, passkeys=0, methods=[], long_ppl=False)
+    assert found.facts["text"] == ["Python's documentation"]
+    assert found.facts["tokens"][0] > 100_000
 
 
 @pytest.mark.parametrize(("given", "message"), [

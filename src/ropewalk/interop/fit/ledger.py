@@ -29,7 +29,7 @@ class Ledger:
         """Return the row with these fields, or None if it has not been measured yet."""
         return next((row for row in self.rows if all(row.get(name) == value for name, value in fields.items())), None)
 
-    def add(self, **fields: Any) -> Row:
+    def add(self, **fields: Any) -> None:
         """Store a row, at once in the file."""
         row: Row = {"run": self.id, **fields}
         self.rows.append(row)
@@ -37,7 +37,6 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        return row
 
 
 def _read(path: Path) -> Iterator[Row]:

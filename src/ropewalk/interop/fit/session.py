@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Fit:
     recommendation: Recommendation
     in_config: Recommendation
     config: dict[str, Any] | None
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str]
 
     def __str__(self) -> str:
         columns, cells = self.table()
