@@ -37,7 +37,8 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "h200_norms": (1, ("norm-ablation",)), "h200_passkey": (1, ("drope-needle",)), "h200_mlm_lengths": (1, ("roformer-stages",)),
     "h200_matching": (1, ("roformer-cail",)), "h200_migrate": (2, ()),
     "h200_methods": (2, ()), "h200_multimodal": (1, ()), "h200_real_extend": (4, ()), "h200_real_passkey": (2, ()),
-    "h200_real_tune": (1, ()), "h200_real_precision": (1, ()),
+    "h200_real_tune": (1, ()), "h200_real_tune_200": (1, ()), "h200_real_tune_small_rate": (1, ()),
+    "h200_real_precision": (1, ()),
     "h200_real_kv": (1, ()), "cpu_relative": (1, ()), "cpu_linear": (2, ("roformer-linear",)), "cpu_precision": (1, ()),
 }  # fmt: skip
 #: verdicts of tests/interop/family_walk.py that may be committed
