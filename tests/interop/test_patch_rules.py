@@ -44,6 +44,20 @@ def test_one_table_of_cos_and_sin_is_recognised_if_both_are_used():
     assert_close(RotationFunction(rotates, found)(x, tables), rotates(x, tables), rtol=0, atol=1e-6)
 
 
+def without_heads(x, cos, sin):
+    if x.ndim != 3 or cos.shape != x.shape:
+        raise ValueError("x and cos must be [rows, tokens, width]")
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def test_a_function_of_tensors_without_heads_is_recognised():
+    found = convention_of(without_heads)
+    assert (found.form, found.tokens, found.by_row) == ("half", -2, True)
+    x, cos, sin = torch.randn(2, 5, 8), torch.rand(2, 5, 4).repeat(1, 1, 2), torch.rand(2, 5, 4).repeat(1, 1, 2)
+    assert_close(RotationFunction(without_heads, found)(x, cos, sin), without_heads(x, cos, sin), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("result", [None, "text", 0.5, [1, 2]])
 def test_a_function_that_returns_no_tensor_is_no_rotation(result):
     assert convention_of(lambda x, cos, sin: result) is None
