@@ -127,7 +127,7 @@ def draw_flat(draw: random.Random, family: str | None) -> tuple[dict, Meant]:
     partial = {"partial_rotary_factor": fraction} if partial_allowed and (needed or draw.random() < 0.3) else {}
     # no known family of these reads rotary_dim
     width = int(head_dim * fraction) if family in (None, "tomorrow") else None
-    return spell(draw, config, rope, spelled, given_theta, partial, width), meant
+    return spell(draw, config, rope, spelled, given_theta, partial, width, family == "gpt_neox"), meant
 
 
 def draw_layers(draw: random.Random, family: str | None) -> tuple[dict, dict[str, Meant]]:
@@ -177,18 +177,18 @@ def draw_sections(draw: random.Random, family: str | None, pairs: int) -> tuple[
     return draw.choice([sections, [float(count) for count in sections]]), interleaved, tuple(axes)
 
 
-def spell(draw: random.Random, config: dict, rope: dict, name: str, theta: Any, partial: dict, width: int | None) -> dict:
-    """Put theta, the rope and the fraction into the config in one of their spellings."""
+def spell(draw, config: dict, rope: dict, name: str, theta: Any, partial: dict, width: int | None, own: bool) -> dict:
+    """Put theta, the rope and the fraction into the config in one of their spellings; `own`: in those of GPT-NeoX alone."""
     names = draw.choice([{"rope_type": name}, {"type": name}, {"type": name, "rope_type": name}])
     rope = {**names, **rope}
     if draw.random() < 0.5:
         inside = {} if theta is None else {"rope_theta": theta}
         return {**config, "rope_parameters": {**rope, **inside, **partial}, **draw.choice([{}, {"rope_scaling": None}])}
-    beside = {} if theta is None else {draw.choice(["rope_theta", "rotary_emb_base"]): theta}
-    if partial and draw.random() < 0.5:
+    beside = {} if theta is None else {draw.choice(["rope_theta", "rotary_emb_base"][own:]): theta}
+    if partial and (own or draw.random() < 0.5):
         fraction = partial["partial_rotary_factor"]
         slices = [{"rotary_pct": fraction}, {"rotary_emb_fraction": fraction}, {"rotary_dim": width}]
-        partial = draw.choice(slices[:2] if name == "proportional" or width is None else slices)
+        partial = draw.choice(slices[:1] if own else slices[:2] if name == "proportional" or width is None else slices)
     whole = {**config, **beside, "rope_scaling": rope, **partial}
     if names == {"rope_type": "default"} and rope == names:
         whole["rope_scaling"] = draw.choice([None, {}, rope])

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 from installed import config_of, needs_v5
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ropewalk.frequencies import LongRope
 from ropewalk.interop.config.families import FAMILIES
@@ -59,6 +60,49 @@ def test_a_rope_without_a_theta_has_that_of_its_class(name):
     keys = {**SIZES, "head_dim": head_dim, "rope_parameters": {"rope_type": "default"}}
     theirs = config_of(name, **copy.deepcopy(keys)).rope_parameters
     assert {spec.theta for spec in ours(keys, name).values() if spec is not None} == {theirs["rope_theta"]}
+
+
+def read_by_the_class(name: str, keys: dict) -> tuple[float, float]:
+    """(theta, fraction) that the config class makes of these keys."""
+    rope = CONFIG_MAPPING[name](
+        **copy.deepcopy({key: value for key, value in keys.items() if key != "model_type"})
+    ).rope_parameters
+    return rope["rope_theta"], rope["partial_rotary_factor"]
+
+
+NEOX = ("gpt_neox", "gpt_neox_japanese")
+
+
+@pytest.mark.parametrize("name", NEOX)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rotary_emb_base": 777.0, "rotary_pct": 0.5},
+        {"rope_theta": 777.0},
+        {"partial_rotary_factor": 0.5},
+        {"rope_theta": 777.0, "rotary_emb_base": 888.0},
+        {"partial_rotary_factor": 0.5, "rotary_pct": 0.75},
+    ],
+)
+def test_gpt_neox_reads_theta_and_fraction_under_its_own_names_alone(name, keys):
+    theta, fraction = read_by_the_class(name, {**SIZES, **keys})
+    (spec,) = ours({**SIZES, **keys}, name).values()
+    assert (spec.theta, spec.rotary_dim) == (theta, 16 * fraction)
+    if "rotary_emb_base" not in keys or "rope_theta" in keys:
+        with pytest.warns(UserWarning, match=f"is ignored: {name} reads rotary_"):
+            from_hf({**SIZES, **keys, "model_type": name})
+
+
+@pytest.mark.parametrize("name", NEOX)
+def test_what_is_written_for_gpt_neox_is_read_by_its_class(name):
+    for version in (4, 5):
+        written = to_hf(RopeSpec(16, theta=777.0, rotary_dim=8), version=version, model_type=name)
+        sizes = {"hidden_size": 64, "num_attention_heads": 4}
+        assert read_by_the_class(name, {**sizes, **written, "head_dim": None}) == (777.0, 0.5)
+    config = {**SIZES, "model_type": name}
+    keys = config_change(config, "ntk", factor=4.0).keys
+    dim = 4 if name == "gpt_neox" else 16
+    assert read_by_the_class(name, {**config, **keys})[0] == pytest.approx(1e4 * 4 ** (dim / (dim - 2)))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -31,6 +31,9 @@ class Family:
     theta: float = 10_000.0
     #: theta if the config has no rope object, where it differs
     theta_without_rope: float | None = None
+    #: the config keys of theta and of the fraction outside a rope object, where the config class reads no other names
+    theta_key: str | None = None
+    fraction_key: str | None = None
     #: None: hidden_size // num_attention_heads
     head_dim: int | None = None
     #: head_dim of the full-attention layers if it differs
@@ -91,6 +94,7 @@ def _two_thetas(
 
 _PLAIN = Family()
 _PARTIAL = Family(reads_partial=True)
+_NEOX = Family(reads_partial=True, theta_key="rotary_emb_base", fraction_key="rotary_pct")
 _INTERLEAVED = Family(layout="interleaved")
 _MLA = Family(layout="interleaved", layout_out="half")
 _GEMMA3 = Family(head_dim=256, layer_thetas=_two_thetas(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)))
@@ -135,9 +139,10 @@ FAMILIES: dict[str, Family] = {
     **_like(_PLAIN, "olmo_hybrid", rope_is_optional=True),
     # the same pairs, and partial_rotary_factor is read
     **_like(_PARTIAL, "bamba glm4_moe glmasr nemotron persimmon phi recurrent_gemma", partial=0.5),
-    **_like(_PARTIAL, "gpt_neox stablelm", partial=0.25),
+    **_like(_PARTIAL, "stablelm", partial=0.25),
     **_like(_PARTIAL, "qwen3_next", partial=0.25, head_dim=256),
-    **_like(_PARTIAL, "gpt_neox_japanese"),
+    **_like(_NEOX, "gpt_neox", partial=0.25),
+    **_like(_NEOX, "gpt_neox_japanese"),
     **_like(_PARTIAL, "minimax_m2", theta=5e6, head_dim=128, reads_rotary_dim=True),
     **_like(_PARTIAL, "minimax_m3_vl_text", theta=5e6, head_dim=128),
     **_like(_PARTIAL, "minimax_m1 minimax_text_01", theta=1e7, reads_rotary_dim=True),

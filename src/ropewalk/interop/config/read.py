@@ -25,8 +25,7 @@ def read_layer(layer: Layer, precision: str) -> RopeSpec:
     """Return the spec of one layer type; `layer` records where its values came from."""
     layer.rope_type = _rope_type(layer)
     with _config_keys_in_errors(layer):
-        given = layer.either(layer.rope.get("rope_theta"), find(layer.config, *keys.THETA_KEYS))
-        theta = layer.use("theta", given or _default_theta(layer), number)
+        theta = layer.use("theta", layer.theta() or _default_theta(layer), number)
         head = layer.use("head_dim", _head_dim(layer), partial(integer, low=2, high=MAX_HEAD_DIM))
         rotary_fields = _rotated_slice(layer, head)
         scaling = read_scaling(layer)
@@ -135,9 +134,9 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
             if value is not None and value.value not in (1, head):
                 layer.warnings.append(f"{value} = {value.value!r} is ignored: an unscaled {layer.model} rotates the whole head")
         return {}
-    source = width  # the value that `rotated`, the number of dimensions that rotate, comes from
+    # the number of dimensions that rotate, and the value that it comes from
     if width is not None:
-        rotated = integer(width.key, width.value, low=2, high=head)
+        rotated, source = integer(width.key, width.value, low=2, high=head), width
         if fraction is not None and int(head * fraction) != rotated:
             rule = f"contradicts {given_fraction}, which gives {int(head * fraction)} of {head} dimensions"
             raise RopeError(width.key, rule, rotated)

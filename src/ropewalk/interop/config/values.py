@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError, integer
 from ropewalk.interop.config.families import Family
-from ropewalk.interop.config.keys import FRACTION_KEYS, LENGTH_KEYS
+from ropewalk.interop.config.keys import FRACTION_KEYS, LENGTH_KEYS, THETA_KEYS
 from ropewalk.spec import MAX_HEAD_DIM
 
 #: the longest length that a config may give: with any factor it still fits in 64 bits
@@ -108,6 +108,19 @@ class Layer:
         """Whether transformers' class holds one rope for each layer type, because the config or the family does."""
         return bool(self.family.layer_thetas) or any(value.where.startswith("rope_parameters.") for value in self.rope.values())
 
+    def theta(self) -> Value | None:
+        """Return theta, from the rope or the config; None if neither has it."""
+        return self.either(self.rope.get(THETA_KEYS[0]), self._outside(THETA_KEYS, self.family.theta_key))
+
     def fraction(self) -> Value | None:
         """Return the fraction of the head that rotates, from the rope or the config; None if neither has it."""
-        return self.either(self.rope.get(FRACTION_KEYS[0]), find(self.config, *FRACTION_KEYS))
+        return self.either(self.rope.get(FRACTION_KEYS[0]), self._outside(FRACTION_KEYS, self.family.fraction_key))
+
+    def _outside(self, names: tuple[str, ...], own: str | None) -> Value | None:
+        """Return the first of `names` in the config; only `own`, if the family's class reads no other, with a warning."""
+        if own is None:
+            return find(self.config, *names)
+        given, unread = find(self.config, own), find(self.config, *(name for name in names if name != own))
+        if unread is not None and (given is None or given.value != unread.value):
+            self.warnings.append(f"{unread} = {unread.value!r} is ignored: {self.model} reads {own}")
+        return given

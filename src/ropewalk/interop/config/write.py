@@ -8,7 +8,7 @@ from typing import Any
 from ropewalk.axes import AxisMap
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 from ropewalk.interop.config.families import Family, family_of
-from ropewalk.interop.config.keys import FRACTION_KEYS, LATENT_KEY
+from ropewalk.interop.config.keys import FRACTION_KEYS, LATENT_KEY, THETA_KEYS
 from ropewalk.interop.config.scalings import write_scaling
 from ropewalk.spec import RopeSpec
 
@@ -27,9 +27,9 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
         written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
         return {**written, "rope_parameters": {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope}}
-    fraction = {FRACTION_KEY: rope.pop(FRACTION_KEY)} if FRACTION_KEY in rope else {}
+    fraction = {family.fraction_key or FRACTION_KEY: rope.pop(FRACTION_KEY)} if FRACTION_KEY in rope else {}
     scaling = v4_keys(rope, family) if rope != {"rope_type": "default"} else {"rope_scaling": None}
-    return {**written, "rope_theta": spec.theta, **scaling, **fraction}
+    return {**written, family.theta_key or THETA_KEYS[0]: spec.theta, **scaling, **fraction}
 
 
 def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
     theta_keys = {layer.layer_type: layer.theta_key for layer in family.layer_thetas}
     given = find(config, *THETA_KEYS)
-    common_key = given.key if given else THETA_KEYS[0]
+    common_key = family.theta_key or (given.key if given else THETA_KEYS[0])
     for layer_type, spec in new_specs.items():
         keys[theta_keys.get(layer_type) or common_key] = spec.theta
     return keys
