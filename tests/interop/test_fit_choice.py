@@ -23,7 +23,7 @@ def scores(far_loss, missed_far, near_loss):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # behind by exp(0.1) - 1 = 11 % of perplexity beyond the trained length; the other by 22 % within it; a key of ten is noise
+        # behind by exp(0.1) - 1 = 11 % of perplexity beyond the trained length; the other by 22 % within it; one key is noise
         (scores(3.6, 0, 3.5), scores(3.5, 1, 3.7)),
         # behind by 22 % of perplexity; the other by half of the pass keys
         (scores(3.7, 0, 3.5), scores(3.5, 5, 3.5)),
