@@ -1,8 +1,10 @@
-"""The loss of a mixture of experts: padding is no token to any of its parts."""
+"""The loss of a mixture of experts: padding is no token to any of its parts; and how sums over chunks of tokens round."""
 
 import pytest
 import torch
 from tiny_decoder import make, tokens
+
+from ropewalk.models.decoder_loss import token_loss
 
 EXPERTS = {"num_experts": 5, "experts_per_token": 2, "moe_intermediate_size": 11, "router_aux_coef": 0.7}
 
@@ -15,3 +17,15 @@ def test_a_padded_row_has_the_loss_of_the_row_alone(side):
     real = torch.nn.functional.pad(torch.ones_like(row, dtype=torch.bool), size)
     torch.testing.assert_close(model.loss(padded, padding=real), model.loss(row), atol=1e-10, rtol=1e-10)
     assert abs(model.loss(padded) - model.loss(row)) > 1e-3
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_gradient_of_16_bit_weights_is_rounded_once(chunks):
+    """Four tokens are equally likely, so those that are no target get a quarter of the sum of x, exact in each chunk."""
+    x, weight = torch.randn(2, 200).bfloat16(), torch.zeros(4, 200, dtype=torch.bfloat16, requires_grad=True)
+    if chunks == 1:
+        x[1] = 0  # the sum of x is then exact too
+    loss = token_loss(x, weight, torch.tensor([0, 1]), max_logits=8 // chunks)
+    (0.75 * loss).backward()
+    exact = x.double().sum(0) / 4 * 0.75 / 2  # the mean of two tokens
+    assert torch.equal(weight.grad[2:], exact.bfloat16().expand(2, -1))
