@@ -100,7 +100,8 @@ def draw_flat(draw: random.Random, family: str | None) -> tuple[dict, Meant]:
     )
     left_out = draw.random() < 0.15 and family not in (None, "tomorrow")
     given_theta = None if left_out else draw.choice([1e4, 1e6, 500_000, draw.uniform(2, 1e7)])
-    given = {key: value for key, value in rope.items() if value is not None}
+    # transformers takes a null `truncate` for false
+    given = {key: value or False for key, value in rope.items() if value is not None or key == "truncate"}
     meant = {**given, "rope_type": rope_type, "theta": given_theta or own_theta,
              "head_dim": head_dim, "dim": rotated, "fraction": fraction, "served": served, "layout": layout,
              "layout_out": layout_out, "axes": None, "softmax": softmax_factor(rope) if latent else 1.0}  # fmt: skip

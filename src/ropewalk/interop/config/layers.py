@@ -89,8 +89,14 @@ def is_layer(name: str, value: Any) -> bool:
 
 
 def _rope(given: Mapping[str, Any] | None, where: str) -> Rope:
-    """Return the keys of a rope object that are not null; `where` names the object in messages."""
-    return None if given is None else {key: Value(value, key, where) for key, value in given.items() if value is not None}
+    """Return the keys of a rope object that are not null; `where` names the object in messages.
+
+    transformers computes with a null `truncate` as with false; other keys that are null are as good as absent.
+    """
+    if given is None:
+        return None
+    values = {**given, "truncate": False} if given.get("truncate", True) is None else given
+    return {key: Value(value, key, where) for key, value in values.items() if value is not None}
 
 
 def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:

@@ -23,6 +23,8 @@ from ropewalk.spec import RopeSpec
 
 #: the scalings whose code was read in every engine
 SCALINGS_READ = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "ntk")
+#: keys that every family has another use for if they are null: an error, the whole head, or a default
+NULL_NOT_READ = ("rope_type", "type", "partial_rotary_factor", "rotary_pct")
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,9 @@ def _read(engine: Engine, case: Case) -> Reading:
     """Return what an engine computes; its `problem` is "not known" for scalings of the user's own and impossible numbers."""
     if engine is not ENGINES[REFERENCE] and case.spec.scaling.name not in SCALINGS_READ:
         return Reading(case).fail(f"not known: rope_type {case.spec.scaling.name}")
+    nulls = [key for key in NULL_NOT_READ for place in (case.written, case.config) if place.get(key, 0) is None]
+    if nulls:
+        return Reading(case).fail(f"not known: {nulls[0]} is null; remove the key")
     try:
         reading = engine.read(case)
         reading.frequencies()

@@ -9,7 +9,7 @@ from ropewalk.axes import AxisMap
 from ropewalk.frequencies import Dynamic, Linear, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.read_transformers import unread_theta
-from ropewalk.interop.engines.readings import Case, Reading, names
+from ropewalk.interop.engines.readings import TRAINED, Case, Reading, names
 
 #: families whose converter writes theta and the scaling as the shared code does; others write what is named below
 SHARED = names(
@@ -80,6 +80,9 @@ def _refusal(case: Case) -> str | None:
         return "no table: the converter fails without original_max_position_embeddings"
     if not case.gives_theta and _old_class_refuses(case):
         return "no table: the converter fails without rope_theta"
+    computes = (Llama3,) if case.model_type in LLAMA3 else (LongRope,) if case.model_type in ("phi3", "phimoe") else ()
+    if isinstance(scaling, computes) and (problem := case.refuses_null(TRAINED)) is not None:
+        return problem
     if case.model_type in NO_HEAD_DIM and case.spec.head_dim != case.derived_head_dim:
         return f"no table: {case.model_type} takes heads of hidden_size / num_attention_heads alone"
     if isinstance(scaling, Llama3) and case.model_type in ("granite", "granitemoe", "smollm3"):

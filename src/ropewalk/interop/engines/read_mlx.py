@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.frequencies import Default, Dynamic, Linear, Llama3, LongRope, Proportional, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.interop.engines.readings import Case, Reading, names
+from ropewalk.interop.engines.readings import TRAINED, Case, Reading, names
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,13 @@ GEMMA4: dict[str, dict[str, Any]] = {
 }
 #: families whose model has no default of head_dim
 NEEDS_HEAD_DIM = names("exaone4 gemma gemma2 glm glm4 glm4_moe helium qwen3 qwen3_moe qwen3_next seed_oss")
+MSCALES = ("mscale", "mscale_all_dim")
+#: rope_type: the keys that `initialize_rope` computes with; null in any of them is an error
+COMPUTES_WITH = {
+    "linear": ("factor",), "dynamic": ("factor",),
+    **dict.fromkeys(("yarn", "deepseek_yarn"), ("factor", TRAINED, "beta_fast", "beta_slow", *MSCALES)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", TRAINED), "proportional": ("factor", "partial_rotary_factor"),
+}  # fmt: skip
 #: families that mlx-lm has no model for
 MISSING = names("hunyuan_v1_moe falcon arcee persimmon gptj jetmoe zamba2 hyperclovax cwm csm")
 
@@ -204,19 +211,21 @@ def _scaling(case: Case, kind: str, keys: Mapping[str, Any]) -> Scaling | str:
         return Default()
     if "factor" not in keys and kind != "proportional":
         return "no table: factor must be given"
-    original = keys.get("original_max_position_embeddings")
+    nulls = [key for key in COMPUTES_WITH.get(kind, ()) if keys.get(key, 1) is None]
+    if nulls and not (nulls[0] in MSCALES and keys["factor"] <= 1):
+        return f"no table: {nulls[0]} must be a number or absent, not null"
     if kind == "linear":
         return Linear(keys["factor"])
     if kind == "dynamic":
         return Dynamic(keys["factor"], case.max_position or 2048)
     if kind == "llama3":
         low, high = keys.get("low_freq_factor", 1.0), keys.get("high_freq_factor", 4.0)
-        return Llama3(keys["factor"], low, high, 8192 if original is None else original)
+        return Llama3(keys["factor"], low, high, keys.get(TRAINED, 8192))
     if kind in ("yarn", "deepseek_yarn"):
         factor = keys["factor"]
         magnitude = float(mscale(factor, keys.get("mscale", 1))) / float(mscale(factor, keys.get("mscale_all_dim", 0)))
         return Yarn(
-            original_length=4096 if original is None else original, factor=factor, beta_fast=keys.get("beta_fast", 32),
+            original_length=keys.get(TRAINED, 4096), factor=factor, beta_fast=keys.get("beta_fast", 32),
             beta_slow=keys.get("beta_slow", 1), attention_factor=magnitude, truncate=True,
         )  # fmt: skip
     if kind == "proportional":
@@ -229,7 +238,7 @@ def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
     scaling = reading.spec.scaling
     if not isinstance(scaling, LongRope):
         return reading.fail("not known: LongRoPE with other factors than the config's")
-    if reading.case.model_type not in ("phi3", "phimoe") and "original_max_position_embeddings" not in keys:
+    if reading.case.model_type not in ("phi3", "phimoe") and keys.get(TRAINED) is None:
         return reading.fail("no table: original_max_position_embeddings must be given in rope_scaling")
     reading.switch(scaling, long=True, does="long factors for every sequence, short factors never", reference="rope_utils.py")
     magnitude = keys.get("long_mscale") if reading.case.model_type == "phimoe" else None

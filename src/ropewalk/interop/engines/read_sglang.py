@@ -8,7 +8,7 @@ from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, read_hf, refusal, unread_theta
-from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names, refuses_factor
+from ropewalk.interop.engines.readings import TRAINED, Case, Reading, magnitude_of_mscales, names, refuses_factor
 
 #: families that run inside SGLang as transformers' own code
 TRANSFORMERS_CODE = names("gpt_neox smollm3 seed_oss ernie4_5 nemotron bitnet helium dots1")
@@ -30,6 +30,8 @@ NO_HEAD_DIM = names("exaone4 cohere cohere2")
 #: families that read the trained length beside the rope; for others transformers' class has filled it in by then
 READS_BESIDE = names("apertus arcee exaone4 granite hunyuan_v1_dense hunyuan_v1_moe llama mistral ministral3 phi3 phimoe")
 MINISTRAL3_TRAINED = 16_384
+#: keys that YaRN computes with and that may not be null
+YARN_KEYS = ("beta_fast", "beta_slow", "attn_factor")
 
 
 def read_sglang(case: Case) -> Reading:
@@ -39,6 +41,8 @@ def read_sglang(case: Case) -> Reading:
     """
     if case.is_longer_than(stretch(case)):
         return Reading(case).fail("no table: the context length is above the served length of the config")
+    if _reads_factor(case) and (problem := case.refuses_null("factor")) is not None:
+        return Reading(case).fail(problem)
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
         reading.add("model code", f"{case.model_type} runs as transformers' own code", "models/registry.py")
@@ -78,18 +82,24 @@ def read_sglang(case: Case) -> Reading:
     _axes(reading)
     if reading.problem is None:
         _trained_length(reading, where)
+    if reading.problem is None:
         _scaling(reading, where)
     return reading
 
 
 def stretch(case: Case) -> float:
     """Return the factor by which SGLang multiplies max_position_embeddings: none of a rope given by layer type."""
+    return float(case.rope.get("factor") or 1.0) if _reads_factor(case) else 1.0
+
+
+def _reads_factor(case: Case) -> bool:
+    """Return whether SGLang multiplies the served length by the factor: if the rope is the only one and has no trained length."""
     # OLMo 3 has a class of its own; transformers' classes write the trained length into these scalings
     own_class = case.model_type == "olmo3"
     filled = Llama3 if own_class else (Yarn, Llama3, LongRope)
-    has_length = isinstance(case.spec.scaling, filled) or "original_max_position_embeddings" in case.rope
+    has_length = isinstance(case.spec.scaling, filled) or TRAINED in case.rope
     by_layer_type = case.nested or (case.model_type in BY_LAYER_TYPE and not own_class)
-    return 1.0 if by_layer_type or has_length else float(case.rope.get("factor") or 1.0)
+    return not by_layer_type and not has_length
 
 
 def _gemma4(reading: Reading) -> Reading:
@@ -144,12 +154,14 @@ def _axes(reading: Reading) -> None:
 
 def _trained_length(reading: Reading, where: str) -> None:
     """Use the trained length of the rope, or else the served length, where the one beside the rope is not read."""
-    case, key = reading.case, "original_max_position_embeddings"
-    if case.config.get(key) is None or case.model_type in READS_BESIDE:
+    case = reading.case
+    if case.config.get(TRAINED) is None or case.model_type in READS_BESIDE:
         return
-    length = case.rope.get(key) or case.max_position
-    if isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and length and reading.change(original_length=length):
-        reading.add(key, f"not read beside the rope: {length} is used", where)
+    length = case.rope.get(TRAINED) or case.max_position
+    if (problem := case.refuses_null(TRAINED)) is not None:
+        reading.fail(problem)
+    elif isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and length and reading.change(original_length=length):
+        reading.add(TRAINED, f"not read beside the rope: {length} is used", where)
 
 
 def _scaling(reading: Reading, where: str) -> None:
@@ -159,7 +171,7 @@ def _scaling(reading: Reading, where: str) -> None:
         reading.drop_scaling("not passed to the rotary module", where)
     elif case.mrope and not isinstance(scaling, (Default, Yarn)):
         reading.fail(f"no table: rope_type {case.rope_type} has no axes in SGLang")
-    elif case.mrope and isinstance(scaling, Yarn) and {"mscale", "mscale_all_dim"} & case.rope.keys():
+    elif case.mrope and isinstance(scaling, Yarn) and {"mscale", "mscale_all_dim"} & case.written.keys():
         reading.fail("no table: YaRN with axes takes neither mscale nor mscale_all_dim")
     elif isinstance(scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
         reading.fail("no table: LongRoPE is refused for interleaved pairs")
@@ -175,9 +187,12 @@ def _scaling(reading: Reading, where: str) -> None:
         does = "long factors for the whole batch if any sequence has a position above the trained length"
         reading.switch(scaling, long, does, "rope_variant.py")
         magnitude = case.rope.get("long_mscale" if long else "short_mscale")
+        # Ministral 3's model passes the trained length outside the rope on as the served one
+        served = case.config.get(TRAINED) or MINISTRAL3_TRAINED
+        if case.model_type == "ministral3" and long and case.length > served:
+            reading.fail(f"no table: the table of LongRoPE ends after {served} positions")
+            return
         if magnitude is None and case.model_type == "ministral3":
-            # its model passes the trained length outside the rope on as the served one
-            served = case.config.get("original_max_position_embeddings") or MINISTRAL3_TRAINED
             magnitude = math.sqrt(1 + math.log(max(1.0, served / scaling.original_length)) / math.log(scaling.original_length))
         reading.set_longrope_magnitude(scaling, "rope_variant.py", magnitude)
     elif isinstance(scaling, Dynamic):
@@ -194,6 +209,9 @@ def _scaling(reading: Reading, where: str) -> None:
 def _latent(reading: Reading) -> None:
     """Record how SGLang treats latent attention: it computes YaRN, whatever the scaling is, from the keys that the rope has."""
     case, rope, where = reading.case, reading.case.rope, "rope_variant.py"
+    if (problem := case.refuses_null(*YARN_KEYS, "mscale", "mscale_all_dim")) is not None:
+        reading.fail(problem)
+        return
     if not isinstance(case.spec.scaling, Yarn):
         length = case.original_length or case.max_position
         if length is None:
@@ -210,6 +228,9 @@ def _latent(reading: Reading) -> None:
 def _yarn(reading: Reading, yarn: Yarn) -> None:
     """Record the magnitude of YaRN that SGLang computes."""
     case = reading.case
+    if (problem := case.refuses_null(*YARN_KEYS)) is not None:
+        reading.fail(problem)
+        return
     if case.model_type == "qwen3_moe" and case.rope.get("attention_factor") is not None:
         reading.fail("not known: the fused kernel of qwen3_moe reads attention_factor, the rotary module does not")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.engines.readings import Case, Reading
+from ropewalk.interop.engines.readings import TRAINED, Case, Reading
 
 #: families whose config class takes no other scaling than LongRoPE
 LONGROPE_ONLY = ("phi3", "phi4_multimodal")
@@ -24,8 +24,11 @@ def refusal(case: Case) -> str | None:
         return f"no table: phimoe refuses rope_type {case.rope_type}"
     if case.model_type == "mixtral" and case.config.get("head_dim") is None and isinstance(case.spec.scaling, LongRope):
         return "no table: mixtral refuses LongRoPE without head_dim"
+    is_beside = case.config.get(TRAINED) is not None and not case.nested and case.model_type != "phimoe"
+    if isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and not is_beside and (problem := case.refuses_null(TRAINED)):
+        return problem
     needs_length = case.model_type == "gemma4_text" and isinstance(case.spec.scaling, (Yarn, Llama3, LongRope))
-    if needs_length and case.rope.get("original_max_position_embeddings") is None:
+    if needs_length and case.rope.get(TRAINED) is None:
         return f"no table: gemma4_text refuses rope_type {case.rope_type} without original_max_position_embeddings"
     return None
 
@@ -67,7 +70,7 @@ def read_hf(case: Case) -> Reading:
     elif isinstance(scaling, LongRope):
         does = "long factors for the whole batch if its longest sequence exceeds the trained length, decided at every forward"
         reading.add("length switching", does, "transformers#33129, modeling_rope_utils.py")
-    if isinstance(scaling, Yarn) and case.nested:
+    if isinstance(scaling, Yarn) and (case.nested or case.model_type in BY_LAYER_TYPE):
         reading.round_band("not read in a rope given by layer type", "modeling_rope_utils.py 5.22")
     return reading
 

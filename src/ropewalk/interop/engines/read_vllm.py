@@ -108,6 +108,8 @@ def _scaling(reading: Reading) -> None:
         reading.fail(problem)
     elif case.latent and not isinstance(scaling, Default):
         _latent(reading)
+    elif isinstance(scaling, Yarn) and (problem := case.refuses_null(*BETAS)) is not None:
+        reading.fail(problem)
     elif isinstance(scaling, Yarn):
         # gpt-oss passes neither of these keys on
         keys = {} if case.model_type == "gpt_oss" else case.rope
@@ -134,6 +136,9 @@ def _scaling(reading: Reading) -> None:
 def _latent(reading: Reading) -> None:
     """Compute YaRN, whatever the scaling is, with the keys that the rope has; the band is rounded to whole pairs."""
     case, scaling, where = reading.case, reading.case.spec.scaling, "deepseek_scaling_rope.py"
+    if (problem := case.refuses_null(*BETAS, "mscale", "mscale_all_dim")) is not None:
+        reading.fail(problem)
+        return
     if not isinstance(scaling, Yarn):
         # transformers' class writes the trained length into these scalings
         has_length = isinstance(scaling, (Llama3, LongRope))

@@ -12,6 +12,8 @@ from ropewalk.frequencies.formulas import mscale, ntk_theta
 from ropewalk.interop.config.families import Family, family_of
 from ropewalk.spec import RopeSpec
 
+TRAINED = "original_max_position_embeddings"
+
 
 def names(text: str) -> frozenset[str]:
     """Return the model types that a text lists."""
@@ -76,8 +78,7 @@ class Case:
     @property
     def original_length(self) -> int | None:
         """The trained length that the rope or the config gives."""
-        key = "original_max_position_embeddings"
-        return self.rope.get(key, self.config.get(key))
+        return self.rope.get(TRAINED, self.config.get(TRAINED))
 
     @property
     def derived_head_dim(self) -> int:
@@ -95,6 +96,17 @@ class Case:
     def ropes(self) -> list[Mapping[str, Any]]:
         """The rope of every layer type if the config has one for each, else its only one."""
         return [rope or {} for rope in self.config["rope_parameters"].values()] if self.nested else [self.rope]
+
+    @property
+    def written(self) -> Mapping[str, Any]:
+        """The rope object as the config writes it, with the keys that are null, which `rope` leaves out."""
+        v5 = self.config.get("rope_parameters") or {}
+        return {**(self.config.get("rope_scaling") or {}), **((v5.get(self.layer_type) or {}) if self.nested else v5)}
+
+    def refuses_null(self, *keys: str) -> str | None:
+        """Return why an engine that computes with these keys fails: the config writes one of them as null."""
+        nulls = [key for key in keys if key in self.written and self.written[key] is None]
+        return f"no table: {nulls[0]} must be a number or absent, not null" if nulls else None
 
     @property
     def gives_theta(self) -> bool:
