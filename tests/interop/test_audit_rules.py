@@ -220,3 +220,38 @@ def test_vllm_rotates_whole_heads_of_gpt_oss():
     config = {**SIZES, "model_type": "gpt_oss", "rope_scaling": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0}}
     part, whole = ({**config, "partial_rotary_factor": fraction} for fraction in (0.5, 1.0))
     assert audit(part).of("vllm")[0].radians == audit(whole).of("vllm")[0].radians
+
+
+NARROW = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(("engine", "keys", "runs"), [
+    ("sglang", {"model_type": "hunyuan_v1_dense"}, False), ("sglang", {"model_type": "qwen3"}, False),
+    ("sglang", {"model_type": "exaone4", "head_dim": 32}, False), ("sglang", {"model_type": "llama"}, True),
+    ("sglang", {"model_type": "stablelm"}, True), ("mlx-lm", {"model_type": "llama"}, False),
+    ("mlx-lm", {"model_type": "gemma3_text"}, False), ("vllm", {"model_type": "qwen3"}, True),
+])  # fmt: skip
+def test_factors_of_longrope_that_do_not_fit_the_pairs_that_rotate(engine, keys, runs):
+    """Seen in runs: an error wherever the fraction of the head is not read and the factors are."""
+    config = {**SIZES, "partial_rotary_factor": 0.5, "rope_scaling": NARROW, **keys}
+    if "head_dim" in keys:
+        config |= {"partial_rotary_factor": 0.25}
+    assert {finding.problem is None for finding in audit(config).of(engine)} == {runs}
+
+
+@pytest.mark.parametrize(("name", "theta"), [("type", 1e4), ("rope_type", 5e6)])
+def test_the_theta_of_qwen_3_vl_that_llama_cpp_uses_where_it_is_missing(name, theta):
+    """Seen in runs: transformers 4.57 refuses a scaling named by `type`, and the converter then has no default."""
+    config = {key: value for key, value in SIZES.items() if key != "rope_theta"}
+    rope = {name: "linear", "factor": 4.0, "mrope_section": [4, 2, 2]}
+    finding = audit({**config, "model_type": "qwen3_vl_text", "rope_scaling": rope}).of("llama.cpp")[0]
+    assert finding.radians[1] == pytest.approx(theta ** (-1 / 8) / 4)
+
+
+def test_llama_cpp_reads_the_trained_length_in_the_rope_of_phi_3():
+    """Seen in a run: transformers reads the one beside the rope alone, and 4096 where there is none."""
+    config = {**SIZES, "model_type": "phi3", "max_position_embeddings": 8192, "rope_scaling": {
+        "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 2048,
+    }}  # fmt: skip
+    found = {engine: one(config, engine, length=8192, max_model_len=8192).magnitude for engine in ("hf", "llama.cpp")}
+    assert found == pytest.approx({"hf": (1 + 1 / 12) ** 0.5, "llama.cpp": (1 + 2 / 11) ** 0.5})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ropewalk.axes import AxisMap
@@ -32,6 +33,8 @@ OLD_THETA = {
     "cohere": 10_000.0, "minimax_m2": 10_000.0, "olmo3": 10_000.0, "falcon_h1": 100_000.0, "qwen3_vl_text": 5e6,
     "qwen3_vl_moe_text": 5e6,
 }  # fmt: skip
+#: families whose class in transformers 4.57 refuses a scaling that is named by `type`: the converter then has no defaults
+NEEDS_ROPE_TYPE = names("qwen3_vl_text qwen3_vl_moe_text")
 #: families whose runtime has no other size of a head than hidden_size / num_attention_heads
 NO_HEAD_DIM = names("glm nemotron exaone4 cohere2")
 #: model types whose runtime reads the betas that the converter writes; for others they are 32 and 1
@@ -55,6 +58,9 @@ def read_llama_cpp(case: Case) -> Reading:
         return reading.fail(problem)
     if case.model_type in NO_THETA:
         reading.use("rope_theta", "not written: 10,000 is used", CONVERTER, theta=10_000.0)
+    elif not case.gives_theta and case.is_named_by_type and case.model_type in NEEDS_ROPE_TYPE:
+        does = "transformers 4.57 refuses a scaling without rope_type, and 10,000 is used"
+        reading.use("rope_theta", does, CONVERTER, theta=10_000.0)
     elif not case.gives_theta and case.model_type in OLD_THETA:
         reading.use("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
     if unread_theta(case):
@@ -165,6 +171,10 @@ def _longrope(reading: Reading, scaling: LongRope) -> None:
     if case.model_type not in ("phi3", "phimoe"):
         reading.drop_scaling("the factors are written for Phi-3 and PhiMoE alone", CONVERTER)
         return
+    length = case.rope.get(TRAINED, scaling.original_length)
+    if reading.change(original_length=length):
+        reading.add(TRAINED, f"read in the rope: {length}", CONVERTER)
+        scaling = replace(scaling, original_length=length)
     reading.switch_once(scaling, "the context", "llama.cpp#24875, llama-model.cpp", case.max_model_len)
     reading.set_longrope_magnitude(scaling, "llama.cpp#24875, llama-model.cpp")
 

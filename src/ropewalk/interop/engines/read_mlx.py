@@ -235,7 +235,12 @@ def _scaling(case: Case, kind: str, keys: Mapping[str, Any]) -> Scaling | str:
 
 def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
     """Return the reading of LongRoPE, for which mlx-lm always uses the long factors."""
-    scaling = reading.spec.scaling
+    scaling, factors = reading.spec.scaling, reading.case.spec.scaling
+    if isinstance(factors, LongRope) and len(factors.long_factor) != reading.spec.pairs:
+        problem = (
+            f"no table: {len(factors.long_factor)} factors of LongRoPE do not fit the {reading.spec.pairs} pairs that rotate"
+        )
+        return reading.fail(problem)
     if not isinstance(scaling, LongRope):
         return reading.fail("not known: LongRoPE with other factors than the config's")
     if reading.case.model_type not in ("phi3", "phimoe") and keys.get(TRAINED) is None:

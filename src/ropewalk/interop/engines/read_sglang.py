@@ -74,8 +74,8 @@ def read_sglang(case: Case) -> Reading:
         reading.use("rope_theta", "not read: 1,000,000 is used", where, theta=1e6)
     if case.model_type in NO_HEAD_DIM:
         size = case.derived_head_dim
-        if size != case.spec.head_dim and isinstance(case.spec.scaling, LongRope):
-            return reading.fail("not known: LongRoPE with another head_dim than hidden_size / num_attention_heads")
+        if (problem := _misfit(case, size)) is not None:
+            return reading.fail(problem)
         does = f"not read: heads of {size} dimensions, hidden_size / num_attention_heads"
         reading.use("head_dim", does, where, head_dim=size, rotary_dim=size)
     _partial(reading, where)
@@ -126,20 +126,25 @@ def _partial(reading: Reading, where: str) -> None:
     case, spec = reading.case, reading.spec
     if case.latent or isinstance(spec.scaling, Proportional) or case.model_type in PARTIAL:
         return
+    width, does = spec.head_dim, "not read"
     if case.model_type == "minimax_m2":
-        reading.rotate(case.config.get("rotary_dim") or spec.head_dim, "not read", where)
+        width = case.config.get("rotary_dim") or spec.head_dim
     elif case.model_type in PARTIAL_OUTSIDE:
         outside = case.config.get("partial_rotary_factor")
         fraction = case.family.partial if outside is None else outside
-        width = int(spec.head_dim * fraction)
-        if isinstance(spec.scaling, LongRope) and len(spec.scaling.short_factor) != width // 2:
-            reading.fail(
-                "no table: partial_rotary_factor is not read in rope_parameters, and the factors do not fit the whole head"
-            )
-            return
-        reading.rotate(width, "read outside rope_parameters alone", where)
+        width, does = int(spec.head_dim * fraction), "read outside rope_parameters alone"
+    if (problem := _misfit(case, width)) is not None:
+        reading.fail(problem)
     else:
-        reading.rotate(spec.head_dim, "not read", where)
+        reading.rotate(width, does, where)
+
+
+def _misfit(case: Case, width: int) -> str | None:
+    """Return why LongRoPE fails: it has factors for another number of pairs than the model rotates."""
+    scaling = case.spec.scaling
+    if not isinstance(scaling, LongRope) or case.model_type in NO_SCALING or len(scaling.short_factor) == width // 2:
+        return None
+    return f"no table: {len(scaling.short_factor)} factors of LongRoPE do not fit the {width // 2} pairs that rotate"
 
 
 def _axes(reading: Reading) -> None:
