@@ -110,6 +110,28 @@ FAMILIES: dict[str, tuple[str, Config]] = {
         "qk_norm_type": "per_layer", "use_routing_bias": True,
     }),
     "apertus": ("ApertusForCausalLM", {"hidden_act": "xielu", "post_norm": False, "qk_norm": True, "mlp_bias": False}),
+    "arcee": ("ArceeForCausalLM", {"hidden_act": "relu2", "mlp_bias": False}),
+    "granitemoe": ("GraniteMoeForCausalLM", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "attention_multiplier": 0.1, "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0, "logits_scaling": 1.0,
+    }),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}),
+    "helium": ("HeliumForCausalLM", {"head_dim": 64, "mlp_bias": False}),
+    "bitnet": ("BitNetForCausalLM", {"hidden_act": "relu2", "tie_word_embeddings": True}),
+    "dots1": ("Dots1ForCausalLM", {
+        "head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    }),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", {
+        "head_dim": 64, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_intermediate_size": 64,
+        "moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 1, "use_bias": False,
+    }),
+    "kimi_k2": ("DeepseekV3ForCausalLM", LATENT),
+    "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM", {
+        "head_dim": 64, "use_qk_norm": True, "num_experts": 4, "moe_topk": [2, 2], "moe_intermediate_size": [64, 64],
+        "num_shared_expert": [1, 1], "use_mixed_mlp_moe": True,
+    }),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", {}),
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", {}),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", {}),

@@ -33,7 +33,7 @@ def longrope(pairs: int, **more: Any) -> Config:
     return {"rope_type": "longrope", "short_factor": short, "long_factor": long, **more}
 
 
-def _by_type(scaling: Config) -> Config:
+def by_type(scaling: Config) -> Config:
     """Return a scaling that is named by the old key `type`."""
     return {"type": scaling["rope_type"], **{key: value for key, value in scaling.items() if key != "rope_type"}}
 
@@ -175,9 +175,9 @@ def _length_dependent() -> Iterator[Row]:
     for spelling in (4, 5):
         # Phi's configs have the trained length outside the rope object, and name the scaling by `type` in transformers 4
         outside = {"original_max_position_embeddings": 4096}
-        phi = config_of("phi3", spelling, 131072, 1e4, _by_type(longrope(32)) if spelling == 4 else longrope(32), **outside)
+        phi = config_of("phi3", spelling, 131072, 1e4, by_type(longrope(32)) if spelling == 4 else longrope(32), **outside)
         yield from _lengths(f"phi-3 128k, v{spelling}", phi, 4096)
-        mini = _by_type(longrope(24)) if spelling == 4 else longrope(24)
+        mini = by_type(longrope(24)) if spelling == 4 else longrope(24)
         mini = config_of("phi3", spelling, 131072, 1e4, mini, 0.75, **outside)
         yield from _lengths(f"phi-4-mini, v{spelling}", mini, 4096)
         moe = longrope(32, short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=4096)
@@ -188,10 +188,10 @@ def _length_dependent() -> Iterator[Row]:
         yield Row(f"llama dynamic, v{spelling}", dynamic, 8192, 8192)
         inside = longrope(32, original_max_position_embeddings=4096, factor=8.0)
         yield from _lengths(f"llama longrope, v{spelling}", config_of("llama", spelling, 32768, 1e4, inside), 4096)
-    old = {**_by_type(longrope(32)), "type": "su"}
+    old = {**by_type(longrope(32)), "type": "su"}
     for length in (4096, 131072):
         yield Row("phi-3 type su", config_of("phi3", 4, 131072, 1e4, old, original_max_position_embeddings=4096), length)
-        missing = config_of("phi3", 4, 131072, 1e4, _by_type(longrope(32)))
+        missing = config_of("phi3", 4, 131072, 1e4, by_type(longrope(32)))
         yield Row("phi-3 without original length", missing, length)
         plain = config_of("phi3", 4, 131072, 1e4, longrope(32), original_max_position_embeddings=4096)
         yield Row("phi-3 128k by rope_type, v4", plain, length)
@@ -251,7 +251,7 @@ def _traps() -> Iterator[Row]:
     yield Row("qwen2-vl type mrope", config_of("qwen2_vl", 4, 32768, 1e6, old), 32768, axes=3)
     for kind in ("linear", "yarn", "llama3"):
         scaling = {"linear": LINEAR, "yarn": short, "llama3": LLAMA3}[kind]
-        yield Row(f"llama {kind} by type", config_of("llama", 4, 65536, 1e4, _by_type(scaling)), 65536)
+        yield Row(f"llama {kind} by type", config_of("llama", 4, 65536, 1e4, by_type(scaling)), 65536)
     half = config_of("deepseek_v3", 4, 4096, 1e4, rope_interleave=False)
     yield Row("deepseek-v3 rope_interleave false", half, 4096)
     pct = config_of("stablelm", 4, 4096, 1e4)

@@ -1,0 +1,68 @@
+"""The draw of random configs, how a cell of it is judged, and the draws that were run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from ropewalk.interop.engines.audit import audit
+from ropewalk.interop.engines.matrix import FAMILIES, Row
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {
+    "model_type": "llama", "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "head_dim": 8,
+    "max_position_embeddings": 64, "rope_theta": 1e4,
+}  # fmt: skip
+ROPE = {"radians": [1.0, 0.1, 0.01, 0.001], "magnitude": 1.0, "axis": [0] * 4, "layout": "half", "width": 8}
+
+
+@pytest.fixture
+def tools(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("draw_configs"), importlib.import_module("audit_draw")
+
+
+def test_a_seed_gives_the_same_configs_and_another_seed_others(tools):
+    draw = tools[0].draw
+    first = draw(7, 300)
+    assert draw(7, 20) == first[:20] != draw(8, 20)
+    assert len({row.id for row in first}) == 300
+    drawn = {row.config["model_type"] for row in first}
+    assert len(drawn) > 0.9 * len(FAMILIES)
+    assert json.loads(json.dumps([row.config for row in first])) == [row.config for row in first]
+
+
+@pytest.mark.parametrize(("change", "rope", "kind"), [
+    ({}, ROPE, "right"),
+    ({}, {**ROPE, "magnitude": 1.1}, "wrong"),
+    ({}, {**ROPE, "radians": [1.0, 0.1, 0.01, 0.0011]}, "wrong"),
+    ({}, None, "wrong"),
+    ({}, "TypeError: an error of the engine", "wrong"),
+    ({}, "ValueError: no weights: transformers cannot build this model", "not run"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, "TypeError: an error", "right error"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, ROPE, "wrong"),
+    ({"model_type": "new"}, ROPE, "not known"),
+    ({"rope_theta": -1.0}, ROPE, "refused"),
+])  # fmt: skip
+def test_a_cell_is_judged_by_what_the_engine_did(tools, change, rope, kind):
+    row = Row("one", {**CONFIG, **change}, 64)
+    result = {"error": rope} if isinstance(rope, str) else {"layers": [0 if rope else None], "ropes": [rope] if rope else []}
+    output = {"engine": "vllm", "version": "0", "results": [{"name": "one", "length": 64, "max_model_len": None, **result}]}
+    assert [found for found, _ in tools[1].compare([row], output)] == [kind]
+
+
+def test_audit_says_something_about_nearly_every_config_of_a_draw(tools):
+    rows = tools[0].draw(7, 40)
+    problems = [finding.problem or "" for row in rows for finding in _findings(row)]
+    assert len(problems) > 150
+    assert sum(problem.startswith("not known") for problem in problems) < 0.1 * len(problems)
+
+
+def _findings(row):
+    try:
+        return audit(row.config, length=row.length, max_model_len=row.max_model_len).findings
+    except ValueError:
+        return ()

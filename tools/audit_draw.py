@@ -1,0 +1,129 @@
+"""Hold `audit` against runs of the engines with random configs: draw them, run every engine, count the wrong verdicts.
+
+    make engines                                           # once: an environment for each engine under build/engines
+    python tools/audit_draw.py --seed 1 --out build/draw   # exit status 1 if a verdict is wrong
+
+A cell is one layer type of one config in one engine. Its verdict is right if audit's angles, axes and magnitude are those
+of the run, or if audit says that there is no table and the engine raises an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from draw_configs import draw
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.engines.audit import Finding, audit
+from ropewalk.interop.engines.installed import RUNNERS, SCRIPTS
+from ropewalk.interop.engines.matrix import Row
+from ropewalk.interop.engines.measured import Table, first_difference, verdict
+from ropewalk.interop.engines.readers import ENGINES
+from ropewalk.interop.engines.record import KEYS, cells
+
+#: engine: the environment that runs it; transformers runs in this one
+ENVIRONMENTS = {"vllm": "vllm", "sglang": "vllm", "mlx-lm": "mlx", "llama.cpp": "llama"}
+#: what a cell can be: "not known" is audit's own word, "not run" a config without weights, "refused" one that `from_hf` refuses
+KINDS = ("right", "right error", "wrong", "not known", "not run", "refused")
+Rope = Mapping[str, Any] | str | None
+
+
+def run(engine: str, rows: Path, engines: Path, out: Path) -> None:
+    """Run one engine with the rows of a file; llama.cpp converts small checkpoints, which transformers writes first."""
+    python = engines / ENVIRONMENTS[engine] / "bin" / "python" if engine in ENVIRONMENTS else sys.executable
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if engine == "llama.cpp":
+        weights = out.parent / "weights"
+        (source,) = engines.resolve().glob("xllamacpp-*/thirdparty/llama.cpp")
+        environment |= {"LLAMA_CPP": str(source), "WEIGHTS": str(weights.resolve())}
+        subprocess.run([sys.executable, RUNNERS / "make_weights.py", rows, weights], env=environment, check=True)
+    # engines print on both streams; the counts alone go to stdout
+    subprocess.run([python, RUNNERS / SCRIPTS[engine][0], rows, out], env=environment, stdout=sys.stderr, check=True)
+
+
+def kind_of(finding: Finding, rope: Rope) -> str:
+    """Return one of KINDS for what audit says and what was run: a rope, the text of an error, or None for no rotation."""
+    if finding.problem is not None and finding.problem.startswith("not known"):
+        return "not known"
+    if isinstance(rope, str):
+        return "not run" if "no weights" in rope else "wrong" if finding.problem is None else "right error"
+    if finding.problem is not None:
+        return "wrong"
+    ours = Table.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
+    return "right" if verdict(ours, None if rope is None else Table.read(rope)) == "same" else "wrong"
+
+
+def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the kind of every cell of a runner's output, and one line about it."""
+    engine = KEYS.get(output["engine"], output["engine"])
+    for row, layer_type, rope in cells(output, {row.id: row for row in rows}):
+        try:
+            found = audit(row.config, length=row.length, max_model_len=row.max_model_len)
+        except RopeError as error:
+            yield "refused", f"{row.id}: {error}"
+            continue
+        for finding in found.of(engine):
+            if finding.layer_type == layer_type:
+                yield kind_of(finding, rope), f"{engine}: {row.id}, {layer_type}: {_in_words(finding, rope)}"
+
+
+def _in_words(finding: Finding, rope: Rope) -> str:
+    """Return what audit says and what was run, for a look at a wrong cell."""
+    if finding.problem is not None or not isinstance(rope, Mapping):
+        ran = rope if isinstance(rope, str) else "rotates" if rope else "does not rotate"
+        return f"audit: {finding.problem or 'rotates'}; the engine: {ran}"
+    ours = Table.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
+    theirs = Table.read(rope)
+    pair = first_difference(ours, theirs)
+    sizes = f"{len(ours.radians)} and {len(theirs.radians)} pairs, magnitude {ours.magnitude:.5g} and {theirs.magnitude:.5g}"
+    at = [] if pair is None else [table.radians[pair : pair + 1] for table in (ours, theirs)]
+    return f"{sizes}, first other pair {pair} {at}"
+
+
+def main() -> None:
+    """Draw, run and compare; print the counts of every engine and its wrong cells."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, default=300, help="configs to draw")
+    parser.add_argument("--engines", type=Path, default=Path("build/engines"), help="folder that `make engines` filled")
+    parser.add_argument("--out", type=Path, required=True, help="folder for what the engines computed")
+    parser.add_argument("--only", choices=ENGINES, action="append", help="run this engine alone")
+    parser.add_argument("--again", action="store_true", help="run nothing; compare with what is in the folder")
+    parser.add_argument("--record", type=Path, help="file to which a line of JSON is added for each engine")
+    parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
+    given = parser.parse_args()
+    rows = draw(given.seed, given.count)
+    given.out.mkdir(parents=True, exist_ok=True)
+    source = given.out / "rows.json"
+    source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+    wrong = 0
+    for engine in given.only or ENGINES:
+        target = given.out / f"{engine}.json"
+        if not given.again:
+            run(engine, source, given.engines, target)
+        output = json.loads(target.read_text(encoding="utf-8"))
+        found = list(compare(rows, output))
+        counts = Counter(kind for kind, _ in found)
+        wrong += counts["wrong"]
+        print(f"{ENGINES[engine].title} {output['version']}:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
+        for kind, line in found:
+            if kind == "wrong":
+                print(f"    {line}")
+        if given.record:
+            about = {"seed": given.seed, "configs": given.count, "engine": ENGINES[engine].title, "version": output["version"]}
+            with given.record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**about, "date": given.date, **{kind: counts[kind] for kind in KINDS}}) + "\n")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
