@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropewalk.analysis.statistics import Score
-from ropewalk.interop.fit.decide import Recommendation, decide
+from ropewalk.interop.fit.decide import Recommendation, decide, scores_of
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.summary import sentences, short_length, table
 
@@ -42,6 +42,42 @@ def test_of_equal_largest_shortfalls_the_smaller_sum_decides():
     assert decide({"both": both, "far": best_far, "near": best_near, "one": one}).method == "one"
     behind_twice, behind_once = scores(3.6, 0, 3.6), scores(3.5, 0, 3.6)
     assert decide({"twice": behind_twice, "near": best_near, "once": behind_once}).method == "once"
+
+
+def missed(count):
+    """The misses of ten keys: of 2 and of 4 no two are told apart, but 4 are more than none."""
+    return Score(np.array([1.0] * count + [0.0] * (10 - count)))
+
+
+def test_methods_that_beat_each_other_in_a_circle_are_not_equal():
+    a = {"far_loss": missed(4), "far_keys": missed(0), "near_keys": missed(2)}
+    b = {"far_loss": missed(2), "far_keys": missed(4), "near_keys": missed(0)}
+    c = {"far_loss": missed(0), "far_keys": missed(2), "near_keys": missed(4)}
+    found = decide({"a": a, "b": b, "c": c})
+    # each is behind in one measure: a by exp(0.4) - 1 = 49 %, b and c by 40 %, of which c finds more far keys
+    assert (found.method, found.equal, found.beats) == ("c", (), ("a",))
+
+
+def test_the_reason_has_the_value_and_the_difference_of_each_measure():
+    found = decide({"one": scores(3.5, 5, 3.5), "other": scores(4.0, 0, 3.5)})
+    loss, keys, near, _ = found.reason.split("; ")
+    assert loss == "loss in the last band 3.500 ± 0.158 (better than other, the next: -0.500 ± 0.000)"
+    assert keys == "pass keys beyond the trained length 50% ± 17% (worse than other, the best: -50% ± 17%)"
+    assert near == "loss within the trained length 3.500 ± 0.158 (no difference to other: +0.000 ± 0.000)"
+    two_windows = {name: {"far_loss": Score(np.array([far, far + 1]))} for name, far in (("one", 3.0), ("other", 3.5))}
+    assert decide(two_windows).reason == "loss in the last band 3.500 ± 0.500 (better than other, the next: -0.500 ± 0.000)"
+    assert decide({"none": scores(3.5, 5, 3.5)}).reason.startswith("loss in the last band 3.500 ± 0.158; pass keys")
+
+
+def text_row(method, window, *bands):
+    return {"metric": "text", "method": method, "window": window, "length": 40, "bands": bands}
+
+
+def test_the_last_band_counts_of_methods_that_read_most_windows():
+    rows = [text_row("a", 0, 1.0, 2.0, 3.0), *(text_row("b", window, 4.0, 5.0, 6.0 + window) for window in (1, 2))]
+    found = scores_of(rows, 10, 40)
+    assert found.keys() == {"b"}
+    assert found["b"]["far_loss"].values.tolist() == [[7.0, 8.0]]
 
 
 def test_one_window_tells_no_methods_apart():

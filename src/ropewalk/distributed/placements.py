@@ -98,9 +98,9 @@ def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magni
 
 
 def _rotate_by_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
-    """Return the rules of `turn`: x and the tables cos and sin are sharded along the same axis."""
+    """Return the rules of the operator `ropewalk::turn`: x and its tables cos and sin are sharded along the same axis."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
-    rest = [None] * 4
+    rest = [None] * 4  # the four arguments that are no tensors have no placement
     placements = [(_replicate(x), _replicate(cos)), (_shard(x, seq), _shard(cos, -2))]
     # tables are [S, P], [B, S, P] or [B, H, S, P]; an axis of size 1 is broadcast
     for axis, dim, min_ndim in ((batch, 0, 3), (head, 1, 4)):

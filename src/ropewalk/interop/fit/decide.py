@@ -98,7 +98,7 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
         own = scores[name]
         behind = _shortfalls(own, [each for each in scores.values() if each is not own])
         means = [own[measure].mean for measure in ("far_keys", "far_loss") if measure in own]
-        return (max(behind, default=0.0), sum(behind), *means)
+        return (max(behind), sum(behind), *means)
 
     best = min(unbeaten, key=order)
     equal = [name for name in scores if name != best and _alike(scores[best], scores[name])]
@@ -106,7 +106,7 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
     instead = next((name for name in (NONE, *(() if best in prefer else prefer)) if name in equal), None)
     if instead is not None:
         best, equal = instead, [best if name == instead else name for name in equal]
-    beaten = tuple(name for name in scores if name != best and beats(scores[best], scores[name]))
+    beaten = tuple(name for name, own in scores.items() if beats(scores[best], own))
     return Recommendation(best, _reason(best, scores), tuple(equal), beaten)
 
 

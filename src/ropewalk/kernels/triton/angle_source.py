@@ -82,17 +82,20 @@ def _from_rows(request: TableRequest) -> AngleSource:
 
 def _from_phases(request: Request, x: Tensor) -> AngleSource:
     """Return the arguments for phases that the kernel computes from positions."""
+    # power: 1 multiplies by the magnitude, -1 divides by it, 0 leaves it out
     spec, power = request.spec, request.magnitude_power
     # frequencies that depend on the length may have a row of phase steps for each batch row: [B, pairs]
     spec_tables = tables_at(spec, x.device, request.length, request.tables)
+    # the first tensor is q, or k if the request rotates keys alone; the second is always k
     q_magnitude, k_magnitude = (_magnitude(spec, spec_tables, key, power) for key in (request.key, True))
     if isinstance(q_magnitude, Tensor) or isinstance(k_magnitude, Tensor):
         q_magnitude, k_magnitude = _as_tensors(q_magnitude, k_magnitude, x.device)
     elif q_magnitude == k_magnitude == 1.0:
         q_magnitude = k_magnitude = None
-    growth = spec_tables.frequencies.growth if power else None
+    growth = spec_tables.frequencies.growth if power else None  # of xPos, whose magnitude grows with the position
     return AngleSource(
         "phase",
+        # steps of the phase in place of cos, nothing in place of sin
         (spec_tables.steps, None, q_magnitude, k_magnitude),
         position_strides=_position_strides(request.positions),
         angle_strides=(spec_tables.steps.stride(0) if spec_tables.steps.ndim > 1 and len(spec_tables.steps) > 1 else 0, 0, 1),
@@ -103,6 +106,7 @@ def _from_phases(request: Request, x: Tensor) -> AngleSource:
         growth=growth,
         growth_sign=0 if growth is None else (-power if request.key else power),
         center=spec_tables.frequencies.center,
+        # whether a later call with the same spec may use these tensors again
         constant=not (spec.needs_length and request.length is not None),
     )
 
