@@ -176,6 +176,11 @@ def engines_page(text: str) -> str:
     for row in rows.read(RESULTS / "engine_releases.jsonl"):
         facts = row["engine"], row["version"], row["compared_with"], row["cells"], row["differ"], row["first"] or ""
         releases.append(f"| {' | '.join(map(str, facts))} |")
+    kinds = ("right", "right error", "wrong", "not known", "not run", "refused")
+    draws = [f"| seed | engine | {' | '.join(kinds)} |", "|---|---|" + "---:|" * len(kinds)]
+    for row in rows.read(RESULTS / "engine_draws.jsonl"):
+        draws.append(f"| {row['seed']} | {row['engine']} {row['version']} | {' | '.join(str(row[kind]) for kind in kinds)} |")
+    text = filled(text, "engines-draws", "\n".join(draws) + "\n")
     text = filled(text, "engines-releases", "\n".join(releases) + "\n")
     text = filled(text, "engines-summary", "\n".join(summary) + "\n")
     return filled(text, "engines-matrix", "\n".join(lines) + "\n")

@@ -66,3 +66,15 @@ def _findings(row):
         return audit(row.config, length=row.length, max_model_len=row.max_model_len).findings
     except ValueError:
         return ()
+
+
+def test_the_page_says_what_was_counted():
+    lines = [json.loads(line) for line in (ROOT / "results" / "engine_draws.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = [line for line in lines if line["seed"] == lines[-1]["seed"]]
+    kinds = ("right", "right error", "wrong", "not known", "not run", "refused")
+    cells = sum(line[kind] for line in last for kind in kinds)
+    page = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert f"{last[0]['configs']} configs and {cells:,} cells, no verdict was wrong" in page
+    assert sum(line["wrong"] for line in last) == 0
+    assert sum(line["not known"] + line["refused"] for line in last) < 0.05 * cells
+    assert f"{len(FAMILIES)} families" in page
