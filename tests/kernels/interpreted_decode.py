@@ -103,19 +103,20 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared):
 @pytest.mark.parametrize("splits", [1, 4])
 def test_the_next_token_is_the_first_highest_logit(dtype, splits):
     rows, vocabulary, width = 4, 2500, 1030  # more than a block of each
-    logits, embedding = random(rows, vocabulary, dtype=dtype), random(vocabulary, width, dtype=dtype)
-    highest = [[2499], [1040, 1041], [0, 700, 2498], []]
-    for row, places in enumerate(highest):
-        logits[row, places] = 9.0
-    logits[3] = -math.inf
+    embedding = random(vocabulary, width, dtype=dtype)
     token, counters = torch.full((rows,), -1, device=DEVICE), torch.arange(2 * rows + 1, device=DEVICE)
     x = torch.full((rows, width), math.nan, device=DEVICE, dtype=dtype)
     workspace = Workspace(rows, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
-    for _ in range(2):  # the second call finds the workspace as the first left it
+    # the second call finds the workspace as the first left it
+    for call, highest in enumerate(([[2499], [1040, 1041], [0, 700, 2498], []], [[0], [2498, 2499], [1900], []]), 1):
+        logits = random(rows, vocabulary, dtype=dtype)
+        for row, places in enumerate(highest):
+            logits[row, places] = 9.0
+        logits[3] = -math.inf
         launch.next_token(logits, embedding, token, x, counters, workspace)
-    assert token.tolist() == [2499, 1040, 0, 0]
-    assert torch.equal(x, embedding[token])
-    assert counters.tolist() == [count + 2 for count in range(2 * rows + 1)]
+        assert token.tolist() == [min(places, default=0) for places in highest]
+        assert torch.equal(x, embedding[token])
+        assert counters.tolist() == [count + call for count in range(2 * rows + 1)]
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -93,7 +93,7 @@ def measure(
     to = round(factor * trained)
     tokens = torch.tensor(encode(real_text(train_text, CHARACTERS if train_text != PYTHON else 0, 3 * CHARACTERS)))
     asked = [n for n in (round(0.95 * trained), round(0.95 * to)) if depths and n >= shortest_passkey(encode)]
-    with patched(loaded), mixed_precision(workspace.device), quick_attention():
+    with patched(loaded), mixed_precision(workspace.device), cudnn_first():
         meter, spare = make_meter(
             workspace, loaded, encode, text, name=model, trained=trained, factor=factor, windows=windows, lengths=asked,
             num_depths=depths, spare=int(search > 0),
@@ -112,8 +112,8 @@ def mixed_precision(device: torch.device, enabled: bool | None = None) -> torch.
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
-def quick_attention() -> AbstractContextManager[Any]:
-    """Return a context in which torch's attention uses cuDNN where it can: for long texts on Hopper it is the quickest."""
+def cudnn_first() -> AbstractContextManager[Any]:
+    """Return a context in which torch's attention runs in cuDNN where that can, else in torch's own kernels."""
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(order, set_priority=True)
 
