@@ -21,26 +21,48 @@ GATE = tl.constexpr(2)
 
 @triton.jit
 @no_type_check
-def _vector_products(
-    x, norm_weight, first_rows, second_rows, live, eps,
-    K: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
+def begin(
+    first_rows, second_rows, live,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
     PDL: tl.constexpr,
+):  # fmt: skip
+    """Wait until the previous kernel has ended, and return what `products` begins with.
+
+    With PDL (programmatic dependent launch) this kernel starts before the previous one ends. A product of a single row returns
+    the first DEPTH weights of each row: they do not depend on the previous kernel and are loaded while it still runs. A product
+    of several rows returns the pointers to the rows.
+    """
+    if ROWS == 1:
+        if PDL:
+            # let the next kernel start: its programs can load weights while these compute
+            tl.extra.cuda.gdc_launch_dependents()
+        depth = tl.arange(0, DEPTH)[None, :]
+        inside = tl.reshape(live, [COLUMNS, 1]) & (depth < K)
+        first = load(tl.reshape(first_rows, [COLUMNS, 1]) + depth, inside, MASKED, "evict_first")
+        second = load(tl.reshape(second_rows, [COLUMNS, 1]) + depth, inside, MASKED, "evict_first") if BOTH else first
+    else:
+        first, second = first_rows, second_rows
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def _vector_products(
+    x, norm_weight, weights, more_weights, first_rows, second_rows, live, eps,
+    K: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return one row x [K] times two blocks of weight rows, float32 [COLUMNS] each; without BOTH the second is the first.
 
-    Products are summed in registers: one row would leave most of a matrix instruction unused. With NORM x is RMS-normed: its
-    weight multiplies x before the product, and the inverse rms multiplies the result.
+    `weights` and `more_weights` are the first DEPTH of each weight row. Products are summed in registers: one row would leave
+    most of a matrix instruction unused. With NORM x is RMS-normed: its weight multiplies x before the product, and the inverse
+    rms multiplies the result.
     """
     first = tl.zeros([COLUMNS, DEPTH], tl.float32)
     second = tl.zeros([COLUMNS, DEPTH], tl.float32)
     squares = tl.zeros([1, DEPTH], tl.float32)
     depth = tl.arange(0, DEPTH)[None, :]
-    # weights do not depend on the kernel before, so the first ones are loaded while it still runs
-    weights = load(first_rows + depth, live & (depth < K), MASKED, "evict_first")
-    more_weights = load(second_rows + depth, live & (depth < K), MASKED, "evict_first") if BOTH else weights
-    if PDL:
-        # x is the result of the kernel before
-        tl.extra.cuda.gdc_wait()
     for start in range(0, K, DEPTH):
         # load the next weights before these are used, so that the loads overlap with the arithmetic
         after = start + DEPTH
@@ -76,9 +98,6 @@ def _matrix_products(
     first = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
     depth = tl.arange(0, DEPTH)
-    if PDL:
-        # x is the result of the kernel before
-        tl.extra.cuda.gdc_wait()
     for start in range(0, K, DEPTH):
         inside = start + depth < K
         if MASKED:
@@ -101,28 +120,25 @@ def _matrix_products(
 @triton.jit
 @no_type_check
 def products(
-    x, norm_weight, first_rows, second_rows, row_live, live, eps,
+    x, norm_weight, begun, more_begun, first_rows, second_rows, row_live, live, eps,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
 
-    `x` points to [ROWS, 1] rows, `first_rows` and `second_rows` to [1, COLUMNS] weight rows. A gate needs both blocks, and so
-    do the two members of pairs that will rotate. With PDL (programmatic dependent launch) it starts before the previous kernel
-    ends, and waits for that where it reads x. NORM, the RMS norm of x inside the product, needs ROWS = 1.
+    `x` points to [ROWS, 1] rows, `first_rows` and `second_rows` to [1, COLUMNS] weight rows; `begun` and `more_begun` are what
+    `begin` returned for them. A gate needs both blocks, and so do the two members of pairs that will rotate. NORM, the RMS norm
+    of x inside the product, needs ROWS = 1.
     """
     if ROWS == 1:
-        if PDL:
-            # let the next kernel start: its programs can load weights while these compute
-            tl.extra.cuda.gdc_launch_dependents()
         first, second = _vector_products(
-            x, norm_weight, tl.reshape(first_rows, [COLUMNS, 1]), tl.reshape(second_rows, [COLUMNS, 1]),
-            tl.reshape(live, [COLUMNS, 1]), eps, K, COLUMNS, DEPTH, NORM, BOTH, MASKED, PDL,
+            x, norm_weight, begun, more_begun, tl.reshape(first_rows, [COLUMNS, 1]), tl.reshape(second_rows, [COLUMNS, 1]),
+            tl.reshape(live, [COLUMNS, 1]), eps, K, COLUMNS, DEPTH, NORM, BOTH, MASKED,
         )  # fmt: skip
         return first[None, :], second[None, :]
     else:
         tl.static_assert(not NORM, "only a single row can be normed inside the product")
-        return _matrix_products(x, first_rows, second_rows, row_live, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, PRECISION, PDL)
+        return _matrix_products(x, begun, more_begun, row_live, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, PRECISION, PDL)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -143,9 +159,14 @@ def product(
     row_live, live = row < rows, column < COUNT
     MASKED: tl.constexpr = COUNT % COLUMNS != 0 or K % DEPTH != 0
     # with GATE, `first` are the columns of the gate and `second` the columns that it multiplies
-    rows_of_weight = weight + column.to(tl.int64) * K
+    first_rows = weight + column.to(tl.int64) * K
+    second_rows = first_rows + COUNT * K
+    first, second = begin(first_rows, second_rows, live, K, ROWS, COLUMNS, DEPTH, FINISH == GATE, MASKED, PDL)
+    if FINISH == ADD:
+        # before the product, which hides how long this load takes
+        added = tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0)
     first, second = products(
-        x + row.to(tl.int64) * x_row, norm_weight, rows_of_weight, rows_of_weight + COUNT * K, row_live, live, eps,
+        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
         K, ROWS, COLUMNS, DEPTH, NORM, FINISH == GATE, MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:
@@ -155,7 +176,7 @@ def product(
             second += tl.load(bias + COUNT + column, mask=live, other=0.0).to(tl.float32)
         first = first * tl.sigmoid(first) * second
     if FINISH == ADD:
-        first += tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0).to(tl.float32)
+        first += added.to(tl.float32)
     tl.store(out + row.to(tl.int64) * out_row + column, first.to(out.dtype.element_ty), mask=row_live & live)
 
 

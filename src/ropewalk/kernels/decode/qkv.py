@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.decode.product import products
+from ropewalk.kernels.decode.product import begin, products
 from ropewalk.kernels.fused.tiles import as_stored
 from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 
@@ -53,16 +53,19 @@ def _norm_head(
 
 @triton.jit
 @no_type_check
-def _angles(
-    pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude,
-    PAIRS: tl.constexpr, AXES: tl.constexpr, QUICK: tl.constexpr,
-):  # fmt: skip
-    """Return cos and sin of every pair and row, times the magnitude; pairs from PAIRS on have cos 1 and sin 0."""
-    step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
+def _phases(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, PAIRS: tl.constexpr, AXES: tl.constexpr):
+    """Return the position of every row and the phase step of every pair, whose product is the phase; steps from PAIRS on are 0."""
     at = positions + row
     if AXES > 1:
         at += tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0) * axis_stride
-    cos, sin = phase_cos_sin(tl.load(at, mask=row_live, other=0).to(tl.int64) * step, QUICK)
+    return tl.load(at, mask=row_live, other=0).to(tl.int64), tl.load(steps + pair, mask=pair < PAIRS, other=0)
+
+
+@triton.jit
+@no_type_check
+def _cos_sin(position, step, pair, magnitude, PAIRS: tl.constexpr, QUICK: tl.constexpr):
+    """Return cos and sin of every pair and row, times the magnitude; pairs from PAIRS on have cos 1 and sin 0."""
+    cos, sin = phase_cos_sin(position * step, QUICK)
     magnitude = tl.where(pair < PAIRS, magnitude, 1.0)
     return cos * magnitude, sin * magnitude
 
@@ -140,21 +143,16 @@ def qkv_product(
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     MASKED: tl.constexpr = HALF % COLUMNS != 0 or K % DEPTH != 0
     magnitude = tl.where(head < Q_HEADS, q_magnitude, k_magnitude)
-    if ROWS > 1:
-        # before the product, which hides how long these loads take; one row needs its registers for the weights
-        if PDL:
-            # the previous kernel may still be writing positions and slots
-            tl.extra.cuda.gdc_wait()
-        cos, sin = _angles(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK)
-        slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
+    first_rows = weight + (head * HEAD_DIM + first_dim).to(tl.int64) * K
+    second_rows = weight + (head * HEAD_DIM + second_dim).to(tl.int64) * K
+    first, second = begin(first_rows, second_rows, live, K, ROWS, COLUMNS, DEPTH, True, MASKED, PDL)
+    # before the product, which hides how long these loads take
+    position, step = _phases(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, PAIRS, AXES)
+    slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
     first, second = products(
-        x + row.to(tl.int64) * x_row, norm_weight,
-        weight + (head * HEAD_DIM + first_dim).to(tl.int64) * K, weight + (head * HEAD_DIM + second_dim).to(tl.int64) * K,
-        row_live, live, eps, K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, PRECISION, PDL,
+        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
+        K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, PRECISION, PDL,
     )  # fmt: skip
-    if ROWS == 1:
-        cos, sin = _angles(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK)
-        slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
     if BIAS:
         first += tl.load(bias + head * HEAD_DIM + first_dim, mask=live, other=0.0).to(tl.float32)
         second += tl.load(bias + head * HEAD_DIM + second_dim, mask=live, other=0.0).to(tl.float32)
@@ -173,9 +171,8 @@ def qkv_product(
             every = tl.arange(0, HALF_BLOCK)[None, :]
             all_first = tl.load(rows_of_head + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
             all_second = tl.load(rows_of_head + HALF + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
-            all_cos, all_sin = _angles(
-                every, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK
-            )
+            its_position, all_steps = _phases(every, row, row_live, positions, steps, axis_of_pair, axis_stride, PAIRS, AXES)
+            all_cos, all_sin = _cos_sin(its_position, all_steps, every, magnitude, PAIRS, QUICK)
             _finish(
                 all_first, all_second, all_cos, all_sin, every, head, row, row_live, slot,
                 q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
@@ -184,6 +181,7 @@ def qkv_product(
                 HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED,
             )  # fmt: skip
             return
+    cos, sin = _cos_sin(position, step, pair, magnitude, PAIRS, QUICK)
     _finish(
         first, second, cos, sin, pair, head, row, row_live, slot,
         q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
