@@ -133,6 +133,22 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     assert Reader(model).losses(tokens[None, :256]).mean() < before
 
 
+@pytest.mark.parametrize(("tokens", "share", "copies"), [(1000, 0.25, 4), (1000, 0.0, 0), (640, 1.0, 9), (100, 0.5, 0)])
+def test_repeats_are_copies_of_passages_that_stand_before_them(tokens, share, copies):
+    """All tokens differ at first, so a block that changed is a copy; 64 tokens is a passage, and the first can be no copy."""
+    window = torch.arange(tokens)
+    repeated = real_tune.with_repeats(window, share, torch.Generator().manual_seed(0))
+    assert torch.equal(window, torch.arange(tokens))
+    changed = [
+        start for start in range(0, tokens, 64) if not torch.equal(repeated[start : start + 64], window[start : start + 64])
+    ]
+    assert len(changed) == copies
+    for start in changed:
+        passage = repeated[start : start + 64]
+        assert len(passage) == 64
+        assert any(torch.equal(repeated[first : first + 64], passage) for first in range(start - 63))
+
+
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without arithmetic for bfloat16
 def test_mixed_precision_computes_with_the_weights_of_the_last_step():
     model, encode = open_real("tiny", CPU)

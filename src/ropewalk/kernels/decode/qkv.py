@@ -54,7 +54,7 @@ def _norm_head(
 @triton.jit
 @no_type_check
 def _phases(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, PAIRS: tl.constexpr, AXES: tl.constexpr):
-    """Return the position of every row and the phase step of every pair, whose product is the phase; steps from PAIRS on are 0."""
+    """Return the position of every row and the step of every pair, whose product is the phase; steps from PAIRS on are 0."""
     at = positions + row
     if AXES > 1:
         at += tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0) * axis_stride
