@@ -6,9 +6,10 @@ from torch import nn
 
 import ropewalk as rw
 from ropewalk.attention import KVCache
-from ropewalk.models import Decoder, DecoderConfig, decode_step, decoder_attention
+from ropewalk.models import Decoder, DecoderConfig, decoder_attention
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
+decode_step = pytest.importorskip("ropewalk.models.decode_step")
 SIZES = {"vocab_size": 13, "hidden_size": 12, "intermediate_size": 8, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
 
 

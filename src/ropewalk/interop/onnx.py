@@ -133,12 +133,13 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
 def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int) -> Tensor:
     """Return x rotated by given tables: by the standard operator if x is [B, H, S, D] and its first dimensions rotate.
 
-    Plain operators rotate everything else.
+    Plain operators rotate everything else, and everything in a torch without `torch.onnx.ops`, such as 2.6.
     """
     wide = x.to(torch.float32)
     cos, sin = cos.to(torch.float32), sin.to(torch.float32)
     pairs = cos.shape[-1]
-    if x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3:
+    standard = x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3
+    if standard and hasattr(torch.onnx, "ops"):
         tables = [table.expand(x.shape[0], x.shape[2], pairs) for table in (cos, sin)]
         options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": 0 if 2 * pairs == x.shape[-1] else 2 * pairs}
         return torch.onnx.ops.rotary_embedding(wide, *tables, **options).to(x.dtype)
