@@ -134,7 +134,7 @@ def test_the_sources_and_the_runs_are_named():
     assert "llama.cpp#17945" in named["llama.cpp"]
     assert all(rule.read.startswith("2026-") for f in audit(MINIMIND).findings for rule in f.rules)
     for engine in ENGINES:
-        version, date, _ = RUNS[engine]
+        version, date = RUNS[engine]
         releases = f"{SINCE[engine]} to {version}" if engine in SINCE else version
         assert one(MINIMIND, engine).evidence == f"run, {ENGINES[engine].title} {releases}, {date}"
     assert "not run" in audit({**MINIMIND, "model_type": "cwm"}).of("vllm")[0].evidence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ropewalk.interop.engines.matrix_rows import rows
 from ropewalk.interop.engines.measured import Table, specs_of, verdict
 from ropewalk.interop.engines.readers import ENGINES, TITLES
 from ropewalk.interop.engines.record import TABLES, VERDICTS, read_releases, rows_digest, runs_module, table_of
-from ropewalk.interop.engines.runs import RUNS, SINCE
+from ropewalk.interop.engines.runs import FAMILIES, RUNS, SINCE
 
 RESULTS = Path(__file__).parents[2] / "results"
 RECORD = json.loads((RESULTS / TABLES).read_text(encoding="utf-8"))
@@ -111,4 +112,14 @@ def test_the_committed_files_belong_together():
     module = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "runs.py"
     text = runs_module(RECORD, read_releases(RESULTS))
     assert module.read_text(encoding="utf-8") == text
-    assert [ast.literal_eval(node.value) for node in ast.parse(text).body if isinstance(node, ast.AnnAssign)] == [RUNS, SINCE]
+    written = [ast.literal_eval(node.value) for node in ast.parse(text).body if isinstance(node, ast.AnnAssign)]
+    assert written == [FAMILIES, RUNS, SINCE]
+
+
+def test_a_scaling_that_one_engine_did_not_run_is_not_written():
+    record = copy.deepcopy(RECORD)
+    rows = record["engines"]["vllm"]["rows"]
+    for row_id in [row_id for row_id in rows if ROWS[row_id].config.get("model_type") == "qwen3_moe"]:
+        del rows[row_id]
+    assert '"qwen3_moe": ("yarn",)' in runs_module(RECORD)
+    assert '"qwen3_moe"' not in runs_module(record)

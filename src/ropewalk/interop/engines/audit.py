@@ -17,7 +17,7 @@ from ropewalk.interop.config.layers import layer_ropes
 from ropewalk.interop.config.values import served_length
 from ropewalk.interop.engines.difference import Difference, compare
 from ropewalk.interop.engines.readers import ENGINES, REFERENCE, Case, Engine, EngineRule, Reading
-from ropewalk.interop.engines.runs import RUNS, SINCE
+from ropewalk.interop.engines.runs import FAMILIES, RUNS, SINCE
 from ropewalk.interop.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
@@ -210,9 +210,9 @@ def _findings(layer_type: str, case: Case) -> list[Finding]:
 
 def evidence(engine: str, case: Case) -> str:
     """Return whether the engine was run with this family and scaling, in which releases and when, or only read."""
-    version, date, families = RUNS[engine]
+    version, date = RUNS[engine]
     title = ENGINES[engine].title
-    if case.spec.scaling.name in families.get(case.model_type or "", ()):
+    if case.spec.scaling.name in FAMILIES.get(case.model_type or "", ()):
         releases = f"{SINCE[engine]} to {version}" if engine in SINCE else version
         return f"run, {title} {releases}, {date}"
     return f"read, {title} {version}, not run"

@@ -107,31 +107,26 @@ def table_of(record: Mapping[str, Any], rope: int) -> Table:
 
 
 def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Return the text of runs.py: version and date of each engine, and the families with the scalings that were run.
+    """Return the text of runs.py: the families with the scalings that every engine ran, and version and date of each engine.
 
     releases    other releases and in how many cells they differ; the oldest of those that are the same is written too
     """
-    by_id = {row.id: row for row in rows()}
+    by_id, engines = {row.id: row for row in rows()}, {engine: record["engines"][engine] for engine in ENGINES}
+    ran = ({(row_id, layer_type) for row_id in each["rows"] for layer_type in each["rows"][row_id]} for each in engines.values())
+    families: dict[str, set[str]] = {}
+    for row_id, layer_type in set.intersection(*ran):
+        model_type, scaling = _kind(by_id[row_id], layer_type)
+        families.setdefault(model_type, set()).add(scaling)
     lines = [
-        '"""What was run: version, date, and the scalings of each family. Written by `make engines`."""', "",
-        "from __future__ import annotations", "", "# fmt: off",
-        "RUNS: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {",
+        '"""What was run: the scalings of each family, and version and date of each engine. Written by `make engines`."""', "",
+        "from __future__ import annotations", "", "# fmt: off", "#: model_type -> the scalings that every engine ran",
+        "FAMILIES: dict[str, tuple[str, ...]] = {",
+        *(f'    "{name}": {_tuple(sorted(scalings))},' for name, scalings in sorted(families.items())), "}",
+        "#: engine -> its version, and when it was run", "RUNS: dict[str, tuple[str, str]] = {",
+        *(f'    "{engine}": ("{each["version"]}", "{each["date"]}"),' for engine, each in engines.items()), "}",
     ]  # fmt: skip
-    # (row, layer type) -> (model_type, scaling), each computed once, because most engines have run the same rows
-    kinds: dict[tuple[str, str], tuple[str, str]] = {}
-    for engine in ENGINES:
-        ran = record["engines"][engine]
-        families: dict[str, set[str]] = {}
-        for row_id, layer_type in ((row_id, layer_type) for row_id, ropes in ran["rows"].items() for layer_type in ropes):
-            if (row_id, layer_type) not in kinds:
-                kinds[row_id, layer_type] = _kind(by_id[row_id], layer_type)
-            model_type, scaling = kinds[row_id, layer_type]
-            families.setdefault(model_type, set()).add(scaling)
-        lines.append(f'    "{engine}": ("{ran["version"]}", "{ran["date"]}", {{')
-        lines += [f'        "{name}": {_tuple(sorted(scalings))},' for name, scalings in sorted(families.items())]
-        lines.append("    }),")
     since = {engine: oldest for engine in ENGINES if (oldest := _oldest(record, engine, releases)) is not None}
-    lines += ["}", "#: the oldest release that computes the same in every row, of those that were run"]
+    lines.append("#: the oldest release that computes the same in every row, of those that were run")
     return "\n".join([*lines, f"SINCE: dict[str, str] = {json.dumps(since)}", ""])
 
 
