@@ -95,11 +95,6 @@ def ceiling_us(sets: list[Case], passes: int = 1) -> float:
     return passes * replay_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs])
 
 
-def forward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
-    """Return one forward call for each set of tensors."""
-    return [lambda s=s: call(s.q, s.k) for s in sets]
-
-
 def backward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
     """Return one forward and backward pass, with random gradients, for each set of tensors."""
 
@@ -140,7 +135,7 @@ def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[d
             if not is_correct:
                 yield {**row, "skipped": "does not agree with the definition"}
                 return
-            measured = beside_copy(forward_calls(call, sets), lambda: ceiling_us(sets))
+            measured = beside_copy([lambda s=s: call(s.q, s.k) for s in sets], lambda: ceiling_us(sets))
             yield {**row, "pass": "forward", **measured, "peak_bytes": peak_bytes(lambda: call(case.q, case.k), "cuda")}
             if row["shape"] in DECODE:
                 yield {**row, "pass": "eager loop", **host_us(lambda: call(case.q, case.k))}

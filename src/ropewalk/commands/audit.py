@@ -56,7 +56,8 @@ def verdict(result: Audit) -> str:
     agree = len(engines) - len(different) - len(unknown)
     parts = [f"{agree} of {len(engines)} engines agree" if different or unknown else f"All {agree} engines agree"]
     parts += [_differs(name, first_disagreements[name]) for name in different]
-    return "; ".join(parts) + "." + (f" Not known for {_titles(unknown)}." if unknown else "")
+    titles = ", ".join(ENGINES[name].title for name in unknown)
+    return "; ".join(parts) + "." + (f" Not known for {titles}." if unknown else "")
 
 
 def _differs(engine: str, finding: Finding) -> str:
@@ -72,10 +73,6 @@ def _differs(engine: str, finding: Finding) -> str:
     if difference.pairs:
         effects.append(f"{difference.pairs} of {len(finding.radians)} pairs differ")
     return f"{title} {what}: {', '.join(effects)}"
-
-
-def _titles(engines: list[str]) -> str:
-    return ", ".join(ENGINES[name].title for name in engines)
 
 
 def _table(columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], tuple[str, ...]], note: str) -> RenderableType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,6 @@ from ropewalk.interop.engines import ENGINES, REFERENCE, Finding, audit
 def config_of(facts: Facts) -> dict[str, Any]:
     """Return a Llama config with the rope of a spec; a RopeError says why no config can name it."""
     return {"model_type": "llama", "max_position_embeddings": facts.served, **to_hf(facts.spec)}
-
-
-def as_text(config: dict[str, Any]) -> str:
-    """Return the config as the text of a config.json."""
-    return json.dumps(config, indent=2)
 
 
 @dataclass(frozen=True)

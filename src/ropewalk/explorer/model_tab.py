@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -106,7 +107,7 @@ def _read(model: Model, request: Request, translate: Translate) -> tuple[Reading
     def report(done: int, total: int) -> None:
         bar.progress(done / total, translate("Reading: layer {done} of {total}", done=done, total=total))
 
-    without = Request(NONE, 1.0, request.text, request.typed, request.tokens, request.depth, request.gap)
+    without = replace(request, method=NONE, factor=1.0)
     try:
         return reading.read(model, without, report), reading.read(model, request, report)
     finally:

@@ -89,7 +89,8 @@ def _free_play(values: dict[str, Any], translate: Translate) -> None:
     _write_link(values)
     with_picture = remember_view(values)  # the code view has no picture: its link restores the view before it
     if values["view"] == "code":
-        panels.code(values, f"{_address()}?{urlencode(controls.to_link(with_picture))}", translate)
+        address = (st.context.url or "").split("?")[0]
+        panels.code(values, f"{address}?{urlencode(controls.to_link(with_picture))}", translate)
     elif values["view"] == "model":
         model_tab.draw(values, translate)
     elif values["view"] == "report":
@@ -208,11 +209,6 @@ def _reset() -> None:
     st.session_state["preset"], st.session_state["problem"] = "", None
     st.session_state.pop("layers", None)
     put(controls.defaults() | kept)
-
-
-def _address() -> str:
-    """Return the URL of the page without its parameters."""
-    return (st.context.url or "").split("?")[0]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def program(values: Values) -> str:
     """Return code that makes the shown specs, computes cos and sin at the shown position, and saves the figures."""
     specs = {f"spec_{side}": spec_of(values, side) for side in SIDES[: 1 + values["compare"]]}
     lines = ["from pathlib import Path", "", "import torch", "", "import ropewalk as rw", "from ropewalk import plots"]
-    lines += sorted({line for spec in specs.values() for line in _imports(spec)})
+    kinds = {type(part) for spec in specs.values() for part in _parts(spec)}
+    lines += sorted(f"from {kind.__module__} import {kind.__name__}" for kind in kinds)
     lines += ["", *(f"{name} = {_call(spec, 'rw.RopeSpec')}" for name, spec in specs.items())]
     for name, spec in specs.items():
         shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1,)
@@ -33,12 +34,6 @@ def program(values: Values) -> str:
             f'    plots.save(plots.draw(figure, view), Path(f"{name}-{{figure}}.png"))',
         ]
     return "\n".join(lines) + "\n"
-
-
-def _imports(spec: RopeSpec) -> Iterator[str]:
-    for kind in map(type, _parts(spec)):
-        if kind is AxisMap or issubclass(kind, Scaling):
-            yield f"from {kind.__module__} import {kind.__name__}"
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import streamlit as st
@@ -215,7 +216,7 @@ def _engines(values: dict[str, Any], facts: Facts, translate: Translate) -> None
     text.markdown("\n".join([f"| {translate('Engine')} | {translate('compared with transformers')} |", "|:---|:---|", *rows]))
     text.caption(translate("Read in the engines' sources, not run here; `ropewalk audit` names each rule and its month."))
     code.markdown(f"**{translate('The config.json they read')}**")
-    code.code(engines.as_text(config), language="json", wrap_lines=True)
+    code.code(json.dumps(config, indent=2), language="json", wrap_lines=True)
 
 
 _DRAWN = {

@@ -76,7 +76,8 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
         html.claims_html(findings.claims),
         *pictures,
         *map(html.table_html, findings.tables),
-        *(html.published_html(beside(each, findings)) for each in study.published),
+        # grey boxes with the numbers of others, their source, and ours beside them
+        *(f'<div class="published">{html.table_html(beside(each, findings))}</div>' for each in study.published),
         f'<p class="note">{html.escape(noise(result.rows, result.facts))} {html.escape(_environment(result.facts))}</p>',
         html.details_html("Settings", result.facts),
     ]

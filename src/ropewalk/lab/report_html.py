@@ -74,11 +74,6 @@ def claims_html(claims: Sequence[Claim]) -> str:
     return f'<div class="wide words"><table><tr><th></th><th>claim</th><th>paired difference</th></tr>{rows}</table></div>'
 
 
-def published_html(table: Table) -> str:
-    """Return a grey box with the numbers of others, their source, and ours beside them."""
-    return f'<div class="published">{table_html(table)}</div>'
-
-
 def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
     """Return the table of recommendations."""
     rows = [(each.use, each.advice, each.reason) for each in recommendations]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ropewalk.attention.temperature import FloorLog, Temperature
+from ropewalk.attention.temperature import FloorLog
 from ropewalk.errors import RopeError, choice, flag, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
@@ -89,14 +89,10 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
         o_bias=attention_bias if architecture.o_bias is None else architecture.o_bias,
         mlp_bias=_flag(raw, "mlp_bias", False) if architecture.mlp_bias is None else architecture.mlp_bias,
         tie_embeddings=_flag(raw, "tie_word_embeddings", architecture.tied),
-        temperature=_temperature(raw),
+        # all supported architectures have one temperature in every layer, or none
+        temperature=next(iter(temperatures_from_hf(raw).values()), None),
         **_experts(raw, model_type, layers),
     )
-
-
-def _temperature(raw: Mapping[str, Any]) -> Temperature | None:
-    """Return the temperature of the config, which all supported architectures have in every layer or not at all."""
-    return next(iter(temperatures_from_hf(raw).values()), None)
 
 
 def _own_keys(raw: Mapping[str, Any]) -> dict[str, Any]:

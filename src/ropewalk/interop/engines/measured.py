@@ -61,17 +61,12 @@ def first_difference(ours: Table, theirs: Table) -> int | None:
     return None
 
 
-def same_magnitude(ours: Table, theirs: Table) -> bool:
-    """Return whether two tables have one magnitude."""
-    return abs(ours.magnitude - theirs.magnitude) <= SAME_MAGNITUDE * ours.magnitude
-
-
 def verdict(ours: Table | None, theirs: Table | None) -> str:
     """Return "same", or what differs: "pairs", "magnitude", both joined by " and ", or "rotated" if only one of them rotates."""
     if ours is None or theirs is None:
         return "same" if ours is theirs else "rotated"
     different = [] if first_difference(ours, theirs) is None else ["pairs"]
-    if not same_magnitude(ours, theirs):
+    if abs(ours.magnitude - theirs.magnitude) > SAME_MAGNITUDE * ours.magnitude:
         different.append("magnitude")
     return " and ".join(different) or "same"
 

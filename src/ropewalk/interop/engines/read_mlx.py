@@ -181,7 +181,8 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
         if keys.get("type") != "linear":
             return reading.fail("no table: rope_scaling must have the key type, and only linear is taken")
     elif rule == "alpha":
-        return _alpha(reading, keys)
+        missing = not {"alpha", "factor", "type"} <= keys.keys()
+        return reading.fail("no table: rope_scaling must have the keys alpha, factor and type") if missing else reading
     elif rule == "yarn":
         kind = "yarn"
     if kind == "longrope":
@@ -195,13 +196,6 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
         unread = [key for key in ("attention_factor", "truncate") if case.rope.get(key) is not None and kind == "yarn"]
         does = "not read" if unread else "read with mlx-lm's own keys and defaults"
         reading.use(", ".join(unread) or case.rope_type, does, "rope_utils.py", scaling=scaling)
-    return reading
-
-
-def _alpha(reading: Reading, keys: Mapping[str, Any]) -> Reading:
-    """Return the reading of HunYuan; mlx-lm fails unless rope_scaling has the keys alpha, factor and type."""
-    if not {"alpha", "factor", "type"} <= keys.keys():
-        return reading.fail("no table: rope_scaling must have the keys alpha, factor and type")
     return reading
 
 

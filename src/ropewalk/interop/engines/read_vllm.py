@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
@@ -70,12 +67,9 @@ def stretch(case: Case) -> float:
     """Return the factor by which vLLM multiplies max_position_embeddings: that of the last rope with one, whatever its layers."""
     if "gemma3" in str(case.model_type):
         return 1.0
-    factors = [rope["factor"] for rope in case.ropes if "factor" in rope and _type_of(rope) not in SERVED_TYPES]
+    with_factor = [rope for rope in case.ropes if "factor" in rope]
+    factors = [rope["factor"] for rope in with_factor if (rope.get("rope_type") or rope.get("type")) not in SERVED_TYPES]
     return float(factors[-1] or 1.0) if factors else 1.0
-
-
-def _type_of(rope: Mapping[str, Any]) -> str | None:
-    return rope.get("rope_type") or rope.get("type")
 
 
 def _partial(reading: Reading) -> None:

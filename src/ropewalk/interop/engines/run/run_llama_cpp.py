@@ -101,15 +101,12 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
             (folder / file.name).symlink_to(file)
         (folder / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
         # Gemma's converter counts the tokens here
-        tokens = {"model": {"vocab": {str(index): index for index in range(_vocabulary(row["config"]))}}, "added_tokens": []}
+        size = row["config"].get("text_config", row["config"])["vocab_size"]
+        tokens = {"model": {"vocab": {str(index): index for index in range(size)}}, "added_tokens": []}
         (folder / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
         target = folder / "model.gguf"
         _convert(folder, target)
         return _decode(target, row)
-
-
-def _vocabulary(config: dict[str, Any]) -> int:
-    return config.get("text_config", config)["vocab_size"]
 
 
 def _convert(folder: Path, target: Path) -> None:

@@ -49,13 +49,10 @@ def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
     steps = torch.eye(axes, dtype=torch.long)[:, None]  # [axes, 1, steps]: one step on each axis
     tables = Rope(spec).cos_sin(steps if axes > 1 else steps[0], torch.float32)
     cos, sin = (table.numpy().reshape(1, axes, -1) for table in tables)
-    rotated = _session(spec).run(None, {"x": _units(spec.head_dim, axes), "cos": cos, "sin": sin})[0]
+    # the unit vectors of a head as [1, heads, tokens, size], the same for each token
+    units = np.repeat(np.eye(spec.head_dim, dtype=np.float32)[None, :, None], axes, axis=2)
+    rotated = _session(spec).run(None, {"x": units, "cos": cos, "sin": sin})[0]
     return probe.read_back([rotated[0, :, step].T for step in range(axes)])
-
-
-def _units(size: int, tokens: int) -> np.ndarray:
-    """Return the unit vectors of a head as [1, heads, tokens, size], the same for each token."""
-    return np.repeat(np.eye(size, dtype=np.float32)[None, :, None], tokens, axis=2)
 
 
 def _session(spec: RopeSpec) -> onnxruntime.InferenceSession:
