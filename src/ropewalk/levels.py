@@ -7,6 +7,7 @@ functions take the library's module (`jax.numpy`, `mlx.core` or `torch`) as `xp`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,8 @@ def magnitude_of(spec: RopeSpec, key: bool) -> float:
 def cos_sin(xp: Any, spec: RopeSpec, positions: Any, length: int | None, key: bool) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map."""
     parts, shift = [], 0
-    for table in levels(spec, length, key):
+    # without a magnitude on q alone, keys have the table of queries, which a compiler then computes once
+    for table in levels(spec, length, key and spec.magnitude_on == "q"):
         parts.append(rows_at(xp, array(xp, table), (positions >> shift) & (len(table) - 1), spec))
         shift += len(table).bit_length() - 1
     return added(parts)
@@ -101,8 +103,8 @@ def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
     return total
 
 
-def array(xp: Any, values: np.ndarray) -> Any:
-    """Return a NumPy array as an array of the library."""
+def array(xp: Any, values: Any) -> Any:
+    """Return a NumPy array, or whatever else the library can convert, as an array of the library."""
     if xp is torch:  # under torch.export this gives a constant; torch.tensor would give an operation in place
         return torch.from_numpy(values)
     return xp.asarray(values) if hasattr(xp, "asarray") else xp.array(values)
@@ -125,6 +127,36 @@ def rotated(xp: Any, x: Any, cos: Any, sin: Any, spec: RopeSpec) -> Any:
     if width == spec.head_dim:
         return joined
     return xp.concatenate([x[..., :start], joined, x[..., start + width :]], axis=-1)
+
+
+def rotate(
+    xp: Any,
+    q: Any,
+    k: Any,
+    positions: Any,
+    spec: RopeSpec,
+    length: int | None,
+    barrier: Callable[[tuple[Any, Any]], tuple[Any, Any]] = lambda tables: tables,
+) -> Any:
+    """Return q and k rotated by their tokens' angles; q alone if k is None.
+
+    barrier  is applied to cos and sin before they are used
+    """
+    length = check_spec(spec, length)
+    if positions is None:
+        positions = xp.arange(q.shape[-3], dtype=xp.int32)
+        positions = xp.broadcast_to(positions, (spec.num_axes, *positions.shape)) if spec.num_axes > 1 else positions
+    positions = array(xp, positions)
+    if not xp.issubdtype(positions.dtype, xp.integer):
+        raise RopeError("positions", "must be integers", str(positions.dtype))
+    check_shapes(q, k, positions, spec)
+    positions = positions.astype(xp.int32)
+    out = []
+    for x, key in ((q, False), (k, True)):
+        if x is not None:
+            cos, sin = barrier(cos_sin(xp, spec, positions, length, key))
+            out.append(rotated(xp, x, cos, sin, spec))
+    return tuple(out) if k is not None else out[0]
 
 
 def check_shapes(q: Any, k: Any, positions: Any, spec: RopeSpec) -> None:

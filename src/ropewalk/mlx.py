@@ -25,24 +25,9 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
     positions  integers [S], [B, S], or [axes, ..., S] for a spec with axes; None: 0, 1, 2, ...
     length     a Python int, read only by length-dependent scalings, which need it
     """
-    length = levels.check_spec(spec, length)
-    if positions is None:
-        positions = mx.arange(q.shape[-3], dtype=mx.int32)
-        positions = mx.broadcast_to(positions, (spec.num_axes, *positions.shape)) if spec.num_axes > 1 else positions
-    positions = mx.array(positions)
-    if not mx.issubdtype(positions.dtype, mx.integer):
-        raise RopeError("positions", "must be integers", str(positions.dtype))
-    levels.check_shapes(q, k, positions, spec)
-    positions = positions.astype(mx.int32)
-    rotated = []
-    for x, key in ((q, False), (k, True)):
-        if x is not None:
-            cos, sin = levels.cos_sin(mx, spec, positions, length, key and spec.magnitude_on == "q")
-            rotated.append(levels.rotated(mx, x, cos, sin, spec))
-    return tuple(rotated) if k is not None else rotated[0]
+    return levels.rotate(mx, q, k, positions, spec, length)
 
 
 def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions, magnitude included; `key` for the table of keys."""
-    length = levels.check_spec(spec, length)
-    return levels.cos_sin(mx, spec, mx.array(positions).astype(mx.int32), length, key and spec.magnitude_on == "q")
+    return levels.cos_sin(mx, spec, mx.array(positions).astype(mx.int32), levels.check_spec(spec, length), key)
