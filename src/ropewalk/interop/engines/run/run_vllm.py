@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ os.environ.update(
     GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1",
 )  # fmt: skip
 import probe
+import rotary_modules
 import stubs
-import transformers_tables
 
 stubs.install("torchvision", "torchaudio", "torchcodec")
 import torch
@@ -38,12 +37,6 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 from vllm.model_executor.models.registry import _ModelInfo
 from vllm.utils.torch_utils import set_default_torch_dtype
-
-LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
-
-
-class Rotated(Exception):  # a signal, not an error
-    """The rotary module of a layer was called."""
 
 
 def prepare() -> None:
@@ -70,72 +63,14 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         config = arguments.create_engine_config()
         with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
             model = initialize_model(config)
-            layers = _layers(model, row["length"], 3 if row.get("axes") == 3 else 1)
+            package, axes = "vllm.model_executor.layers.rotary_embedding", 3 if row.get("axes") == 3 else 1
+            layers = rotary_modules.layers_of(model, package, row["length"], axes, _is_attending)
     return probe.distinct(layers, max_model_len_used=config.model_config.max_model_len, model_class=type(model).__name__)
 
 
-def _layers(model: torch.nn.Module, length: int, axes: int) -> list[dict[str, Any] | None]:
-    """Return the rotation of each layer, measured with vLLM's rotary modules; None where a layer does not use its own."""
-    ropes: dict[int, dict[str, Any] | None] = {}  # by layer
-    layers = set()
-    for name, module in model.named_modules(remove_duplicate=False):
-        number = LAYER.search(name + ".")
-        if number is None or "vis" in name:  # an image tower
-            continue
-        layers.add(int(number[1]))
-        if _is_rope(module):
-            owner = model.get_submodule(name.rpartition(".")[0])
-            used = _uses(owner, module, axes)
-            ropes[int(number[1])] = probe.read_back(_matrices(module, axes)) if used else None
-    if not ropes:  # transformers' own code, run by vLLM
-        return transformers_tables.layers_of(model, length)
-    return [ropes.get(layer) for layer in range(max(layers) + 1)]
-
-
-def _is_rope(module: torch.nn.Module) -> bool:
-    return type(module).__module__.startswith("vllm.model_executor.layers.rotary_embedding") and hasattr(module, "rotary_dim")
-
-
-def _uses(owner: torch.nn.Module, rope: torch.nn.Module, axes: int) -> bool:
-    """Return whether an attention module calls its rope: run it with zeros until it calls the rope or attends.
-
-    If it fails before either, it is taken to call its rope.
-    """
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise Rotated
-
-    rope.forward = stop
-    positions = torch.zeros((3, 2) if axes == 3 else (2,), dtype=torch.long)
-    weights = (value for name, value in owner.named_parameters() if name.endswith("weight") and value.ndim == 2)
-    width = next((weight.shape[1] for weight in weights), 1)
-    try:
-        owner(positions=positions, hidden_states=torch.zeros(2, width))
-    except Rotated:
-        return True
-    except Exception as error:
-        # vLLM's attention needs a forward context, which is not set here: these two errors mean that it was reached
-        attended = str(error).startswith("Forward context is not set") or "no_compile" in str(error)
-        return not attended
-    finally:
-        del rope.forward
-    return False
-
-
-def _matrices(rope: torch.nn.Module, axes: int) -> list[Any]:
-    """Return what one step on each axis makes of the unit vectors, in columns."""
-    size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
-    # each unit vector is a head; the rope of latent attention takes heads on an axis of their own
-    units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
-    call = getattr(rope, "forward_native", rope.forward)
-    result = []
-    for axis in range(axes):
-        positions = torch.ones(1, dtype=torch.long)
-        if axes == 3:
-            positions = torch.eye(3, dtype=torch.long)[:, axis : axis + 1]
-        rotated, _ = call(positions, units.clone(), units.clone())
-        result.append(rotated.reshape(size, size).T.numpy())
-    return result
+def _is_attending(error: Exception) -> bool:
+    """Return whether an error is one of the two of vLLM's attention, which needs a forward context that is not set here."""
+    return str(error).startswith("Forward context is not set") or "no_compile" in str(error)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""Rotate unit vectors with the rotary modules that vLLM and SGLang give the layers of a model."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import probe
+import torch
+import transformers_tables
+
+LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
+
+
+class Rotated(Exception):  # a signal, not an error
+    """The rotary module of a layer was called."""
+
+
+def layers_of(
+    model: torch.nn.Module, package: str, length: int, axes: int, is_attending: Callable[[Exception], bool], **call: Any
+) -> list[dict[str, Any] | None]:
+    """Return the rotation of each layer, measured with its rotary module; None where a layer does not use its own.
+
+    package       the package of the engine's rotary modules
+    is_attending  whether an error says that an attention module has reached its attention
+    call          arguments of attention modules besides positions and hidden states
+    """
+    ropes: dict[int, dict[str, Any] | None] = {}  # by layer
+    layers = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        number = LAYER.search(name + ".")
+        if number is None or "vis" in name:  # an image tower
+            continue
+        layers.add(int(number[1]))
+        if type(module).__module__.startswith(package) and hasattr(module, "rotary_dim"):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            used = _uses(owner, module, axes, is_attending, call)
+            ropes[int(number[1])] = probe.read_back(_matrices(module, axes, length)) if used else None
+    if not ropes:  # transformers' own code, run by the engine
+        return transformers_tables.layers_of(model, length)
+    return [ropes.get(layer) for layer in range(max(layers) + 1)]
+
+
+def _uses(
+    owner: torch.nn.Module, rope: torch.nn.Module, axes: int, is_attending: Callable[[Exception], bool], call: dict[str, Any]
+) -> bool:
+    """Return whether an attention module calls its rope: run it with zeros until it calls the rope or attends.
+
+    If it fails before either, it is taken to call its rope.
+    """
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Rotated
+
+    rope.forward = stop
+    positions = torch.zeros((3, 2) if axes == 3 else (2,), dtype=torch.long)
+    weights = (value for name, value in owner.named_parameters() if name.endswith("weight") and value.ndim == 2)
+    width = next((weight.shape[1] for weight in weights), 1)
+    try:
+        owner(positions=positions, hidden_states=torch.zeros(2, width), **call)
+    except Rotated:
+        return True
+    except Exception as error:
+        return not is_attending(error)
+    finally:
+        del rope.forward
+    return False
+
+
+def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
+    """Return what one step on each axis makes of the unit vectors, in columns.
+
+    A second token is at the end of the sequence, because SGLang's LongRoPE looks at all positions of a batch.
+    """
+    size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
+    # each unit vector is a head; the rope of latent attention takes heads on an axis of their own
+    units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
+    units = units.repeat(2, *[1] * (units.ndim - 1))  # the same for both tokens
+    call = getattr(rope, "forward_native", rope.forward)
+    tables = (table.shape[0] for name, table in rope.named_buffers() if "cache" in name)
+    last = min(length, max(tables, default=length)) - 1  # a rope without a table has no limit
+    result = []
+    for axis in range(axes):
+        positions = torch.tensor([1, last])
+        if axes == 3:
+            positions = torch.stack([torch.eye(3, dtype=torch.long)[:, axis], torch.full((3,), last)], dim=1)
+        rotated, _ = call(positions, units.clone(), units.clone())
+        result.append(rotated[0].reshape(size, size).T.float().numpy())
+    return result
