@@ -17,7 +17,7 @@ from ropewalk.lab.studies.findings import (
     percent,
     score_rows,
 )  # fmt: skip
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, score
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
@@ -37,11 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each base and seed; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
-    runner.run(
-        Job(f"base-{base:g}-{seed}", measure, {"base": base, "seed": seed, **shared})
-        for seed in runner.seeds
-        for base in settings["bases"]
-    )
+    runner.run_each(measure, "base", settings["bases"], lambda base: f"base-{base:g}", **shared)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 

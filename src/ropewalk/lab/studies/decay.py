@@ -11,7 +11,7 @@ from torch import nn
 from ropewalk import analysis
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
@@ -34,8 +34,7 @@ HEAD_DIM = 128
 def run(runner: JobRunner) -> dict[str, Any]:
     """Measure the attention of the models of the study `encodings`; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
-    names, seeds = settings["encodings"], runner.seeds
-    runner.run(Job(f"{name}-{seed}", measure, {"encoding": name, "seed": seed, **shared}) for seed in seeds for name in names)
+    runner.run_each(measure, "encoding", settings["encodings"], **shared)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 

@@ -23,7 +23,7 @@ from ropewalk.lab.studies.findings import (
     percent,
     score_rows,
 )  # fmt: skip
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
@@ -58,8 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each encoding and seed; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows")
-    names, seeds = settings["encodings"], runner.seeds
-    runner.run(Job(f"{name}-{seed}", measure, {"encoding": name, "seed": seed, **shared}) for seed in seeds for name in names)
+    runner.run_each(measure, "encoding", settings["encodings"], **shared)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 

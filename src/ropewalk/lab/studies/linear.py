@@ -42,11 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train the models in parallel, then measure time and memory in one process; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows", "multiples")
-    runner.run(
-        Job(f"{_file_name(kind)}-{seed}", quality, {"kind": kind, "seed": seed, **shared})
-        for seed in runner.seeds
-        for kind in MODELS
-    )
+    runner.run_each(quality, "kind", MODELS, _file_name, **shared)
     runner.run([Job("costs", costs, runner.pick("preset", "changes", "timed"))])
     return training.preset_facts(settings["preset"], settings["changes"])
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ropewalk.lab import objectives
 from ropewalk.lab.batches import Batch
 from ropewalk.lab.matching import Triplet, TripletBatches, read_triplets, split_triplets
-from ropewalk.lab.objectives import predict
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure, percent
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
@@ -120,11 +120,9 @@ def measure(
 
 def cosines(model: nn.Module, batch: Batch) -> Tensor:
     """Return the cosines of A with B and with C, [B, 2]; a text's vector is the mean over its tokens without padding."""
-    hidden, real = predict(model, batch).float(), batch.padding
+    hidden, real = objectives.predict(model, batch).float(), batch.padding
     weights = torch.ones_like(hidden[..., :1]) if real is None else real.unsqueeze(-1).float()
-    vectors = F.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
-    a, b, c = vectors.unflatten(0, (-1, 3)).unbind(1)
-    return torch.stack(((a * b).sum(-1), (a * c).sum(-1)), dim=-1)
+    return objectives.cosines((hidden * weights).sum(1) / weights.sum(1))
 
 
 def contrast(model: nn.Module, batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.method_costs import costs
 from ropewalk.lab.studies.method_models import APPLIED, DROPE, LONGROPE2, TRAINED, changed, new_model, preset_of, searched_factors
 from ropewalk.lab.studies.passkey import row_by_row
-from ropewalk.lab.studies.rows import Row, distinct, row, score, select
+from ropewalk.lab.studies.rows import Row, distinct, joined_score, row, score, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
@@ -201,10 +201,7 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
 
 def found(rows: list[Row], name: str, length: int) -> Score | None:
     """Return which pass keys a method found, [seeds, depths x samples]."""
-    by_seed: dict[int, list[float]] = {}
-    for each in select(rows, "found", model=name, length=length):
-        by_seed.setdefault(each["seed"], []).extend(each["values"])
-    return Score(np.array(list(by_seed.values()))) if by_seed else None
+    return joined_score(rows, "found", model=name, length=length)
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:

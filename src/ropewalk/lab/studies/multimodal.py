@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.lab.batches import IGNORED, Batch
 from ropewalk.lab.stateless_random import below, fold
 from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import make_preset, train_or_load
@@ -78,8 +78,7 @@ class GridBatches:
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each encoding and seed; return the facts for the report."""
     shared = runner.pick("preset", "changes", "side", "sides", "batch", "steps", "count")
-    names, seeds = runner.settings["encodings"], runner.seeds
-    runner.run(Job(f"{name}-{seed}", measure, {"encoding": name, "seed": seed, **shared}) for seed in seeds for name in names)
+    runner.run_each(measure, "encoding", runner.settings["encodings"], **shared)
     return {}
 
 

@@ -26,7 +26,7 @@ from ropewalk.lab.studies.findings import (
     line_figure,
     percent,
 )  # fmt: skip
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, row, score
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
@@ -120,11 +120,7 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each norm and seed; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows", "shift")
-    runner.run(
-        Job(f"{name.replace(' ', '-')}-{seed}", measure, {"norm": name, "seed": seed, **shared})
-        for seed in runner.seeds
-        for name in settings["norms"]
-    )
+    runner.run_each(measure, "norm", settings["norms"], lambda name: name.replace(" ", "-"), **shared)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,8 +16,8 @@ from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.extension_methods import METHODS, NONE, rope_spec, spec_for
 from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Ours, Table, claim_order, line_figure
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk.lab.studies.rows import Row, distinct, row, select
+from ropewalk.lab.studies.jobs import JobRunner, Workspace
+from ropewalk.lab.studies.rows import Row, distinct, joined_score, row, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.models.migrate import migrate
@@ -62,11 +61,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each base and seed, and test it with every method; return the facts for the report."""
     settings = runner.settings
     shared = {name: value for name, value in settings.items() if name not in ("seeds", "bases")}
-    runner.run(
-        Job(f"passkey-{base:g}-{seed}", measure, {"base": base, "seed": seed, **shared})
-        for seed in runner.seeds
-        for base in settings["bases"]
-    )
+    runner.run_each(measure, "base", settings["bases"], lambda base: f"passkey-{base:g}", **shared)
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
@@ -158,10 +153,8 @@ def _reach(by_length: dict[int, float | None]) -> str:
 
 def missed(rows: list[Row], base: float, length: int, method: str = NONE) -> Score | None:
     """Return the share of pass keys missed, [seeds, depths x samples]."""
-    by_seed: dict[int, list[float]] = {}
-    for each in select(rows, "found", base=base, method=method, length=length):
-        by_seed.setdefault(each["seed"], []).extend(1 - value for value in each["values"])
-    return Score(np.array(list(by_seed.values()))) if by_seed else None
+    found = joined_score(rows, "found", base=base, method=method, length=length)
+    return None if found is None else Score(1 - found.values)
 
 
 def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Claim]:

@@ -19,6 +19,7 @@ from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.open_model import import_transformers
 from ropewalk.interop.fit.reader import trained_length
 from ropewalk.interop.patch import patched
+from ropewalk.lab.statistics import compare
 from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_within
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.real import SOURCES, open_real, real_facts, real_windows, source_note
@@ -148,9 +149,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         losses, reference = score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES.get(way, way))
         difference = "-"
         if losses is not None and reference is not None and way in REFERENCES:
-            paired = losses.values - reference.values
-            error = paired.std(ddof=1) / paired.size**0.5 if paired.size > 1 else 0.0
-            difference = f"{paired.mean():+.4f} ± {error:.4f}"
+            paired = compare(losses, reference)
+            difference = f"{paired.difference:+.4f} ± {paired.error:.4f}"
         cells.append((way, cell(losses), REFERENCES.get(way, "the reference"), difference))
     first = select(rows, "loss")[0]
     count = len(first["values"])

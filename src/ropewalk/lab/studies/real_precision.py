@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.reader import MAX_LOGITS, Reader, trained_length
 from ropewalk.interop.patch import patched
+from ropewalk.lab.statistics import compare
 from ropewalk.lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.real import SOURCES, open_real, real_facts, real_windows, source_note
@@ -159,9 +160,8 @@ def _scientific(claim: Claim, pair: dict[str, Any]) -> Claim:
     """Return the claim with its difference in scientific notation: three digits after the point would show 0.000."""
     if None in pair.values():
         return claim
-    paired = pair[EXACT].values - pair[OWN].values
-    error = paired.std(ddof=1) / paired.size**0.5 if paired.size > 1 else 0.0
-    return Claim(claim.text, claim.verdict, f"{EXACT} - {OWN} {paired.mean():+.1e} ± {error:.0e}")
+    paired = compare(pair[EXACT], pair[OWN])
+    return Claim(claim.text, claim.verdict, f"{EXACT} - {OWN} {paired.difference:+.1e} ± {paired.error:.0e}")
 
 
 STUDY = Study(

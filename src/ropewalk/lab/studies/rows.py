@@ -43,6 +43,14 @@ def score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | None:
     return Score(np.array([each["values"] for each in matches])) if matches else None
 
 
+def joined_score(rows: Iterable[Row], metric: str, **fields: Any) -> Score | None:
+    """Return the values [seeds, values] of the rows with the given fields; the values of all rows of a seed are joined."""
+    by_seed: dict[int, list[float]] = {}
+    for each in select(rows, metric, **fields):
+        by_seed.setdefault(each["seed"], []).extend(each["values"])
+    return Score(np.array(list(by_seed.values()))) if by_seed else None
+
+
 def scores_by(rows: Iterable[Row], metric: str, field: str, values: Iterable[Any], **fields: Any) -> dict[Any, Score]:
     """Return value -> score for each value of a field that was measured."""
     rows = list(rows)
