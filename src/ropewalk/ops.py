@@ -105,6 +105,7 @@ def _cos_sin_op(positions, length, spec, dtype, magnitude_power, key):
 
 
 @torch.library.register_fake("ropewalk::rotate")
+@torch.library.register_fake("ropewalk::turn")
 def _(x, *rest):
     return torch.empty_like(x)
 
@@ -117,11 +118,6 @@ def _(x, *rest):
 @torch.library.register_fake("ropewalk::rotate_qk")
 def _(q, k, *rest):
     return torch.empty_like(q), torch.empty_like(k)
-
-
-@torch.library.register_fake("ropewalk::turn")
-def _(x, *rest):
-    return torch.empty_like(x)
 
 
 @torch.library.register_fake("ropewalk::cos_sin")

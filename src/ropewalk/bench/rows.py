@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ropewalk.errors import RopeError
+from ropewalk.lab.json_lines import encode_rows, write_atomically
 from ropewalk.machine import machine
 
 Row = dict[str, Any]
@@ -18,12 +18,7 @@ Row = dict[str, Any]
 
 def write(path: Path, rows: list[Row]) -> None:
     """Write rows as JSON lines; the file is replaced only when all are written."""
-    if path.exists() and not path.is_file():
-        raise RopeError("out", "must be a file or new; a device or folder is not replaced", str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
-    draft.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    draft.replace(path)
+    write_atomically(path, encode_rows(rows), field="out")
 
 
 def read(path: Path) -> list[Row]:

@@ -155,11 +155,8 @@ def _has_hash(path: Path, size: int, sha256: str) -> bool:
     """Return whether a file has this size and this sha256."""
     if path.stat().st_size != size:
         return False
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while data := file.read(CHUNK):
-            digest.update(data)
-    return digest.hexdigest() == sha256
+        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
 
 
 def _unpack(wanted: Download, source: Path, target: Path) -> None:

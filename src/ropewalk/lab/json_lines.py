@@ -16,10 +16,10 @@ def encode_rows(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by `text`, synced to disk; a reader sees the old file or the whole new one."""
+def write_atomically(path: Path, text: str, field: str = "path") -> None:
+    """Replace a file by `text`, synced to disk; a reader sees the old file or the whole new one. `field` is for the error."""
     if path.exists() and not path.is_file():
-        raise RopeError("path", "must be a file or new; a device or folder is not replaced", str(path))
+        raise RopeError(field, "must be a file or new; a device or folder is not replaced", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("w", encoding="utf-8") as file:

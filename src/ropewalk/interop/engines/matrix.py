@@ -19,11 +19,13 @@ HEADS: Config = {
 MOE: Config = {
     "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
 }  # fmt: skip
-LATENT: Config = {
-    "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 32, "q_lora_rank": 32,
+ROUTED: Config = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64, "n_group": 1,
-    "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1, "routed_scaling_factor": 1.0, "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc", "norm_topk_prob": True,
+    "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+}  # fmt: skip
+LATENT: Config = {
+    "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 32, "q_lora_rank": 32, **ROUTED,
+    "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
 }  # fmt: skip
 
 #: model_type: architecture, and the keys that its engines need beside HEADS
@@ -55,11 +57,7 @@ FAMILIES: dict[str, tuple[str, Config]] = {
     }),
     "glm": ("GlmForCausalLM", {"head_dim": 64}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 64}),
-    "glm4_moe": ("Glm4MoeForCausalLM", {
-        "head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64,
-        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
-        "use_qk_norm": False,
-    }),
+    "glm4_moe": ("Glm4MoeForCausalLM", {"head_dim": 64, **ROUTED, "use_qk_norm": False}),
     "deepseek_v2": ("DeepseekV2ForCausalLM", {**LATENT, "scoring_func": "softmax", "topk_method": "greedy"}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT),
     "gpt_oss": ("GptOssForCausalLM", {
@@ -118,11 +116,7 @@ FAMILIES: dict[str, tuple[str, Config]] = {
     "olmoe": ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}),
     "helium": ("HeliumForCausalLM", {"head_dim": 64, "mlp_bias": False}),
     "bitnet": ("BitNetForCausalLM", {"hidden_act": "relu2", "tie_word_embeddings": True}),
-    "dots1": ("Dots1ForCausalLM", {
-        "head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64,
-        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
-        "scoring_func": "sigmoid", "topk_method": "noaux_tc",
-    }),
+    "dots1": ("Dots1ForCausalLM", {"head_dim": 64, **ROUTED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", {
         "head_dim": 64, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_intermediate_size": 64,
         "moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 1, "use_bias": False,
