@@ -68,7 +68,7 @@ def test_what_it_cannot_run_goes_to_plain_torch(monkeypatch):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
     built: list = []
-    monkeypatch.setattr(api, "_kernel", lambda kernel: CompileInstead(kernel, built, TILES=0))
+    monkeypatch.setattr(api, "untyped", lambda kernel: CompileInstead(kernel, built, TILES=0))
     lse.run_triton(calls(SelfExtend(4, 64), 1, 6, 2, 256, head_dim, head_dim, torch.bfloat16)[1])
     ((_, code),) = built
     assert registers_and_spills(code, tmp_path)[1] == 0

@@ -30,7 +30,7 @@ def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
     """Every kernel, with the arguments one real call gives it; a wide head spills and is fastest so, others hardly do."""
     built: list = []
     operand = {"OPERAND": triton.language.bfloat16} if dtype == torch.bfloat16 else {}
-    monkeypatch.setattr(kernels, "_kernel", lambda kernel: CompileInstead(kernel, built, **operand))
+    monkeypatch.setattr(kernels, "untyped", lambda kernel: CompileInstead(kernel, built, **operand))
     monkeypatch.setattr(kernels, "has_sine_unit", lambda x: True)
     rows = head_dim + (feature == "cosine")
     x = torch.empty(1, 16, 256, head_dim, dtype=dtype)

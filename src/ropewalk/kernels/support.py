@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,16 @@ def has_fp8(device: torch.device) -> bool:
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 1 for the CPU, where the interpreter runs."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def untyped(kernel: Any) -> Any:
+    """Return the kernel itself, typed Any because type checkers do not know the type that triton.jit returns."""
+    return kernel
+
+
+def tile_width(size: int) -> int:
+    """Return the width of a tile for `size` dimensions: a power of two, at least 16, which tensor cores need."""
+    return max(16, power_of_two(size))
 
 
 def power_of_two(count: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
-from ropewalk.kernels.support import power_of_two, why_no_triton
+from ropewalk.kernels.support import tile_width, untyped, why_no_triton
 
 #: queries of one program; a call has one range of keys for each block of so many queries
 ROWS = 128
@@ -67,26 +67,15 @@ def run(call: BandedCall) -> tuple[Tensor, Tensor]:
     # keys of one step; TILES bounds the steps in the interpreter, and the GPU computes their number from `ranges`
     keys = KEYS[64 if max(head_dim, width) <= 64 else 128] // (2 if q.dtype == torch.float32 else 1)
     constants: dict[str, Any] = {
-        "GROUP": heads // k_heads, "HEAD_DIM": head_dim, "DIM_BLOCK": _block(head_dim), "WIDTH": width,
-        "WIDTH_BLOCK": _block(width), "ROWS": ROWS, "KEYS": keys, "CAUSAL": call.causal, "LOW": call.low is not None,
+        "GROUP": heads // k_heads, "HEAD_DIM": head_dim, "DIM_BLOCK": tile_width(head_dim), "WIDTH": width,
+        "WIDTH_BLOCK": tile_width(width), "ROWS": ROWS, "KEYS": keys, "CAUSAL": call.causal, "LOW": call.low is not None,
         "HIGH": call.high is not None, "TILES": 0 if q.is_cuda else -(-k_len // keys),
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "num_warps": 8, "num_stages": 2,
     }  # fmt: skip
     with torch.cuda.device_of(q):
-        _kernel(device.attend_band)[(blocks, batch * heads)](
+        untyped(device.attend_band)[(blocks, batch * heads)](
             q, k, v, out, lse, q_group, k_group, call.ranges.contiguous(), q_len, call.offset, call.low or 0, call.high or 0,
             call.scale, heads, blocks, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             *(group.stride(0) if len(group) > 1 else 0 for group in (q_group, k_group)), **constants,
         )  # fmt: skip
     return out, lse
-
-
-def _kernel(function: Any) -> Any:
-    """Return `function`, typed Any because type checkers do not know the type that triton.jit returns."""
-    return function
-
-
-def _block(size: int) -> int:
-    """Return the tile width for `size` dims."""
-    # tensor cores need sizes of at least 16
-    return max(16, power_of_two(size))

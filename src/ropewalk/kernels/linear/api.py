@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
-from ropewalk.kernels.support import has_sine_unit, power_of_two, why_no_triton
+from ropewalk.kernels.support import has_sine_unit, power_of_two, tile_width, untyped, why_no_triton
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
@@ -81,7 +81,7 @@ def run(
     real = None if call.real is None else call.real.contiguous().view(torch.uint8)
     out = torch.empty(batch, heads, tokens, width, dtype=v.dtype, device=v.device)
     constants: dict[str, Any] = {
-        "PAIRS": pairs, "BLOCK": _block(pairs), "WIDTH": width, "WIDTH_BLOCK": _block(width), "ROWS": rows,
+        "PAIRS": pairs, "BLOCK": tile_width(pairs), "WIDTH": width, "WIDTH_BLOCK": tile_width(width), "ROWS": rows,
         "CHUNK": chunk, "CHUNKS": per_segment, "INTERLEAVED": call.spec.layout == "interleaved",
         "FORM": getattr(device, call.feature.upper()).value, "QUICK": has_sine_unit(q),
         **_operands(q), "num_warps": 4, "num_stages": stages,
@@ -90,7 +90,7 @@ def run(
     token_strides = (*positions.stride(), 0 if real is None else real.stride(0))
     sums, sums_total = mixed.new_empty(batch, heads, segments, rows, width), total.new_empty(batch, heads, segments, rows)
     with torch.cuda.device_of(q):
-        _kernel(device.segment_sums)[grid](
+        untyped(device.segment_sums)[grid](
             k, v, positions, spec_tables.steps, real, sums, sums_total, *sizes, k_magnitude,
             *k.stride()[:3], *v.stride()[:3], *token_strides, **constants,
         )  # fmt: skip
@@ -99,7 +99,7 @@ def run(
         totals = torch.cat((total.unsqueeze(2), sums_total), dim=2).cumsum(dim=2)
         scales = None if scale is None else scale.float().expand(batch, heads, 1, 1).reshape(batch, heads).contiguous()
         strides = (s for t in (q, k, v, out) for s in t.stride()[:3])
-        _kernel(device.segment_out)[grid](
+        untyped(device.segment_out)[grid](
             q, k, v, out, positions, spec_tables.steps, real, states, totals, scales, *sizes, q_magnitude, k_magnitude, call.eps,
             *strides, *token_strides, (segments + 1) * rows, **constants,
         )  # fmt: skip
@@ -113,14 +113,3 @@ def _operands(x: Tensor) -> dict[str, Any]:
     # Triton's interpreter would multiply the bit patterns of bfloat16 values
     use_bfloat16 = x.dtype == torch.bfloat16 and x.is_cuda
     return {"OPERAND": tl.bfloat16 if use_bfloat16 else tl.float32, "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32"}
-
-
-def _kernel(function: Any) -> Any:
-    """Return `function`, typed Any because type checkers do not know the type that triton.jit returns."""
-    return function
-
-
-def _block(size: int) -> int:
-    """Return the tile width for `size` dims."""
-    # tensor cores need sizes of at least 16
-    return max(16, power_of_two(size))
