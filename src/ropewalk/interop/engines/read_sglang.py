@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, read_hf, refusal, unread_theta
@@ -79,7 +78,7 @@ def read_sglang(case: Case) -> Reading:
         does = f"not read: heads of {size} dimensions, hidden_size / num_attention_heads"
         reading.use("head_dim", does, where, head_dim=size, rotary_dim=size)
     _partial(reading, where)
-    _axes(reading)
+    reading.chunk_axes("factory.py")
     if reading.problem is None:
         _trained_length(reading, where)
     if reading.problem is None:
@@ -145,16 +144,6 @@ def _misfit(case: Case, width: int) -> str | None:
     if not isinstance(scaling, LongRope) or case.model_type in NO_SCALING or len(scaling.short_factor) == width // 2:
         return None
     return f"no table: {len(scaling.short_factor)} factors of LongRoPE do not fit the {width // 2} pairs that rotate"
-
-
-def _axes(reading: Reading) -> None:
-    """Record how SGLang treats M-RoPE: it interleaves the axes only if the config says so."""
-    case, axes = reading.case, reading.spec.axes
-    if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
-        return
-    sections = case.rope.get("mrope_section", case.family.sections)
-    reading.use("mrope_interleaved", "the sections are chunked unless the config says mrope_interleaved", "factory.py",
-                axes=AXIS_ORDERS["chunked"]([int(count) for count in sections]))  # fmt: skip
 
 
 def _trained_length(reading: Reading, where: str) -> None:

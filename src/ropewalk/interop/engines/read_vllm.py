@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ropewalk.axes import AXIS_ORDERS, AxisMap
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
@@ -58,7 +57,7 @@ def read_vllm(case: Case) -> Reading:
     if unread_theta(case):
         return reading.fail("not known: theta of OLMo 3's sliding layers")
     _partial(reading)
-    _axes(reading)
+    reading.chunk_axes("mrope.py")
     _scaling(reading)
     return reading
 
@@ -81,16 +80,6 @@ def _partial(reading: Reading) -> None:
         reading.rotate(spec.head_dim, "not passed on", "models/gpt_oss.py")
         return
     reading.rotate(int(spec.head_dim * case.fraction), "read in every family", "rotary_embedding/__init__.py")
-
-
-def _axes(reading: Reading) -> None:
-    """Record how vLLM treats M-RoPE: it interleaves the axes only if the config says so."""
-    case, axes = reading.case, reading.spec.axes
-    if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved" or case.rope.get("mrope_interleaved"):
-        return
-    sections = case.rope.get("mrope_section", case.family.sections)
-    reading.use("mrope_interleaved", "the sections are chunked unless the config says mrope_interleaved", "mrope.py",
-                axes=AXIS_ORDERS["chunked"]([int(count) for count in sections]))  # fmt: skip
 
 
 def _scaling(reading: Reading) -> None:

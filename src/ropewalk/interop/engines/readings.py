@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ropewalk.axes import AxisMap
+from ropewalk.axes import AxisMap, chunked
 from ropewalk.frequencies import Default, Linear, LongRope, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale, ntk_theta
 from ropewalk.interop.config.families import Family, family_of
@@ -173,6 +173,15 @@ class Reading:
         # sections of axes are for another number of pairs, so they are dropped
         self.use("partial_rotary_factor", f"{does}: {width} of {self.spec.head_dim} dimensions rotate", reference,
                  rotary_dim=width, rotary_start=0, axes=None, scaling=_for_width(self.spec.scaling, width))  # fmt: skip
+
+    def chunk_axes(self, reference: str) -> None:
+        """Set the chunked order of M-RoPE's axes for an engine that interleaves them only if the config says so."""
+        family, rope = self.case.family, self.case.rope
+        if not isinstance(self.spec.axes, AxisMap) or family.axis_order != "interleaved" or rope.get("mrope_interleaved"):
+            return
+        sections = [int(count) for count in rope.get("mrope_section", family.sections)]
+        does = "the sections are chunked unless the config says mrope_interleaved"
+        self.use("mrope_interleaved", does, reference, axes=chunked(sections))
 
     def add(self, about: str, does: str, reference: str) -> None:
         """Add a rule."""
