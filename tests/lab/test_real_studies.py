@@ -125,28 +125,12 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     model, encode = open_real("tiny", CPU)
     tokens = real_windows(["python"], encode, 512, 2).flatten()
     before = Reader(model).losses(tokens[None, :256]).mean()
-    curve = real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, objective, 12, 1e-2, 0)
+    curve = real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, objective, 12, 1e-2, 0, encode)
     assert len(curve) == 12
     assert np.mean(curve[-3:]) < np.mean(curve[:3])
     assert not model.training
     assert model.config.max_position_embeddings == 64
     assert Reader(model).losses(tokens[None, :256]).mean() < before
-
-
-@pytest.mark.parametrize(("tokens", "share", "copies"), [(1000, 0.25, 4), (1000, 0.0, 0), (640, 1.0, 9), (100, 0.5, 0)])
-def test_repeats_are_copies_of_passages_that_stand_before_them(tokens, share, copies):
-    """All tokens differ at first, so a block that changed is a copy; 64 tokens is a passage, and the first can be no copy."""
-    window = torch.arange(tokens)
-    repeated = real_tune.with_repeats(window, share, torch.Generator().manual_seed(0))
-    assert torch.equal(window, torch.arange(tokens))
-    changed = [
-        start for start in range(0, tokens, 64) if not torch.equal(repeated[start : start + 64], window[start : start + 64])
-    ]
-    assert len(changed) == copies
-    for start in changed:
-        passage = repeated[start : start + 64]
-        assert len(passage) == 64
-        assert any(torch.equal(repeated[first : first + 64], passage) for first in range(start - 63))
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without arithmetic for bfloat16
@@ -155,7 +139,7 @@ def test_mixed_precision_computes_with_the_weights_of_the_last_step():
     tokens = real_windows(["python"], encode, 512, 2).flatten()
     with real_tune.mixed_precision(CPU, enabled=True):
         before = Reader(model).losses(tokens[None, :256]).mean()
-        real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, real_tune.CE, 12, 1e-2, 0)
+        real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, real_tune.CE, 12, 1e-2, 0, encode)
         after = Reader(model).losses(tokens[None, :256]).mean()
     assert after < before
     assert after == pytest.approx(float(Reader(model).losses(tokens[None, :256]).mean()), rel=2e-2)  # float32, outside

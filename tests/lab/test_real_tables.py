@@ -49,7 +49,7 @@ def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monk
 
     monkeypatch.setattr(real_tune, "real_text", text)
     settings = {"model": "tiny", "text": ["python"], "factor": 2.0, "windows": 2, "depths": 0, "search": 0}
-    training = {"objective": real_tune.CE, "seed": 0, "steps": 1, "rate": 1e-30, "train_text": "sotu", "repeats": 0.5}
+    training = {"objective": real_tune.CE, "seed": 0, "steps": 1, "rate": 1e-30, "train_text": "sotu", "codes": 1}
     rows = real_tune.measure(Workspace(tmp_path, CPU), method="none", **training, **settings)
     assert asked == [("sotu", 3_000_000, 9_000_000)]
     model, encode = open_real("tiny", CPU)

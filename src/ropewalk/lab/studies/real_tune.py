@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.measure import Meter
 from ropewalk.interop.fit.methods import LONGROPE, Method, extended
-from ropewalk.interop.fit.passkeys import shortest_passkey
+from ropewalk.interop.fit.passkeys import Encode, shortest_passkey
 from ropewalk.interop.fit.reader import Reader, trained_length
 from ropewalk.interop.fit.summary import short_length
 from ropewalk.interop.fit.text import limited_losses, windows_of
 from ropewalk.interop.patch import patched
+from ropewalk.lab.codes import with_codes
 from ropewalk.lab.long_ce import chunked_loss
 from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, Claim, Findings, Table, cell, line_figure
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
@@ -43,25 +45,23 @@ from ropewalk.spec import RopeSpec
 CE, LONG_CE = "cross entropy", "LongCE"
 #: the bars: far loss at most this much above that at the trained length, and this share of pass keys
 CLOSE, FOUND = 0.02, 0.9
-#: tokens of a passage that is repeated
-PASSAGE = 64
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {
         **SOURCES["smoke"], "methods": ["none", "yarn"], "objectives": [LONG_CE], "factor": 4.0, "steps": 2, "rate": 1e-3,
-        "train_text": PYTHON, "repeats": 0.25, "windows": 2, "depths": 2, "search": 16,
+        "train_text": PYTHON, "codes": 2, "windows": 2, "depths": 2, "search": 16,
     },
     "cpu": {
         **SOURCES["cpu"], "methods": ["yarn"], "objectives": [CE], "factor": 1.25, "steps": 2, "rate": 2e-5, "train_text": "sotu",
-        "repeats": 0.0, "windows": 2, "depths": 0, "search": 0,
+        "codes": 0, "windows": 2, "depths": 0, "search": 0,
     },
     "gpu": {
         **SOURCES["gpu"], "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped"], "objectives": [CE, LONG_CE],
-        "factor": 4.0, "steps": 200, "rate": 5e-5, "train_text": "sotu", "repeats": 0.125, "windows": 6, "depths": 20,
+        "factor": 4.0, "steps": 200, "rate": 5e-5, "train_text": "sotu", "codes": 128, "windows": 6, "depths": 20,
         "search": 64,
     },
     "cluster": {
         **SOURCES["cluster"], "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped", "llama3"],
-        "objectives": [CE, LONG_CE], "factor": 4.0, "steps": 1000, "rate": 2e-5, "train_text": "sotu", "repeats": 0.125,
+        "objectives": [CE, LONG_CE], "factor": 4.0, "steps": 1000, "rate": 2e-5, "train_text": "sotu", "codes": 128,
         "windows": 12, "depths": 20, "search": 256,
     },
 }  # fmt: skip
@@ -70,7 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train with each method, objective and seed, then measure loss by band and pass keys; return the facts for the report."""
     settings = runner.settings
-    shared = runner.pick("model", "text", "factor", "steps", "rate", "train_text", "repeats", "windows", "depths", "search")
+    shared = runner.pick("model", "text", "factor", "steps", "rate", "train_text", "codes", "windows", "depths", "search")
     # the first method with every objective, then all others: a run that is stopped can compare both
     cases = [(settings["methods"][0], objective) for objective in settings["objectives"]]
     cases += [(method, objective) for objective in settings["objectives"] for method in settings["methods"][1:]]
@@ -85,13 +85,13 @@ def run(runner: JobRunner) -> dict[str, Any]:
     )
     return real_facts(runner, rows[0]["trained"]) | {
         "train_text": Path(settings["train_text"]).name,
-        "repeats": settings["repeats"],
+        "codes": settings["codes"],
     }
 
 
 def measure(
     workspace: Workspace, *, method: str, objective: str, seed: int, model: str, text: list[str], factor: float, steps: int,
-    rate: float, train_text: str, repeats: float, windows: int, depths: int, search: int,
+    rate: float, train_text: str, codes: int, windows: int, depths: int, search: int,
 ) -> list[Row]:  # fmt: skip
     """Train one model and measure it before and after; texts of the training are not among the windows; return the rows."""
     loaded, encode = open_real(model, workspace.device, torch.float32)
@@ -105,7 +105,7 @@ def measure(
             num_depths=depths, spare=int(search > 0),
         )  # fmt: skip
         chosen = _method(method, meter, spare, search, from_hf(loaded.config))  # type: ignore[arg-type]
-        curve = train(loaded, chosen, tokens, trained, factor, objective, steps, rate, seed, repeats)
+        curve = train(loaded, chosen, tokens, trained, factor, objective, steps, rate, seed, encode, codes)
         meter.ledger = Ledger(None, {})  # a trained model is measured afresh: its weights are not kept
         meter.measure(method, chosen)
     fields = {"method": method, "objective": objective, "seed": seed, "trained": trained, "steps": steps}
@@ -138,17 +138,17 @@ def _method(name: str, meter: Meter, spare: Tensor | None, search: int, spec: Ro
 
 def train(
     model: nn.Module, method: Method, tokens: Tensor, trained: int, factor: float, objective: str, steps: int, rate: float,
-    seed: int, repeats: float = 0.0,
+    seed: int, encode: Encode, codes: int = 0,
 ) -> list[float]:  # fmt: skip
     """Train at the new length, one window a step, and return the loss of each step.
 
-    The learning rate rises to `rate` over the first tenth of the steps and then falls linearly towards 0. `repeats` is the share
-    of each window's tokens that repeat an earlier passage of it.
+    The learning rate rises to `rate` over the first tenth of the steps and then falls linearly towards 0. Each window has
+    so many `codes` to find again; most texts ask for little of what stands far before.
     """
     reader, to = Reader(model), round(factor * trained)
     rows = windows_of(tokens, to, min(steps, len(tokens) // to))
-    random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(rows), generator=random)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    chance = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.95))
     warm_up = max(1, steps // 10)
     if _is_large(model, to) and callable(enable := getattr(model, "gradient_checkpointing_enable", None)):
@@ -158,7 +158,7 @@ def train(
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = rate * min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up))
-            window = with_repeats(rows[order[step % len(rows)]], repeats, random)
+            window = with_codes(rows[order[step % len(rows)]], codes, encode, chance)
             curve.append(_step(reader, window, trained, objective))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -169,19 +169,6 @@ def train(
         disable()
     model.eval()
     return curve
-
-
-def with_repeats(window: Tensor, share: float, random: torch.Generator) -> Tensor:
-    """Return the window [S] with about `share` of its tokens replaced by copies of earlier passages, at any distance.
-
-    To predict a copy, a model must find the passage again, as it must find a pass key; most texts ask for little of that.
-    """
-    window = window.clone()
-    places = 1 + torch.randperm(max(0, len(window) // PASSAGE - 1), generator=random)[: round(share * len(window) / PASSAGE)]
-    for end in (places * PASSAGE).sort().values.tolist():  # in order, so that no passage is replaced after it was copied
-        start = int(torch.randint(end - PASSAGE + 1, (), generator=random))
-        window[end : end + PASSAGE] = window[start : start + PASSAGE].clone()
-    return window
 
 
 def _is_large(model: Any, tokens: int) -> bool:
@@ -238,8 +225,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
             cells.append((f"{method}, {objective}", *(cell(each) for each in losses), *shares))
             series[f"{method}, {objective}"] = ([float(n) for n in range(len(bands))], [each.mean for each in losses if each])
     steps = select(rows, "loss")[0]["steps"]
-    repeats = f", {facts['repeats']:.1%} of its tokens repeats of an earlier passage" if facts.get("repeats") else ""
-    note = f"After {steps} steps on {facts.get('train_text')}{repeats}. {source_note(facts)}"
+    asked = f" with {facts['codes']} codes in each window, stated and later asked for" if facts.get("codes") else ""
+    note = f"After {steps} steps on {facts.get('train_text')}{asked}. {source_note(facts)}"
     note += " ± standard error over windows and pass keys."
     columns = ("method, objective", *bands, *(f"keys in {length:,}" for length in lengths))
     figure = line_figure(

@@ -1,0 +1,52 @@
+"""Windows with codes: the text that is left, where each code is stated and asked for, and what is refused."""
+
+import random
+import re
+
+import pytest
+import torch
+
+from ropewalk import RopeError
+from ropewalk.lab.codes import NAMES, with_codes
+
+
+def window_of(tokens: int, count: int, seed: int = 0) -> str:
+    text = torch.tensor([ord(letter) for letter in ("abcdefghij" * tokens)[:tokens]])
+    made = with_codes(text, count, lambda words: words.encode(), random.Random(seed))
+    assert (len(made), made.dtype) == (tokens, text.dtype)
+    return bytes(made.tolist()).decode()
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(1000, 0), (1001, 1), (4096, 20), (16384, len(NAMES))])
+def test_each_code_is_stated_once_and_asked_for_later(tokens, count):
+    made = window_of(tokens, count)
+    stated = {m[1]: (m[2], m.start()) for m in re.finditer(r"\nThe code of the (\w+ \w+) is (\d{5})\.\n", made)}
+    asked = {m[1]: (m[2], m.start()) for m in re.finditer(r"\nWhich code has the (\w+ \w+)\? Its code is (\d{5})\.\n", made)}
+    assert len(stated) == len(asked) == count
+    for name, (code, place) in stated.items():
+        assert asked[name][0] == code
+        assert asked[name][1] > place
+    # what is left is the beginning of the text
+    left = re.sub(r"\n(The code of the|Which code has the) [^\n]*\n", "", made)
+    assert left == ("abcdefghij" * tokens)[: len(left)]
+
+
+def test_all_distances_are_equally_likely():
+    """Of 1,000 codes in long windows a quarter are asked for after a distance of each quarter of the window."""
+    counts = [0, 0, 0, 0]
+    for seed in range(100):
+        made = window_of(65536, 10, seed)
+        for match in re.finditer(r"The code of the (\w+ \w+) is", made):
+            distance = made.index(f"Which code has the {match[1]}?") - match.start()
+            counts[4 * distance // 65536] += 1
+    assert all(200 < count < 300 for count in counts)
+
+
+def test_windows_of_one_seed_are_equal_and_of_two_differ():
+    assert window_of(4096, 5, 1) == window_of(4096, 5, 1) != window_of(4096, 5, 2)
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(100, 2), (65536, len(NAMES) + 1), (1000, -1)])
+def test_more_codes_than_names_or_than_the_window_holds_are_refused(tokens, count):
+    with pytest.raises(RopeError, match="codes"):
+        window_of(tokens, count)
