@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from ropewalk.analysis.facts import Facts
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.hf import Explanation, explain, from_hf
+from ropewalk.interop.config.hf import Explanation, read_specs
 from ropewalk.interop.config.values import find, served_length
 from ropewalk.interop.gguf import GgufFile, is_gguf, read_ropes
 from ropewalk.interop.gguf.write import sizes_of
@@ -65,11 +64,7 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping
         file = GgufFile(config)
         return *read_ropes(file), sizes_of(file)
     loaded = config_file.load(config)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the explanation contains the warnings, and the caller shows it
-        specs = from_hf(loaded, per_layer=True)
-    assert isinstance(specs, dict)  # for the type checker: per_layer gives one
-    return specs, explain(loaded), config_file.text_part(loaded)
+    return *read_specs(loaded), config_file.text_part(loaded)
 
 
 def _window(config: Mapping[str, Any], layer_type: str) -> int | None:

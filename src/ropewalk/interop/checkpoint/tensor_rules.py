@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -29,7 +28,7 @@ from ropewalk.interop.checkpoint.attention_names import (
 )
 from ropewalk.interop.checkpoint.shards import Folder
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.config.hf import read_specs
 from ropewalk.interop.config.values import find
 from ropewalk.layout import convert_layout, convert_qkv
 
@@ -226,9 +225,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
     if "dim" in config and "hidden_size" not in config:  # Meta's and Mistral's params.json
         config = {"hidden_size": config["dim"], "rope_theta": config.get("rope_theta") or 1e4, **config}
     heads = _count(config, None, "num_attention_heads", "n_head", "n_heads", "num_heads")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # they are about scalings; only the sizes are used here
-        specs: Any = from_hf(config, per_layer=True)
+    specs, _ = read_specs(config)
     sizes = {
         layer_type: HeadSizes(heads, _kv_heads(config, heads), spec.head_dim, 2 * spec.pairs, spec.rotary_start)
         for layer_type, spec in specs.items()

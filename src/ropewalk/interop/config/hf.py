@@ -58,7 +58,7 @@ def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_freque
     Models with latent attention (DeepSeek) rotate a part of the head that their code splits off; the spec describes that
     part, with head_dim = qk_rope_head_dim.
     """
-    specs, explanation = _read(config, precision)
+    specs, explanation = read_specs(config, precision)
     for text in explanation.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
     if per_layer:
@@ -74,9 +74,7 @@ def from_hf(config: Any, per_layer: bool = False, *, precision: str = "hf_freque
 
 def layer_specs(config: Any) -> list[RopeSpec | None]:
     """Return the spec of each layer of the model that a config describes; None for layers that are not rotated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # `explain` lists the config keys that are ignored
-        specs: Any = from_hf(config, per_layer=True)
+    specs, _ = read_specs(config)
     text = config_file.text_part(config_file.load(config))
     return [specs.get(name) for name in layer_names(text, family_of(text.get("model_type")), specs)]
 
@@ -86,12 +84,12 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     text = config_file.text_part(config_file.load(config))
     if text.get("model_type") in WITHOUT_ROPE:
         return read_temperatures(text, dict.fromkeys(layer_types(text) or ("full_attention",), False))
-    return read_temperatures(text, {name: spec is not None for name, spec in _read(text)[0].items()})
+    return read_temperatures(text, {name: spec is not None for name, spec in read_specs(text)[0].items()})
 
 
 def explain(config: Any) -> Explanation:
     """Return each value of the spec that a config describes, and the config key or default it came from."""
-    return _read(config)[1]
+    return read_specs(config)[1]
 
 
 def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) -> dict[str, Any]:
@@ -110,8 +108,8 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
     return written
 
 
-def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
-    """Return the spec of each layer type (None: not rotated), and where each value was found."""
+def read_specs(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
+    """Return the spec of each layer type (None: not rotated), and where each value was found; nothing is warned about here."""
     text = config_file.text_part(config_file.load(config))
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
@@ -148,7 +146,7 @@ def _read(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, Rop
 
 def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
     """Raise a RopeError about the first field of `spec` that the config keys `written` are read back with another value of."""
-    for read in filter(None, _read(written)[0].values()):
+    for read in filter(None, read_specs(written)[0].values()):
         for field in fields(spec):
             given, read_back = getattr(spec, field.name), getattr(read, field.name)
             if field.name != "precision" and given != read_back:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.families import family_of
-from ropewalk.interop.config.hf import explain, from_hf
+from ropewalk.interop.config.hf import read_specs
 from ropewalk.interop.config.keys import LATENT_KEY
 from ropewalk.interop.config.layers import layer_ropes
 from ropewalk.interop.config.values import served_length
@@ -127,11 +126,7 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
     """
     config = hf_config(GgufFile(config)) if is_gguf(config) else config
     text = config_file.text_part(config_file.load(config))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # `Audit.warnings` has them
-        specs = from_hf(text, per_layer=True, precision="exact")
-    assert isinstance(specs, dict)  # for the type checker: per_layer gives one
-    explanation = explain(text)
+    specs, explanation = read_specs(text, "exact")
     findings: list[Finding] = []
     longest = 0
     for layer_type, spec in specs.items():

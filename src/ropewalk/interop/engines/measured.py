@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.config.hf import read_specs
 from ropewalk.interop.config.unrotated import NO_ROPE
 from ropewalk.spec import RopeSpec
 
@@ -74,14 +73,10 @@ def verdict(ours: Table | None, theirs: Table | None) -> str:
 def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeError:
     """Return the spec of each layer type of a config, or the reason why there is none."""
     text = config_file.text_part(config_file.load(dict(config)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        try:
-            specs = from_hf(text, per_layer=True, precision="exact")
-        except RopeError as error:
-            return error
-    assert isinstance(specs, dict)  # for the type checker: per_layer gives one
-    return specs
+    try:
+        return read_specs(text, "exact")[0]
+    except RopeError as error:
+        return error
 
 
 def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,7 +11,7 @@ from ropewalk.frequencies import SCALINGS, Clipped, Default, Ntk, Scaling
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
 from ropewalk.interop.config.families import family_of
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.config.hf import read_specs
 from ropewalk.interop.config.keys import AXIS_KEYS, FRACTION_KEYS, LAYER_THETA_KEY, OTHER_KEYS, THETA_KEYS
 from ropewalk.interop.config.layers import is_nested, stray_keys
 from ropewalk.interop.config.layers import layer_types as layer_types_of
@@ -85,7 +84,7 @@ def config_change(
     """
     offered = {**kinds(), **FOR_TRAINING}
     choice("kind", kind, offered)
-    all_specs = _specs(config)
+    all_specs, _ = read_specs(config)
     old_specs = _chosen_layers(config, all_specs, layer_types)
     _refuse_scaled(old_specs, overwrite)
     _refuse_several_thetas(config, old_specs)
@@ -110,7 +109,7 @@ def config_change(
 
 def specs_and_length(config: Mapping[str, Any], original_length: int | None) -> tuple[dict[str, RopeSpec | None], int]:
     """Return the spec of every layer type, and the trained length."""
-    specs = _specs(config)
+    specs, _ = read_specs(config)
     return specs, _trained_length(config, {name: spec for name, spec in specs.items() if spec is not None}, original_length)
 
 
@@ -261,7 +260,7 @@ def _read_back(config: Mapping[str, Any], expected: Mapping[str, RopeSpec | None
     """Read the changed config and return its specs; refuse it if they differ from `expected`."""
     model = config.get("model_type") or "this model"
     try:
-        specs = _specs(config)
+        specs, _ = read_specs(config)
     except RopeError as error:
         raise RopeError("kind", f"cannot be expressed in a config of {model} ({error})", None) from None
     if stray_keys(config):
@@ -275,13 +274,6 @@ def _read_back(config: Mapping[str, Any], expected: Mapping[str, RopeSpec | None
             rule = f"cannot be expressed in a config of {model}: {', '.join(different)} of {layer} would be read differently"
             raise RopeError("kind", rule, read)
     return {layer: spec for layer, spec in specs.items() if spec is not None}
-
-
-def _specs(config: Mapping[str, Any]) -> dict[str, RopeSpec | None]:
-    """Return the spec of each layer type; None for those that are not rotated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # `explain` lists the config keys that are ignored
-        return from_hf(config, per_layer=True)  # type: ignore[return-value]  # per_layer gives a dict
 
 
 def _notes(scaling: Scaling, config: Mapping[str, Any], specs: Mapping[str, RopeSpec], served: int) -> tuple[str, ...]:

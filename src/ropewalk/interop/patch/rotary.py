@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.interop.config.hf import read_specs
 from ropewalk.interop.patch.angles import BY_AXIS, FORMS, LazyAngles, tables_of
 from ropewalk.interop.patch.conventions import Convention
 from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook, length_hook
@@ -135,12 +134,10 @@ def _fits(spec: RopeSpec, positions: Tensor) -> bool:
 def _specs(config: Any) -> dict[str, RopeSpec]:
     """Return the specs of a config by layer type; {} if it cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about ignored config keys concern from_hf, not patch
-            specs = from_hf(config, per_layer=True)
+        specs, _ = read_specs(config)
     except RopeError:
         return {}
-    return {name: spec for name, spec in specs.items() if spec is not None}  # type: ignore[union-attr]  # per layer
+    return {name: spec for name, spec in specs.items() if spec is not None}
 
 
 class _Probe:
