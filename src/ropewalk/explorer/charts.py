@@ -165,18 +165,22 @@ def similarity_map(spec: RopeSpec, served: int, translate: Translate) -> dict:
     matrix = analysis.similarity_matrix(analysis.radians(spec, served), range(MAP_POSITIONS))
     rows = [{"k": k, "q": q, "s": round(float(s), 4)} for q, row in enumerate(matrix) for k, s in enumerate(row)]
     axis = {"type": "ordinal", "axis": {"values": list(range(0, MAP_POSITIONS, 8)), "labelAngle": 0}}
-    return {
-        "title": f"{translate('Similarity of every two positions')}: {spec.scaling.name}",
-        "height": 460,
-        "usermeta": options(translate),
-        "data": {"values": rows},
-        "mark": {"type": "rect", "tooltip": True},
-        "encoding": {
-            "x": {"field": "k", "title": translate("key position"), **axis},
-            "y": {"field": "q", "title": translate("query position"), "sort": "descending", **axis},
-            "color": {"field": "s", "type": "quantitative", "title": translate("similarity"), "scale": {"scheme": "cividis"}},
-        },
+    title = f"{translate('Similarity of every two positions')}: {spec.scaling.name}"
+    colour = {"title": translate("similarity"), "scale": {"scheme": "cividis"}}
+    return position_map(rows, title, 460, axis, colour, translate, sort="descending")
+
+
+def position_map(
+    rows: list[dict], title: str, height: int, axis: dict, colour: dict, translate: Translate, **y_axis: str
+) -> dict:
+    """Return a map of cells, whose rows have a key position `k`, a query position `q` and a value `s`, which is the colour."""
+    encoding = {
+        "x": {"field": "k", "title": translate("key position"), **axis},
+        "y": {"field": "q", "title": translate("query position"), **axis, **y_axis},
+        "color": {"field": "s", "type": "quantitative", **colour},
     }
+    common = {"title": title, "height": height, "usermeta": options(translate), "data": {"values": rows}}
+    return {**common, "mark": {"type": "rect", "tooltip": True}, "encoding": encoding}
 
 
 def similarity_maps(specs: Specs, served: int, translate: Translate) -> list[dict]:

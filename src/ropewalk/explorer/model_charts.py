@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ropewalk.explorer.charts import lines, options
+from ropewalk.explorer.charts import lines, position_map
 from ropewalk.explorer.reading import Reading
 from ropewalk.explorer.words import Translate
 
@@ -30,23 +30,13 @@ def attention(reading: Reading, layer: int, head: int, largest: float, title: st
     ]
     ticks = [int(each) for each in starts[:: max(len(values) // 6, 1)]]
     axis = {"type": "ordinal", "axis": {"values": ticks, "labelAngle": 0, "labelOverlap": "greedy", "format": "~s"}}
-    return {
-        "title": title,
-        "height": MAP_HEIGHT,
-        "usermeta": options(translate),
-        "data": {"values": rows},
-        "mark": {"type": "rect", "tooltip": True},
-        "encoding": {
-            "x": {"field": "k", "title": translate("key position"), **axis},
-            "y": {"field": "q", "title": translate("query position"), **axis},
-            "color": {
-                "field": "s", "type": "quantitative", "title": translate("attention"),
-                "scale": {"scheme": "cividis", "type": "sqrt", "domain": [0, largest]},
-                # the square roots of these are 0, 1/4, 1/2 and 1 of the largest
-                "legend": {"values": [0, largest / 16, largest / 4, largest], "format": ".2~g"},
-            },
-        },
-    }  # fmt: skip
+    colour = {
+        "title": translate("attention"),
+        "scale": {"scheme": "cividis", "type": "sqrt", "domain": [0, largest]},
+        # the square roots of these are 0, 1/4, 1/2 and 1 of the largest
+        "legend": {"values": [0, largest / 16, largest / 4, largest], "format": ".2~g"},
+    }
+    return position_map(rows, title, MAP_HEIGHT, axis, colour, translate)
 
 
 def block_starts(positions: np.ndarray, cells: int) -> np.ndarray:
