@@ -46,14 +46,14 @@ def config_or_example(config: Path | None, name: str | None) -> Any:
     return config if name is None else example(name)
 
 
-def picture_path(path: Path, option: str = "--plot") -> Path:
-    """Return the path of a picture to write; refuse a format that cannot be written, and a folder."""
+def picture_path(path: Path) -> Path:
+    """Return the path of a picture to write, given as --plot; refuse a format that cannot be written, and a folder."""
     from ropewalk.errors import RopeError
     from ropewalk.plots.look import FORMATS
 
     if path.suffix.lower().lstrip(".") not in FORMATS:
-        raise RopeError(option, f"must end with {', '.join(f'.{each}' for each in FORMATS)}", str(path))
-    return output_path(path, option)
+        raise RopeError("--plot", f"must end with {', '.join(f'.{each}' for each in FORMATS)}", str(path))
+    return output_path(path, "--plot")
 
 
 def output_path(path: Path, option: str = "--out") -> Path:

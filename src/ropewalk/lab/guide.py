@@ -37,9 +37,9 @@ def _loss(rows: list[Row], **fields: Any) -> str:
     return f"{_score(rows, **fields).mean:.3f}"
 
 
-def _minus(a: Score, b: Score, *, same_model: bool = False) -> str:
-    """Return the paired difference a - b as text, with the noise between trainings unless both are one model."""
-    return difference(compare(a, b, floor=seed_noise([a, b], same_model=same_model)))
+def _minus(a: Score, b: Score) -> str:
+    """Return the paired difference a - b of two trainings as text, with the noise between trainings."""
+    return difference(compare(a, b, floor=seed_noise([a, b])))
 
 
 def _short_text(base: list[Row]) -> str:

@@ -63,12 +63,12 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
     return sheet
 
 
-def _pixels(figure: Any, dpi: int = 72) -> np.ndarray:
-    """Return the figure as an array of RGBA pixels; its own dpi is restored."""
+def _pixels(figure: Any) -> np.ndarray:
+    """Return the figure as an array of RGBA pixels, 72 per inch; its own dpi is restored."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     old_dpi = figure.dpi
-    figure.set_dpi(dpi)
+    figure.set_dpi(72)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba()).copy()

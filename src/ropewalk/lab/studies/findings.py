@@ -75,18 +75,16 @@ def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> f
     return SEED_NOISE * 2**0.5 if single_seed and not same_model else 0.0
 
 
-def cell(value: Score | None) -> str:
-    """Return the mean and standard error as text."""
+def cell(value: Score | None, form: str = ".3f") -> str:
+    """Return the mean and standard error as text, both in the format `form`."""
     if value is None:
         return "-"
-    return f"{value.mean:.3f} ± {value.error:.3f}" if value.values.size > 1 else f"{value.mean:.3f}"
+    return f"{value.mean:{form}} ± {value.error:{form}}" if value.values.size > 1 else f"{value.mean:{form}}"
 
 
 def percent(value: Score | None) -> str:
     """Return the mean and standard error of a share as text."""
-    if value is None:
-        return "-"
-    return f"{value.mean:.1%} ± {value.error:.1%}" if value.values.size > 1 else f"{value.mean:.1%}"
+    return cell(value, ".1%")
 
 
 def ours_by_name(rows: list[Row], names: Mapping[str, str], field: str, lengths: Sequence[int], **fields: Any) -> Ours:

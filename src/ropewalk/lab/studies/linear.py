@@ -91,10 +91,10 @@ def held_bytes(cache: Any) -> int:
 
 
 @torch.no_grad()
-def _milliseconds(model: nn.Module, tokens: torch.Tensor, repeats: int = 3) -> float:
-    """Return the milliseconds of the fastest of a few forward passes."""
+def _milliseconds(model: nn.Module, tokens: torch.Tensor) -> float:
+    """Return the milliseconds of the fastest of three forward passes."""
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(3):
         began = time.perf_counter()
         model.features(tokens)  # type: ignore[operator]
         if tokens.is_cuda:
