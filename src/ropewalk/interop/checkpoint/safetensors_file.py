@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
+from ropewalk.interop.config.file import unique_keys
 
 #: real headers are below 1 MB; 16 MB holds a hundred thousand tensors
 MAX_HEADER_BYTES = 16 << 20
@@ -86,7 +87,7 @@ def read_header(path: Path) -> Header:
 def parse_object(data: bytes, file_name: str) -> dict[str, Any]:
     """Return a JSON object as a dict; refuse duplicate names in it."""
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys)
     except RopeError as error:
         raise RopeError(f"{file_name}: {error.field}", error.rule, error.value) from None
     except (ValueError, RecursionError) as error:
@@ -167,16 +168,6 @@ def write_file(path: Path, header: Header, pieces_of: Callable[[str], Iterable[T
                 raise RopeError(name, f"must have the size in its header, {entry.bytes} bytes", written)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return JSON fields as a dict; raise an error if a name occurs twice."""
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise RopeError(name, "must be given once", value)
-        fields[name] = value
-    return fields
 
 
 def _entry(field: str, value: Any) -> TensorEntry:

@@ -75,7 +75,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise RopeError("config", "must be UTF-8", f"byte {error.start}") from None
     _check_depth(text)
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_Constant, parse_int=_integer)
+        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_Constant, parse_int=_integer)
     except json.JSONDecodeError as error:
         rule = f"must be JSON ({error.msg} at line {error.lineno})"
         raise RopeError("config", rule, text[error.pos : error.pos + 20]) from None
@@ -101,8 +101,8 @@ def _check_depth(text: str) -> None:
             depth -= 1
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict of `pairs`; refuse a config key that is given twice."""
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict; refuse a key that is given twice."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
