@@ -69,15 +69,15 @@ class JobRunner:
         return {name: self.settings[name] for name in names}
 
     def run_each(
-        self, work: Callable[..., list[Row]], field: str, values: Iterable[Any], names: Callable[[Any], str] = str, **shared: Any
+        self, work: Callable[..., list[Row]], field: str, values: Iterable, name: Callable[[Any], str] = str, /, **shared: Any
     ) -> list[Row]:
         """Run a job for each seed and each value of a setting, and return the rows of all.
 
         field   the argument of `work` that gets the value; `shared` are its further ones, besides the seed
-        names   value -> the name of the job, without its seed
+        name    value -> the name of the job, without its seed
         """
         each = [(seed, value) for seed in self.seeds for value in values]
-        return self.run(Job(f"{names(value)}-{seed}", work, {field: value, "seed": seed, **shared}) for seed, value in each)
+        return self.run(Job(f"{name(value)}-{seed}", work, {field: value, "seed": seed, **shared}) for seed, value in each)
 
     def run(self, jobs: Iterable[Job]) -> list[Row]:
         """Run the jobs that have no file yet, and return the rows of all jobs in their order."""
