@@ -81,6 +81,15 @@ def test_transformers_rounds_the_band_of_families_with_a_rope_for_each_layer_typ
     assert finding.radians == pytest.approx(theirs, rel=1e-6)
 
 
+def test_a_null_in_a_scaling_that_transformers_does_not_read_is_no_error():
+    scaling = {"type": "llama3", **{key: value for key, value in LLAMA3.items() if key != "rope_type"}, TRAINED: None}
+    config = {**SIZES, "model_type": "gemma3_text", "head_dim": 16, "layer_types": ["full_attention"], "rope_scaling": scaling}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
+    theirs = model.model.rotary_emb.full_attention_inv_freq.tolist()
+    (finding,) = (each for each in audit(config).of("hf") if each.layer_type == "full_attention")
+    assert finding.radians == pytest.approx(theirs, rel=1e-6)
+
+
 @pytest.mark.parametrize("place", ["rope", "config"])
 def test_what_a_null_fraction_does_is_not_known(place):
     config = {**SIZES, "model_type": "glm4", "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}

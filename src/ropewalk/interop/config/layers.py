@@ -23,7 +23,9 @@ def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
     if is_nested(config):
         if v4:
             raise RopeError("rope_scaling", "must be absent where rope_parameters differ per layer type", dict(v4))
-        ropes = {name: _rope(value, f"rope_parameters.{name}") for name, value in v5.items() if is_layer(name, value)}
+        thetas = {layer.layer_type: _theta(config, layer) for layer in family.layer_thetas}
+        given = {name: _rope(value, f"rope_parameters.{name}") for name, value in v5.items() if is_layer(name, value)}
+        ropes = {name: None if rope is None else {**thetas.get(name, {}), **rope} for name, rope in given.items()}
     elif family.layer_thetas:
         if v5:
             names = ", ".join(layer.layer_type for layer in family.layer_thetas)
@@ -112,6 +114,10 @@ def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
 def _theta_rope(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[str, Any]) -> dict[str, Value]:
     """Return the rope of a layer type with a theta of its own; `scaling` is the config's `rope_scaling`, if it applies."""
     rope = (_rope(scaling, "rope_scaling") or {}) if layer.scaled else {}
+    return {**_theta(config, layer), **rope}
+
+
+def _theta(config: Mapping[str, Any], layer: LayerTheta) -> dict[str, Value]:
+    """Return the theta that a layer type has unless its rope object gives one: that of its config key, or of the family."""
     given = None if layer.theta_key is None else find(config, layer.theta_key)
-    theta = given or Value(layer.theta, "rope_theta", "default of the family", derived=True)
-    return {"rope_theta": theta, **rope}
+    return {"rope_theta": given or Value(layer.theta, "rope_theta", "default of the family", derived=True)}

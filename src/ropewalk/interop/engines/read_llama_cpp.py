@@ -35,6 +35,8 @@ OLD_THETA = {
 }  # fmt: skip
 #: families whose class in transformers 4.57 refuses a scaling that is named by `type`: the converter then has no defaults
 NEEDS_ROPE_TYPE = names("qwen3_vl_text qwen3_vl_moe_text")
+#: families with another default theta than 10,000 whose class in transformers 4.57 refuses llama3 without its trained length
+NEEDS_LENGTH = names("apertus ernie4_5 ernie4_5_moe gpt_oss")
 #: families whose runtime has no other size of a head than hidden_size / num_attention_heads
 NO_HEAD_DIM = names("glm nemotron exaone4 cohere2")
 #: model types whose runtime reads the betas that the converter writes; for others they are 32 and 1
@@ -61,6 +63,12 @@ def read_llama_cpp(case: Case) -> Reading:
     elif not case.gives_theta and case.is_named_by_type and case.model_type in NEEDS_ROPE_TYPE:
         does = "transformers 4.57 refuses a scaling without rope_type, and 10,000 is used"
         reading.use("rope_theta", does, CONVERTER, theta=10_000.0)
+    elif not case.gives_theta and case.model_type in NEEDS_LENGTH and _lacks_length(case):
+        does = "transformers 4.57 refuses llama3 without original_max_position_embeddings, and 10,000 is used"
+        reading.use("rope_theta", does, CONVERTER, theta=10_000.0)
+    elif case.model_type == "olmo3" and case.nested:
+        theta = _full_rope(case.config).get("rope_theta") or OLD_THETA["olmo3"]
+        reading.use("rope_theta", "that of full layers is used for every layer", CONVERTER, theta=theta)
     elif not case.gives_theta and case.model_type in OLD_THETA:
         reading.use("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
     if unread_theta(case):
@@ -86,7 +94,7 @@ def _refusal(case: Case) -> str | None:
         return "no table: the converter fails without original_max_position_embeddings"
     if not case.gives_theta and _old_class_refuses(case):
         return "no table: the converter fails without rope_theta"
-    computes = (Llama3,) if case.model_type in LLAMA3 else (LongRope,) if case.model_type in ("phi3", "phimoe") else ()
+    computes = (Llama3,) if case.model_type in LLAMA3 else (Llama3, LongRope) if case.model_type in ("phi3", "phimoe") else ()
     if isinstance(scaling, computes) and (problem := case.refuses_null(TRAINED)) is not None:
         return problem
     if case.model_type in NO_HEAD_DIM and case.spec.head_dim != case.derived_head_dim:
@@ -106,14 +114,20 @@ def _refusal(case: Case) -> str | None:
         needed = {"mscale_all_dim", "llama_4_scaling_beta"}
         if not isinstance(scaling, Yarn) or not needed <= case.rope.keys():
             return "no table: the converter takes yarn alone, with mscale_all_dim and llama_4_scaling_beta"
-    if case.model_type == "gemma4_text" and _gemma4_full(config).get("rope_type") != "proportional":
+    if case.model_type == "gemma4_text" and _full_rope(config).get("rope_type") != "proportional":
         return "no table: the converter takes rope_parameters with a proportional rope of the full layers alone"
     return None
 
 
-def _gemma4_full(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope of Gemma 4's full layers."""
+def _full_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rope of the full layers in `rope_parameters` by layer type."""
     return (config.get("rope_parameters") or {}).get("full_attention") or {}
+
+
+def _lacks_length(case: Case) -> bool:
+    """Return whether `rope_scaling` is a llama3 without a trained length; transformers 4.57 reads no `rope_parameters`."""
+    scaling = case.config.get("rope_scaling") or {}
+    return isinstance(case.spec.scaling, Llama3) and bool(scaling) and scaling.get(TRAINED) is None
 
 
 def _old_class_refuses(case: Case) -> bool:

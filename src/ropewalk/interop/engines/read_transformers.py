@@ -25,12 +25,25 @@ def refusal(case: Case) -> str | None:
     if case.model_type == "mixtral" and case.config.get("head_dim") is None and isinstance(case.spec.scaling, LongRope):
         return "no table: mixtral refuses LongRoPE without head_dim"
     is_beside = case.config.get(TRAINED) is not None and not case.nested and case.model_type != "phimoe"
-    if isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and not is_beside and (problem := case.refuses_null(TRAINED)):
+    has_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope))
+    if has_length and not is_unread(case) and not is_beside and (problem := case.refuses_null(TRAINED)):
         return problem
-    needs_length = case.model_type == "gemma4_text" and isinstance(case.spec.scaling, (Yarn, Llama3, LongRope))
-    if needs_length and case.rope.get(TRAINED) is None:
+    if case.model_type == "gemma4_text" and has_length and case.rope.get(TRAINED) is None:
         return f"no table: gemma4_text refuses rope_type {case.rope_type} without original_max_position_embeddings"
+    if needs_theta(case) and isinstance(case.spec.scaling, Llama3):
+        return "no table: gemma4_text refuses rope_type llama3 without rope_theta"
     return None
+
+
+def needs_theta(case: Case) -> bool:
+    """Return whether a rope of the config has no `rope_theta`, in a family whose config class has no default for it."""
+    is_given = all("rope_theta" in rope for rope in case.ropes) if case.nested else case.gives_theta
+    return case.model_type == "gemma4_text" and not is_given
+
+
+def is_unread(case: Case) -> bool:
+    """Return whether the scaling is named by `type` in a family that has a rope_type for each layer type and reads that alone."""
+    return case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type
 
 
 def unread_theta(case: Case) -> bool:
@@ -49,7 +62,7 @@ def read_hf(case: Case) -> Reading:
         return reading.fail(f"not known: transformers has no code for {case.model_type}; its checkpoints bring their own")
     if (problem := refusal(case)) is not None:
         return reading.fail(problem)
-    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type:
+    if is_unread(case):
         reading.drop_scaling("named by `type`, which is not read beside the rope_type default", "configuration_gemma3.py")
         reading.rotate(case.spec.head_dim, "not read without a scaling", "modeling_gemma3.py")
     elif _breaks(case):
@@ -83,6 +96,8 @@ def _missing(case: Case) -> str | None:
         return "no table: ministral3 needs llama_4_scaling_beta and original_max_position_embeddings"
     if case.model_type == "gemma4_text" and not case.nested:
         return "no table: gemma4_text needs rope_parameters by layer type"
+    if needs_theta(case):
+        return "no table: gemma4_text needs rope_theta for every layer type"
     return None
 
 

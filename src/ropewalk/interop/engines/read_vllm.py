@@ -5,7 +5,7 @@ from __future__ import annotations
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, read_hf, refusal, unread_theta
+from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, needs_theta, read_hf, refusal, unread_theta
 from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names, refuses_factor
 
 #: families that run inside vLLM as transformers' own code (its registry says so)
@@ -44,6 +44,8 @@ def read_vllm(case: Case) -> Reading:
         return reading.fail(f"not known: how vLLM builds the rope of {case.model_type}")
     if (problem := refusal(case)) is not None:
         return reading.fail(problem)
+    if needs_theta(case):
+        return reading.fail("no table: gemma4_text needs rope_theta")
     if case.model_type == "minimax_m2" and case.config.get("rotary_dim") is None:
         return reading.fail("no table: minimax_m2 needs rotary_dim")
     if case.model_type == "gpt_oss" and not (isinstance(case.spec.scaling, Yarn) and {"factor", *BETAS} <= case.rope.keys()):
