@@ -56,12 +56,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "gpu": {
         **SOURCES["gpu"], "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped"], "objectives": [CE, LONG_CE],
-        "factor": 4.0, "steps": 200, "rate": 5e-5, "train_text": "sotu", "codes": 128, "windows": 6, "depths": 20,
+        "factor": 4.0, "steps": 200, "rate": 5e-5, "train_text": "sotu", "codes": 0, "windows": 6, "depths": 20,
         "search": 64,
     },
     "cluster": {
         **SOURCES["cluster"], "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped", "llama3"],
-        "objectives": [CE, LONG_CE], "factor": 4.0, "steps": 1000, "rate": 2e-5, "train_text": "sotu", "codes": 128,
+        "objectives": [CE, LONG_CE], "factor": 4.0, "steps": 1000, "rate": 2e-5, "train_text": "sotu", "codes": 0,
         "windows": 12, "depths": 20, "search": 256,
     },
 }  # fmt: skip
