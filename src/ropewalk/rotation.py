@@ -80,10 +80,11 @@ def rerotate(
     """
     to = spec if to is None else to
     back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables), sign=-1, magnitude_power=-1)
-    # the other spec may have no such table
+    # the strategy that `tables` names may not exist for the other spec
     forth = make_request((k,), to, to_positions, 0, seq_dim, to_length, tables if tables in strategies(to) else "auto")
     if not match_magnitude:
-        # the magnitude of a scaling stays on the keys, but xPos's growth depends on the position and must change
+        # leave the scaling's magnitude out of both rotations, so that the keys keep theirs; xPos's growth stays in: it
+        # depends on the position and must change
         back, forth = (replace(request, spec=request.spec.with_(magnitude_on="scale")) for request in (back, forth))
     old, new = (_written_out(request, k, torch.float64, key=True) for request in (back, forth))
     if (spec.rotary_start, spec.pairs) != (to.rotary_start, to.pairs):
@@ -234,13 +235,17 @@ def _by_formula(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
     return differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request)
 
 
-def _needs_formula(request: AnyRequest, around: list) -> bool:
-    """Return whether derivatives are needed that the autograd rule does not cover: of tables, forward-mode or functorch's."""
-    if in_forward_mode() or not all(is_vmap(transform) for transform in around):
+def _needs_formula(request: AnyRequest, transforms_around: list) -> bool:
+    """Return whether x cos + rotate_half(x) sin must be computed by torch's own differentiable operations.
+
+    They are needed for derivatives that the autograd rule does not cover: derivatives with respect to tables, forward-mode
+    derivatives, and those of functorch transforms around this call, except vmap.
+    """
+    if in_forward_mode() or not all(is_vmap(transform) for transform in transforms_around):
         return True
     # under vmap, requires_grad of a table cannot be read
     return isinstance(request, TableRequest) and (
-        bool(around) or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
+        bool(transforms_around) or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
     )
 
 

@@ -109,7 +109,7 @@ def flex_why_not(call: Call) -> str | None:
     if call.q.device.type != "cuda":
         return "FlexAttention is compiled for CUDA only"
     if call.bias is not None or call.visible.added is not None:
-        return "a float mask or a bias would be a tensor of all scores"
+        return "a float mask or a bias has a value for every score, and FlexAttention forms no such tensor"
     return None
 
 

@@ -66,14 +66,15 @@ def finetune(
 
 def evaluate(model: Path, file: Path, predictions: Path | None, length: int | None, device: str, json: bool) -> None:
     """Evaluate a fine-tuned model on a file."""
-    result, labels = evaluate_file(model, file, length=length, device=device_of(device), progress=not json)
+    result, predicted = evaluate_file(model, file, length=length, device=device_of(device), progress=not json)
     if predictions is not None:
-        write_atomically(predictions, "".join(f"{label}\n" for label in labels))
+        write_atomically(predictions, "".join(f"{label}\n" for label in predicted))
     if json:
         print(json_format.dumps({"file": str(file), **result.numbers(), "predictions": predictions and str(predictions)}))
         return
-    missing = len(labels) - result.count
-    console().print(f"accuracy {accuracy(result)}" + (f"; {missing:,} of {len(labels):,} lines have no label" if missing else ""))
+    unlabelled = len(predicted) - result.count  # lines without a right answer to compare with
+    note = f"; {unlabelled:,} of {len(predicted):,} lines have no label" if unlabelled else ""
+    console().print(f"accuracy {accuracy(result)}{note}")
     if predictions is not None:
         console().print(f"predictions: {predictions}", soft_wrap=True)
 

@@ -72,7 +72,9 @@ class PackedAttention(Attention):
             return "the projection or a norm has forward hooks, which the kernels would skip"
         if (reason := self.why_not_head_norm()) is not None:
             return reason
-        if linear.weight.dtype != x.dtype or torch.is_autocast_enabled("cuda"):
+        if torch.is_autocast_enabled("cuda"):
+            return "autocast is on, and the kernels compute in the dtype of x"
+        if linear.weight.dtype != x.dtype:
             return f"the weights are {linear.weight.dtype}, and x is {x.dtype}"
         return why_no_triton(x) or why_not_spec(encoding.rope.spec.fingerprint, x.device)
 

@@ -140,11 +140,11 @@ def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> t
 
 def _encoding(specs: Any, layer_types: tuple[str, ...]) -> str | RopeSpec | dict[str, RopeSpec | None]:
     """Return the encoding of a DecoderConfig: "none", one spec for all layers, or a spec by layer type."""
-    if not any(specs.values()):
-        return "none"
     by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
     # the specs that layers use; without known layer types, all that are not None
     distinct = {by_type[each] for each in layer_types if each in by_type} or {spec for spec in specs.values() if spec is not None}
+    if not any(distinct):
+        return "none"
     return distinct.pop() if len(distinct) == 1 else by_type
 
 

@@ -104,12 +104,14 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     if positions is not None and positions.dtype is not torch.int64:
         return None
     shapes = shape_words(xs, outs, request)
-    # all arguments after the pointers; looked up now, because every lookup inside the function would delay a decode step
-    tail, pack, rotate = position_words(positions) + levels.words + shapes, POINTERS.pack, _rotate
+    # looked up now, because every lookup inside the function would delay a decode step
+    pack, rotate = POINTERS.pack, _rotate
+    # the library call's arguments after the pointers: where positions are, the two-level table, and the shapes
+    arguments = position_words(positions) + levels.words + shapes
     spec, magnitude_power, seq = request.spec, request.magnitude_power, xs[0].shape[request.seq_dim]
     consecutive = positions is None
 
-    # `_alive` keeps the memory alive that `tail` points to
+    # the default of `_alive` is not used: it keeps the two-level table alive, whose address is among the arguments
     def run_prepared(
         q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive: Levels = levels
     ) -> bool:
@@ -117,7 +119,8 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
         position_pointer = 0 if positions is None else positions.data_ptr()
         pointers = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset)
         rows = cached_rows(spec, magnitude_power, False, offset, seq) if consecutive and seq >= CACHED_ROWS_FROM else None
-        return rotate(pointers + (tail if rows is None else rows.words + shapes)) == 0
+        # cached rows of cos and sin take the place of positions and table
+        return rotate(pointers + (arguments if rows is None else rows.words + shapes)) == 0
 
     return run_prepared
 

@@ -63,7 +63,10 @@ def spec_for(
 def search_longrope(
     model: nn.Module, windows: np.ndarray, factor: int, length: int, *, population: int, rounds: int, seed: int
 ) -> tuple[float, ...]:
-    """Return the LongRoPE factors with the lowest loss that a search finds, on the last `length` tokens of the windows."""
+    """Return the LongRoPE factors with the lowest loss that a search finds.
+
+    The model reads the last factor * length tokens of each window; the loss is that of the last `length` of them.
+    """
     model = deepcopy(model)
     plain = rope_spec(model)
     rows = windows[:, -(factor * length + 1) :]

@@ -96,14 +96,14 @@ def _earlier(rows: list[Row], facts: dict[str, Any], lengths: list[int]) -> list
             texts, differences = [], []
             for values, earlier_count in zip(by_length, earlier, strict=True):
                 texts.append(f"{sum(values):.0f} of {len(values)}, {earlier_count} of 10")
-                differences.append(_in_errors((sum(values), len(values)), (earlier_count, 10)))
+                differences.append(_in_standard_errors((sum(values), len(values)), (earlier_count, 10)))
             cells.append((name, *texts, "yes" if max(differences) <= 2 else "no"))
-    note = "Found here, then found earlier. Errors are those of shares with one key found and one missed added."
-    columns = ("method", *(f"{length:,}" for length in lengths), "within two errors")
+    note = "Found here, then found earlier. For the standard errors, one key more counts as found and one more as missed."
+    columns = ("method", *(f"{length:,}" for length in lengths), "within two standard errors")
     return [Table("Beside an earlier run", columns, cells, note)] if cells else []
 
 
-def _in_errors(one: tuple[float, int], other: tuple[float, int]) -> float:
+def _in_standard_errors(one: tuple[float, int], other: tuple[float, int]) -> float:
     """Return the difference of two shares, (found, asked) each, in standard errors.
 
     One key found and one missed are added to each, so that no error is 0 where all keys, or none, were found.
