@@ -88,6 +88,10 @@ def test_a_null_in_a_scaling_that_transformers_does_not_read_is_no_error():
     theirs = model.model.rotary_emb.full_attention_inv_freq.tolist()
     (finding,) = (each for each in audit(config).of("hf") if each.layer_type == "full_attention")
     assert finding.radians == pytest.approx(theirs, rel=1e-6)
+    assert all(each.problem is None for each in audit(config).of("sglang"))
+    olmo = audit({**config, "model_type": "olmo3"})
+    assert all(TRAINED in (each.problem or "") for each in olmo.of("sglang"))
+    assert all(each.problem is None for each in olmo.of("hf"))
 
 
 @pytest.mark.parametrize("place", ["rope", "config"])

@@ -51,7 +51,7 @@ def read_sglang(case: Case) -> Reading:
         return reading.fail(f"no table: SGLang has no code for {case.model_type}, and {MISSING[case.model_type]}")
     if case.model_type not in SHARED | NO_SCALING:
         return reading.fail(f"not known: how SGLang builds the rope of {case.model_type}")
-    if (problem := refusal(case)) is not None:
+    if (problem := refusal(case) or _olmo3_refusal(case)) is not None:
         return reading.fail(problem)
     where = f"models/{case.model_type}.py"
     if case.model_type == "olmo3" and case.nested:
@@ -84,6 +84,12 @@ def read_sglang(case: Case) -> Reading:
     if reading.problem is None:
         _scaling(reading, where)
     return reading
+
+
+def _olmo3_refusal(case: Case) -> str | None:
+    """Return why OLMo 3 fails: SGLang's class reads its scaling also where transformers' does not, with a null trained length."""
+    has_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and case.config.get(TRAINED) is None
+    return case.refuses_null(TRAINED) if case.model_type == "olmo3" and has_length else None
 
 
 def stretch(case: Case) -> float:
