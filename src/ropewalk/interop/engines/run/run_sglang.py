@@ -2,7 +2,7 @@
 
     python run_sglang.py rows.json results.json
 
-SGLang serves on GPUs alone. Its model classes and rotary modules are built here as its loader builds them; packages that only
+Its server is not started. Its model classes and rotary modules are built here as its loader builds them; packages that only
 its kernels need are replaced by empty modules, and nothing attends.
 """
 
