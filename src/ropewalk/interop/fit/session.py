@@ -21,6 +21,7 @@ from ropewalk.interop.fit.decide import Recommendation, decide, scores_of
 from ropewalk.interop.fit.ledger import Ledger, Row
 from ropewalk.interop.fit.measure import Meter, Samples
 from ropewalk.interop.fit.methods import LONGROPE, NONE, Method, config_with
+from ropewalk.interop.fit.native_attention import native_attention
 from ropewalk.interop.fit.open_model import encoder, open_model
 from ropewalk.interop.fit.passkeys import Encode, depths, passkey_lengths, shortest_passkey, wording
 from ropewalk.interop.fit.reader import Reader, evaluating, trained_length
@@ -112,7 +113,7 @@ def fit(
     tokens = _tokens(text, encode)
     samples, spare = _samples(tokens, encode, trained, to, windows, passkeys, seed, bool(search))
     facts = _facts(name, model, text, tokens, samples) | {"long_ppl": long_ppl}
-    with evaluating(model), _on_our_kernels(model) as kernels:
+    with evaluating(model), _on_our_kernels(model) as kernels, native_attention(model) as attention:
         reader = Reader(model)
         ledger = Ledger(None if out is None else Path(out) / ROWS, facts)
         meter = Meter(reader, samples, ledger, report or _to_terminal, long_ppl)
@@ -123,7 +124,7 @@ def fit(
                 meter.measure(each, method)
             except RopeError as error:
                 skipped[each] = str(error)
-    facts |= {"kernels": kernels, "machine": machine(reader.device), "methods": list(chosen)}
+    facts |= {"kernels": kernels, "attention": attention, "machine": machine(reader.device), "methods": list(chosen)}
     result = _result(model, ledger.rows, facts, chosen, skipped)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)

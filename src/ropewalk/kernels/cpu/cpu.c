@@ -1,8 +1,9 @@
-/* Rotary embedding on the CPU: plain C11 with one entry point, compiled without headers of Python or torch.
+/* Rotary embedding on the CPU: plain C11, compiled without headers of Python or torch.
  *
  * A call describes one or two tensors by pointers, sizes and strides, and the angles either as rows of cos and sin or as
  * positions with a two-level table. Every tensor is processed in its own memory order, and large calls run in torch's
- * thread pool. The parts are rows.inc (the loops), vectors.inc (instruction sets), threads.inc, tensors.inc and tables.inc. */
+ * thread pool. The parts are rows.inc (the loops), vectors.inc (instruction sets), threads.inc, tensors.inc and tables.inc.
+ * attention.inc is causal attention, which is called by itself. */
 #define _DEFAULT_SOURCE /* madvise */
 #include <stddef.h>
 #include <stdint.h>
@@ -156,6 +157,9 @@ struct call {
 
 #include "tensors.inc"
 #include "tables.inc"
+#if defined(__aarch64__)
+#include "attention.inc"
+#endif
 
 /* Carry out the call in `words`. Return DONE, OUT_OF_RANGE if a position is beyond the two-level table, or NO_MEMORY. */
 API int ropewalk_rotate(const void *words) {

@@ -28,7 +28,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     except (OSError, AttributeError) as error:
         return None, f"the native library does not load ({error}); {_REBUILD}"
     library.ropewalk_isa.restype = ctypes.c_char_p
-    library.ropewalk_rotate.argtypes = [ctypes.c_char_p]
+    for name in ("ropewalk_rotate", "ropewalk_attend"):
+        if hasattr(library, name):  # attention is for some machines only
+            getattr(library, name).argtypes = [ctypes.c_char_p]
     return library, ""
 
 
