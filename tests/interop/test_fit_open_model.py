@@ -49,6 +49,13 @@ def folder(tmp_path_factory):
     return path
 
 
+def test_a_narrow_dtype_rounds_the_weights_and_not_the_frequencies(folder, tmp_path):
+    for path in (gguf(tmp_path / "model.gguf"), folder):  # transformers opens the folder, and it keeps its frequencies
+        model, _ = open_model(path, dtype=torch.bfloat16)
+        assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+        assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_gguf_file_is_opened_with_its_weights_and_its_tokenizer(tied, tmp_path):

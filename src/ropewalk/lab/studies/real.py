@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.measure import Meter, Samples
 from ropewalk.interop.fit.methods import methods
-from ropewalk.interop.fit.open_model import import_transformers, open_model
+from ropewalk.interop.fit.open_model import cast_weights, import_transformers, open_model
 from ropewalk.interop.fit.passkeys import Encode, depths, wording
 from ropewalk.interop.fit.reader import Reader
 from ropewalk.interop.fit.text import bands_of, read_text, windows_of
@@ -48,7 +48,7 @@ def open_real(name: str, device: torch.device, dtype: torch.dtype | None = None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config)
-    return model.to(device, dtype or torch.float32).eval(), lambda text: list(text.encode())
+    return cast_weights(model, dtype or torch.float32).to(device).eval(), lambda text: list(text.encode())
 
 
 def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
