@@ -23,7 +23,7 @@ def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monke
 
 def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
     monkeypatch.setattr(engines, "why_not", lambda name: "not here" if name == "vllm" else None)
-    code, out, _ = call(capsys, "--only", "vllm", "--only", "transformers", "--match", "llama-3.1", "--json")
+    code, out, _ = call(capsys, "--only", "vllm", "--only", "hf", "--match", "llama-3.1", "--json")
     found = json.loads(out)
     assert code == 0
     assert found["not_run"] == {"vllm": "not here"}
