@@ -57,7 +57,7 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
 def note(facts: dict[str, Any]) -> str:
     """Return what the table was measured on."""
     texts, asked = ", ".join(map(str, facts["text"])), facts["passkeys"]
-    keys = f"; {asked} pass keys for each method" if asked else "; no pass keys: the model has no tokenizer"
+    keys = f"; {asked} pass keys for each method" if asked else "; no pass keys"
     ppl = "LongPPL: perplexity of tokens that need a long context. " if facts["long_ppl"] else ""
     return (
         f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} tokens, by band of positions. "
