@@ -1,38 +1,43 @@
 """CPU seconds of causal float32 attention on one thread: the native library beside torch, in the shapes of SmolLM2.
 
-    OMP_NUM_THREADS=1 python benchmarks/cpu_attention.py results/cpu_attention.jsonl
-
-The seconds are those of the thread, so other programs on the machine disturb them little. Each result is first compared with
-attention in float64; `gflops` counts the scores that are not masked.
+The two take turns. The seconds are those of the thread, so other programs on the machine disturb them little. Each must agree
+with attention in float64 before it is timed; `gflops` counts the scores that are not masked.
 """
 
-import json
-import sys
+from __future__ import annotations
+
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from ropewalk.bench.rows import run_script
 from ropewalk.kernels.cpu import attention
-from ropewalk.machine import machine
 
 HEADS, GROUPS, DIM, ROUNDS = 9, 3, 64, 5
+LENGTHS = (1024, 2048, 4096, 8192)
+#: the largest difference from attention in float64 for inputs of unit variance
+CLOSE = 1e-5
 
 
-def main(path: Path, lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)) -> None:
-    """Write a row for each length and kind of attention; the two kinds take turns."""
+def measure() -> Iterator[dict[str, Any]]:
+    """Yield a row for each length and kind of attention."""
     torch.set_num_threads(1)
-    rows = []
-    for length in lengths:
+    for length in LENGTHS:
         q, k, v = (torch.randn(1, heads, length, DIM) for heads in (HEADS, GROUPS, GROUPS))
+        if (reason := attention.why_not(q, k, v)) is not None:
+            raise SystemExit(f"cannot be measured here: {reason}")
         kinds = {
-            "ropewalk": lambda q=q, k=k, v=v: attention.attend(q, k, v, DIM**-0.5),
-            "torch": lambda q=q, k=k, v=v: sdpa(q, k, v, is_causal=True, enable_gqa=True),
+            "ropewalk": partial(attention.attend, q, k, v, DIM**-0.5),
+            "torch": partial(sdpa, q, k, v, is_causal=True, enable_gqa=True),
         }
         part = slice(0, 512)  # a causal result of the first tokens is that of the text cut there
         exact = sdpa(*(x[:, :, part].double() for x in (q, k, v)), is_causal=True, enable_gqa=True)
         errors = {name: float((run()[:, :, part] - exact).abs().max()) for name, run in kinds.items()}
+        assert max(errors.values()) < CLOSE, errors
         seconds: dict[str, list[float]] = {name: [] for name in kinds}
         for _ in range(ROUNDS):
             for name, run in kinds.items():
@@ -41,12 +46,11 @@ def main(path: Path, lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)) -> Non
                 seconds[name].append(time.thread_time() - began)
         for name, own in seconds.items():
             gflops = 2 * HEADS * DIM * length * (length + 1) / min(own) / 1e9
-            shape = {"heads": HEADS, "groups": GROUPS, "dim": DIM, "length": length}
-            measured = {"error": errors[name], "seconds": [round(each, 5) for each in own], "gflops": round(gflops, 2)}
-            rows.append({"attention": name, **shape, **measured, "machine": machine(q.device)})
-            print(json.dumps(rows[-1]), flush=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            yield {
+                "attention": name, "heads": HEADS, "groups": GROUPS, "dim": DIM, "length": length, "error": errors[name],
+                "seconds": [round(each, 5) for each in own], "gflops": round(gflops, 2),
+            }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_script(__doc__, {"cpu": measure})

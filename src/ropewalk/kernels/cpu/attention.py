@@ -36,7 +36,9 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return "the native attention has no gradient"
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:] or q.shape[1] % k.shape[1]:
         return "q, k and v must have the same batch size, length and head dimension, and q a multiple of k's heads"
-    if not q.numel() or q.shape[-1] % DIM_MULTIPLE:
+    if not q.numel():
+        return "q is empty"
+    if q.shape[-1] % DIM_MULTIPLE:
         return f"the head dimension must be a multiple of {DIM_MULTIPLE}"
     return None
 

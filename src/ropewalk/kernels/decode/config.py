@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ropewalk.kernels.support import multiprocessors, power_of_two
+from ropewalk.kernels.support import multiprocessors, power_of_two, tile_width
 
 #: up to this many tokens the QKV product with the rotation inside is faster than the library's product and a second launch
 MOST_TOKENS = 16
@@ -36,7 +36,7 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
     A single row is fastest with many programs of one warp, each with enough loads under way.
     """
     if rows > 1:
-        block = min(MOST_TILE_ROWS, max(16, power_of_two(rows)))
+        block = min(MOST_TILE_ROWS, tile_width(rows))
         return Tile(block, 64 if block == MOST_TILE_ROWS else 32, stages=4)
     if gate:
         return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)

@@ -18,7 +18,7 @@ from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
 from ropewalk.kernels.fused.launch import cache_strides
-from ropewalk.kernels.support import has_pdl, has_sine_unit, interpreting, power_of_two
+from ropewalk.kernels.support import has_pdl, has_sine_unit, interpreting, power_of_two, tile_width
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
@@ -131,15 +131,14 @@ def attend(
     rows, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
     group = q_heads // k_heads
-    # tensor cores need sizes of at least 16
-    dim_block = max(16, power_of_two(head_dim))
+    dim_block = tile_width(head_dim)
     keys = pick_keys(dim_block, k.element_size()) if keys is None else keys
     with torch.cuda.device_of(q):
         _ATTEND[(rows * k_heads, workspace.splits)](
             q, k, v, out, workspace.partial, workspace.statistics, workspace.arrived, first_keys, num_keys, scale,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
             out.stride(0), out.stride(1),
-            GROUP=group, GROUP_BLOCK=max(16, power_of_two(group)), K_HEADS=k_heads, HEAD_DIM=head_dim,
+            GROUP=group, GROUP_BLOCK=tile_width(group), K_HEADS=k_heads, HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block, SPLITS=workspace.splits, KEYS=keys, WINDOW=window or 0,
             TILES=-(-k.shape[2] // keys) if interpreting() else 0,
             num_warps=warps, num_stages=3, **_machine(q),
