@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ropewalk.bench.gpu import COLD_BYTES, captured, replayed_us
 from ropewalk.bench.rows import run_script
+from ropewalk.kernels.decode.config import most_tokens
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
@@ -71,9 +72,10 @@ class Projection:
             "product, then rotation": self.rotated,
             "product, then norm, rotation and cache": self.stored,
         }
-        few = self.rows <= 16
+        few = self.rows <= most_tokens(head_norm=False)
         if few or self.rows >= 512:
             ways["rotation inside"] = partial(self.inside, norm=False, stored=few)  # the kernel for few tokens stores them
+        if self.rows <= most_tokens(head_norm=True) or self.rows >= 512:
             ways["norm, rotation and cache inside"] = partial(self.inside, norm=True, stored=True)
         ways["qkv_norm_rope as it chooses"] = partial(self.inside, norm=True, stored=True, backend=None)
         return ways
@@ -104,7 +106,7 @@ def measure() -> Iterator[dict[str, Any]]:
         if "rotation inside" in ways:
             options = {"spec": case.spec, "positions": case.positions, "heads": (Q_HEADS, K_HEADS)}
             assert why_not(case.xs[0], case.weights[0], slots=case.slots, cache=case.cache, **options) is None
-            errors = [case.error(norm) for norm in (False, True)]
+            errors = [case.error(norm) for norm in (False, "norm, rotation and cache inside" in ways)]
             assert max(errors) < 5e-3, errors
         graphs = {way: captured([partial(call, i) for i in range(case.count)]) for way, call in ways.items()}
         times: dict[str, list[float]] = {way: [] for way in ways}

@@ -104,7 +104,7 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared):
 def test_the_next_token_is_the_first_highest_logit(dtype, splits):
     rows, vocabulary, width = 4, 2500, 1030  # more than a block of each
     embedding = random(vocabulary, width, dtype=dtype)
-    token, counters = torch.full((rows,), -1, device=DEVICE), torch.arange(2 * rows + 1, device=DEVICE)
+    tokens, counters = torch.full((40,), -1, device=DEVICE), 5 * torch.arange(2 * rows + 1, device=DEVICE)
     x = torch.full((rows, width), math.nan, device=DEVICE, dtype=dtype)
     workspace = Workspace(rows, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
     # the second call finds the workspace as the first left it
@@ -113,10 +113,12 @@ def test_the_next_token_is_the_first_highest_logit(dtype, splits):
         for row, places in enumerate(highest):
             logits[row, places] = 9.0
         logits[3] = -math.inf
-        launch.next_token(logits, embedding, token, x, counters, workspace)
+        launch.next_token(logits, embedding, tokens, x, counters, workspace)
+        token = tokens[19 + call :: 5]  # the slots of the rows were 20, 25, 30, 35 before the first call
         assert token.tolist() == [min(places, default=0) for places in highest]
+        assert int((tokens >= 0).sum()) == 4 * call
         assert torch.equal(x, embedding[token])
-        assert counters.tolist() == [count + call for count in range(2 * rows + 1)]
+        assert counters.tolist() == [5 * count + call for count in range(2 * rows + 1)]
 
 
 @pytest.mark.parametrize("splits", [1, 4])

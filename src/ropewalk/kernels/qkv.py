@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.kernels.decode.config import MOST_TOKENS
+from ropewalk.kernels.decode.config import most_tokens
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
 from ropewalk.kernels.fused.config import why_not_kernel
@@ -54,7 +54,7 @@ def qkv_norm_rope(
     if gradients and cache is not None:
         raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
     rows = x.reshape(-1, x.shape[-1])
-    kernel = _kernel(len(rows), cache, any_size=backend == "triton")
+    kernel = _kernel(len(rows), call, any_size=backend == "triton")
     reason = _why_not(kernel, rows, weight, bias, call, gradients)
     if backend is None:
         backend = "definition" if reason else "triton"
@@ -76,12 +76,12 @@ def why_not(
     call, _ = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
     rows = x.reshape(-1, x.shape[-1])
     gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, *call.weights))
-    return _why_not(_kernel(len(rows), cache, any_size=True), rows, weight, bias, call, gradients)
+    return _why_not(_kernel(len(rows), call, any_size=True), rows, weight, bias, call, gradients)
 
 
-def _kernel(tokens: int, cache: KVSlots | None, any_size: bool) -> str | None:
+def _kernel(tokens: int, call: Call, any_size: bool) -> str | None:
     """Return the kernel for a number of tokens, "few" or "many"; None where two launches are faster, unless `any_size`."""
-    if cache is not None and tokens <= MOST_TOKENS:
+    if call.cache is not None and tokens <= most_tokens(call.norm is not None):
         return "few"
     return "many" if any_size or many_tokens.FEWEST_TOKENS <= tokens <= many_tokens.MOST_TOKENS else None
 

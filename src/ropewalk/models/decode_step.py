@@ -128,7 +128,9 @@ class DecodeStep:
         shape = (rows, config.num_kv_heads, capacity, config.head_dim)
         self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers] for _ in range(2))
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
-        self.token, self.first_keys = (torch.zeros(rows, **integers) for _ in range(2))
+        self.first_keys = torch.zeros(rows, **integers)
+        #: for each slot of the cache, the most likely token after the one in it
+        self.tokens = torch.zeros(rows, capacity, **integers)
         # in one tensor, so that one launch counts a token
         self.counters = torch.zeros(2 * rows + 1, **integers)
         self.positions, self.slots, self.num_keys = self.counters.split((rows, rows, 1))
@@ -139,7 +141,7 @@ class DecodeStep:
             vocabulary_splits=pick_vocabulary_splits(rows, device), device=device,
         )  # fmt: skip
         self.embedding = weight
-        # the embedding of `token`, to which the products add in place
+        # the embedding of the latest token, to which the products add in place
         self.x = weight.new_zeros(rows, config.hidden_size)
         self.q, self.mixed = (weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2))
         self.normed = torch.empty_like(self.x)
@@ -159,12 +161,12 @@ class DecodeStep:
             self._run(model)
 
     def _run(self, model: Any) -> None:
-        """Compute the logits after `token`, make the most likely next token `token`, load its embedding, and count it."""
+        """Compute the logits from the embedding x, store the most likely next token, load its embedding into x, and count it."""
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
         x, norm = self._normed(self.x, model.norm)
         launch.product(x, model.head_weight, self.logits, norm=norm)
-        launch.next_token(self.logits, self.embedding, self.token, self.x, self.counters, self.workspace)
+        launch.next_token(self.logits, self.embedding, self.tokens, self.x, self.counters, self.workspace)
 
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
@@ -195,7 +197,8 @@ class DecodeStep:
 
     def start(self, prompt_caches: list[KVCache]) -> None:
         """Take over the keys and values of the prompt, whose rows may be padded on the left."""
-        size = len(prompt_caches[0])
+        #: how many tokens the cache holds
+        self.size = size = len(prompt_caches[0])
         for cache, k, v in zip(prompt_caches, self.keys, self.values, strict=True):
             k[:, :, :size].copy_(cache.seen.k)
             v[:, :, :size].copy_(cache.seen.v)
@@ -209,10 +212,11 @@ class DecodeStep:
     def __call__(self, token: Tensor | None = None) -> Tensor:
         """Return the logits [B, V] after `token` [B], by default the most likely one; the same memory in every call.
 
-        Afterwards `self.token` is the most likely next token.
+        Afterwards `self.token` is the most likely next token, in memory that the next generation overwrites.
         """
         if token is not None:
-            self.token.copy_(token)
-            torch.index_select(self.embedding, 0, self.token, out=self.x)
+            torch.index_select(self.embedding, 0, token, out=self.x)
         self.graph.replay()
+        self.token = self.tokens[:, self.size]
+        self.size += 1
         return self.logits

@@ -91,11 +91,12 @@ def generate(
     stream  called with the new tokens [B] of every step; `steps` is the same as an iterator
     """
     new = []
-    for step in steps(model, tokens, max_new_tokens, **options):
-        new.append(step)
-        if stream is not None:
-            stream(step)
-    return torch.cat((tokens, torch.stack(new, dim=1).to(tokens.dtype)), dim=1) if new else tokens
+    with ExitStack() as contexts:
+        for step in steps(model, tokens, max_new_tokens, **options, contexts=contexts):
+            new.append(step)
+            if stream is not None:
+                stream(step.clone())
+        return torch.cat((tokens, torch.stack(new, dim=1).to(tokens.dtype)), dim=1) if new else tokens
 
 
 def steps(
@@ -115,6 +116,7 @@ def steps(
     sinks: int = 0,
     seed: int | None = None,
     graph: bool | None = None,
+    contexts: ExitStack | None = None,
 ) -> Iterator[Tensor]:
     """Yield the tokens [B] that follow tokens [B, S], step by step, until all rows have stopped.
 
@@ -126,6 +128,8 @@ def steps(
               tokens of each row and the latest, `capacity` in all), "none", or the caches of an earlier call to continue from
     seed      of the sampling; None: torch's global generator
     graph     whether the steps after the prompt run as one CUDA graph, with a growing or static cache; None: if they can
+    contexts  the caller closes them at the end, and a later generation may then overwrite the yielded tokens; None: every
+              token is a copy, and the iterator closes its contexts itself
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     vocabulary = model.head_weight.shape[0]
@@ -153,7 +157,7 @@ def steps(
         step: Any = None  # the decode step as a CUDA graph, once the prompt has run
         for index in range(max_new_tokens):
             # a decode step also picks the most likely token itself
-            picked = step.token.clone() if step is not None and sampling.greedy else None
+            picked = step.token if step is not None and sampling.greedy else None
             new = sampling.pick(logits, seen, generator) if picked is None else picked
             if ends is not None:
                 new = torch.where(done, filler, new)
@@ -183,11 +187,12 @@ def steps(
             logits = _last_logits(model, inputs, padding, caches)
 
     def run_and_close() -> Iterator[Tensor]:
-        with ExitStack() as contexts:
-            yield from run(tokens, padding, contexts)
+        with ExitStack() as own_contexts:
+            for new in run(tokens, padding, own_contexts):
+                yield new.clone()
 
     # an inner generator, because the checks above must run at the call and not at the first `next`
-    return run_and_close()
+    return run_and_close() if contexts is None else run(tokens, padding, contexts)
 
 
 def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: Any) -> Tensor:

@@ -7,6 +7,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from ropewalk.kernels.decode.product import wait
+
 #: log2(e): exponentials are computed as powers of two
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -34,7 +36,7 @@ def attend(
     if PDL:
         # let the next kernel start, and wait until the previous one has written what is read below
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait(PDL)
     # the keys of this program: begin ... end - 1, in whole tiles of KEYS, of which those before `first` are masked
     last = tl.load(num_keys)
     first = tl.load(first_keys + row)

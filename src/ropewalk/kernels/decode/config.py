@@ -8,8 +8,6 @@ import torch
 
 from ropewalk.kernels.support import multiprocessors, power_of_two, tile_width
 
-#: up to this many tokens the QKV product with the rotation inside is faster than the library's product and a second launch
-MOST_TOKENS = 16
 #: shared memory that the tiles of one program may use on Hopper
 SHARED_BYTES = 200 * 1024
 #: the most rows of a tile
@@ -37,7 +35,7 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
     """
     if rows > 1:
         block = min(MOST_TILE_ROWS, tile_width(rows))
-        return Tile(block, 64 if block == MOST_TILE_ROWS else 32, stages=4)
+        return Tile(block, 64, 64, stages=4) if block == MOST_TILE_ROWS else Tile(block, 32, stages=4)
     if gate:
         return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
     if columns > 32768:  # the logits
@@ -55,15 +53,24 @@ def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
         return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
     if rows <= 16:
         return Tile(16, 32, 256, stages=4)
-    return Tile(min(MOST_TILE_ROWS, power_of_two(rows)), 16, stages=4)
+    return Tile(min(MOST_TILE_ROWS, power_of_two(rows)), 32, stages=6)
 
 
-def pick_keys(dim_block: int, element_size: int) -> int:
-    """Return how many keys `attend` reads at a time: at most 128, and three tiles of k and of v fit into shared memory."""
-    keys = 128
-    while keys > 16 and 3 * 2 * keys * dim_block * element_size > SHARED_BYTES:
+def most_tokens(head_norm: bool) -> int:
+    """Return up to how many tokens the QKV product with the rotation inside is faster than the library's and a second launch."""
+    return 16 if head_norm else 64
+
+
+def pick_keys(rows: int, dim_block: int, element_size: int) -> tuple[int, int]:
+    """Return how many keys `attend` reads at a time, and how many such tiles of k and of v are in shared memory at once.
+
+    A single row has few programs, and each may use all shared memory of a multiprocessor. With more rows three programs share a
+    multiprocessor, so that one computes while another waits for its keys.
+    """
+    keys, stages, bytes_left = (128, 3, SHARED_BYTES) if rows == 1 else (64, 2, SHARED_BYTES // 3)
+    while keys > 16 and stages * 2 * keys * dim_block * element_size > bytes_left:
         keys //= 2
-    return keys
+    return keys, stages
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:

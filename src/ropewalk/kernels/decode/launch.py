@@ -13,7 +13,7 @@ from ropewalk.kernels.decode import attend as attend_kernel
 from ropewalk.kernels.decode import next_token as next_token_kernel
 from ropewalk.kernels.decode import product as device
 from ropewalk.kernels.decode import qkv as qkv_kernel
-from ropewalk.kernels.decode.config import MOST_TOKENS, Tile, pick_keys, pick_qkv_tile, pick_tile
+from ropewalk.kernels.decode.config import Tile, most_tokens, pick_keys, pick_qkv_tile, pick_tile
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
@@ -83,7 +83,7 @@ def qkv_product(
     A head norm needs a `workspace`, unless `tile` has all pairs of a head in its columns.
     """
     rows, depth = x.shape
-    if tile is None and norm is None and rows > MOST_TOKENS:
+    if tile is None and norm is None and rows > most_tokens(head_norm is not None):
         # for more tokens the library's product, which takes x already normed, and a second launch are faster
         heads = (q_out.shape[1], cache.k.shape[-2])
         packed = F.linear(x, weight, bias)
@@ -119,7 +119,7 @@ def qkv_product(
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, first_keys: Tensor, num_keys: Tensor, scale: float, workspace: Workspace, *,
-    window: int | None = None, keys: int | None = None, warps: int = 4,
+    window: int | None = None, keys: int | None = None,
 ) -> None:  # fmt: skip
     """Write the attention of q [B, Hq, D] over the cached k and v [B, Hk, N, D] into `out` [B, Hq, D].
 
@@ -132,7 +132,8 @@ def attend(
     k_heads = k.shape[1]
     group = q_heads // k_heads
     dim_block = tile_width(head_dim)
-    keys = pick_keys(dim_block, k.element_size()) if keys is None else keys
+    most_keys, stages = pick_keys(rows, dim_block, k.element_size())
+    keys = most_keys if keys is None else keys
     with torch.cuda.device_of(q):
         _ATTEND[(rows * k_heads, workspace.splits)](
             q, k, v, out, workspace.partial, workspace.statistics, workspace.arrived, first_keys, num_keys, scale,
@@ -141,19 +142,19 @@ def attend(
             GROUP=group, GROUP_BLOCK=tile_width(group), K_HEADS=k_heads, HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block, SPLITS=workspace.splits, KEYS=keys, WINDOW=window or 0,
             TILES=-(-k.shape[2] // keys) if interpreting() else 0,
-            num_warps=warps, num_stages=3, **_machine(q),
+            num_warps=4, num_stages=stages, **_machine(q),
         )  # fmt: skip
 
 
-def next_token(logits: Tensor, embedding: Tensor, token: Tensor, x: Tensor, counters: Tensor, workspace: Workspace) -> None:
-    """Write the most likely token of each row of `logits` [B, V] to `token` [B] and its embedding to x [B, K], and count it.
+def next_token(logits: Tensor, embedding: Tensor, tokens: Tensor, x: Tensor, counters: Tensor, workspace: Workspace) -> None:
+    """Write the most likely token of each row of `logits` [B, V] to `tokens`, at the row's slot, and its embedding to x [B, K].
 
-    counters  [2 B + 1], to each of which 1 is added
+    counters  [2 B + 1]: the position of each row, the slot of each row, and the number of keys; 1 is added to each
     """
     rows, vocabulary = logits.shape
     with torch.cuda.device_of(x):
         _NEXT[(rows, workspace.vocabulary_splits)](
-            logits, embedding, token, x, counters, workspace.highest, workspace.places, workspace.arrived, rows,
+            logits, embedding, tokens, x, counters, workspace.highest, workspace.places, workspace.arrived, rows,
             logits.stride(0), x.stride(0), VOCABULARY=vocabulary, WIDTH=x.shape[1], SPLITS=workspace.vocabulary_splits,
             num_warps=4, **_dependent_launch(x),
         )  # fmt: skip

@@ -17,14 +17,15 @@ BLOCK = tl.constexpr(1024)
 @triton.jit(do_not_specialize=["rows"])
 @no_type_check
 def next_token(
-    logits, embedding, token, x, counters, highest, places, arrived, rows, logits_row, x_row,
+    logits, embedding, tokens, x, counters, highest, places, arrived, rows, logits_row, x_row,
     VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write the place of a row's highest logit to `token`, that row of `embedding` to x, and add 1 to the row's counters.
+    """Write the place of a row's highest logit to `tokens`, that row of `embedding` to x, and add 1 to the row's counters.
 
     Of equal logits the first counts. The logits of a row are divided among SPLITS programs; each stores its highest logit and
-    that one's place, and the last to arrive compares them. `counters` holds a position and a slot for each row, all positions
-    first, and then the number of keys, which the first row counts. logits_row and x_row are strides.
+    that one's place, and the last to arrive compares them. `counters` holds a position and a
+    slot for each row, all positions first, and then the number of keys, which the first row counts. The slot is also the place
+    in `tokens`. logits_row and x_row are strides.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if PDL:
@@ -57,7 +58,7 @@ def next_token(
         first = tl.min(tl.where(every == tl.max(every, axis=0), its_place, VOCABULARY), axis=0)
     # without a finite logit no place was found, and the first token is as good as any
     chosen = tl.where(first < VOCABULARY, first, 0).to(tl.int64)
-    tl.store(token + row, chosen)
+    tl.store(tokens + tl.load(counters + rows + row), chosen)
     for counter in tl.static_range(2):
         mine = counters + counter * rows + row
         tl.store(mine, tl.load(mine) + 1)

@@ -26,11 +26,10 @@ def begin(
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Wait until the previous kernel has ended, and return what `products` begins with.
+    """Return what `products` begins with: for a single row of x the first DEPTH weights of each weight row, else the pointers.
 
-    With PDL (programmatic dependent launch) this kernel starts before the previous one ends. A product of a single row returns
-    the first DEPTH weights of each row: they do not depend on the previous kernel and are loaded while it still runs. A product
-    of several rows returns the pointers to the rows.
+    With PDL (programmatic dependent launch) this kernel starts before the previous one ends. The weights do not depend on the
+    previous kernel, so they are loaded while it still runs; after this call the kernel must call `wait`.
     """
     if ROWS == 1:
         if PDL:
@@ -42,9 +41,15 @@ def begin(
         second = load(tl.reshape(second_rows, [COLUMNS, 1]) + depth, inside, MASKED, "evict_first") if BOTH else first
     else:
         first, second = first_rows, second_rows
+    return first, second
+
+
+@triton.jit
+@no_type_check
+def wait(PDL: tl.constexpr):
+    """Wait until the previous kernel has ended and what it wrote can be read; without PDL this is so from the start."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-    return first, second
 
 
 @triton.jit
@@ -162,6 +167,7 @@ def product(
     first_rows = weight + column.to(tl.int64) * K
     second_rows = first_rows + COUNT * K
     first, second = begin(first_rows, second_rows, live, K, ROWS, COLUMNS, DEPTH, FINISH == GATE, MASKED, PDL)
+    wait(PDL)
     if FINISH == ADD:
         # before the product, which hides how long this load takes
         added = tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0)
@@ -185,11 +191,10 @@ def product(
 def norm(x, weight, out, eps, x_row, out_row, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Store the RMS norm of each row of x [rows, K], one program per row; BLOCK is K rounded up to a power of two."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    factor = load(weight + column, column < K, BLOCK != K, "").to(tl.float32)
+    wait(PDL)
     if PDL:
-        # wait for the previous kernel, which writes x, and let the next one start
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     wide = load(x + row * x_row + column, column < K, BLOCK != K, "").to(tl.float32)
-    factor = load(weight + column, column < K, BLOCK != K, "").to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(wide * wide) / K + eps)
     store(out + row * out_row + column, (wide * inverse_rms * factor).to(out.dtype.element_ty), column < K, BLOCK != K, "")

@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.decode.product import begin, products
+from ropewalk.kernels.decode.product import begin, products, wait
 from ropewalk.kernels.fused.tiles import as_stored
 from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 
@@ -35,85 +35,51 @@ def _pair_dims(pair, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.cons
 
 @triton.jit
 @no_type_check
-def _norm_head(
-    first, second, first_dim, second_dim, weight, live, eps,
-    HEAD_DIM: tl.constexpr, WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr,
+def _norm_factors(
+    weight, pair, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
-    """Return a head's pairs divided by the head's rms and multiplied by the norm's weight."""
-    inverse_rms = tl.rsqrt(tl.sum(tl.fma(first, first, second * second), axis=1) / HEAD_DIM + eps)[:, None]
-    first, second = first * inverse_rms, second * inverse_rms
-    if WEIGHT:
-        first_factor = tl.load(weight + first_dim, mask=live, other=0.0).to(tl.float32)
-        second_factor = tl.load(weight + second_dim, mask=live, other=0.0).to(tl.float32)
-        if PLUS_ONE:
-            first_factor, second_factor = first_factor + 1.0, second_factor + 1.0
-        first, second = first * first_factor, second * second_factor
+    """Return the factors of the head norm for both members of each pair."""
+    first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
+    first = tl.load(weight + first_dim, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
+    second = tl.load(weight + second_dim, mask=pair < HEAD_DIM // 2, other=0.0).to(tl.float32)
+    if PLUS_ONE:
+        first, second = first + 1.0, second + 1.0
     return first, second
 
 
 @triton.jit
 @no_type_check
-def _phases(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, PAIRS: tl.constexpr, AXES: tl.constexpr):
-    """Return the position of every row and the step of every pair, whose product is the phase; steps from PAIRS on are 0."""
+def _cos_sin(
+    pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude,
+    PAIRS: tl.constexpr, AXES: tl.constexpr, QUICK: tl.constexpr,
+):  # fmt: skip
+    """Return cos and sin of every pair and row, times the magnitude; pairs from PAIRS on have cos 1 and sin 0."""
     at = positions + row
     if AXES > 1:
         at += tl.load(axis_of_pair + pair, mask=pair < PAIRS, other=0) * axis_stride
-    return tl.load(at, mask=row_live, other=0).to(tl.int64), tl.load(steps + pair, mask=pair < PAIRS, other=0)
-
-
-@triton.jit
-@no_type_check
-def _cos_sin(position, step, pair, magnitude, PAIRS: tl.constexpr, QUICK: tl.constexpr):
-    """Return cos and sin of every pair and row, times the magnitude; pairs from PAIRS on have cos 1 and sin 0."""
-    cos, sin = phase_cos_sin(position * step, QUICK)
+    position = tl.load(at, mask=row_live, other=0).to(tl.int64)
+    # the phase is the product of position and step
+    cos, sin = phase_cos_sin(position * tl.load(steps + pair, mask=pair < PAIRS, other=0), QUICK)
     magnitude = tl.where(pair < PAIRS, magnitude, 1.0)
     return cos * magnitude, sin * magnitude
 
 
 @triton.jit
 @no_type_check
-def _finish(
-    first, second, cos, sin, pair, head, row, row_live, slot,
-    q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
-    k_page, k_slot, k_head, v_page, v_slot, v_head,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
-    INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, HEAD_NORM: tl.constexpr, HEAD_WEIGHT: tl.constexpr,
-    PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr,
+def _store_in_slot(
+    first, second, first_dim, second_dim, live, cache, scale, head, slot, num_slots, page_stride, slot_stride, head_stride,
+    PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Store pairs of one head: those of q and k normed and rotated, those of v unchanged; k and v go to their cache slots."""
-    live = pair < HEAD_DIM // 2
-    first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
-    is_query = head < Q_HEADS
-    is_key = (head >= Q_HEADS) & (head < Q_HEADS + K_HEADS)
-    if is_query | is_key:
-        if HEAD_NORM:
-            weight = q_weight
-            if HEAD_WEIGHT:
-                weight = tl.where(is_query, q_weight, k_weight)
-            first, second = _norm_head(
-                first, second, first_dim, second_dim, weight, live, head_eps, HEAD_DIM, HEAD_WEIGHT, PLUS_ONE
-            )
-        first, second = rotated(first, second, cos, sin)
-        # q and k are stored in the output layout; v keeps the dims that it was read with
-        first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT)
-    if is_query:
-        queries = q_out + row.to(tl.int64) * q_row + head * q_head
-        tl.store(queries + first_dim, first.to(q_out.dtype.element_ty), mask=row_live & live)
-        tl.store(queries + second_dim, second.to(q_out.dtype.element_ty), mask=row_live & live)
-    else:
-        written = live & (slot >= 0) & (slot < num_slots)
-        inverse_scale = 1.0
-        if is_key:
-            head_in_slot = k_cache + slot // PAGE_SIZE * k_page + slot % PAGE_SIZE * k_slot + (head - Q_HEADS) * k_head
-            if QUANTISED:
-                inverse_scale = 1.0 / tl.load(k_scale)
-        else:
-            head_in_slot = v_cache + slot // PAGE_SIZE * v_page + slot % PAGE_SIZE * v_slot + (head - Q_HEADS - K_HEADS) * v_head
-            if QUANTISED:
-                inverse_scale = 1.0 / tl.load(v_scale)
-        dtype: tl.constexpr = k_cache.dtype.element_ty
-        tl.store(head_in_slot + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
-        tl.store(head_in_slot + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
+    """Store pairs of one head of k or v in their cache slots; slots outside 0 ... num_slots - 1 are skipped."""
+    written = live & (slot >= 0) & (slot < num_slots)
+    head_in_slot = cache + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride + head * head_stride
+    inverse_scale = 1.0
+    if QUANTISED:
+        inverse_scale = 1.0 / tl.load(scale)
+    dtype: tl.constexpr = cache.dtype.element_ty
+    tl.store(head_in_slot + first_dim, as_stored(first, inverse_scale, dtype, QUANTISED), mask=written)
+    tl.store(head_in_slot + second_dim, as_stored(second, inverse_scale, dtype, QUANTISED), mask=written)
 
 
 @triton.jit(do_not_specialize=["rows", "num_slots"])
@@ -136,19 +102,30 @@ def qkv_product(
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     PARTS: tl.constexpr = (HALF + COLUMNS - 1) // COLUMNS
+    EXCHANGE: tl.constexpr = HEAD_NORM and PARTS > 1
     head = tl.program_id(0) // PARTS
     pair = tl.program_id(0) % PARTS * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, pair < HALF
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     MASKED: tl.constexpr = HALF % COLUMNS != 0 or K % DEPTH != 0
-    magnitude = tl.where(head < Q_HEADS, q_magnitude, k_magnitude)
     first_rows = weight + (head * HEAD_DIM + first_dim).to(tl.int64) * K
     second_rows = weight + (head * HEAD_DIM + second_dim).to(tl.int64) * K
     first, second = begin(first_rows, second_rows, live, K, ROWS, COLUMNS, DEPTH, True, MASKED, PDL)
-    # before the product, which hides how long these loads take
-    position, step = _phases(pair, row, row_live, positions, steps, axis_of_pair, axis_stride, PAIRS, AXES)
+    # what the end of the kernel needs is loaded before the product, which hides how long these loads take. The last program of a
+    # head with EXCHANGE rotates all pairs of the head, and any program may be the last one
+    rotated_pair = tl.arange(0, HALF_BLOCK)[None, :] if EXCHANGE else pair
+    is_query = head < Q_HEADS
+    if HEAD_WEIGHT:
+        first_factor, second_factor = _norm_factors(
+            tl.where(is_query, q_weight, k_weight), rotated_pair, HEAD_DIM, START, PAIRS, INTERLEAVED, PLUS_ONE
+        )
+    wait(PDL)
     slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
+    cos, sin = _cos_sin(
+        rotated_pair, row, row_live, positions, steps, axis_of_pair, axis_stride, tl.where(is_query, q_magnitude, k_magnitude),
+        PAIRS, AXES, QUICK,
+    )  # fmt: skip
     first, second = products(
         x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
         K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, PRECISION, PDL,
@@ -156,36 +133,39 @@ def qkv_product(
     if BIAS:
         first += tl.load(bias + head * HEAD_DIM + first_dim, mask=live, other=0.0).to(tl.float32)
         second += tl.load(bias + head * HEAD_DIM + second_dim, mask=live, other=0.0).to(tl.float32)
-    # the norm needs the whole head: store this program's pairs, and let the last program of the head continue with all of them
-    if HEAD_NORM and PARTS > 1:  # noqa: SIM102 - the first condition is known when the kernel is compiled
-        if head < Q_HEADS + K_HEADS:
-            place = tl.program_id(1) * (Q_HEADS + K_HEADS) + head
-            rows_of_head = partial + (place * ROWS + tl.arange(0, ROWS)[:, None]) * HEAD_DIM
-            tl.store(rows_of_head + pair, first, mask=live)
-            tl.store(rows_of_head + HALF + pair, second, mask=live)
-            tl.debug_barrier()  # every thread must have stored its part before one of them increments the counter
-            if tl.atomic_add(arrived + place, 1, sem="acq_rel") < PARTS - 1:
-                return
-            tl.store(arrived + place, 0)
-            # this is the last program of the head: it loads all pairs, norms, rotates and stores them
-            every = tl.arange(0, HALF_BLOCK)[None, :]
-            all_first = tl.load(rows_of_head + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
-            all_second = tl.load(rows_of_head + HALF + every, mask=every < HALF, other=0.0, cache_modifier=".cg")
-            its_position, all_steps = _phases(every, row, row_live, positions, steps, axis_of_pair, axis_stride, PAIRS, AXES)
-            all_cos, all_sin = _cos_sin(its_position, all_steps, every, magnitude, PAIRS, QUICK)
-            _finish(
-                all_first, all_second, all_cos, all_sin, every, head, row, row_live, slot,
-                q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
-                k_page, k_slot, k_head, v_page, v_slot, v_head,
-                Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
-                HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED,
-            )  # fmt: skip
+    if head >= Q_HEADS + K_HEADS:
+        _store_in_slot(
+            first, second, first_dim, second_dim, live, v_cache, v_scale, head - Q_HEADS - K_HEADS, slot, num_slots,
+            v_page, v_slot, v_head, PAGE_SIZE, QUANTISED,
+        )  # fmt: skip
+        return
+    if EXCHANGE:
+        # store this program's pairs, and let the last program of the head continue with all of them
+        place = tl.program_id(1) * (Q_HEADS + K_HEADS) + head
+        rows_of_head = partial + (place * ROWS + tl.arange(0, ROWS)[:, None]) * HEAD_DIM
+        tl.store(rows_of_head + pair, first, mask=live)
+        tl.store(rows_of_head + HALF + pair, second, mask=live)
+        tl.debug_barrier()  # every thread must have stored its part before one of them increments the counter
+        if tl.atomic_add(arrived + place, 1, sem="acq_rel") < PARTS - 1:
             return
-    cos, sin = _cos_sin(position, step, pair, magnitude, PAIRS, QUICK)
-    _finish(
-        first, second, cos, sin, pair, head, row, row_live, slot,
-        q_weight, k_weight, q_out, k_cache, v_cache, k_scale, v_scale, num_slots, head_eps, q_row, q_head,
-        k_page, k_slot, k_head, v_page, v_slot, v_head,
-        Q_HEADS, K_HEADS, HEAD_DIM, START, PAIRS, INTERLEAVED, INTERLEAVED_OUT, HEAD_NORM,
-        HEAD_WEIGHT, PLUS_ONE, PAGE_SIZE, QUANTISED,
-    )  # fmt: skip
+        tl.store(arrived + place, 0)
+        first = tl.load(rows_of_head + rotated_pair, mask=rotated_pair < HALF, other=0.0, cache_modifier=".cg")
+        second = tl.load(rows_of_head + HALF + rotated_pair, mask=rotated_pair < HALF, other=0.0, cache_modifier=".cg")
+    if HEAD_NORM:
+        inverse_rms = tl.rsqrt(tl.sum(tl.fma(first, first, second * second), axis=1) / HEAD_DIM + head_eps)[:, None]
+        first, second = first * inverse_rms, second * inverse_rms
+    if HEAD_WEIGHT:
+        first, second = first * first_factor, second * second_factor
+    first, second = rotated(first, second, cos, sin)
+    # q and k are stored in the output layout
+    first_dim, second_dim = _pair_dims(rotated_pair, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT)
+    live = rotated_pair < HALF
+    if is_query:
+        queries = q_out + row.to(tl.int64) * q_row + head * q_head
+        tl.store(queries + first_dim, first.to(q_out.dtype.element_ty), mask=row_live & live)
+        tl.store(queries + second_dim, second.to(q_out.dtype.element_ty), mask=row_live & live)
+    else:
+        _store_in_slot(
+            first, second, first_dim, second_dim, live, k_cache, k_scale, head - Q_HEADS, slot, num_slots,
+            k_page, k_slot, k_head, PAGE_SIZE, QUANTISED,
+        )  # fmt: skip
