@@ -55,7 +55,7 @@ class TestCache:
 
     def test_a_cache_that_points_into_another_is_emptied_when_that_one_drops_an_entry(self, named):
         owner = Cache("owner", entries=2)
-        pointers = Cache("pointers", entries=10, holds=owner)
+        pointers = Cache("pointers", entries=10, points_into=owner)
         owner.keep("a", 1)
         pointers.keep("to a", 1)
         owner.keep("b", 2)

@@ -53,8 +53,10 @@ class AxisMap:
         """Return (pairs, dim) of every ladder: the pairs that use it, and the d of its exponents -2i/d."""
         if self.ladder == "shared":
             return [(list(range(self.pairs)), 2 * self.pairs)]
-        by_axis = [[i for i, axis in enumerate(self.axis_of_pair) if axis == a] for a in range(self.num_axes)]
-        return [(members, 2 * len(members)) for members in by_axis if members]
+        pairs_of_axis: list[list[int]] = [[] for _ in range(self.num_axes)]
+        for pair, axis in enumerate(self.axis_of_pair):
+            pairs_of_axis[axis].append(pair)
+        return [(pairs, 2 * len(pairs)) for pairs in pairs_of_axis if pairs]
 
     def is_scaled(self, pair: int) -> bool:
         """Return whether the spec's scaling applies to the axis of this pair."""
@@ -173,7 +175,7 @@ def by_head(sections: Sequence[int], pairs: int, num_heads: int | None = None) -
 
     `num_heads` is the number of key heads; None = the sum of the sections.
     """
-    counts = _sections(sections)
+    counts = _checked_sections(sections)
     num_heads = sum(counts) if num_heads is None else integer("num_heads", num_heads, low=sum(counts), high=65536)
     axes = [axis for axis, count in enumerate(counts) for _ in range(count)]
     return HeadAxes((*axes, *[-1] * (num_heads - len(axes))), pairs, len(counts))
@@ -181,13 +183,13 @@ def by_head(sections: Sequence[int], pairs: int, num_heads: int | None = None) -
 
 def chunked(sections: Sequence[int]) -> AxisMap:
     """M-RoPE in blocks (Qwen2-VL, GLM-4V): the first sections[0] pairs use axis 0, the next sections[1] axis 1, and so on."""
-    sections = _sections(sections)
+    sections = _checked_sections(sections)
     return AxisMap(tuple(axis for axis, count in enumerate(sections) for _ in range(count)), len(sections))
 
 
 def interleaved(sections: Sequence[int]) -> AxisMap:
     """M-RoPE interleaved (Qwen3-VL): pair i uses axis i mod 3 while that axis has pairs left, then time."""
-    time, height, width = _sections(sections, exactly=3)
+    time, height, width = _checked_sections(sections, exactly=3)
     axes = [0] * (time + height + width)  # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
     axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])
@@ -198,7 +200,7 @@ def interleaved(sections: Sequence[int]) -> AxisMap:
 
 def ernie(sections: Sequence[int]) -> AxisMap:
     """Ernie-4.5-VL, sections (height, width, time): height and width alternate, the slowest pairs use time."""
-    height, width, time = _sections(sections, exactly=3)
+    height, width, time = _checked_sections(sections, exactly=3)
     if height != width:
         raise RopeError("sections", "height and width must be equal to alternate", list(sections))
     return AxisMap((1, 2) * height + (0,) * time, 3)
@@ -206,14 +208,14 @@ def ernie(sections: Sequence[int]) -> AxisMap:
 
 def round_robin(sections: Sequence[int]) -> AxisMap:
     """GLM's order in serving engines: axes alternate, and an axis without pairs left is skipped."""
-    left = list(_sections(sections))
+    pairs_left = list(_checked_sections(sections))  # of each axis
     axes: list[int] = []
-    while any(left):
-        for axis, count in enumerate(left):
+    while any(pairs_left):
+        for axis, count in enumerate(pairs_left):
             if count:
                 axes.append(axis)
-                left[axis] -= 1
-    return AxisMap(tuple(axes), len(left))
+                pairs_left[axis] -= 1
+    return AxisMap(tuple(axes), len(pairs_left))
 
 
 def axial(*sections: int, scaled: Sequence[int] | None = None) -> AxisMap:
@@ -233,8 +235,8 @@ def normalised(*sections: int) -> AxisMap:
 AXIS_ORDERS = {"chunked": chunked, "interleaved": interleaved, "ernie": ernie, "round_robin": round_robin}
 
 
-def _sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
-    """Return the number of pairs of each axis, checked; there must be `exactly` so many axes, if given."""
+def _checked_sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
+    """Return the number of pairs of each axis, checked; if `exactly` is given, it is the required number of axes."""
     if not isinstance(sections, list | tuple) or not sections:
         raise RopeError("sections", "must be a list with the number of pairs of each axis", sections)
     counts = tuple(integer(f"sections[{a}]", count, low=0, high=32768) for a, count in enumerate(sections))

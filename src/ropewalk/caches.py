@@ -1,7 +1,7 @@
 """Everything the package remembers between calls. Every cache is created here, so that all can be listed and emptied.
 
 A cache has a name and a bound. When it is full, its oldest entries are dropped. A cache whose entries point into the memory of
-another cache's entries names it in `holds`, and is emptied whenever the other one drops something.
+another cache's entries names it in `points_into`, and is emptied whenever the other one drops something.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ _CACHES: dict[str, _Registered] = {}
 class Cache(dict):
     """A bounded dict: read it as any dict, write to it with `keep`, which drops the oldest entries where it is full.
 
-    entries  how many entries it holds at most
-    bytes    how many bytes it holds at most, as the sum of the sizes given to `keep`; None = no such bound
-    holds    another cache, into whose memory these entries point: this cache is emptied when that one drops an entry
+    entries      how many entries it holds at most
+    bytes        how many bytes it holds at most, as the sum of the sizes given to `keep`; None = no such bound
+    points_into  another cache, into whose memory these entries point: this cache is emptied when that one drops an entry
 
     The attribute `bytes` is the sum of the sizes now.
     """
 
-    def __init__(self, name: str, *, entries: int, bytes: int | None = None, holds: Cache | None = None) -> None:
+    def __init__(self, name: str, *, entries: int, bytes: int | None = None, points_into: Cache | None = None) -> None:
         super().__init__()
         self.name, self.most_entries, self.most_bytes = name, entries, bytes
-        self.bytes = 0
+        self.bytes = 0  # the sum of `_sizes`
         self._sizes: dict[Hashable, int] = {}
-        self._dependents: list[Cache] = []
+        self._dependents: list[Cache] = []  # caches to empty when this one drops an entry
         self._lock = threading.Lock()
-        if holds is not None:
-            holds._dependents.append(self)
-        _CACHES[name] = self
+        if points_into is not None:
+            points_into._dependents.append(self)
+        _CACHES[name] = self  # for `cache_infos` and `clear_caches`
 
     def keep(self, key: Hashable, value: Any, size: int = 0) -> Any:
-        """Store and return `value` as the newest entry; an entry larger than the bound is still kept, alone."""
+        """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest until the others are in bounds."""
         dropped = False
         with self._lock:
             self._put(key, value, size)
-            while len(self) > 1 and self._is_full():
+            while len(self) > 1 and self._is_full():  # a single entry is kept even if it is larger than the bound
                 self._drop(next(iter(self)))
                 dropped = True
         if dropped:
@@ -91,6 +91,7 @@ class Cache(dict):
         return len(self) > self.most_entries or (self.most_bytes is not None and self.bytes > self.most_bytes)
 
     def _put(self, key: Hashable, value: Any, size: int) -> None:
+        """Store an entry as the last one of the dict, which keeps the order of insertion: the newest."""
         self._drop(key)
         self[key], self._sizes[key] = value, size
         self.bytes += size
@@ -107,9 +108,9 @@ class Cache(dict):
 class _FunctionCache:
     """The results of one function, kept by `functools.lru_cache`."""
 
-    def __init__(self, name: str, function: Any) -> None:
-        self.name, self.clear = name, function.cache_clear
-        self._function = function
+    def __init__(self, name: str, lru_cached_function: Any) -> None:
+        self.name, self.clear = name, lru_cached_function.cache_clear
+        self._function = lru_cached_function
 
     def info(self) -> CacheInfo:
         """Return the size now, and the bound."""

@@ -31,9 +31,9 @@ def make_request(
     for name, each in zip(("x", "k")[: len(xs)], xs, strict=True):
         check_tensor(name, each, seq_dim, spec.head_dim)
         if isinstance(spec.axes, MixedAxes):
-            _check_heads(name, each, seq_dim, spec.axes.num_heads)
+            _check_heads_of_mixed_axes(name, each, seq_dim, spec.axes.num_heads)
         elif isinstance(spec.axes, PER_HEAD):
-            _check_groups(name, each, seq_dim, spec.axes.num_heads)
+            _check_multiple_of_heads(name, each, seq_dim, spec.axes.num_heads)
     seq_dim = seq_dim - x.ndim if seq_dim >= 0 else seq_dim
     seq, batch = x.shape[seq_dim], _batch_size(x, seq_dim)
     for other in xs[1:]:
@@ -53,7 +53,7 @@ def request_for_tokens(
     device: torch.device,
     tables: str = "auto",
 ) -> Request:
-    """Check positions and length of `seq` tokens in `batch` rows and return the Request."""
+    """Return the Request for `batch` rows of `seq` tokens along axis `seq_dim`, its positions and length checked."""
     if isinstance(offset, Tensor):
         if positions is not None:
             raise RopeError("offset", "cannot be combined with positions: add it to them", list(offset.shape))
@@ -79,9 +79,11 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
     if tables == "auto":
         return tables
     choice("tables", tables, STRATEGIES)
-    if tables not in (possible := strategies(spec)):
-        rounded = "precision 'hf' rounds angles, which then cannot be added from two levels"
-        reason = rounded if "full" in possible else "only fixed frequencies on one axis of integer positions have tables"
+    possible = strategies(spec)
+    if tables not in possible:
+        reason = "only fixed frequencies on one axis of integer positions have tables"
+        if "full" in possible:
+            reason = "precision 'hf' rounds angles, which then cannot be added from two levels"
         raise RopeError("tables", f"must be one of {', '.join(possible)} for this spec: {reason}", tables)
     return tables
 
@@ -101,12 +103,13 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
 
 def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) -> None:
     """Check that the tables match the tokens, rows, heads and width of x, whose dimensions from `start` on rotate."""
-    _, batch, head = token_axes(x.ndim, seq_dim)
-    rows, heads = (1 if axis is None else x.shape[axis] for axis in (batch, head))
+    _, batch_axis, head_axis = token_axes(x.ndim, seq_dim)
+    rows, heads = (1 if axis is None else x.shape[axis] for axis in (batch_axis, head_axis))
     for name, table in (("cos", cos), ("sin", sin)):
         if not table.is_floating_point() or table.ndim not in (2, 3, 4) or table.shape[-2] != x.shape[seq_dim]:
             raise RopeError(name, f"must be a float table [..., {x.shape[seq_dim]} tokens, pairs]", list(table.shape))
-        if any(size not in (1, most) for size, most in zip(table.shape[:-2], (rows, heads)[: table.ndim - 2], strict=True)):
+        # a table is [S, P], [B, S, P] or [B, H, S, P], where B and H may be 1
+        if any(size not in (1, of_x) for size, of_x in zip(table.shape[:-2], (rows, heads)[: table.ndim - 2], strict=True)):
             raise RopeError(name, f"must have 1 or x's {rows} rows, and 1 or x's {heads} heads", list(table.shape))
         if table.device != x.device:
             raise RopeError(name, f"must be on x's device {x.device}", str(table.device))
@@ -120,7 +123,8 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
 def check_no_overlap(xs: tuple[Tensor, ...], addresses: bool) -> None:
     """Refuse tensors whose memory overlaps: in place, every element must be written once.
 
-    Whether q overlaps k is checked only if their `addresses` can be read, which a tracer does not allow.
+    addresses  whether memory addresses can be read, which a tracer does not allow; without them, q and k are refused only if
+               they are the same tensor
     """
     for x in xs:
         if not x.is_contiguous() and _may_overlap_itself(x):
@@ -140,7 +144,7 @@ def _may_overlap_itself(x: Tensor) -> bool:
 
 
 def _share_elements(q: Tensor, k: Tensor) -> bool:
-    """Return whether two tensors without overlap of their own overlap each other; slices of one fused projection do not."""
+    """Return whether q and k, neither of which overlaps itself, have an element of memory in common."""
     if not q.numel() or not k.numel() or q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
         return False
     # element i of q is element j of k if sum(q_stride * i) - sum(k_stride * j) is the distance between their starts
@@ -150,42 +154,45 @@ def _share_elements(q: Tensor, k: Tensor) -> bool:
             steps.append((q_stride, 1 - k_size, q_size - 1))
         else:
             steps += [(q_stride, 0, q_size - 1), (k_stride, 1 - k_size, 0)]
-    return _is_sum(int(k.storage_offset() - q.storage_offset()), sorted(steps, reverse=True))
+    return _can_sum_to(int(k.storage_offset() - q.storage_offset()), sorted(steps, reverse=True))
 
 
-def _is_sum(distance: int, steps: list[tuple[int, int, int]]) -> bool:
+def _can_sum_to(distance: int, steps: list[tuple[int, int, int]]) -> bool:
     """Return whether sum(stride * count) can be `distance`, where each step is (stride, least count, most count).
 
-    The largest strides come first, so that the sums of the rest leave few counts to try.
+    The steps are sorted, the largest stride first, so that the bounds of the later steps leave few counts to try.
     """
-    if not steps or not steps[0][0]:
+    if not steps:
         return distance == 0
-    (stride, least, most), rest = steps[0], steps[1:]
-    low, high = (sum(step[0] * step[end] for step in rest) for end in (1, 2))  # the bounds of the sum over the rest
-    # the counts for which the rest can still make up the distance: low <= distance - stride * count <= high
+    (stride, least, most), *later = steps
+    if stride == 0:  # so are all later strides
+        return distance == 0
+    low = sum(later_stride * later_least for later_stride, later_least, _ in later)
+    high = sum(later_stride * later_most for later_stride, _, later_most in later)
+    # the counts for which the later steps can make up the difference: low <= distance - stride * count <= high
     counts = range(max(least, -((high - distance) // stride)), min(most, (distance - low) // stride) + 1)
-    return any(_is_sum(distance - stride * count, rest) for count in counts)
+    return any(_can_sum_to(distance - stride * count, later) for count in counts)
 
 
-def _check_heads(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
-    """Raise an error if x does not have the number of heads for which there are frequencies."""
-    head = token_axes(x.ndim, seq_dim)[2]
-    if head is None or x.shape[head] != num_heads:
+def _check_heads_of_mixed_axes(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
+    """Raise an error if x does not have `num_heads` heads, those for which there are frequencies."""
+    _, _, head_axis = token_axes(x.ndim, seq_dim)
+    if head_axis is None or x.shape[head_axis] != num_heads:
         rule = f"must have the {num_heads} heads of MixedAxes, which has frequencies for each of them"
         raise RopeError(name, rule, list(x.shape))
 
 
-def _check_groups(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
+def _check_multiple_of_heads(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
     """Raise an error if the number of heads of x is not a multiple of `num_heads`."""
-    head = token_axes(x.ndim, seq_dim)[2]
-    if head is None or x.shape[head] % num_heads:
+    _, _, head_axis = token_axes(x.ndim, seq_dim)
+    if head_axis is None or x.shape[head_axis] % num_heads:
         rule = f"must have {num_heads} heads or a multiple of them: its axes differ from head to head"
         raise RopeError(name, rule, list(x.shape))
 
 
 def _batch_size(x: Tensor, seq_dim: int) -> int:
-    batch = token_axes(x.ndim, seq_dim)[1]
-    return 1 if batch is None else x.shape[batch]
+    _, batch_axis, _ = token_axes(x.ndim, seq_dim)
+    return 1 if batch_axis is None else x.shape[batch_axis]
 
 
 def _positions_from_offset(offset: Tensor, seq: int, batch: int, device: torch.device) -> Tensor:

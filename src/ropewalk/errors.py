@@ -30,9 +30,9 @@ def number(field: str, value: object, *, low: float = -math.inf, above: float = 
     if not math.isfinite(result):
         raise RopeError(field, "must be finite", value)
     if result < low or result <= above or result > high:
-        lower = f"> {above:g}" if above > -math.inf else f">= {low:g}" if low > -math.inf else ""
-        upper = f"<= {high:g}" if high < math.inf else ""
-        raise RopeError(field, "must be " + " and ".join(filter(None, (lower, upper))), value)
+        bounds = {">": above, ">=": low, "<=": high}
+        rules = [f"{sign} {bound:g}" for sign, bound in bounds.items() if math.isfinite(bound)]
+        raise RopeError(field, "must be " + " and ".join(rules), value)
     return result
 
 

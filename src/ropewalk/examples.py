@@ -75,5 +75,5 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 def example(name: str) -> dict[str, Any]:
     """Return the config of a well-known model by its name, in capital or small letters."""
-    names = {each.lower(): each for each in EXAMPLES}
-    return EXAMPLES[names[choice("example", name.lower(), names)]]
+    original_names = {each.lower(): each for each in EXAMPLES}
+    return EXAMPLES[original_names[choice("example", name.lower(), original_names)]]

@@ -41,8 +41,8 @@ class PreparedCall(NamedTuple):
 
 
 #: prepared calls, keyed by call attributes that are cheap to read; a prepared kernel holds the tables it points into
-PREPARED = Cache("prepared calls", entries=1024, holds=TABLES)
-#: prepared calls with the same attributes but other strides, dtypes or devices
+PREPARED = Cache("prepared calls", entries=1024, points_into=TABLES)
+#: the most prepared calls with the same key but other strides, dtypes or devices
 MOST_PER_KEY = 8
 
 #: torch.compile's guards and allocators; a torch without them has no fast path
@@ -52,7 +52,7 @@ _Guard = getattr(_compiled, "TensorGuards", None)
 _GLOBAL_HOOKS = tuple(
     getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
 )
-_before_any, _after_any, _before_any_backward, _after_any_backward = _GLOBAL_HOOKS
+_global_forward_pre, _global_forward, _global_backward_pre, _global_backward = _GLOBAL_HOOKS
 
 
 def rotate_prepared(
@@ -70,29 +70,33 @@ def rotate_prepared(
 
     It runs in every call with q and k, so it reads attributes directly and calls few functions.
     """
-    own, given = module.__dict__, positions is not None  # the module's own attributes; whether positions were given
-    if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
+    state, has_positions = module.__dict__, positions is not None
+    # hooks of this module
+    if state["_forward_pre_hooks"] or state["_forward_hooks"] or state["_backward_pre_hooks"] or state["_backward_hooks"]:
         return None
-    if _before_any or _after_any or _before_any_backward or _after_any_backward or torch.compiler.is_compiling():
+    # hooks of all modules
+    if _global_forward_pre or _global_forward or _global_backward_pre or _global_backward or torch.compiler.is_compiling():
         return None
     # the instance has a forward of its own, or was compiled
-    if "forward" in own or "_compiled_call_impl" in own:
+    if "forward" in state or "_compiled_call_impl" in state:
         return None
-    # the guard does not see forward-mode derivatives
+    # forward-mode derivatives are tested here because the guard does not see them
     if type(q) is not Tensor or type(offset) is not int or type(seq_dim) is not int or in_forward_mode():
         return None
-    for call in PREPARED.get((spec.fingerprint, backend, q.shape, given, seq_dim, inplace), ()):
-        if call.matches(q, k, positions) if given else call.matches(q, k):
+    for call in PREPARED.get((spec.fingerprint, backend, q.shape, has_positions, seq_dim, inplace), ()):
+        if call.matches(q, k, positions) if has_positions else call.matches(q, k):
             break
     else:
         return None
-    # offset: the checked call accepts none beside positions, and none of 2^62 or more
-    if call.run is None or (call.needs_no_grad and torch.is_grad_enabled()) or (given and offset) or offset.bit_length() > 62:
+    if call.run is None or (call.needs_no_grad and torch.is_grad_enabled()):
+        return None
+    # the full call raises an error for an offset beside positions and for an offset of 2^62 or more
+    if (has_positions and offset) or offset.bit_length() > 62:
         return None
     if not inplace:
         q_out, k_out = call.new_q(), call.new_k()
         return (q_out, k_out) if call.run(q, k, q_out, k_out, positions, offset) else None
-    # shapes and strides equal those of the checked call, so q and k can overlap only if they are now closer together
+    # the checked call had these shapes and strides; at another distance, q and k overlap only if their spans of memory do
     distance = q.data_ptr() - k.data_ptr()
     if (distance != call.distance and -call.q_span < distance < call.k_span) or not call.run(q, k, q, k, positions, offset):
         return None
@@ -110,33 +114,35 @@ def prepare(
 ) -> None:
     """Prepare the fast path for calls like this one, which has just run with all checks."""
     tensors = xs if positions is None else (*xs, positions)
-    # positions that the checks converted or made are not those of the caller, which a prepared kernel would read
+    # a prepared kernel reads the caller's positions, so none is prepared if the checks had to convert or make them
     if _Guard is None or len(xs) != 2 or request.positions is not positions or not _is_plain(tensors):
         return
     requires_grad = any(x.requires_grad for x in xs)
     if requires_grad and torch.is_grad_enabled():
         return
     key = (request.spec.fingerprint, backend, xs[0].shape, positions is not None, seq_dim, outs[0] is xs[0])
-    others = PREPARED.get(key, [])
-    if any(call.matches(*tensors) for call in others):
+    earlier_calls = PREPARED.get(key, [])
+    if any(call.matches(*tensors) for call in earlier_calls):
         return
+    run, spec = None, request.spec
     # angles that depend on the length, are learned or differ from head to head are computed anew in every call
-    spec = request.spec
-    make = None if spec.needs_length or spec.learned or spec.per_head else pick(xs, request, backend).prepare
+    if not (spec.needs_length or spec.learned or spec.per_head):
+        prepare_kernel = pick(xs, request, backend).prepare
+        run = None if prepare_kernel is None else prepare_kernel(xs, outs, request)
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     guard = _Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    run, (q, k) = None if make is None else make(xs, outs, request), xs
-    allocators = (_allocator(out) for out in outs)
-    call = PreparedCall(guard.check, run, requires_grad, q.data_ptr() - k.data_ptr(), _span(q), _span(k), *allocators)
-    PREPARED.keep(key, [call, *others[: MOST_PER_KEY - 1]])
+    q, k = xs
+    distance, new_q, new_k = q.data_ptr() - k.data_ptr(), _allocator(outs[0]), _allocator(outs[1])
+    call = PreparedCall(guard.check, run, requires_grad, distance, _span(q), _span(k), new_q, new_k)
+    PREPARED.keep(key, [call, *earlier_calls[: MOST_PER_KEY - 1]])
 
 
 def _allocator(out: Tensor) -> Callable[[], Tensor]:
     """Return a function that allocates a tensor like `out`; torch.compile's allocator takes half the time of empty_like."""
-    quick = getattr(_compiled, f"_empty_strided_{out.device.type}", None)
-    if quick is None:
+    fast_allocator = getattr(_compiled, f"_empty_strided_{out.device.type}", None)
+    if fast_allocator is None:
         return partial(torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device)
-    return partial(quick, tuple(out.shape), out.stride(), out.dtype)
+    return partial(fast_allocator, tuple(out.shape), out.stride(), out.dtype)
 
 
 def _is_plain(tensors: tuple[Tensor, ...]) -> bool:

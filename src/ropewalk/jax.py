@@ -35,4 +35,5 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
 
 def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions, magnitude included; `key` for the table of keys."""
-    return _BARRIER(levels.cos_sin(jnp, spec, jnp.asarray(positions).astype(jnp.int32), levels.check_spec(spec, length), key))
+    length = levels.check_spec(spec, length)
+    return _BARRIER(levels.cos_sin(jnp, spec, jnp.asarray(positions).astype(jnp.int32), length, key))

@@ -43,7 +43,7 @@ def convert_layout(
     rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them. The others keep their place
     num_heads     checked against the size of `dim` if given
     """
-    spec = _checked(source, target, head_dim, rotary_dim, rotary_start)
+    spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     axis = _axis(x, dim)
     heads = _unflatten(x, axis, head_dim, num_heads, "num_heads")
     return _permute(heads, source, target, spec, axis + 1).flatten(axis, axis + 1)
@@ -67,12 +67,13 @@ def convert_qkv(
     concatenated  all q heads, all k heads, all v heads (Phi-3, Falcon with one kv head)
     grouped       for every kv head its q heads, then its k, then its v (GPT-NeoX, Falcon, InternLM2, Megatron)
     """
-    spec = _checked(source, target, head_dim, rotary_dim, rotary_start)
+    spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     choice("packing", packing, PACKINGS)
     integer("num_kv_heads", num_kv_heads, low=1)
     if integer("num_heads", num_heads, low=1) % num_kv_heads:
         raise RopeError("num_heads", f"must be a multiple of num_kv_heads = {num_kv_heads}", num_heads)
-    axis, groups = _axis(weight, dim), num_kv_heads if packing == "grouped" else 1
+    axis = _axis(weight, dim)
+    groups = num_kv_heads if packing == "grouped" else 1
     heads = _unflatten(weight, axis, head_dim, num_heads + 2 * num_kv_heads, "num_heads + 2 * num_kv_heads")
     heads = heads.unflatten(axis, (groups, -1))  # [groups, q + k + v heads of a group, head_dim]
     queries_and_keys, values = heads.split([(num_heads + num_kv_heads) // groups, num_kv_heads // groups], dim=axis + 1)
@@ -104,8 +105,8 @@ def convert_lora(
     return a, converted
 
 
-def _checked(source: str, target: str, head_dim: int, rotary_dim: int | None, rotary_start: int) -> RopeSpec:
-    """Return a spec with this slice, which checks it."""
+def _checked_slice(source: str, target: str, head_dim: int, rotary_dim: int | None, rotary_start: int) -> RopeSpec:
+    """Check the names of the layouts and the rotated slice of the head; return the slice as a RopeSpec."""
     choice("source", source, LAYOUTS)
     choice("target", target, LAYOUTS)
     return RopeSpec(head_dim, rotary_dim=rotary_dim, rotary_start=rotary_start)
@@ -121,7 +122,7 @@ def _axis(x: Tensor, dim: int) -> int:
 
 
 def _unflatten(x: Tensor, axis: int, head_dim: int, num_heads: int | None, name: str) -> Tensor:
-    """Return x with `axis` split into [heads, head_dim]."""
+    """Return x with `axis` split into [heads, head_dim]; `name` is what an error calls the number of heads."""
     size = x.shape[axis]
     if size % head_dim or not size:
         raise RopeError("x", f"must have a multiple of head_dim = {head_dim} along dim {axis}", list(x.shape))
@@ -134,8 +135,8 @@ def _permute(x: Tensor, source: str, target: str, spec: RopeSpec, axis: int) -> 
     """Return a copy of x whose `axis`, the dims of one head, is in the target layout."""
     if source == target:
         return x.clone()
-    rest = spec.head_dim - spec.rotary_start - 2 * spec.pairs
-    before, rotated, after = x.split([spec.rotary_start, 2 * spec.pairs, rest], dim=axis)
+    width_after = spec.head_dim - spec.rotary_start - 2 * spec.pairs
+    before, rotated, after = x.split([spec.rotary_start, 2 * spec.pairs, width_after], dim=axis)
     # half is [2, pairs], interleaved is [pairs, 2]: each is the transpose of the other
     shape = (2, spec.pairs) if source == "half" else (spec.pairs, 2)
     rotated = rotated.unflatten(axis, shape).transpose(axis, axis + 1).flatten(axis, axis + 1)

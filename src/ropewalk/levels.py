@@ -27,7 +27,7 @@ Level = np.ndarray
 
 
 def check_spec(spec: RopeSpec, length: int | None) -> int | None:
-    """Refuse specs without tables of digits; return the length that a length-dependent scaling needs."""
+    """Refuse specs without tables of digits; return the checked length if the scaling depends on it, else None."""
     if spec.learned or spec.fractional:
         raise RopeError("spec", "must have fixed frequencies and integer positions", spec.scaling if spec.learned else spec.axes)
     if spec.precision == "hf":
@@ -45,10 +45,10 @@ def check_spec(spec: RopeSpec, length: int | None) -> int | None:
 def levels(
     spec: RopeSpec, length: int | None, key: bool, bits: tuple[int, ...] = DIGITS, dtype: str = "float32"
 ) -> tuple[Level, ...]:
-    """Return the table of each digit; the magnitude is in the last one.
+    """Return the table of each digit of a position, [2^bits, 2, pairs]: cos and sin of every value that the digit can have.
 
     key   True for the tables of keys, where queries and keys have different magnitudes
-    bits  the number of bits of each digit, the lowest digit first
+    bits  the number of bits of each digit, the lowest digit first; the table of the last one includes the magnitude
     """
     tables, shift = [], 0
     for index, width in enumerate(bits):
@@ -56,7 +56,9 @@ def levels(
         is_last = index == len(bits) - 1
         if is_last:  # two's complement: the upper half of its values are negative
             digits = torch.where(digits < 1 << (width - 1), digits, digits - (1 << width))
-        positions = (digits << shift).expand(spec.num_axes, 1, -1) if spec.num_axes > 1 else digits << shift
+        positions = digits << shift
+        if spec.num_axes > 1:
+            positions = positions.expand(spec.num_axes, 1, -1)  # the same on every axis
         options = {"length": length, "dtype": torch.float64, "key": key, "magnitude_power": int(is_last), "strategy": "none"}
         cos, sin = (each.reshape(1 << width, spec.pairs) for each in exact_cos_sin(spec, positions, **options))
         tables.append(torch.stack((cos, sin), dim=1).numpy().astype(dtype))
@@ -76,11 +78,11 @@ def cos_sin(xp: Any, spec: RopeSpec, positions: Any, length: int | None, key: bo
     for table in levels(spec, length, key and spec.magnitude_on == "q"):
         parts.append(rows_at(xp, array(xp, table), (positions >> shift) & (len(table) - 1), spec))
         shift += len(table).bit_length() - 1
-    return added(parts)
+    return cos_sin_of_sum(parts)
 
 
-def added(parts: list[Any]) -> tuple[Any, Any]:
-    """Return cos and sin of a sum of angles, whose cos and sin are in `parts`, each [..., 2, pairs]."""
+def cos_sin_of_sum(parts: list[Any]) -> tuple[Any, Any]:
+    """Return cos and sin of the sum of several angles; each part holds cos and sin of one, [..., 2, pairs]."""
     cos, sin = parts[0][..., 0, :], parts[0][..., 1, :]
     for part in parts[1:]:
         other_cos, other_sin = part[..., 0, :], part[..., 1, :]
@@ -97,7 +99,7 @@ def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
         return rows[digits]
     total = None
     for axis in range(spec.num_axes):
-        mask = np.array([own == axis for own in spec.axis_of_pair], dtype=np.float32)
+        mask = np.array([axis_of_pair == axis for axis_of_pair in spec.axis_of_pair], dtype=np.float32)
         part = rows[digits[axis]] * array(xp, mask)
         total = part if total is None else total + part
     return total
@@ -114,16 +116,16 @@ def rotated(xp: Any, x: Any, cos: Any, sin: Any, spec: RopeSpec) -> Any:
     """Return x [..., S, H, D] rotated by cos and sin [..., S, pairs]; computed in float32 and rounded once."""
     start, width = spec.rotary_start, 2 * spec.pairs
     cos, sin = cos[..., None, :], sin[..., None, :]  # the same for all heads
-    part = x[..., start : start + width].astype(xp.float32)
+    rotary_slice = x[..., start : start + width].astype(xp.float32)
     if spec.layout == "half":
-        a, b = part[..., : spec.pairs], part[..., spec.pairs :]
+        a, b = rotary_slice[..., : spec.pairs], rotary_slice[..., spec.pairs :]
     else:
-        a, b = part[..., 0::2], part[..., 1::2]
+        a, b = rotary_slice[..., 0::2], rotary_slice[..., 1::2]
     first, second = (a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)
     if spec.layout_out == "half":
         joined = xp.concatenate([first, second], axis=-1)
     else:
-        joined = xp.stack([first, second], axis=-1).reshape(part.shape)
+        joined = xp.stack([first, second], axis=-1).reshape(rotary_slice.shape)
     if width == spec.head_dim:
         return joined
     return xp.concatenate([x[..., :start], joined, x[..., start + width :]], axis=-1)
@@ -138,14 +140,16 @@ def rotate(
     length: int | None,
     barrier: Callable[[tuple[Any, Any]], tuple[Any, Any]] = lambda tables: tables,
 ) -> Any:
-    """Return q and k rotated by their tokens' angles; q alone if k is None.
+    """Return q and k [..., S, H, D] rotated by their tokens' angles; q alone if k is None.
 
-    barrier  is applied to cos and sin before they are used
+    xp       the array library's module: jax.numpy, mlx.core or torch
+    barrier  is applied to cos and sin before they are used; it may keep a compiler from computing them again for each head
     """
     length = check_spec(spec, length)
     if positions is None:
         positions = xp.arange(q.shape[-3], dtype=xp.int32)
-        positions = xp.broadcast_to(positions, (spec.num_axes, *positions.shape)) if spec.num_axes > 1 else positions
+        if spec.num_axes > 1:
+            positions = xp.broadcast_to(positions, (spec.num_axes, *positions.shape))
     positions = array(xp, positions)
     if not xp.issubdtype(positions.dtype, xp.integer):
         raise RopeError("positions", "must be integers", str(positions.dtype))

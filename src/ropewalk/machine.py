@@ -39,12 +39,15 @@ def device_name(device: str | torch.device = "cpu") -> str:
 
 def cores() -> int:
     """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Return the version of each package that is installed."""
-    return {name: found for name in packages if (found := version(name)) is not None}
+    every_version = {name: version(name) for name in packages}
+    return {name: number for name, number in every_version.items() if number is not None}
 
 
 def version(package: str) -> str | None:

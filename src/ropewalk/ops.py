@@ -36,13 +36,13 @@ def execute(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend:
 
 
 def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, backend: str | None) -> None:
-    """Rotate contiguous copies: the native kernel needs a last stride of 1, and another kernel would round differently."""
+    """Rotate copies of xs with a last stride of 1, as the native CPU kernel needs it, and copy the results to outs."""
     if backend is not None:
-        pick(xs, request, backend)  # raises if the named backend cannot rotate these
-    rows = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
-    pick(rows, request, backend).run(rows, rows, request)
-    for out, row in zip(outs, rows, strict=True):
-        out.copy_(row)
+        pick(xs, request, backend)  # raises if the named backend cannot rotate xs as they are
+    copies = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
+    pick(copies, request, backend).run(copies, copies, request)
+    for out, copy in zip(outs, copies, strict=True):
+        out.copy_(copy)
 
 
 # the arguments that give the angles, and those that give tables; `gain` is the magnitude_power of a Request
@@ -65,12 +65,12 @@ def _as_text(request: Request) -> str:
 
 def _from_text(text: str) -> tuple[RopeSpec, str]:
     """Invert `_as_text`: return the spec and the table strategy."""
-    strategy, _, fingerprint = text.partition(" ")
-    return (spec_of(fingerprint), strategy) if strategy in STRATEGIES else (spec_of(text), "auto")
+    first_word, _, after_it = text.partition(" ")
+    return (spec_of(after_it), first_word) if first_word in STRATEGIES else (spec_of(text), "auto")
 
 
 def _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False) -> Request:
-    """Return the request that an op's arguments describe; `spec` is the text of `_as_text`."""
+    """Return the request that an op's arguments describe; `spec` is the text that `_as_text` returned."""
     spec, tables = _from_text(spec)
     return Request(spec, seq_dim, positions, offset, length, sign, magnitude_power, key, tables)
 
@@ -97,7 +97,7 @@ def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
 
 @torch.library.impl("ropewalk::cos_sin", "default")
 def _cos_sin_op(positions, length, spec, dtype, magnitude_power, key):
-    """Return cos and sin of positions, contiguous as the fake implementation below says."""
+    """Return cos and sin of positions, contiguous as the op's fake implementation promises a tracer."""
     spec, strategy = _from_text(spec)
     options = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
     cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **options)
@@ -135,11 +135,11 @@ def _(positions, length, spec, dtype, magnitude_power, key):
 
 
 def _keep_angles(first: int):
-    """Return a setup_context that saves an op's angle arguments, which start at index `first`."""
+    """Return a setup_context that saves an op's angle arguments (`_ANGLES`), which start at index `first`, for its backward."""
 
     def setup(ctx, inputs, output):
         """Save the tensors with `save_for_backward` and the other arguments as attributes of ctx."""
-        positions, offset, length, *ctx.rest = inputs[first:]
+        positions, offset, length, *ctx.later_arguments = inputs[first:]
         ctx.offset = offset
         ctx.save_for_backward(positions, length)
 
@@ -147,32 +147,33 @@ def _keep_angles(first: int):
 
 
 def _rotate_backward(ctx, grad):
-    """Return the gradient of x: rotated by the opposite angle with the same magnitude; the other arguments have none."""
+    """Return the gradient of x, `grad` rotated by the opposite angle with the same magnitude, and None for 8 other arguments."""
     positions, length = ctx.saved_tensors
-    spec, seq_dim, sign, magnitude_power, key = ctx.rest
-    return torch.ops.ropewalk.rotate(grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power, key), *[None] * 8
+    spec, seq_dim, sign, magnitude_power, key = ctx.later_arguments
+    x_grad = torch.ops.ropewalk.rotate(grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power, key)
+    return x_grad, *[None] * 8
 
 
 def _rotate_qk_backward(ctx, q_grad, k_grad):
-    """Return the gradients of q and k, as `_rotate_backward` does."""
+    """Return the gradients of q and k, rotated by the opposite angles, and None for the 7 other arguments."""
     positions, length = ctx.saved_tensors
-    spec, seq_dim, sign, magnitude_power = ctx.rest
+    spec, seq_dim, sign, magnitude_power = ctx.later_arguments
     grads = torch.ops.ropewalk.rotate_qk(q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power)
     return *grads, *[None] * 7
 
 
 def _keep_tables(ctx, inputs, output):
     """Save cos and sin for the backward; raise an error if they require gradients."""
-    _, cos, sin, *ctx.rest = inputs
-    if any(ctx.needs_input_grad[1:3]):
+    _, cos, sin, *ctx.later_arguments = inputs
+    if any(ctx.needs_input_grad[1:3]):  # those of cos and sin
         raise RopeError("cos", "cos and sin must not require gradients here; use ropewalk.rotation.rotate_by", list(cos.shape))
     ctx.save_for_backward(cos, sin)
 
 
 def _turn_backward(ctx, grad):
-    """Return the gradient of x: rotated by the opposite angle, from the layout of the output to that of the input."""
+    """Return the gradient of x, `grad` rotated by the opposite angle and with the layouts swapped, and None for 6 arguments."""
     cos, sin = ctx.saved_tensors
-    layout, layout_out, start, seq_dim = ctx.rest
+    layout, layout_out, start, seq_dim = ctx.later_arguments
     return torch.ops.ropewalk.turn(grad, cos, -sin, layout_out, layout, start, seq_dim), *[None] * 6
 
 
@@ -181,39 +182,45 @@ torch.library.register_autograd("ropewalk::rotate_qk", _rotate_qk_backward, setu
 torch.library.register_autograd("ropewalk::turn", _turn_backward, setup_context=_keep_tables)
 
 
-def _vmapped(info, in_dims, x, *rest, op=torch.ops.ropewalk.rotate, seq_at=4):
+def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=4):
     """Return x rotated under vmap, and the mapped dimension of the result.
 
     If only x is mapped, its mapped axis becomes one more axis of the call, whose entries share the angles. If the angles are
     mapped too, `op` is called once for each entry.
 
     in_dims  the mapped dimension of each argument, or None
-    seq_at   the index of `seq_dim` in `rest`, the arguments after x
+    seq_at   the index of `seq_dim` in `others`, the arguments after x
     """
-    seq_dim = rest[seq_at]
-    packed = x.ndim - 1 == -seq_dim == 3  # [T, H, D]: with one more axis its heads would be taken for rows
+    seq_dim = others[seq_at]
+    packed = x.ndim - 1 == 3 and seq_dim == -3  # [T, H, D]: with one more axis its heads would be taken for rows
     if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and not packed:
-        # beside the heads: [.., mapped, S, D], or [.., S, .., mapped, D], where the tokens are then one axis further from the end
-        x = x.movedim(in_dims[0], -3 if seq_dim == -2 else -2)
-        rest = [*rest[:seq_at], seq_dim if seq_dim == -2 else seq_dim - 1, *rest[seq_at + 1 :]]
-        return op(x, *rest), x.ndim - (3 if seq_dim == -2 else 2)
-    return torch.stack([op(*one) for one in _one_by_one(info, in_dims, (x, *rest))]), 0
+        if seq_dim == -2:  # [.., S, D] becomes [.., mapped, S, D]
+            mapped_dim = -3
+        else:  # [.., S, .., D] becomes [.., S, .., mapped, D], where the tokens are one axis further from the end
+            mapped_dim = -2
+            others = [*others[:seq_at], seq_dim - 1, *others[seq_at + 1 :]]
+        return op(x.movedim(in_dims[0], mapped_dim), *others), x.ndim + mapped_dim
+    return torch.stack([op(*arguments) for arguments in _one_by_one(info, in_dims, (x, *others))]), 0
 
 
 def _one_by_one(info, in_dims, args):
-    """Yield the arguments of each call of the mapped function."""
+    """Yield the list of arguments of each call that vmap stands for: entry i of those with a mapped dimension."""
     for i in range(info.batch_size):
-        yield [a if dim is None else a.select(dim, i) for a, dim in zip(args, in_dims, strict=True)]
+        yield [arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)]
 
 
-def _vmapped_qk(info, in_dims, q, k, *rest):
-    """Return q and k rotated under vmap, each by itself, and the mapped dimension of each."""
-    rotated = []
-    for x, dim, key in ((q, in_dims[0], False), (k, in_dims[1], True)):
-        dims = (dim, *in_dims[2:], None)  # of x, of the angle arguments and of `key`
-        unmapped = all(d is None for d in dims)
-        rotated.append((torch.ops.ropewalk.rotate(x, *rest, key), None) if unmapped else _vmapped(info, dims, x, *rest, key))
-    return tuple(x for x, _ in rotated), tuple(dim for _, dim in rotated)
+def _vmapped_qk(info, in_dims, q, k, *angles):
+    """Return (q, k) rotated under vmap, each by itself, and the mapped dimension of each result."""
+    rotated, out_dims = [], []
+    for x, x_dim, key in ((q, in_dims[0], False), (k, in_dims[1], True)):
+        dims = (x_dim, *in_dims[2:], None)  # of x, of the angle arguments and of `key`
+        if all(dim is None for dim in dims):
+            result, out_dim = torch.ops.ropewalk.rotate(x, *angles, key), None
+        else:
+            result, out_dim = _vmapped(info, dims, x, *angles, key)
+        rotated.append(result)
+        out_dims.append(out_dim)
+    return tuple(rotated), tuple(out_dims)
 
 
 def _vmapped_turn(info, in_dims, *args):
@@ -221,8 +228,8 @@ def _vmapped_turn(info, in_dims, *args):
 
 
 def _vmapped_cos_sin(info, in_dims, *args):
-    tables = [torch.ops.ropewalk.cos_sin(*one) for one in _one_by_one(info, in_dims, args)]
-    return tuple(torch.stack(each) for each in zip(*tables, strict=True)), (0, 0)
+    tables = [torch.ops.ropewalk.cos_sin(*arguments) for arguments in _one_by_one(info, in_dims, args)]
+    return tuple(torch.stack(cos_or_sin) for cos_or_sin in zip(*tables, strict=True)), (0, 0)
 
 
 torch.library.register_vmap("ropewalk::rotate", _vmapped)
@@ -240,7 +247,7 @@ class _Replaced:
 
 @contextmanager
 def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iterator[None]:
-    """Within this context, traced calls run these functions instead of the registered ops: `interop.onnx` exports so.
+    """Within this context, traced calls run these functions instead of the registered ops; `interop.onnx` needs it to export.
 
     rotate  (xs, request) -> the rotated tensors;  tables  (request, positions, dtype, key) -> cos and sin
     """
@@ -273,23 +280,15 @@ def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mappe
         table = (request.cos, request.sin, request.layout_in, request.layout_out, request.start, request.seq_dim)
         rotated = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
     else:
-        length = _as_tensor(request.length, xs[0].device)
+        spec, length = _as_text(request), _as_tensor(request.length, xs[0].device)
         # the arguments of `_ANGLES`
-        angles = (
-            request.positions,
-            request.offset,
-            length,
-            _as_text(request),
-            request.seq_dim,
-            request.sign,
-            request.magnitude_power,
-        )
+        angles = (request.positions, request.offset, length, spec, request.seq_dim, request.sign, request.magnitude_power)
         if inplace and not mapped and not (torch.is_grad_enabled() and any(x.requires_grad for x in xs)):
             for i, x in enumerate(xs):
                 torch.ops.ropewalk.rotate_(x, *angles, request.is_key(i))
             return xs
         if len(xs) == 2 and xs[0].requires_grad == xs[1].requires_grad:
             rotated = torch.ops.ropewalk.rotate_qk(*xs, *angles)
-        else:  # apart, so that k stays without a gradient where only q has one
+        else:  # two calls, so that k stays without a gradient where only q has one
             rotated = tuple(torch.ops.ropewalk.rotate(x, *angles, request.is_key(i)) for i, x in enumerate(xs))
     return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else tuple(rotated)

@@ -83,7 +83,7 @@ class Rope(nn.Module):
         *,
         inplace: bool = False,
     ):
-        """Rotate q, or q and k, by their tokens' angles.
+        """Return q, or the tuple (q, k), rotated by their tokens' angles.
 
         q, k       [B, H, S, D]; seq_dim=-3 for [B, S, H, D]; k may have fewer heads
         positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or [B]
@@ -100,20 +100,20 @@ class Rope(nn.Module):
         return rotated[0] if k is None else rotated
 
     def rotate(
-        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
+        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
     ) -> Inexact[Tensor, "... D"]:
-        """Rotate one tensor; `offset`, `seq_dim`, `length`, `key`, `inplace` as in `rotation.rotate`."""
+        """Rotate one tensor; the options are `offset`, `seq_dim`, `length`, `key` and `inplace`, as in `rotation.rotate`."""
         if self.spec.learned:
-            return self._rotate_one(x, positions, 1, **where)
-        return rotation.rotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **where)
+            return self._rotate_one(x, positions, 1, **options)
+        return rotation.rotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **options)
 
     def unrotate(
-        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **where
+        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
     ) -> Inexact[Tensor, "... D"]:
-        """Invert `rotate`."""
+        """Invert `rotate`, whose options it takes."""
         if self.spec.learned:
-            return self._rotate_one(x, positions, -1, **where)
-        return rotation.unrotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **where)
+            return self._rotate_one(x, positions, -1, **options)
+        return rotation.unrotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **options)
 
     def rerotate(
         self,
@@ -121,15 +121,15 @@ class Rope(nn.Module):
         from_positions: Shaped[Tensor, "..."],
         to_positions: Shaped[Tensor, "..."],
         to: Rope | None = None,
-        **where,
+        **options,
     ) -> Inexact[Tensor, "... D"]:
         """Move keys rotated at `from_positions` to `to_positions` (under `to`, if given); see `rotation.rerotate`."""
         if self.spec.learned or (to is not None and to.spec.learned):
             raise RopeError(
                 "rerotate", "needs fixed frequencies, but these are learned; compute the keys again", self.spec.scaling
             )
-        where |= {"to": None if to is None else to.spec, "backend": self.backend, "tables": self.tables}
-        return rotation.rerotate(k, self.spec, from_positions, to_positions, **where)
+        options |= {"to": None if to is None else to.spec, "backend": self.backend, "tables": self.tables}
+        return rotation.rerotate(k, self.spec, from_positions, to_positions, **options)
 
     def cos_sin(
         self,

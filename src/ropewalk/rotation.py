@@ -46,15 +46,16 @@ def rotate(
     inverse    undo the rotation instead
     tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in `Rope`
     """
-    request, sign = make_request((x,), spec, positions, offset, seq_dim, length, tables), -1 if inverse else 1
+    request = make_request((x,), spec, positions, offset, seq_dim, length, tables)
+    sign = -1 if inverse else 1
     return run((x,), replace(request, key=key, sign=sign, magnitude_power=sign), inplace, backend)[0]
 
 
 def unrotate(
-    x: Inexact[Tensor, "... D"], spec: RopeSpec, positions: Shaped[Tensor, "..."] | None = None, **where
+    x: Inexact[Tensor, "... D"], spec: RopeSpec, positions: Shaped[Tensor, "..."] | None = None, **options
 ) -> Inexact[Tensor, "... D"]:
-    """Invert `rotate`, magnitude and layout included; `where` holds its keywords."""
-    return rotate(x, spec, positions, inverse=True, **where)
+    """Invert `rotate`, magnitude and layout included; the options are its keywords."""
+    return rotate(x, spec, positions, inverse=True, **options)
 
 
 def rerotate(
@@ -80,20 +81,21 @@ def rerotate(
     """
     to = spec if to is None else to
     back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables), sign=-1, magnitude_power=-1)
-    # the strategy that `tables` names may not exist for the other spec
+    # the table strategy may not exist for the other spec
     forth = make_request((k,), to, to_positions, 0, seq_dim, to_length, tables if tables in strategies(to) else "auto")
     if not match_magnitude:
         # leave the scaling's magnitude out of both rotations, so that the keys keep theirs; xPos's growth stays in: it
         # depends on the position and must change
         back, forth = (replace(request, spec=request.spec.with_(magnitude_on="scale")) for request in (back, forth))
-    old, new = (_written_out(request, k, torch.float64, key=True) for request in (back, forth))
+    old, new = (_as_table_request(request, k, torch.float64, key=True) for request in (back, forth))
     if (spec.rotary_start, spec.pairs) != (to.rotary_start, to.pairs):
         if inplace:
             check_no_overlap((k,), addresses=False)
         # the slices differ, so there is no single angle: unrotate and rotate in high precision, round once
-        wide = k.to(table_dtype(k))
-        wide = run(run((wide,), old, False, backend), new, False, backend)[0].to(k.dtype)
-        return k.copy_(wide) if inplace else wide
+        unrotated = run((k.to(table_dtype(k)),), old, False, backend)
+        moved = run(unrotated, new, False, backend)[0].to(k.dtype)
+        return k.copy_(moved) if inplace else moved
+    # the angle of both rotations together, by the addition theorems
     cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
     both = TableRequest(
         cos.to(table_dtype(k)), sin.to(table_dtype(k)), back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start
@@ -101,14 +103,15 @@ def rerotate(
     return run((k,), both, inplace, backend)[0]
 
 
-def _written_out(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
+def _as_table_request(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
     """Return the request with its angles as tables of cos and sin; those of an inverse rotation have the opposite sin."""
     cos, sin = request_tables(request, x.shape[request.seq_dim], x.device, dtype, key)
     if request.spec.per_head:
         # grouped-query attention: consecutive query heads share the table of their key head
-        head = token_axes(x.ndim, request.seq_dim)[2]
-        groups = x.shape[head] // cos.shape[1]  # type: ignore[index]  # checked: there is an axis of heads
-        cos, sin = (table.repeat_interleave(groups, dim=1) if groups > 1 else table for table in (cos, sin))
+        _, _, head_axis = token_axes(x.ndim, request.seq_dim)
+        heads_per_table = x.shape[head_axis] // cos.shape[1]  # type: ignore[index]  # checked: there is an axis of heads
+        if heads_per_table > 1:
+            cos, sin = (table.repeat_interleave(heads_per_table, dim=1) for table in (cos, sin))
     return TableRequest(
         cos, sin if request.sign > 0 else -sin, request.seq_dim, request.layout_in, request.layout_out, request.start
     )
@@ -202,12 +205,12 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
     traced = is_traced(xs)
     if inplace:
         check_no_overlap(xs, addresses=not traced)
-    around = transforms() if traced else []  # the functorch transforms around this call
-    if _needs_formula(request, around) or (not traced and are_batched_gradients(xs)):
+    transforms_around = transforms() if traced else []
+    if _needs_formula(request, transforms_around) or (not traced and are_batched_gradients(xs)):
         rotated = tuple(_by_formula(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
-        return through_op(xs, request, inplace, mapped=bool(around))
+        return through_op(xs, request, inplace, mapped=bool(transforms_around))  # all of them are vmap
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         if inplace:
             # a Function that writes to a view, such as q of a packed qkv, may return only one tensor
@@ -218,19 +221,22 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
 
 
 def _by_head(xs: tuple[Tensor, ...], request: Request, inplace: bool, backend: str | None) -> tuple[Tensor, ...]:
-    """Rotate by tables with angles for each head."""
+    """Return xs rotated by tables of cos and sin that differ from head to head; each tensor has tables of its own."""
     if request.spec.mixed:
         raise RopeError("spec", "must not have MixedAxes, whose frequencies are learned; use Rope(spec)", request.spec.axes)
     if inplace:
         check_no_overlap(xs, addresses=not is_traced(xs))
-    by_table = (_written_out(request, x, table_dtype(x), request.is_key(i)) for i, x in enumerate(xs))
-    return tuple(run((x,), table, inplace, backend)[0] for x, table in zip(xs, by_table, strict=True))
+    rotated = []
+    for i, x in enumerate(xs):
+        by_table = _as_table_request(request, x, table_dtype(x), request.is_key(i))
+        rotated += run((x,), by_table, inplace, backend)
+    return tuple(rotated)
 
 
 def _by_formula(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
-    """Rotate by plain differentiable torch."""
+    """Return x rotated by plain torch operations, which are differentiable in every way that torch knows."""
     if isinstance(request, Request):
-        request = _written_out(request, x, table_dtype(x), key)
+        request = _as_table_request(request, x, table_dtype(x), key)
     cos, sin = request.rows(x.shape[request.seq_dim], x.device, table_dtype(x), key)
     return differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request)
 
@@ -254,7 +260,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, request: AnyRequest, inplace: bool, backend: str | None, *xs: Tensor):
-        """Return the rotated xs, in place if `inplace`."""
+        """Return the rotated xs, in place if `inplace`: a tuple, or one tensor if there is one."""
         ctx.request, ctx.backend = request, backend
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*request.tensors)  # so that torch detects a change before the backward
@@ -267,12 +273,12 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
-        """Return the gradients of xs, which are rotated backwards; one that is None stays None."""
-        _ = ctx.saved_tensors
+        """Return None for the first three arguments and the gradients of xs: rotated backwards, or None where one is None."""
+        _ = ctx.saved_tensors  # raises an error if a tensor of the request was changed since the forward
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
             return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]  # none is None
-        rotated = (
+        x_grads = (
             None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0] for i, grad in enumerate(grads)
         )
-        return None, None, None, *rotated
+        return None, None, None, *x_grads

@@ -84,15 +84,15 @@ class Precision:
 
 
 def precision(policy: str, position: int, width: int = 64) -> Precision:
-    """Measure the largest cos or sin error of one policy over `width` positions around `position`."""
+    """Measure the largest errors of cos and sin with one precision policy over `width` positions around `position`."""
     spec = RopeSpec(HEAD_DIM, precision=policy)
     window = range(max(0, position - width // 2), position + width // 2)
-    own = spec.exact_ladder_frequencies()
-    low = [0.0] * spec.pairs if own.low is None else own.low.tolist()
+    ours = spec.exact_ladder_frequencies()  # as the policy rounds them; a 28-digit frequency is radians + low
+    low = [0.0] * spec.pairs if ours.low is None else ours.low.tolist()
     with localcontext(prec=_DIGITS):
-        own_radians = [Decimal(r) + Decimal(rest) for r, rest in zip(own.radians.tolist(), low, strict=True)]
-    error, own_error = (table_error(spec, radians, window) for radians in (definition(spec.pairs, spec.theta), own_radians))
-    return Precision(policy, position, error, own_error)
+        our_radians = [Decimal(high) + Decimal(low) for high, low in zip(ours.radians.tolist(), low, strict=True)]
+    error = table_error(spec, definition(spec.pairs, spec.theta), window)
+    return Precision(policy, position, error, table_error(spec, our_radians, window))
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class Law:
 
 
 def laws() -> list[Law]:
-    """Check norm, relative distance, inverse and equality with transformers, on the default backend."""
+    """Measure how far the default backend deviates from norm, relative distance, inverse and equality with transformers."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 3, 7, HEAD_DIM, generator=generator) for _ in range(2))
-    rope, far = Rope(RopeSpec(HEAD_DIM)), 10_000_000
-    rotated, scores = rope(q), _scores(rope, q, k, 0)
-    shifted_scores = _scores(rope, q, k, far)
+    rope = Rope(RopeSpec(HEAD_DIM))
+    rotated, scores = rope(q), _scores(rope, q, k, offset=0)
+    shifted_scores = _scores(rope, q, k, offset=10_000_000)
     return [
         Law('without positions, "mouse chases cat" is "cat chases mouse" reordered', order_difference(None), 1e-12),
         Law("a rotation keeps the norm", _largest(rotated.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
@@ -125,7 +125,7 @@ def laws() -> list[Law]:
 
 
 def order_difference(rope: Rope | None) -> float:
-    """Return the largest difference of a word's attention outputs between "cat chases mouse" and "mouse chases cat"."""
+    """Return the largest difference of a word's attention output between "cat chases mouse" and "mouse chases cat"."""
     words = torch.randn(3, HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     outputs = []
     for sentence in (words, words.flip(0)):
@@ -175,7 +175,7 @@ class Speed:
 
 
 def backend_speed(name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Measure one backend: error over both layouts, small and large positions; time at [1, 32 (q) or 8 (k), tokens, 128]."""
+    """Measure the error of one backend, over both layouts and small and large positions, and its time for one q and k."""
     if reason := available(device)[name]:
         return Speed(name, dtype, reason=reason)
     errors = [_rotation_error(partial(_by_backend, name, layout), layout, dtype, device) for layout in LAYOUTS]
@@ -225,7 +225,7 @@ def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
 
 
 def _rotation_error(rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dtype: str, device: str) -> float:
-    """Return the largest error over small and large positions, divided by the norm of the pair."""
+    """Return the largest error of `rotate(x, positions)`, divided by the norm of the pair, over small and large positions."""
     positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
     x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(device, DTYPES[dtype])
     before, after = (_pairs(t, layout) for t in (x, rotate(x, torch.tensor(positions, device=device))))

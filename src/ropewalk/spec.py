@@ -81,8 +81,8 @@ class RopeSpec:
             raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are learned", self.scaling)
         for scaling, dim in self._scaled_ladders():
             scaling.check(dim, self.theta)
-        # xPos is the scaling with a growth, a magnitude that depends on the position
-        fixed = not (self.scaling.needs_length or self.scaling.learned or self.scaling._growth(2)[0] is not None)
+        growth, _ = self.scaling._growth(dim=2)  # not None for xPos, whose magnitude depends on the position
+        fixed = not self.scaling.needs_length and not self.scaling.learned and growth is None
         if not fixed and (self.per_head or (isinstance(self.axes, AxisMap) and self.axes.scaled is not None)):
             rule = "must have fixed frequencies and one magnitude if axes differ from head to head or only some are scaled"
             raise RopeError("scaling", rule, self.scaling)
@@ -179,7 +179,7 @@ class RopeSpec:
         return self._merged([s.frequencies(dim, self.theta, length, dtype) for s, dim in self._scaled_ladders()])
 
     def for_each_head(self, ladder: Frequencies) -> Frequencies:
-        """Return [heads, pairs, axes] frequencies along the axes that differ from head to head, given those of the ladder."""
+        """Return the frequencies [heads, pairs, axes] of axes that differ from head to head: ladder [pairs] times directions."""
         directions = self.axes.directions()  # type: ignore[union-attr]  # per_head
         low = None if ladder.low is None else ladder.low[:, None] * directions
         return replace(ladder, radians=ladder.radians[:, None] * directions, low=low)
@@ -213,9 +213,10 @@ class RopeSpec:
 
     def _merged(self, ladders: list[Frequencies]) -> Frequencies:
         """Return the frequencies of all pairs, given those of each ladder in the order of `_ladders`."""
-        # the magnitude is that of an axis with the scaling; torch 2.6 cannot compile next() with a default
-        scaled = [ladder for ladder, (s, _) in zip(ladders, self._scaled_ladders(), strict=True) if s is self.scaling]
-        first = (scaled or ladders)[0]
+        # magnitude and center are those of the first ladder with the scaling; torch 2.6 cannot compile next() with a default
+        scalings = [scaling for scaling, _ in self._scaled_ladders()]
+        scaled = [ladder for ladder, scaling in zip(ladders, scalings, strict=True) if scaling is self.scaling]
+        first = scaled[0] if scaled else ladders[0]
         radians, growth, low = first.radians, first.growth, first.low
         if len(ladders) > 1:
             pairs_of_ladders = [pairs for pairs, _ in self._ladders()]
@@ -227,11 +228,12 @@ class RopeSpec:
 
     def _scaled_ladders(self) -> list[tuple[Scaling, int]]:
         """Return (scaling, dim) of every ladder; axes that are not scaled have the plain frequencies."""
-        scaled = lambda pair: not isinstance(self.axes, AxisMap) or self.axes.is_scaled(pair)  # noqa: E731
-        return [(self.scaling if scaled(pairs[0]) else Default(), dim) for pairs, dim in self._ladders()]
+        if not isinstance(self.axes, AxisMap):
+            return [(self.scaling, dim) for _, dim in self._ladders()]
+        return [(self.scaling if self.axes.is_scaled(pairs[0]) else Default(), dim) for pairs, dim in self._ladders()]
 
     def _ladders(self) -> list[tuple[list[int], int]]:
-        """Return (pairs, dim) of every ladder, as `AxisMap.ladders`."""
+        """Return (pairs, dim) of every ladder: the pairs that use it, and the d of its exponents -2i/d."""
         return self.axes.ladders() if isinstance(self.axes, AxisMap) else [(list(range(self.pairs)), 2 * self.pairs)]
 
 
@@ -268,22 +270,22 @@ def _from_tuples(value: Any) -> Any:
     return value
 
 
-def _name(kind: type) -> str:
+def _name(cls: type) -> str:
     # a user's own scaling may share its name with one of ours, or be defined twice in a notebook
-    return kind.__name__ if kind.__module__.startswith("ropewalk.") else f"{kind.__module__}.{kind.__qualname__}@{id(kind):x}"
+    return cls.__name__ if cls.__module__.startswith("ropewalk.") else f"{cls.__module__}.{cls.__qualname__}@{id(cls):x}"
 
 
 def _in_pair_order(pairs_of_ladders: list[list[int]], ladders: list[Tensor | None]) -> Tensor | None:
-    """Merge the columns of several ladders in the order of their pairs; None if one of them is None."""
-    columns = {}
+    """Return the values of all pairs, [..., pairs], given those of each ladder's pairs; None if one of them is None."""
+    value_of_pair = {}
     for pairs, values in zip(pairs_of_ladders, ladders, strict=True):
         if values is None:
             return None
-        columns.update({pair: values[..., i] for i, pair in enumerate(pairs)})
-    return torch.stack([columns[pair] for pair in range(len(columns))], dim=-1)
+        value_of_pair.update({pair: values[..., i] for i, pair in enumerate(pairs)})
+    return torch.stack([value_of_pair[pair] for pair in range(len(value_of_pair))], dim=-1)
 
 
 #: the classes that a fingerprint may name
-_CLASSES: dict[str, type] = {kind.__name__: kind for kind in (RopeSpec, AxisMap, MixedAxes, *PER_HEAD, *SCALINGS.values())}
+_CLASSES: dict[str, type] = {cls.__name__: cls for cls in (RopeSpec, AxisMap, MixedAxes, *PER_HEAD, *SCALINGS.values())}
 # ops take a spec by its fingerprint, because a graph can hold strings but not objects
 _LIVE: WeakValueDictionary[str, RopeSpec] = WeakValueDictionary()

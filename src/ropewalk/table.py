@@ -84,12 +84,12 @@ def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tabl
 
 
 def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
-    """Return new tables of a spec on a device, with the two-level table if `keep_levels`."""
+    """Return new tables of a spec on a device, with the two-level table if `keep_levels`; see `Tables`."""
     frequencies = spec.exact_ladder_frequencies()
     frequencies = spec.for_each_head(frequencies) if spec.per_head else frequencies
     steps = phase_steps(frequencies.radians, frequencies.low).to(device)
     growth = None if frequencies.growth is None else frequencies.growth.to(device)
-    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)  # `low` is in `steps`
+    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)  # `steps` include `low`
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
     if keep_levels:
@@ -183,14 +183,14 @@ def _per_row(values: Tensor) -> Tensor:
 
 
 def _from_levels(levels: Levels, steps: Tensor, positions: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin from the two-level table, and from the phase for positions outside of it."""
-    near = _two_level(levels, positions)
+    """Return cos and sin from the two-level table, or from the phase for positions outside of it; coordinates: [..., S, 1]."""
+    from_table = _two_level(levels, positions)
     if positions.device.type == "cpu" and _within_levels(positions):
-        return near
+        return from_table
     # on other devices the check would need a read-back, so both are computed and selected by position
-    far = cos_sin_of_phase(steps, coordinates)
+    from_phase = cos_sin_of_phase(steps, coordinates)
     inside = (coordinates >= 0) & (coordinates < TWO_LEVEL_REACH)
-    return torch.where(inside, near[0], far[0]), torch.where(inside, near[1], far[1])
+    return torch.where(inside, from_table[0], from_phase[0]), torch.where(inside, from_table[1], from_phase[1])
 
 
 def _within_levels(positions: Tensor) -> bool:
@@ -201,10 +201,10 @@ def _within_levels(positions: Tensor) -> bool:
 
 
 def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of high + low by the addition theorems, from one row of each level."""
+    """Return cos and sin of positions, high * 1024 + low, by the addition theorems from one row of each level."""
     positions = positions.to(torch.int64)
     low, high = positions & (LEVEL - 1), (positions >> LEVEL_BITS).clamp(0, LEVEL - 1)
-    low_cos, low_sin, high_cos, high_sin = (level[i] for level, i in zip(levels, (low, low, high, high), strict=True))
+    low_cos, low_sin, high_cos, high_sin = levels[0][low], levels[1][low], levels[2][high], levels[3][high]
     return high_cos * low_cos - high_sin * low_sin, high_sin * low_cos + high_cos * low_sin
 
 
@@ -238,8 +238,8 @@ def magnitude_on(spec: RopeSpec, magnitude: float | Tensor, key: bool) -> float 
     return magnitude**2 if spec.magnitude_on == "q" and not key else 1.0
 
 
-def sides_differ(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> bool:
-    """Return whether queries and keys need different tables."""
+def keys_have_own_table(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> bool:
+    """Return whether queries and keys need different tables, because their magnitudes differ."""
     return spec.magnitude_on == "q" or tables(spec, device, strategy).frequencies.growth is not None
 
 
@@ -253,7 +253,7 @@ def first_rows(
     """
     if strategy not in ("auto", "full") or not _keeps_rows(spec) or count > _most_rows(spec, strategy):
         return None
-    key = key and sides_differ(spec, device, strategy)
+    key = key and keys_have_own_table(spec, device, strategy)
     rows = _cached_or_built(
         (spec.fingerprint, device, key, strategy),
         build=lambda: _computed_rows(spec, device, _rows_for(spec, count, strategy), key, strategy),
@@ -264,7 +264,7 @@ def first_rows(
 
 
 def rows_at(spec: RopeSpec, positions: Tensor, key: bool, strategy: str) -> tuple[Tensor, Tensor] | None:
-    """Return float32 cos and sin of explicit positions, copied from the rows that "full" keeps; None where it keeps none."""
+    """Return float32 cos and sin of positions, copied from the rows that the strategy "full" keeps; None if it keeps none."""
     # the largest position says how many rows are needed; on a GPU, reading it would wait for the device
     if strategy != "full" or positions.device.type != "cpu" or not positions.numel():
         return None
@@ -292,9 +292,9 @@ def _rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
 
 def memory(spec: RopeSpec, length: int) -> dict[str, int]:
     """Return the bytes that each strategy keeps on one device once queries at positions 0 ... length - 1 were rotated."""
-    row = 8 * spec.pairs  # one float32 cos and sin, or one float64 of either; also the phase steps
+    row = 8 * spec.pairs  # the bytes of float32 cos and sin, of float64 cos or sin, and of int64 phase steps
     steps = row * spec.axes.num_heads * spec.num_axes if isinstance(spec.axes, PER_HEAD) else row
-    levels = 2 * 2 * row * LEVEL * _keeps_levels(spec)  # cos and sin of two levels
-    rows = {strategy: row * _rows_for(spec, length, strategy) * _keeps_rows(spec) for strategy in ("auto", "full")}
-    kept = {"auto": levels + rows["auto"], "full": rows["full"], "two-level": levels, "none": 0}
+    levels = 4 * row * LEVEL if _keeps_levels(spec) else 0  # cos and sin of two levels
+    auto, full = (row * _rows_for(spec, length, strategy) if _keeps_rows(spec) else 0 for strategy in ("auto", "full"))
+    kept = {"auto": levels + auto, "full": full, "two-level": levels, "none": 0}
     return {strategy: 0 if spec.learned else steps + kept[strategy] for strategy in strategies(spec)}

@@ -109,7 +109,7 @@ def _tables(request: Request, positions: Tensor, dtype: torch.dtype, key: bool) 
         digit = torch.remainder(rest, len(table))
         rest = torch.div(rest - digit, len(table), rounding_mode="trunc")
         parts.append(levels.rows_at(torch, levels.array(torch, table), digit, request.spec))
-    cos, sin = levels.added(parts)
+    cos, sin = levels.cos_sin_of_sum(parts)
     if request.magnitude_power != 1:  # the tables have the magnitude to the power 1
         factor = prepared.magnitudes[key] ** (request.magnitude_power - 1)
         cos, sin = cos * factor, sin * factor

@@ -18,7 +18,7 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
     """Write each rotated x into its out, which may be x itself."""
     tables: dict[tuple[torch.dtype, bool], tuple[Tensor, Tensor]] = {}
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        dtype_and_side = (table_dtype(x), request.is_key(index) and request.sides_differ(x.device))
+        dtype_and_side = (table_dtype(x), request.is_key(index) and request.keys_have_own_rows(x.device))
         if dtype_and_side not in tables:
             tables[dtype_and_side] = request.rows(x.shape[request.seq_dim], x.device, *dtype_and_side)
         cos, sin = (align(table, x, request.seq_dim) for table in tables[dtype_and_side])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ropewalk.frequencies import Length
 from ropewalk.spec import RopeSpec
-from ropewalk.table import cos_sin, first_rows, rows_at, sides_differ
+from ropewalk.table import cos_sin, first_rows, keys_have_own_table, rows_at
 
 #: dtypes that every kernel computes in float32; float64 tensors are computed in float64, only by the torch backends
 COMPUTED_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
@@ -84,21 +84,23 @@ class Request(_OfTensors):
             return self.positions
         return torch.arange(self.offset, self.offset + seq, device=device)
 
-    def sides_differ(self, device: torch.device) -> bool:
+    def keys_have_own_rows(self, device: torch.device) -> bool:
         """Return whether queries and keys have different `rows`."""
-        return sides_differ(self.spec, device, self.tables)
+        return keys_have_own_table(self.spec, device, self.tables)
 
     def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin [S, P] or [B, S, P], which may be cached: do not write to them. sin is negated if sign is -1."""
-        rows = self._kept_rows(seq, device, key) if self.magnitude_power == 1 and dtype == torch.float32 else None
+        rows = None
+        if self.magnitude_power == 1 and dtype == torch.float32:
+            rows = self._cached_rows(seq, device, key)
         if rows is None:
             options = {"length": self.length, "magnitude_power": self.magnitude_power, "key": key, "strategy": self.tables}
             rows = cos_sin(self.spec, self.explicit_positions(seq, device), dtype=dtype, **options)
         cos, sin = rows
         return cos, (sin if self.sign > 0 else -sin)
 
-    def _kept_rows(self, seq: int, device: torch.device, key: bool) -> tuple[Tensor, Tensor] | None:
-        """Return the rows of a float32 table, magnitude included; None if the strategy keeps none for these positions."""
+    def _cached_rows(self, seq: int, device: torch.device, key: bool) -> tuple[Tensor, Tensor] | None:
+        """Return float32 cos and sin, magnitude included, from a cached table; None if no such table has these positions."""
         if self.positions is not None:
             return rows_at(self.spec, self.positions, key, self.tables)
         table = first_rows(self.spec, device, self.offset + seq, key, self.tables) if self.offset >= 0 else None
@@ -128,7 +130,7 @@ class TableRequest(_OfTensors):
     def adjoint(self) -> TableRequest:
         return replace(self, sin=-self.sin, layout_in=self.layout_out, layout_out=self.layout_in)
 
-    def sides_differ(self, device: torch.device) -> bool:
+    def keys_have_own_rows(self, device: torch.device) -> bool:
         return False
 
     def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
@@ -161,11 +163,11 @@ def align(table: Tensor, x: Tensor, seq_dim: int) -> Tensor:
     while table.ndim < 4:  # [S, P] -> [1, S, P] -> [1, 1, S, P], and [B, S, P] -> [B, 1, S, P]
         table = table.unsqueeze(0 if table.ndim == 2 else 1)
     # (axis of x, axis of the table) of batch, head and seq; an axis of the table that x does not have is of size 1
-    placed = [(axis, dim) for axis, dim in ((batch, 0), (head, 1), (seq, 2)) if axis is not None]
-    dropped = [dim for dim in (0, 1) if dim not in [dim for _, dim in placed]]
+    matched = [(axis, dim) for axis, dim in ((batch, 0), (head, 1), (seq, 2)) if axis is not None]
+    unmatched = [dim for axis, dim in ((batch, 0), (head, 1)) if axis is None]
     shape = [1] * x.ndim
     shape[-1] = table.shape[-1]
-    for axis, dim in placed:
+    for axis, dim in matched:
         shape[axis] = table.shape[dim]
-    order = [dim for _, dim in sorted(placed)]
-    return table.permute(*dropped, *order, 3).reshape(shape)
+    order = [dim for _, dim in sorted(matched)]
+    return table.permute(*unmatched, *order, 3).reshape(shape)

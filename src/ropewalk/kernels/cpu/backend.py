@@ -69,8 +69,8 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
     levels = None
     if type(request) is Request and request.tables in ("auto", "two-level"):
         levels = levels_of(request.spec, request.magnitude_power, request.key)
-    sides_differ = request.sides_differ(xs[0].device) if levels is None else not levels.for_both
-    if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or sides_differ):
+    keys_have_own_rows = request.keys_have_own_rows(xs[0].device) if levels is None else not levels.for_both
+    if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or keys_have_own_rows):
         # one library call has one dtype and the same angles for both tensors
         for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
             run((x,), (out,), request.of_tensor(index))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ropewalk.caches import Cache, cached
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32, AnyRequest, Request, token_axes
 from ropewalk.spec import RopeSpec
-from ropewalk.table import LEVEL_BITS, TABLES, Tables, first_rows, magnitude_on, sides_differ, tables
+from ropewalk.table import LEVEL_BITS, TABLES, Tables, first_rows, keys_have_own_table, magnitude_on, tables
 
 #: the enum values of cpu.c
 DTYPES = {dtype: number for number, dtype in enumerate(COMPUTED_IN_FLOAT32)}
@@ -49,7 +49,7 @@ class Levels(NamedTuple):
     tables: Tables  # keeps the memory alive that `words` points to
 
 
-_LEVELS_OF_SPECS = Cache("cpu levels", entries=1024, holds=TABLES)
+_LEVELS_OF_SPECS = Cache("cpu levels", entries=1024, points_into=TABLES)
 
 
 def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
@@ -63,7 +63,7 @@ def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
     if spec_tables.frequencies.growth is None and spec_tables.levels is not None and not (spec.needs_length or spec.fractional):
         magnitude = magnitude_on(spec, spec_tables.frequencies.magnitude, key) ** magnitude_power
         words = _LEVELS.pack(*(level.data_ptr() for level in spec_tables.levels), LEVEL_BITS, magnitude)
-    levels = Levels(words, not sides_differ(spec, torch.device("cpu")), spec_tables)
+    levels = Levels(words, not keys_have_own_table(spec, torch.device("cpu")), spec_tables)
     return _LEVELS_OF_SPECS.keep(signature, levels)
 
 
@@ -74,7 +74,7 @@ class Rows(NamedTuple):
     rows: tuple[Tensor, Tensor]  # keeps the memory alive that `words` points to
 
 
-_ROWS = Cache("cpu rows", entries=2, holds=TABLES)
+_ROWS = Cache("cpu rows", entries=2, points_into=TABLES)
 
 
 def cached_rows(spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int) -> Rows | None:

@@ -22,7 +22,7 @@ BACKWARD_PROGRAMS_PER_MULTIPROCESSOR = 4
 #: typed Any because type checkers do not see what triton.jit returns
 _FORWARD: Any = device.forward
 _BACKWARD: Any = device.backward
-_PLANS = Cache("fused launch plans", entries=1024, holds=TABLES)
+_PLANS = Cache("fused launch plans", entries=1024, points_into=TABLES)
 
 
 def run(call: Call, config: Config | None = None) -> None:

@@ -19,7 +19,7 @@ INT32 = (-(1 << 31), (1 << 31) - 1)
 
 Runner = Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyRequest, list[int]], None]
 #: launch plans and the functions of `_runner`, by call signature: everything a launch depends on except pointers
-_RUNNERS = Cache("triton launch plans", entries=1024, holds=TABLES)
+_RUNNERS = Cache("triton launch plans", entries=1024, points_into=TABLES)
 
 
 def launch(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, config: Config | None = None) -> None:
