@@ -104,9 +104,10 @@ def run_flex(call: Call) -> tuple[Tensor, None]:
     visible, (q_len, k_len) = call.visible, call.lengths
     per_row = visible.padding is not None or visible.q_documents is not None
     attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731 - FlexAttention counts the arguments of a function
-    block = create_block_mask(attends, call.q.shape[0] if per_row else None, None, q_len, k_len, device=call.q.device)
+    batch = call.q.shape[0] if per_row else None  # None: one mask for all rows; the heads always share theirs
+    block_mask = create_block_mask(attends, batch, None, q_len, k_len, device=call.q.device)
     grouped = call.q.shape[1] != call.k.shape[1]
-    out = _compiled_flex()(call.q, call.k, call.v, block_mask=block, scale=call.scale, enable_gqa=grouped)
+    out = _compiled_flex()(call.q, call.k, call.v, block_mask=block_mask, scale=call.scale, enable_gqa=grouped)
     return out, None
 
 
@@ -128,7 +129,8 @@ ATTENTION_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call
 def pick(call: Call, name: str | None = None) -> tuple[str, str]:
     """Return (backend, reason): the named backend, or the best one for this call."""
     if name is not None:
-        reason = ATTENTION_BACKENDS[choice("backend", name, ATTENTION_BACKENDS)][0](call)
+        why_not, _ = ATTENTION_BACKENDS[choice("backend", name, ATTENTION_BACKENDS)]
+        reason = why_not(call)
         if reason:
             raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)
         return name, "requested"
@@ -142,4 +144,5 @@ def pick(call: Call, name: str | None = None) -> tuple[str, str]:
 
 def attend(call: Call, name: str | None = None) -> tuple[Tensor, Tensor | None]:
     """Return the output [B, H, Sq, D], and the weights if the backend materialises them, else None."""
-    return ATTENTION_BACKENDS[pick(call, name)[0]][1](call)
+    _, run = ATTENTION_BACKENDS[pick(call, name)[0]]
+    return run(call)

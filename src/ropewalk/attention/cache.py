@@ -56,10 +56,10 @@ class KVCache:
         if kind != "growing" and capacity is None:
             raise RopeError("capacity", f"must be given for a {kind} cache", capacity)
         self.capacity = None if capacity is None else integer("capacity", capacity, low=1)
-        self.sinks = integer("sinks", sinks, low=0)
+        self.sinks = integer("sinks", sinks, low=0)  # how many of the first tokens a sliding cache keeps
         if self.sinks and (kind != "sliding" or self.sinks >= (capacity or 0)):
             raise RopeError("sinks", "must be 0 unless kind='sliding', and then less than capacity", sinks)
-        self.rotated = rotated
+        self.rotated = rotated  # whether keys are stored after the rotation; None: decided by the first encoding
         #: whether any token may be padding; if not, attention needs no mask
         self.padded = False
         self.size = 0
@@ -97,7 +97,7 @@ class KVCache:
             return 0
         seen, lowest = self.seen, -(2**62)
         last = torch.where(seen.valid, seen.positions, lowest).amax(dim=-1)
-        last = last if last.ndim == 1 else last.amax(dim=0)
+        last = last if last.ndim == 1 else last.amax(dim=0)  # of the axis with the largest position
         return torch.where(last > lowest, last + 1, 0)
 
     def append(self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None = None) -> CachedTokens:
@@ -105,13 +105,13 @@ class KVCache:
 
         A sliding cache drops old tokens after this result is built, so the result may exceed its capacity.
         """
-        new, added = k.shape[-2], self._checked(k, v, positions, valid)
-        if self.kind == "static" and self.size + new > self.capacity:  # type: ignore[operator]  # required for static
+        added, count = self._checked(k, v, positions, valid), k.shape[-2]
+        if self.kind == "static" and self.size + count > self.capacity:  # type: ignore[operator]  # required for static
             rule = f"holds at most {self.capacity} tokens; give it more capacity or use kind='growing'"
-            raise RopeError("cache", rule, self.size + new)
+            raise RopeError("cache", rule, self.size + count)
         self.padded = self.padded or valid is not None
-        self._store(added, new)
-        self.size += new
+        self._store(added, count)
+        self.size += count
         seen = self.seen
         if self.kind == "sliding" and self.size > self.capacity:  # type: ignore[operator]
             self._slide()
@@ -133,12 +133,12 @@ class KVCache:
         return added
 
     @staticmethod
-    def _check_sizes(added: CachedTokens, held: CachedTokens) -> None:
+    def _check_sizes(added: CachedTokens, buffers: CachedTokens) -> None:
         """Raise an error unless the new tokens have the sizes of the cached ones; copying would broadcast one row to all rows."""
-        for name, new, old in zip(CachedTokens._fields, added, held, strict=True):
-            if (sizes := _sizes(old)) != _sizes(new):
-                rule = f"must have the batch and sizes of the cached ones, {sizes} besides the tokens; repeat its rows first"
-                raise RopeError(name, rule, list(new.shape))
+        for name, new, old in zip(CachedTokens._fields, added, buffers, strict=True):
+            if _sizes(old) != _sizes(new):
+                rule = f"must have the batch and sizes of the cached ones, {_sizes(old)} besides the tokens"
+                raise RopeError(name, f"{rule}; repeat its rows first", list(new.shape))
 
     def _checked_positions(self, positions: Tensor, batch: int, tokens: int) -> Tensor:
         """Return positions [B, S] or [axes, B, S], int64 or floating; raise an error if they do not fit."""
@@ -151,18 +151,18 @@ class KVCache:
         # int32 would limit all later positions
         return positions if positions.is_floating_point() else positions.to(torch.int64)
 
-    def _store(self, added: CachedTokens, new: int) -> None:
-        """Write tokens after the cached ones."""
+    def _store(self, added: CachedTokens, count: int) -> None:
+        """Write `count` tokens after the cached ones; `size` is not changed yet."""
         if not self.size:
             self._buffers = None  # the rows, sizes and dtypes may be others than before
         if any(t.requires_grad for t in (*added, *(self._buffers or ()))):
-            # autograd needs the cached keys and values as they were, so they are not written to
-            pairs = zip(self.seen, added, strict=True) if self.size else ((t,) for t in added)
-            self._buffers = CachedTokens(*(torch.cat(pair, dim=_token_dim(pair[0])) for pair in pairs))
+            # autograd needs the cached keys and values as they were, so new tensors hold the cached and the added tokens
+            parts = zip(self.seen, added, strict=True) if self.size else zip(added, strict=True)
+            self._buffers = CachedTokens(*(torch.cat(part, dim=_token_dim(part[0])) for part in parts))
             return
-        self._reserve(self.size + new, added)
+        self._reserve(self.size + count, added)
         for buffer, tokens in zip(self._buffers, added, strict=True):  # type: ignore[arg-type]  # reserved above
-            _tokens(buffer, self.size, new).copy_(tokens)
+            _tokens(buffer, self.size, count).copy_(tokens)
 
     def _reserve(self, needed: int, like: CachedTokens) -> None:
         """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of `like`."""
@@ -212,7 +212,7 @@ class KVCache:
         self._buffers = CachedTokens(*(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen))
 
     def move(self, positions: Tensor, encoding: Encoding, to: Encoding | None = None, **lengths: int | Tensor | None) -> None:
-        """Give every token a new position, and rotate by the encoding `to` if given; keys are re-rotated, not recomputed."""
+        """Give every token a new position; keys are re-rotated, by `to` if given. `lengths` as in `rotation.rerotate`."""
         self._refuse_rerotation(encoding)
         seen = self.seen
         positions = self._checked_positions(positions, len(seen.valid), self.size).expand_as(seen.positions).contiguous()
@@ -241,7 +241,7 @@ class KVCache:
         self.move(left_padded(self.seen.valid), encoding)
 
     def rescale(self, encoding: Encoding, to: Encoding, **lengths: int | Tensor | None) -> None:
-        """Re-rotate the keys with another scaling or base; the positions stay."""
+        """Re-rotate the keys with another scaling or base; the positions stay. `lengths` as in `move`."""
         self.move(self.seen.positions, encoding, to, **lengths)
 
     def extend(self, other: CachedTokens, positions: Tensor, encoding: Encoding) -> None:

@@ -28,13 +28,13 @@ def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
     if not documents.shape[-1]:
         return torch.zeros_like(documents, dtype=torch.bool)
     index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
-    last = (index if padding is None else index * padding).amax(dim=-1, keepdim=True)
+    last = (index if padding is None else index * padding).amax(dim=-1, keepdim=True)  # the last real token of each row
     same = documents == documents.gather(-1, last)
     return same if padding is None else same & padding
 
 
 def attend_in_documents(features: Features, v: Tensor, documents: Tensor, causal: bool, chunk: int, eps: float) -> Tensor:
-    """Return linear attention in which a query attends only to its own document."""
+    """Return linear attention [B, H, S, Dv] in which a query attends only to its own document; `documents` is [B, S]."""
     order = documents.argsort(dim=-1, stable=True)  # tokens of a document become neighbours and keep their order
     numbers = documents.gather(-1, order)
     # the rotated features are for the numerator, the plain ones for the denominator
@@ -67,10 +67,10 @@ def _causal_sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, chunk: int)
     inside = ((q @ k.mT).tril() * same) @ v
     pasts, state = [], q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
     for n in range(numbers.shape[1]):
-        first, last = numbers[:, n, :1], numbers[:, n, -1:]  # `state` belongs to the document before this chunk
-        previous = numbers[:, n - 1, -1:] if n else first
-        pasts.append((q[:, :, n] @ state) * (numbers[:, n] == previous)[:, None, :, None])
+        first, last = numbers[:, n, :1], numbers[:, n, -1:]
+        of_state = numbers[:, n - 1, -1:] if n else first  # the document that `state` belongs to
+        pasts.append((q[:, :, n] @ state) * (numbers[:, n] == of_state)[:, None, :, None])
         in_last = (numbers[:, n] == last)[:, None, :, None]
-        state = state * (last == previous)[..., None, None] + (k[:, :, n] * in_last).mT @ v[:, :, n]
+        state = state * (last == of_state)[..., None, None] + (k[:, :, n] * in_last).mT @ v[:, :, n]
     past = torch.stack(pasts, dim=2) if pasts else torch.zeros_like(inside)
     return (inside + past).flatten(2, 3)[:, :, :seq]

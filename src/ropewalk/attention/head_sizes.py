@@ -6,7 +6,7 @@ from ropewalk.errors import RopeError, integer
 
 
 def head_sizes(model_dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:
-    """Return the numbers of heads and of heads of keys, and the width of a head; by default all heads share model_dim."""
+    """Return (heads, heads of keys and values, dimensions of a head), checked; by default the heads share model_dim."""
     integer("num_heads", num_heads, low=1)
     kv_heads = integer("num_kv_heads", num_heads if num_kv_heads is None else num_kv_heads, low=1, high=num_heads)
     if num_heads % kv_heads:

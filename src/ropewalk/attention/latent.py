@@ -42,9 +42,10 @@ class LatentAttention(Attention):
         length: int = 2048,
         **options,
     ) -> None:
-        sizes = {"kv_rank": kv_rank, "nope_dim": nope_dim, "rope_dim": rope_dim, "value_dim": value_dim}
-        for name, size in (sizes | ({} if q_rank is None else {"q_rank": q_rank})).items():
-            integer(name, size, low=1)
+        sizes = {"kv_rank": kv_rank, "nope_dim": nope_dim, "rope_dim": rope_dim, "value_dim": value_dim, "q_rank": q_rank}
+        for name, size in sizes.items():
+            if size is not None:
+                integer(name, size, low=1)
         rotary = as_encoding(encoding, Sizes(num_heads, rope_dim, model_dim, length))
         if not isinstance(rotary, Rotary) or rotary.rope.spec.head_dim != rope_dim:
             raise RopeError("encoding", f"must rotate heads of rope_dim = {rope_dim}", encoding)
@@ -53,7 +54,7 @@ class LatentAttention(Attention):
                 raise RopeError(name, "is not an option of LatentAttention; leave it out", options[name])
         head_dim = nope_dim + rope_dim
         super().__init__(model_dim, num_heads, head_dim=head_dim, encoding=rotary, bias=bias, length=length, **options)
-        del self.q_proj, self.k_proj, self.v_proj, self.q_norm, self.k_norm
+        del self.q_proj, self.k_proj, self.v_proj, self.q_norm, self.k_norm  # of `Attention`; MLA has its own, below
         self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = kv_rank, nope_dim, rope_dim, value_dim
         self.q_rank, self.absorbed = q_rank, absorbed
         if q_rank is None:

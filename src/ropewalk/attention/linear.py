@@ -16,17 +16,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.documents import attend_in_documents, in_last_document, positions_in_documents
 from ropewalk.attention.head_sizes import head_sizes
-from ropewalk.attention.linear_sums import (
-    CHUNK,
-    FEATURE_MAPS,
-    FORMS,
-    State,
-    attend,
-    empty_state,
-    key_sums,
-    make_features,
-    state_shapes,
-)
+from ropewalk.attention.linear_sums import CHUNK, FEATURE_MAPS, FORMS, State, attend, checked_state, key_sums, make_features
 from ropewalk.attention.masks import check_token_masks
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Linear
@@ -72,10 +62,7 @@ def linear_attention(
     check_token_masks(q.shape[0], q.shape[-2], padding, documents)
     if documents is not None and state is not None:
         raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))
-    if state is None:
-        state = empty_state(q, v, form)
-    elif (found := [tuple(t.shape) for t in state]) != (shapes := state_shapes(q, v, form)):
-        raise RopeError("state", f"must be of the same batch, heads, sizes and form, with shapes {shapes}", found)
+    state = checked_state(state, q, v, form)
     if positions is None:
         positions = _default_positions(q, padding, documents) + state.count[:, None]
     reason = why_not_triton(q, v, rope, feature, scale, causal, documents)
@@ -84,7 +71,7 @@ def linear_attention(
     # the tokens whose sums the returned state holds
     counted = padding if documents is None else in_last_document(documents, padding)
     count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
-    if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
+    if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:  # None prefers Triton
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
         scale_or_none = scale if form == "cosine" else None
@@ -96,8 +83,8 @@ def linear_attention(
         out, kv_sum, k_sum = attend(features, v, state, causal, chunk, eps)
     else:
         out = attend_in_documents(features, v, documents, causal, chunk, eps)
-        kept = counted[:, None, :, None]  # type: ignore[index]  # set with documents
-        kv_sum, k_sum = key_sums(features._replace(k=features.k * kept, k_plain=features.k_plain * kept), v)
+        mask = counted[:, None, :, None]  # type: ignore[index]  # set with documents
+        kv_sum, k_sum = key_sums(features._replace(k=features.k * mask, k_plain=features.k_plain * mask), v)
     return out.to(v.dtype), State(kv_sum, k_sum, count)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ropewalk.errors import RopeError
 from ropewalk.rope import Rope
 
 FORMS = ("numerator", "cosine")
@@ -118,17 +119,19 @@ def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tupl
     return (q * running).sum(dim=-1, keepdim=True), before[:, :, -1]
 
 
-def state_shapes(q: Tensor, v: Tensor, form: str) -> list[tuple[int, ...]]:
-    """Return the shapes of kv_sum, k_sum and count for q [B, H, S, D] and v [B, H, S, Dv]."""
+def checked_state(state: State | None, q: Tensor, v: Tensor, form: str) -> State:
+    """Return `state` if it fits q [B, H, S, D] and v [B, H, S, Dv], or zeros, the state before the first token, if None."""
     batch, heads, _, head_dim = q.shape
-    features = head_dim + (form == "cosine")
-    return [(batch, heads, features, v.shape[-1]), (batch, heads, features), (batch,)]
-
-
-def empty_state(q: Tensor, v: Tensor, form: str) -> State:
-    """Return the state before the first token: zeros."""
-    dtypes = *[torch.promote_types(q.dtype, torch.float32)] * 2, torch.int64
-    return State(*(q.new_zeros(shape, dtype=dtype) for shape, dtype in zip(state_shapes(q, v, form), dtypes, strict=True)))
+    features = head_dim + 1 if form == "cosine" else head_dim  # this form has the constant feature 1
+    shapes = [(batch, heads, features, v.shape[-1]), (batch, heads, features), (batch,)]
+    if state is None:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        kv_sum, k_sum = (q.new_zeros(shape, dtype=dtype) for shape in shapes[:2])
+        return State(kv_sum, k_sum, count=q.new_zeros(batch, dtype=torch.int64))
+    if [tuple(t.shape) for t in state] != shapes:
+        rule = f"must be of the same batch, heads, sizes and form, with shapes {shapes}"
+        raise RopeError("state", rule, [tuple(t.shape) for t in state])
+    return state
 
 
 def divide(numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
@@ -147,6 +150,7 @@ def attend(
         numerator, kv_sum = causal_sums(q, k, v, kv_sum, chunk)
         denominator, k_sum = causal_denominators(q_plain, k_plain, k_sum, chunk)
     else:
-        kv_sum, k_sum = (a + b for a, b in zip((kv_sum, k_sum), key_sums(features, v), strict=True))
+        new_kv_sum, new_k_sum = key_sums(features, v)
+        kv_sum, k_sum = kv_sum + new_kv_sum, k_sum + new_k_sum
         numerator, denominator = q @ kv_sum, q_plain @ k_sum.unsqueeze(-1)
     return divide(numerator, denominator, eps), kv_sum, k_sum

@@ -32,9 +32,9 @@ class Partial(NamedTuple):
 def merge(parts: Sequence[Partial], dtype: torch.dtype) -> Tensor:
     """Return the attention over the keys of all parts together; no key may be in two parts. A query without keys gives 0."""
     lse = torch.stack([part.lse for part in parts])
-    # a row of -inf would give NaN
-    top = lse.amax(dim=0).clamp(min=torch.finfo(lse.dtype).min).detach()
-    weights = (lse - top).exp()
+    # weights relative to the highest one; the clamp keeps a query without keys, -inf in all parts, from becoming NaN
+    highest = lse.amax(dim=0).clamp(min=torch.finfo(lse.dtype).min).detach()
+    weights = (lse - highest).exp()
     total = weights.sum(dim=0)
     weights = weights / torch.where(total > 0, total, 1.0)
     out = sum(weight.unsqueeze(-1) * part.out.to(lse.dtype) for weight, part in zip(weights, parts, strict=True))
@@ -50,20 +50,21 @@ def run_math(call: Call) -> Partial:
     starts = range(0, max(1, q_len), rows)
     whole = len(starts) == 1 or q_len == 0  # one block, which sees all keys
     # read back once for all blocks: skipping keys saves far more time than waiting costs
-    ranges = [(0, k_len)] if whole else list(zip(*key_ranges(call, rows).tolist(), strict=True))
-    parts = [_block(call, start, min(start + rows, q_len), *keys) for start, keys in zip(starts, ranges, strict=True)]
-    return parts[0] if len(parts) == 1 else Partial(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
+    firsts, stops = ([0], [k_len]) if whole else key_ranges(call, rows).tolist()
+    blocks = zip(starts, firsts, stops, strict=True)
+    parts = [_block(call, start, min(start + rows, q_len), first, stop) for start, first, stop in blocks]
+    return parts[0] if len(parts) == 1 else Partial(*(torch.cat(tensors, dim=2) for tensors in zip(*parts, strict=True)))
 
 
 def key_ranges(call: Call, rows: int) -> Tensor:
-    """Return [first key, end of the keys] that each block of `rows` queries may see, by causality and band: [2, blocks]."""
-    visible, (q_len, k_len) = call.visible, call.lengths
+    """Return [first key, end of the keys] that each block of `rows` queries may see by causality and band; int64 [2, blocks]."""
+    visible, band, (q_len, k_len) = call.visible, call.visible.band, call.lengths
     blocks = -(-q_len // rows)
     key = torch.arange(k_len, device=call.q.device)
     inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=key.device)
     if visible.causal:
         inside = inside & (key < visible.offset + rows * torch.arange(1, blocks + 1, device=key.device)[:, None])
-    if (band := visible.band) is not None:
+    if band is not None:
         q_groups = torch.nn.functional.pad(band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0)
         q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
         low, high = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)  # [B, blocks]
@@ -74,21 +75,22 @@ def key_ranges(call: Call, rows: int) -> Tensor:
             inside = inside & (k_groups > low.unsqueeze(-1) - band.high)
     # the first and the last key that some row of the batch may see; both ends are 0 for a block without keys
     inside = inside.any(dim=0).int()  # [blocks, keys]
-    found = inside.amax(dim=-1)
-    return torch.stack((inside.argmax(dim=-1) * found, (k_len - inside.flip(-1).argmax(dim=-1)) * found))
+    has_keys = inside.amax(dim=-1)
+    return torch.stack((inside.argmax(dim=-1) * has_keys, (k_len - inside.flip(-1).argmax(dim=-1)) * has_keys))
 
 
-def _block(call: Call, start: int, stop: int, first: int, last: int) -> Partial:
-    """Return the result of queries start ... stop - 1 and keys first ... last - 1."""
-    k, v = call.k[:, :, first:last], call.v[:, :, first:last]
-    if first == last:
+def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> Partial:
+    """Return the result of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
+    k, v = call.k[:, :, first_key:stop_key], call.v[:, :, first_key:stop_key]
+    if first_key == stop_key:
         lse = k.new_full((*call.q.shape[:2], stop - start), float("-inf"))
         return Partial(lse.unsqueeze(-1).new_zeros(*lse.shape, v.shape[-1]), lse)
     groups = call.q.shape[1] // k.shape[1]
     q = call.q[:, :, start:stop].to(k.dtype).unflatten(1, (-1, groups))  # [B, Hk, G, S, D]
     # the heads of a group share their keys: one product with all of their queries
     scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (groups, -1))
-    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=call.visible.part(start, stop, first, last)).full_mask()
+    visible = call.visible.part(start, stop, first_key, stop_key)
+    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=visible).full_mask()
     if mask is not None:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)
@@ -159,8 +161,8 @@ def run_triton(call: Call) -> Partial:
     visible, band = call.visible, call.visible.band
     assert band is not None  # see triton_why_not
     ranges = key_ranges(call, banded.ROWS)
-    given = (call.scale, ranges, visible.causal, visible.offset, band.q_group, band.k_group, band.low, band.high)
-    return Partial(*banded.run(banded.BandedCall(call.q, call.k, call.v, *given)))
+    masks = (ranges, visible.causal, visible.offset, band.q_group, band.k_group, band.low, band.high)
+    return Partial(*banded.run(banded.BandedCall(call.q, call.k, call.v, call.scale, *masks)))
 
 
 #: name -> (why_not, run); each returns the output and the log-sum-exp

@@ -31,20 +31,21 @@ class Band:
     low: int | None = None
     high: int | None = None
 
-    def holds(self, difference: Tensor) -> Tensor:
+    def contains(self, difference: Tensor) -> Tensor:
         """Return where a difference of groups, q_group - k_group, is inside the band."""
         above = torch.ones_like(difference, dtype=torch.bool) if self.low is None else difference >= self.low
         return above if self.high is None else above & (difference < self.high)
 
     def allowed(self) -> Tensor:
         """Return the boolean mask [Sq, Sk], or [B, 1, Sq, Sk] if groups differ by row."""
-        allowed = self.holds(self.q_group.unsqueeze(-1) - self.k_group.unsqueeze(-2))
+        allowed = self.contains(self.q_group.unsqueeze(-1) - self.k_group.unsqueeze(-2))
         return allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
 
     def at(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Return whether query q of row b and key k are inside the band; all three are index tensors."""
-        q_group, k_group = (group[i] if group.ndim == 1 else group[b, i] for group, i in ((self.q_group, q), (self.k_group, k)))
-        return self.holds(q_group - k_group)
+        q_group = self.q_group[q] if self.q_group.ndim == 1 else self.q_group[b, q]
+        k_group = self.k_group[k] if self.k_group.ndim == 1 else self.k_group[b, k]
+        return self.contains(q_group - k_group)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +105,9 @@ class Visibility:
         """The caller's mask if it is a float one, else None."""
         return self.mask if self.mask is not None and self.mask.is_floating_point() else None
 
-    def part(self, start: int, stop: int, first: int, last: int) -> Visibility:
-        """Return the masking of queries start ... stop - 1 and keys first ... last - 1."""
-        mask, band, keys = self.mask, self.band, slice(first, last)
+    def part(self, start: int, stop: int, first_key: int, stop_key: int) -> Visibility:
+        """Return the masking of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
+        mask, band, keys = self.mask, self.band, slice(first_key, stop_key)
         if mask is not None:  # an axis of size 1, or an absent one, is for all queries or keys
             mask = mask if mask.shape[-1] == 1 else mask[..., keys]
             mask = mask if mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., start:stop, :]
@@ -118,7 +119,7 @@ class Visibility:
             q_documents=None if self.q_documents is None else self.q_documents[:, start:stop],
             k_documents=None if self.k_documents is None else self.k_documents[:, keys],
             mask=mask,
-            offset=self.offset + start - first,
+            offset=self.offset + start - first_key,
             band=band,
         )
 

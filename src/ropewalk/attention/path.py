@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ropewalk.attention.row_order import RowOrder, all_real, visible_keys
+from ropewalk.attention.row_order import RowOrder, real_tokens, visible_keys
 from ropewalk.attention.short_conv import ShortConv
 from ropewalk.attention.token_driven import TokenDrivenAttention
 from ropewalk.errors import integer
@@ -25,7 +25,8 @@ def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Tensor:
 
     q, k, w [.., S, D] with w of length 1, beta [.., S].
     """
-    rows, keys, count = [], k[..., :0, :], q.shape[-2]
+    rows, count = [], q.shape[-2]
+    keys = k[..., :0, :]  # all keys so far, as token t sees them
     for t in range(count):
         keys = torch.cat((reflected(keys, w[..., t, :], beta[..., t]), k[..., t : t + 1, :]), dim=-2)
         scores = (keys @ q[..., t, :].unsqueeze(-1)).squeeze(-1)
@@ -41,7 +42,7 @@ def reflected(keys: Tensor, w: Tensor, beta: Tensor) -> Tensor:
 def path_scores_in_chunks(
     q: Tensor, k: Tensor, w: Tensor, beta: Tensor, chunk: int = 64, earlier: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores [.., S, E + S] and all keys [.., E + S, D] as the token after the last one starts from.
+    """Return the scores [.., S, E + S] and all keys [.., E + S, D], reflected by all tokens so far, for the next call.
 
     q, k, w and beta are as in `path_scores`; `earlier` are the keys [.., E, D] that an earlier call returned.
     """
@@ -51,17 +52,17 @@ def path_scores_in_chunks(
     # `keys` holds the earlier keys times all reflections up to this chunk; within the chunk, the product of its reflections
     # H_{j+1} ... H_i is I - W^T M W, with the rows of W that lie between j and i
     for start in range(0, count, integer("chunk", chunk, low=1)):
-        own = slice(start, start + chunk)
-        q_own, k_own, w_own = q[..., own, :], k[..., own, :], w[..., own, :]
-        middle = _middle(w_own, beta[..., own])
-        w_after = (k_own @ w_own.mT).triu(1)  # each key meets the reflections after it
-        w_until = (w_own @ q_own.mT).triu()  # each query meets those up to itself
-        inside = (k_own @ q_own.mT - w_after @ middle @ w_until).triu()
+        tokens = slice(start, start + chunk)
+        q_new, k_new, w_new = q[..., tokens, :], k[..., tokens, :], w[..., tokens, :]
+        middle = _middle(w_new, beta[..., tokens])
+        w_after = (k_new @ w_new.mT).triu(1)  # each key meets the reflections after it
+        w_until = (w_new @ q_new.mT).triu()  # each query meets those up to itself
+        inside = (k_new @ q_new.mT - w_after @ middle @ w_until).triu()
         # each query times the reflections of this chunk up to it, for its scores with earlier keys
-        reflected_q = q_own - (w_own.mT @ (middle @ w_until)).mT
+        reflected_q = q_new - (w_new.mT @ (middle @ w_until)).mT
         scores = torch.cat((reflected_q @ keys.mT, inside.mT), dim=-1)
         rows.append(F.pad(scores, (0, total - scores.shape[-1])))
-        keys = torch.cat((keys - keys @ w_own.mT @ middle @ w_own, k_own - w_after @ middle @ w_own), dim=-2)
+        keys = torch.cat((keys - keys @ w_new.mT @ middle @ w_new, k_new - w_after @ middle @ w_new), dim=-2)
     return torch.cat(rows, dim=-2), keys
 
 
@@ -105,6 +106,7 @@ class PathAttention(TokenDrivenAttention[PathState]):
     ) -> None:
         super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.chunk, width = integer("chunk", chunk, low=1), self.num_kv_heads * self.head_dim
+        # the directions w of the reflections, made by two projections of inner width `rank`, and their strengths beta
         self.w_proj = nn.Sequential(nn.Linear(model_dim, rank, bias=False), nn.Linear(rank, width, bias=False))
         self.w_conv = ShortConv(width, 3)
         self.beta_proj = nn.Linear(model_dim, self.num_kv_heads)
@@ -120,7 +122,7 @@ class PathAttention(TokenDrivenAttention[PathState]):
             beta = beta * order.real.unsqueeze(1)  # padding reflects nothing
         scores, keys = self._scores(q, k, w, beta, None if state is None else state.k)
         values = v if state is None else torch.cat((state.v, v), dim=-2)
-        real = all_real(None if state is None else state.real, keys.shape[-2] - x.shape[1], order, x)
+        real = real_tokens(None if state is None else state.real, keys.shape[-2] - x.shape[1], order, x)
         visible = visible_keys(scores.shape[-2], scores.shape[-1], order, real, x.device)
         weights = (scores / math.sqrt(self.head_dim)).masked_fill(~visible, float("-inf")).softmax(dim=-1)
         return weights.to(values.dtype) @ self._for_every_head(values), PathState(tokens, keys, values, real)
@@ -128,7 +130,7 @@ class PathAttention(TokenDrivenAttention[PathState]):
     def _scores(self, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, earlier: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the scores [B, H, S, N] and all keys [B, Hk, N, D], in float32 or float64.
 
-        Products of many reflections lose too much in 16 bits, so neither the tensors nor autocast may have them.
+        Products of many reflections lose too much in 16 bits, also under autocast. `earlier` are the keys of an earlier call.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k, w, beta = (each.to(dtype) for each in (q, k, w, beta))

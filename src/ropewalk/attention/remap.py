@@ -49,8 +49,8 @@ class Remapping:
         total = torch.zeros((), dtype=torch.float64, device=q_positions.device)
         for piece in self.pieces(q_positions, k_positions):
             distance = (piece.q_positions.unsqueeze(-1) - piece.k_positions.unsqueeze(-2)).double() / piece.slowdown
-            held = piece.band.allowed()
-            total = total + torch.where(held if held.ndim == 2 else held.squeeze(1), distance, 0.0)
+            in_piece = piece.band.allowed()
+            total = total + torch.where(in_piece if in_piece.ndim == 2 else in_piece.squeeze(1), distance, 0.0)
         return total
 
     @classmethod
@@ -185,9 +185,9 @@ class DualChunk(Remapping):
         q_chunk, k_chunk = q_positions // size, k_positions // size
         q, k = q_positions % size, k_positions % size
         before, older = (q + size).clamp(max=self.chunk), torch.full_like(q, min(2 * size - 1, self.chunk))
-        # the positions of the queries, and the bounds of query chunk - key chunk
-        bounds = ((q, None, 1), (before, 1, 2), (older, 2, None))
-        return [Piece(at, k, Band(q_chunk, k_chunk, low, high)) for at, low, high in bounds]
+        # the positions of the queries, and the bounds low <= query chunk - key chunk < high
+        pieces = ((q, None, 1), (before, 1, 2), (older, 2, None))
+        return [Piece(positions, k, Band(q_chunk, k_chunk, low, high)) for positions, low, high in pieces]
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
         return None if self.length is None else LogAbove(0.1, self.length).factor(positions).square()

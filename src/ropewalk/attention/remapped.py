@@ -36,10 +36,10 @@ def attend_remapped(
     visible: Visibility,
     backend: str | None = None,
 ) -> Tensor:
-    """Return causal attention [B, H, Sq, D] with the distances of `remapping`; its pieces add their bands to the masks."""
+    """Return causal attention [B, H, Sq, D] with the distances of `remapping`: its pieces, each with its own band, are merged."""
     factor, parts = remapping.query_factor(q_positions), []
     for piece in remapping.pieces(q_positions, k_positions):
-        q = rotate(False, piece.q_positions, piece.slowdown)
+        q = rotate(False, piece.q_positions, piece.slowdown)  # the first argument says whether to rotate k
         if factor is not None:
             q = multiply(q, factor if factor.ndim == 1 else factor.unsqueeze(-2))
         k = rotate(True, piece.k_positions, piece.slowdown)
@@ -85,18 +85,19 @@ def remapped_attention(
     if cache is not None:
         if cache.rotated:
             raise RopeError("cache", "must hold keys that are not rotated for a remapping; use KVCache(rotated=False)", True)
-        cache.rotated, seq = False, k.shape[-2]
+        cache.rotated = False
+        seq = k.shape[-2]  # of the new tokens
         seen = cache.append(k, v, positions, visible.padding)
         k, v, k_positions = seen.k, seen.v, seen.positions
         visible = replace(visible, padding=seen.valid if cache.padded else None, offset=k.shape[-2] - seq)
         length = cache.next_positions
 
-    def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
-        """Return the keys, or the queries, rotated at the positions `at`, all pairs slower by the factor `slowdown`."""
+    def rotate(key: bool, positions: Tensor, slowdown: int) -> Tensor:
+        """Return the keys, or the queries, rotated at `positions`, all pairs slower by the factor `slowdown`."""
         x = k if key else q
         if slowdown > 1:
-            return rotation.rotate(x, slowed_spec(layer.encoding.rope.spec, slowdown), at, key=key)
-        return layer.encoding.rotate(x, at, key=key, length=length)
+            return rotation.rotate(x, slowed_spec(layer.encoding.rope.spec, slowdown), positions, key=key)
+        return layer.encoding.rotate(x, positions, key=key, length=length)
 
     backend = None if layer.backend == "sdpa" else layer.backend  # torch's fused kernel returns no log-sum-exp
     return attend_remapped(layer.remapping, rotate, v, positions, k_positions, layer.scale, visible, backend)

@@ -49,29 +49,31 @@ def row_order(x: Tensor, padding: Tensor | None, documents: Tensor | None, conti
     return RowOrder(index, documents, padding)
 
 
-def all_real(before: Tensor | None, earlier: int, order: RowOrder | None, x: Tensor) -> Tensor | None:
+def real_tokens(old: Tensor | None, earlier: int, order: RowOrder | None, x: Tensor) -> Tensor | None:
     """Return which of the `earlier` tokens and the S new tokens of x are real, [B, earlier + S]; None if all are.
 
-    `before` [B, earlier] says it of the earlier tokens, `order` of the new ones; None: all are.
+    `old` [B, earlier] says it of the earlier tokens, `order` of the new ones; None: all are.
     """
     new = None if order is None else order.real
-    if before is None and new is None:
+    if old is None and new is None:
         return None
     batch, seq = x.shape[:2]
-    old = torch.ones(batch, earlier, dtype=torch.bool, device=x.device) if before is None else before
-    return torch.cat((old, torch.ones(batch, seq, dtype=torch.bool, device=x.device) if new is None else new), dim=-1)
+    old = torch.ones(batch, earlier, dtype=torch.bool, device=x.device) if old is None else old
+    new = torch.ones(batch, seq, dtype=torch.bool, device=x.device) if new is None else new
+    return torch.cat((old, new), dim=-1)
 
 
 def visible_keys(rows: int, columns: int, order: RowOrder | None, real: Tensor | None, device: torch.device) -> Tensor:
     """Return which keys each query sees, [rows, columns] or [B, 1, rows, columns]: its own and earlier real ones of its document.
 
-    A padded query sees its own key, so that no softmax is over nothing; its output is not used.
+    rows, columns  the number of queries, which are the last tokens, and of keys
+    real           [B, columns], which keys are real. A padded query sees its own key, so that its softmax is not NaN
     """
     visible = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
     if order is not None and order.documents is not None:
         visible = visible & (order.documents.unsqueeze(-1) == order.documents.unsqueeze(-2)).unsqueeze(1)
     if real is not None:
         # each query's own key: the diagonal of the last `rows` columns
-        own = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows).triu(columns - rows)
-        visible = visible & (real[:, None, None, :] | own)
+        own_key = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows).triu(columns - rows)
+        visible = visible & (real[:, None, None, :] | own_key)
     return visible

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ropewalk.attention.row_order import RowOrder, all_real, visible_keys
+from ropewalk.attention.row_order import RowOrder, real_tokens, visible_keys
 from ropewalk.attention.short_conv import ShortConv
 from ropewalk.attention.token_driven import TokenDrivenAttention
 from ropewalk.errors import RopeError, choice, integer
@@ -66,13 +66,7 @@ class SelectivePhases(nn.Module):
 
 
 def linear_by_sums(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    steps: Tensor,
-    log_decay: Tensor,
-    frame: Tensor | None = None,
-    same: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, log_decay: Tensor, frame: Tensor | None = None, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return linear attention with rotated q and k, and the rotating frame after the last token.
 
@@ -83,20 +77,20 @@ def linear_by_sums(
     steps      [B, H, S, P], the angle in radians by which each token rotates each pair
     log_decay  [B, H, S], the logarithm of the factor by which each token multiplies the state
     frame      [B, H, D, Dv], the frame after the tokens before this call
-    same       boolean [B, 1, S, S], the keys that each query sees; the returned frame is then of no use
+    seen       boolean [B, 1, S, S], the keys that each query sees; the returned frame is then of no use
     """
     angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
     rotated_q, rotated_k = (rotate_by_phase(x, angles) for x in (q, k))
-    # what is left of each key when each query comes; the first tril keeps exp from overflowing above the diagonal
+    # the decay between each key and each later query; the first tril keeps exp from overflowing above the diagonal
     kept = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).tril().exp().tril().to(q.dtype)
-    out = ((rotated_q @ rotated_k.mT) * (kept if same is None else kept * same)) @ v
+    out = ((rotated_q @ rotated_k.mT) * (kept if seen is None else kept * seen)) @ v
     back = angles - angles[..., -1:, :]  # from the last token back to each key
     kept_at_end = (decay[..., -1:] - decay).exp().unsqueeze(-1).to(k.dtype)
-    new = (rotate_by_phase(k, back) * kept_at_end).mT @ v
+    new_frame = (rotate_by_phase(k, back) * kept_at_end).mT @ v
     if frame is not None:
         out = out + (rotated_q * decay.exp().unsqueeze(-1).to(q.dtype)) @ frame
-        new = new + _rotated_frame(frame, angles[..., -1, :], decay[..., -1])
-    return out, new
+        new_frame = new_frame + _rotated_frame(frame, angles[..., -1, :], decay[..., -1])
+    return out, new_frame
 
 
 def linear_in_rotating_frame(
@@ -147,7 +141,7 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
     ) -> None:
         super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.form = choice("form", form, ("softmax", "linear"))
-        self.phases = SelectivePhases(model_dim, self.num_kv_heads, self.head_dim, **phases)
+        self.phases = SelectivePhases(model_dim, self.num_kv_heads, self.head_dim, **phases)  # `phases` are its options
         if form == "linear":
             self.decay_proj = nn.Linear(model_dim, num_heads)
             self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
@@ -164,7 +158,7 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         earlier = 0 if state is None else state.memory[0].shape[-2]
         if state is not None:
             k, v = (torch.cat((old, new), dim=-2) for old, new in zip(state.memory, (k, v), strict=True))
-        real = all_real(None if state is None else state.real, earlier, order, x)
+        real = real_tokens(None if state is None else state.real, earlier, order, x)
         visible = visible_keys(q.shape[-2], k.shape[-2], order, real, x.device)
         scale, grouped = 1 / math.sqrt(self.head_dim), self.num_kv_heads < self.num_heads
         out = F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped)
@@ -180,9 +174,9 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         if order is not None and order.real is not None:  # padding adds nothing and lets nothing decay
             k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
         if order is not None and order.documents is not None:
-            same = visible_keys(x.shape[1], x.shape[1], order, None, x.device)
-            out, frame = linear_by_sums(q, k, v, steps, log_decay, same=same)
+            seen = visible_keys(x.shape[1], x.shape[1], order, None, x.device)
+            out, frame = linear_by_sums(q, k, v, steps, log_decay, seen=seen)
         else:
-            run = linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame
-            out, frame = run(q, k, v, steps, log_decay, None if state is None else state.memory[0])
+            linear = linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame  # one token needs no sums
+            out, frame = linear(q, k, v, steps, log_decay, None if state is None else state.memory[0])
         return self.norm(out), frame

@@ -131,7 +131,7 @@ class Attention(nn.Module):
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         x = self.encoding.embed(x, positions)
-        rotated = self.project_rotated(x, positions, cache)
+        rotated = self.project_rotated(x, positions, cache)  # None unless the layer can project and rotate at once
         q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)

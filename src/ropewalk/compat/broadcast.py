@@ -18,17 +18,18 @@ def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: in
     The axes along which the tables vary are token axes, those before them rows, those after them heads: [B, H, S, D] by
     [S, P], [B, S, H, D] by [S, 1, P], an image [B, height, width, D] by [height, width, P].
     """
-    tokens = x.shape[:-1]
-    sizes = (1,) * (len(tokens) + 1 - cos.ndim) + cos.shape[:-1]
-    if len(sizes) != len(tokens) or any(size not in (1, full) for size, full in zip(sizes, tokens, strict=True)):
-        raise RopeError("freqs", f"must broadcast against the leading axes {list(tokens)} of x", list(cos.shape))
-    varying = [axis for axis, size in enumerate(sizes) if size != 1] or [len(tokens) - 1]
-    first, last = varying[0], varying[-1] + 1
-    seq = tokens[first:last]
+    leading = x.shape[:-1]
+    sizes = (1,) * (len(leading) + 1 - cos.ndim) + cos.shape[:-1]
+    if len(sizes) != len(leading) or any(size not in (1, of_x) for size, of_x in zip(sizes, leading, strict=True)):
+        raise RopeError("freqs", f"must broadcast against the leading axes {list(leading)} of x", list(cos.shape))
+    varying = [axis for axis, size in enumerate(sizes) if size != 1]
+    # the token axes are first ... stop - 1; for a table that does not vary, the last leading axis
+    first, stop = (varying[0], varying[-1] + 1) if varying else (len(leading) - 1, len(leading))
+    tokens = leading[first:stop]
     # one token axis for x and tables: x becomes [rows, tokens, heads, D], the tables [tokens, P]
-    tables = [table.reshape(*sizes, -1).expand(*sizes[:first], *seq, *sizes[last:], -1) for table in (cos, sin)]
-    cos, sin = (table.reshape(math.prod(seq), -1) for table in tables)
-    x_4d = x.reshape(math.prod(tokens[:first]), math.prod(seq), math.prod(tokens[last:]), x.shape[-1])
+    tables = [table.reshape(*sizes, -1).expand(*sizes[:first], *tokens, *sizes[stop:], -1) for table in (cos, sin)]
+    cos, sin = (table.reshape(math.prod(tokens), -1) for table in tables)
+    x_4d = x.reshape(math.prod(leading[:first]), math.prod(tokens), math.prod(leading[stop:]), x.shape[-1])
     return rotate_by(x_4d, cos, sin, layout=layout, start=start, seq_dim=-3).reshape(x.shape)
 
 

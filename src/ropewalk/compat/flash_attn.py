@@ -79,8 +79,9 @@ def apply_rotary_emb_qkv_(
     qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`.
     """
     q, k = _queries_and_keys(qkv, num_heads_q)
-    for x, cos_x, sin_x in ((q, cos, sin), (k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)):
-        apply_rotary_emb(x, cos_x, sin_x, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
+    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    apply_rotary_emb(q, cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
+    apply_rotary_emb(k, cos_k, sin_k, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
     return qkv
 
 
@@ -94,6 +95,7 @@ def apply_rotary_emb_kv_(
 
 @cached("flash_attn ropes", entries=256)
 def _rope(head_dim: int, dim: int, base: float, interleaved: bool, scale_base: float | None, center: int) -> Rope:
+    """Return the Rope of a head whose first `dim` dimensions rotate; `scale_base` and `center` are those of xPos."""
     scaling = Default() if scale_base is None else XPos(scale_base, center)
     layout = _layout(interleaved)
     return Rope(RopeSpec(head_dim, base, scaling, layout, rotary_dim=dim, precision="hf_frequencies"))
@@ -182,10 +184,11 @@ def _queries_and_keys(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, Ten
     """Return views of q and k of packed qkv, either [B, S, 3, H, D] or [B, S, all heads, D]."""
     if qkv.ndim == 5 and qkv.shape[2] == 3:
         return qkv[:, :, 0], qkv[:, :, 1]
-    if qkv.ndim != 4 or num_heads_q is None or (rest := qkv.shape[2] - num_heads_q) < 2 or rest % 2:
+    kv_heads = 0 if qkv.ndim != 4 or num_heads_q is None else qkv.shape[2] - num_heads_q  # heads of k and of v together
+    if num_heads_q is None or kv_heads < 2 or kv_heads % 2:
         rule = "must be [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with num_heads_q"
         raise RopeError("qkv", rule, [list(qkv.shape), num_heads_q])
-    return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + rest // 2]
+    return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + kv_heads // 2]
 
 
 def _keys(kv: Tensor) -> Tensor:

@@ -221,7 +221,8 @@ class RotaryEmbedding(nn.Module):
         for axis, size in enumerate(dims):
             coordinates = torch.linspace(-1, 1, size) if self.freqs_for == "pixel" else torch.arange(size)
             angles = self(coordinates.to(self.device) + (0 if offsets is None else offsets[axis]))
-            parts.append(angles.reshape(*(size if a == axis else 1 for a in range(len(dims))), -1))
+            axes_after = len(dims) - 1 - axis
+            parts.append(angles.reshape(*[1] * axis, size, *[1] * axes_after, -1))
         return broadcat(parts)
 
     def _angles(self, positions: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class Kerple(ScoreBias):
     def __init__(self, sizes: Sizes, form: str = "log") -> None:
         super().__init__(sizes)
         self.form = choice("form", form, ("log", "power"))
-        # softplus and sigmoid keep the kernels conditionally positive definite during training
+        # r1 and r2 are softplus or sigmoid of these, which keeps the kernels conditionally positive definite during training
         self.raw_scale = nn.Parameter(torch.zeros(sizes.num_heads))
         self.raw_shape = nn.Parameter(torch.zeros(sizes.num_heads))
 
@@ -121,8 +121,8 @@ class Fire(ScoreBias):
     def __init__(self, sizes: Sizes, width: int = 32) -> None:
         super().__init__(sizes)
         self.hidden, self.out = nn.Linear(1, width), nn.Linear(width, sizes.num_heads)
-        self.raw_rate = nn.Parameter(torch.zeros(()))
-        self.raw_threshold = nn.Parameter(torch.zeros(()))
+        self.raw_rate = nn.Parameter(torch.zeros(()))  # its softplus is FIRE's c
+        self.raw_threshold = nn.Parameter(torch.zeros(()))  # its sigmoid, times the trained length, is FIRE's threshold L
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """Return the bias of FIRE: a small network of log distance over the log of the larger of query position and threshold."""

@@ -57,9 +57,9 @@ class Fourier(Encoding):
     def _mixed(self, table: Tensor, mix: Tensor) -> Tensor:
         """Return a table [.., S, head_dim] in the half layout: kept pairs mixed; 1 for the others, in FoPE also for sin."""
         kept = table[..., : self.kept]
-        # an axis for the heads, if tables differ from head to head or from one row of the batch to the next
-        kept = (kept.unsqueeze(-3) @ mix.to(table.dtype)) if self.per_head or kept.ndim == 3 else kept @ mix.to(table.dtype)
-        pairs = F.pad(kept, (0, table.shape[-1] - self.kept), value=1.0)
+        if self.per_head or kept.ndim == 3:
+            kept = kept.unsqueeze(-3)  # an axis for the heads, if tables differ from head to head or from row to row
+        pairs = F.pad(kept @ mix.to(table.dtype), (0, table.shape[-1] - self.kept), value=1.0)
         return torch.cat((pairs, pairs), dim=-1)
 
     def why_not(self, what: str) -> str | None:

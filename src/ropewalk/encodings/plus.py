@@ -33,8 +33,8 @@ class RotaryPlus(Rotary):
         """Return x with every rotated pair (a, b) replaced by (b, -a); dimensions outside the rotated slice stay."""
         spec = self.rope.spec
         start, width = spec.rotary_start, 2 * spec.pairs
-        before, middle, after = x.split([start, width, x.shape[-1] - start - width], dim=-1)
-        a, b = split_pairs(middle, spec.layout)
+        before, rotary_slice, after = x.split([start, width, x.shape[-1] - start - width], dim=-1)
+        a, b = split_pairs(rotary_slice, spec.layout)
         return torch.cat((before, join_pairs(b, -a, spec.layout), after), dim=-1)
 
     def why_not(self, what: str) -> str | None:

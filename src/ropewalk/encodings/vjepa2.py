@@ -35,8 +35,9 @@ class VJepa2(Encoding):
         """Return x with one slice per axis changed by the positions on that axis; the dims beyond the three slices stay."""
         if positions.ndim < 3:
             positions = positions.expand(3, *positions.shape)
-        *slices, rest = x.split([self.slice_dim] * 3 + [x.shape[-1] - 3 * self.slice_dim], dim=-1)
-        return torch.cat([*(self._mixed(part, at) for part, at in zip(slices, positions, strict=True)), rest], dim=-1)
+        *slices, unchanged = x.split([self.slice_dim] * 3 + [x.shape[-1] - 3 * self.slice_dim], dim=-1)
+        mixed = [self._mixed(part, on_axis) for part, on_axis in zip(slices, positions, strict=True)]
+        return torch.cat([*mixed, unchanged], dim=-1)
 
     def _mixed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return x cos + (x turned by a quarter) sin for one axis; cos and sin are repeated in halves, x is interleaved."""

@@ -49,8 +49,9 @@ class NtkByParts(Scaling):
         interpolated = Linear(self.factor)._radians(dim, theta, length, dtype)
         ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
         # a ramp is 0 for fast pairs and 1 for slow pairs. A share is 1 minus a ramp: the part of NTK, or of no scaling, in a pair
-        ntk_share = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, True, dtype)) * self.ntk_weight
-        unscaled_share = (1 - ramp(*self.keep_turns, dim, theta, self.original_length, True, dtype)) * self.keep_weight
+        ntk_share = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, truncate=True, dtype=dtype)) * self.ntk_weight
+        unscaled_share = 1 - ramp(*self.keep_turns, dim, theta, self.original_length, truncate=True, dtype=dtype)
+        unscaled_share = unscaled_share * self.keep_weight
         slowed = interpolated * (1 - ntk_share) + ntk * ntk_share
         return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 

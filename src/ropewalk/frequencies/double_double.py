@@ -57,10 +57,10 @@ class DoubleDouble:
 
     def __truediv__(self, other: Number) -> DoubleDouble:
         other = _as_double_double(other)
-        # a float64 quotient, and the quotient of what it leaves over
+        # a float64 quotient, and the quotient of its remainder
         quotient = self.high / other.high
-        rest = self - other * DoubleDouble(quotient)
-        return _normalised(quotient, rest.high / other.high)
+        remainder = self - other * DoubleDouble(quotient)
+        return _normalised(quotient, remainder.high / other.high)
 
     def __pow__(self, exponent: Number) -> DoubleDouble:
         return (self.log() * exponent).exp()
@@ -111,8 +111,8 @@ class DoubleDouble:
     def exp(self) -> DoubleDouble:
         """Return e to the power of each number: 2^k (1 + y)^16, where 1 + y = e^x and |x| < 0.022."""
         k = np.rint(self.high / _LN2.high)
-        rest = self - _LN2 * DoubleDouble(k)
-        x = DoubleDouble(rest.high / 16, rest.low / 16)
+        reduced = self - _LN2 * DoubleDouble(k)  # the number minus k ln 2, so e^number = 2^k e^reduced
+        x = DoubleDouble(reduced.high / 16, reduced.low / 16)
         # the series x + x^2/2! + x^3/3! + ...; from x^6/6! on, float64 is accurate enough
         tail = np.zeros_like(x.high)
         for n in range(13, 5, -1):

@@ -97,8 +97,9 @@ def mscale(factor: float | Tensor, weight: float = 1.0) -> float | Tensor:
 
 def ntk_theta(theta: float, factor: float | Tensor, dim: int, dtype: Dtype = torch.float64) -> Any:
     """Return the theta that slows the slowest pair by `factor` and leaves the fastest unchanged."""
-    # a single pair is both the fastest and the slowest: theta stays the same, and dim - 2 would divide by zero
-    return theta * (factor ** (number(dim, dtype) / (dim - 2)) if dim > 2 else factor * 0 + 1)
+    if dim == 2:  # a single pair is both the fastest and the slowest: theta stays the same, for each row if there are rows
+        return theta * (factor * 0 + 1)
+    return theta * factor ** (number(dim, dtype) / (dim - 2))
 
 
 def turns_to_pair(turns: float, dim: int, theta: float, length: float, dtype: Dtype = torch.float64) -> Any:
@@ -107,17 +108,10 @@ def turns_to_pair(turns: float, dim: int, theta: float, length: float, dtype: Dt
 
 
 def ramp(
-    fast: float,
-    slow: float,
-    dim: int,
-    theta: float,
-    length: float,
-    truncate: bool,
-    dtype: Dtype,
-    device: torch.device = CPU,
+    fast: float, slow: float, dim: int, theta: float, length: float, truncate: bool, dtype: Dtype, device: torch.device = CPU
 ) -> Any:
     """Return 0 for pairs that complete at least `fast` turns in `length` steps, 1 for at most `slow`, linear between."""
-    # the pairs at which the ramp begins and ends
+    # the pairs at which the ramp begins and ends; `truncate` rounds them to whole pairs
     low, high = (turns_to_pair(turns, dim, theta, length, dtype) for turns in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -131,10 +125,10 @@ def ramp(
 def taper(pairs: int, last: int, dtype: Dtype, device: torch.device = CPU) -> Any:
     """Return 1 for each pair but the `last` ones, for which a half cosine falls from 1 to 0; 1 for all if `last` is 1."""
     steps = multiples(1, pairs, dtype, device) - (pairs - last)
-    # with rest = pi - t, (1 + cos t) / 2 is sin(rest / 2)^2, which keeps its digits where the result is near 0
-    rest = pi(dtype) * (1 - (steps / max(1, last - 1)).clamp(0, 1))
-    falling = (rest / 2).sin() ** 2 if isinstance(rest, Tensor) else rest.cos_minus_one() / -2.0
-    return where(steps < 1, 1.0, falling) if last > 1 else steps * 0 + 1
+    # the half cosine (1 + cos t) / 2, with t from 0 to pi, is sin((pi - t) / 2)^2, which keeps its digits where it is near 0
+    pi_minus_t = pi(dtype) * (1 - (steps / max(1, last - 1)).clamp(0, 1))
+    falling = (pi_minus_t / 2).sin() ** 2 if isinstance(pi_minus_t, Tensor) else pi_minus_t.cos_minus_one() / -2.0
+    return where(steps < 1, 1.0, falling) if last > 1 else steps * 0 + 1  # all 1
 
 
 def per_row(value: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class LongRope(Scaling):
         return torch.where(per_row(length > self.original_length), long, short)
 
     def _magnitude(self, length, dtype):
+        """Return `attention_factor` if it is given, else sqrt(1 + ln(factor) / ln(original_length)), or 1 for factors up to 1."""
         if self.attention_factor is not None:
             return self.attention_factor
         return 1.0 if self.factor <= 1 else math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))

@@ -161,7 +161,7 @@ class Scaling:
             raise RopeError(larger, f"must be at least {smaller} = {getattr(self, smaller):g}", getattr(self, larger))
 
     def _check_pairs(self, name: str, dim: int, what: str) -> None:
-        """Refuse a list that does not have one entry for each pair."""
+        """Refuse a field `name` whose list does not have one entry for each pair; an error calls an entry `what`."""
         count = len(getattr(self, name))
         if count != dim // 2:
             raise RopeError(name, f"must hold one {what} for each of the {dim // 2} pairs", count)

@@ -48,7 +48,7 @@ BACKENDS: dict[str, Backend] = {
 def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -> Backend:
     """Return the named backend, or the first that can rotate all of `xs`."""
     if name is None:
-        return next(b for b in BACKENDS.values() if not any(b.why_not(x, request) for x in xs))
+        return next(backend for backend in BACKENDS.values() if not any(backend.why_not(x, request) for x in xs))
     backend = BACKENDS[choice("backend", name, BACKENDS)]
     for x in xs:
         if reason := backend.why_not(x, request):
@@ -58,9 +58,10 @@ def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -
 
 def available(device: torch.device | str = "cpu") -> dict[str, str | None]:
     """Return a dict from backend name to the reason why that backend does not run on `device`, or None if it does."""
-    x = torch.zeros(1, 1, 1, 2, device=device)
-    table = torch.zeros(1, 1, device=device)
-    return {name: b.why_not(x, TableRequest(table, table, -2, "half", "half")) for name, b in BACKENDS.items()}
+    # the smallest rotation: one token of one head with one pair
+    x, table = torch.zeros(1, 1, 1, 2, device=device), torch.zeros(1, 1, device=device)
+    request = TableRequest(table, table, seq_dim=-2, layout_in="half", layout_out="half")
+    return {name: backend.why_not(x, request) for name, backend in BACKENDS.items()}
 
 
 __all__ = ["BACKENDS", "Backend", "available", "pick", "reference"]

@@ -18,10 +18,11 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
     """Write each rotated x into its out, which may be x itself."""
     tables: dict[tuple[torch.dtype, bool], tuple[Tensor, Tensor]] = {}
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        dtype_and_side = (table_dtype(x), request.is_key(index) and request.keys_have_own_rows(x.device))
-        if dtype_and_side not in tables:
-            tables[dtype_and_side] = request.rows(x.shape[request.seq_dim], x.device, *dtype_and_side)
-        cos, sin = (align(table, x, request.seq_dim) for table in tables[dtype_and_side])
+        # q and k share a table unless they differ in dtype or in magnitude
+        dtype_and_key = (table_dtype(x), request.is_key(index) and request.keys_have_own_rows(x.device))
+        if dtype_and_key not in tables:
+            tables[dtype_and_key] = request.rows(x.shape[request.seq_dim], x.device, *dtype_and_key)
+        cos, sin = (align(table, x, request.seq_dim) for table in tables[dtype_and_key])
         _rotate_into(x, out, cos, sin, request)
 
 
@@ -42,5 +43,6 @@ def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyR
 def differentiable(x: Tensor, cos: Tensor, sin: Tensor, request: AnyRequest) -> Tensor:
     """Return the rotated x, computed with autograd operations; used if cos and sin require gradients."""
     width = 2 * request.pairs
-    before, middle, after = x.split([request.start, width, x.shape[-1] - request.start - width], dim=-1)
-    return torch.cat((before, reference.rotate(middle, cos, sin, request.layout_in, request.layout_out), after), dim=-1)
+    before, rotary_slice, after = x.split([request.start, width, x.shape[-1] - request.start - width], dim=-1)
+    rotated = reference.rotate(rotary_slice, cos, sin, request.layout_in, request.layout_out)
+    return torch.cat((before, rotated, after), dim=-1)

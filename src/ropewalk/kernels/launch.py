@@ -42,7 +42,7 @@ class LaunchPlan:
         """
         self.kernel = kernel
         self.constants = tuple(values[name] for name in kernel.arg_names[changing:])
-        self.options = {"num_warps": warps, **({"launch_pdl": True} if values["PDL"] else {})}
+        self.options = {"num_warps": warps, "launch_pdl": True} if values["PDL"] else {"num_warps": warps}
         self.device_index = device.index
         #: Triton's launcher; None before the kernel is compiled, or if this Triton version is not supported
         self.launcher: Callable[..., None] | None = None
@@ -74,7 +74,7 @@ class LaunchPlan:
             return
         if not all(hasattr(compiled, name) for name in KERNEL_ATTRIBUTES):
             return
-        launcher, no_hooks = compiled.run, (None, None, None)
+        launcher, no_hooks, no_scratch = compiled.run, (None, None, None), (None, None)
         if not all(hasattr(launcher, name) for name in LAUNCHER_ATTRIBUTES):
             return
         if launcher.global_scratch_size or launcher.profile_scratch_size:
@@ -83,5 +83,5 @@ class LaunchPlan:
             self.launcher = launcher
             return
         flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
-        self.launcher_arguments = (compiled.function, *flags, None, None, compiled.packed_metadata, *no_hooks)
+        self.launcher_arguments = (compiled.function, *flags, *no_scratch, compiled.packed_metadata, *no_hooks)
         self.launcher = launcher.launch

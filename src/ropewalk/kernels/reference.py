@@ -25,7 +25,9 @@ def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
     """Return x [..., 2P] made of the first and second members of pairs [..., P]: the inverse of `split_pairs`."""
-    return torch.cat((a, b), dim=-1) if layout == "half" else torch.stack((a, b), dim=-1).reshape(*a.shape[:-1], 2 * a.shape[-1])
+    if layout == "interleaved":
+        return torch.stack((a, b), dim=-1).reshape(*a.shape[:-1], 2 * a.shape[-1])
+    return torch.cat((a, b), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None) -> Tensor:

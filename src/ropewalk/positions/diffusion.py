@@ -22,12 +22,7 @@ def flux(height: int, width: int, text: int = 0, device: Device = None) -> Int[T
 
 
 def flux2(
-    height: int,
-    width: int,
-    text: int = 0,
-    references: Sequence[tuple[int, int]] = (),
-    step: int = 10,
-    device: Device = None,
+    height: int, width: int, text: int = 0, references: Sequence[tuple[int, int]] = (), step: int = 10, device: Device = None
 ) -> Int[Tensor, "4 1 N"]:
     """Return Flux-2's positions (time, row, column, token).
 

@@ -56,12 +56,11 @@ def patch_centres(
     """
     number("scale", scale)
     sides = [integer(name, size, low=1, high=MOST) for name, size in (("height", height), ("width", width))]
-    units = {"separate": sides, "max": [max(sides)] * 2, "min": [min(sides)] * 2}[
-        choice("normalise", normalise, ("separate", "max", "min"))
-    ]
-    lines = [
-        (2 * torch.arange(n, dtype=torch.float64, device=device) + 1) / unit - 1 for n, unit in zip(sides, units, strict=True)
-    ]
+    # how many patches have a length of 2 along each axis
+    units = {"separate": sides, "max": [max(sides)] * 2, "min": [min(sides)] * 2}
+    unit_of_axis = units[choice("normalise", normalise, units)]
+    index_of_axis = [torch.arange(side, dtype=torch.float64, device=device) for side in sides]
+    lines = [(2 * index + 1) / unit - 1 for index, unit in zip(index_of_axis, unit_of_axis, strict=True)]
     centres = torch.stack(torch.meshgrid(*lines, indexing="ij")).reshape(2, 1, -1)
     return (centres * scale).to(dtype)
 

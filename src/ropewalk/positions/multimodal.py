@@ -57,9 +57,8 @@ class Video:
         integer("width", self.width, low=1, high=MOST)
         object.__setattr__(self, "interval", number("interval", self.interval, low=0))
         if self.interval != 1 and self.frames * max(1.0, self.interval) >= FLOAT32_REACH:
-            raise RopeError(
-                "interval", "times frames must stay below 2^24, the limit of exact integers in float32", self.interval
-            )
+            rule = "times frames must stay below 2^24, the limit of exact integers in float32"
+            raise RopeError("interval", rule, self.interval)
 
 
 Segment = Text | Image | Video
@@ -142,32 +141,36 @@ def multimodal(
 def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, origin: str, resume: str) -> list[_Run]:
     """Return the runs of one row; each starts after the positions of the one before it."""
     runs: list[_Run] = []
-    at = 0
+    first = 0  # the position of the next segment's first token
     for segment in row:
         if isinstance(segment, Text):
-            run = _Run(segment.tokens, (at, at, at), (1, 1, 1), (segment.tokens, segment.tokens, segment.tokens))
-            at += segment.tokens
+            run = _Run(segment.tokens, (first,) * 3, (1, 1, 1), (segment.tokens,) * 3)
+            first += segment.tokens
         elif not isinstance(segment, Image | Video):
             raise RopeError("rows", "must be rows of Text, Image and Video segments", segment)
         else:
-            run = _grid_run(segment, at, time_merge, merge, origin)
-            at = {"space": at + max(run.sizes[1:]), "max": run.last + 1, "time": run.last_time + 1}[resume]
+            run = _grid_run(segment, first, time_merge, merge, origin)
+            first = {"space": first + max(run.sizes[1:]), "max": run.last + 1, "time": run.last_time + 1}[resume]
         if run.tokens:
             runs.append(run)
     return runs
 
 
-def _grid_run(segment: Image | Video, at: int, time_merge: int, merge: int, origin: str) -> _Run:
-    """Return the run of tokens of an image or a video that begins at position `at`; `origin` places its rows and columns."""
-    frames, interval = (segment.frames, segment.interval) if isinstance(segment, Video) else (1, 1.0)
-    time_merge = time_merge if isinstance(segment, Video) else 1
-    sides = (("frames", frames, time_merge), ("height", segment.height, merge), ("width", segment.width, merge))
-    for name, size, by in sides:
-        if size % by:
-            raise RopeError(name, f"must be a multiple of {'time_merge' if name == 'frames' else 'merge'} = {by}", size)
-    t, h, w = (size // by for _, size, by in sides)
-    first = {"start": (at, at), "zero": (0, 0), "time": (at - (h - 1) // 2, at - (w - 1) // 2)}[origin]
-    return _Run(t * h * w, (at, *first), (h * w, w, 1), (t, h, w), interval, origin == "time")
+def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, origin: str) -> _Run:
+    """Return the run of tokens of an image or a video that begins at position `first`; `origin` places its rows and columns."""
+    if isinstance(segment, Image):
+        frames, interval, time_merge = 1, 1.0, 1
+    else:
+        frames, interval = segment.frames, segment.interval
+    for name, size in (("height", segment.height), ("width", segment.width)):
+        if size % merge:
+            raise RopeError(name, f"must be a multiple of merge = {merge}", size)
+    if frames % time_merge:
+        raise RopeError("frames", f"must be a multiple of time_merge = {time_merge}", frames)
+    t, h, w = frames // time_merge, segment.height // merge, segment.width // merge  # the grid, in tokens
+    centred = (first - (h - 1) // 2, first - (w - 1) // 2)
+    first_row, first_column = {"start": (first, first), "zero": (0, 0), "time": centred}[origin]
+    return _Run(t * h * w, (first, first_row, first_column), (h * w, w, 1), (t, h, w), interval, origin == "time")
 
 
 def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tensor, "3 T"]:
@@ -176,12 +179,12 @@ def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tens
     numbers = [[run.tokens, run.follows_time, *run.starts, *run.strides, *run.sizes] for run in runs]
     table = _to_device(torch.tensor(numbers, dtype=torch.int64).reshape(-1, 11), device)
     intervals = _to_device(torch.tensor([run.interval for run in runs], dtype=torch.float32), device)
-    tokens = table[:, 0]
-    run_of_token = torch.repeat_interleave(tokens, output_size=total)  # with the size given, nothing is read back
-    tokens, follows_time, *rest = table[run_of_token].unbind(-1)
-    starts, strides, sizes = (torch.stack(rest[i : i + 3]) for i in (0, 3, 6))  # [3, T]
-    ends = table[:, 0].cumsum(0)[run_of_token]
-    index = torch.arange(total, device=table.device) - (ends - tokens)
+    tokens_of_runs = table[:, 0]
+    run_of_token = torch.repeat_interleave(tokens_of_runs, output_size=total)  # with the size given, nothing is read back
+    tokens, follows_time, *by_axis = table[run_of_token].unbind(-1)
+    starts, strides, sizes = (torch.stack(by_axis[i : i + 3]) for i in (0, 3, 6))  # [3, T]
+    ends = tokens_of_runs.cumsum(0)[run_of_token]
+    index = torch.arange(total, device=table.device) - (ends - tokens)  # of each token within its run
     steps = (index // strides) % sizes
     interval = intervals[run_of_token]
     # rounded as transformers rounds: frame * interval in float32, then down

@@ -49,7 +49,7 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
 
 
 def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
-    """Raise an error if cu_seqlens are not valid; unless `readable`, when the check runs on the device."""
+    """Raise an error if the boundaries `ends` are not valid: now if `readable`, otherwise when the check runs on the device."""
     rule = "must begin with 0, never decrease and end at most at `total`"
     valid = (ends[0] == 0) & (ends.diff() >= 0).all() & (ends[-1] <= total)
     if not readable:
@@ -68,6 +68,6 @@ def check_integers(name: str, value: object, axes: str, or_bool: bool = False) -
     """Check that `value` is an integer tensor with one axis for each letter of `axes`."""
     if not isinstance(value, Tensor):
         raise RopeError(name, f"must be an integer tensor [{', '.join(axes)}]", type(value))
-    counts = not value.is_floating_point() and not value.is_complex() and (or_bool or value.dtype != torch.bool)
-    if not counts or value.ndim != len(axes):
+    is_integer = not value.is_floating_point() and not value.is_complex() and (or_bool or value.dtype != torch.bool)
+    if not is_integer or value.ndim != len(axes):
         raise RopeError(name, f"must be an integer tensor [{', '.join(axes)}]", [value.dtype, list(value.shape)])

@@ -54,7 +54,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 def run(call: BandedCall) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, Sq, Dv] and the log-sum-exp [B, H, Sq], both float32; a query without keys has 0 and -inf."""
-    from ropewalk.kernels.banded import kernel as device
+    from ropewalk.kernels.banded.kernel import attend_band
 
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (call.q, call.k, call.v))
     (batch, heads, q_len, head_dim), (k_heads, k_len), width = q.shape, k.shape[1:3], v.shape[-1]
@@ -73,7 +73,7 @@ def run(call: BandedCall) -> tuple[Tensor, Tensor]:
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "num_warps": 8, "num_stages": 2,
     }  # fmt: skip
     with torch.cuda.device_of(q):
-        untyped(device.attend_band)[(blocks, batch * heads)](
+        untyped(attend_band)[(blocks, batch * heads)](
             q, k, v, out, lse, q_group, k_group, call.ranges.contiguous(), q_len, call.offset, call.low or 0, call.high or 0,
             call.scale, heads, blocks, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             *(group.stride(0) if len(group) > 1 else 0 for group in (q_group, k_group)), **constants,

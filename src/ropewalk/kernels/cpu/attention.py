@@ -44,15 +44,16 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Return the attention of every query to the keys up to its own, [B, H, S, D] with the memory of [B, S, H, D].
+    """Return the causal attention of q [B, H, S, D] to k and v [B, G, S, D]: [B, H, S, D] with the memory of [B, S, H, D].
 
-    Call `why_not` first.
+    The caller has asked `why_not`, which returned None.
     """
-    assert _attend is not None  # why_not has said so
+    assert _attend is not None
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     batch, heads, rows, dim = q.shape
     y = q.new_empty(batch, rows, heads, dim).transpose(1, 2)
-    operands = [word for x in (q, k, v, y) for word in (x.data_ptr(), *x.stride()[:3])]
-    if _attend(_CALL.pack(*operands, batch, heads, k.shape[1], rows, dim, scale)):
+    pointers_and_strides = [word for x in (q, k, v, y) for word in (x.data_ptr(), *x.stride()[:3])]
+    out_of_memory = _attend(_CALL.pack(*pointers_and_strides, batch, heads, k.shape[1], rows, dim, scale))
+    if out_of_memory:
         raise RopeError("q", "must be shorter: there is not enough memory for a copy of k and v", list(q.shape))
     return y

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.kernels.cpu import library
-from ropewalk.kernels.cpu.call import (
-    ANGLES,
-    DTYPES,
-    NO_LEVELS,
-    POINTERS,
-    Levels,
-    cached_rows,
-    levels_of,
-    position_words,
-    shape_words,
-)
+from ropewalk.kernels.cpu.call import DTYPES, POINTERS, Levels, cached_rows, levels_of, position_words, row_words, shape_words
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, token_axes
 
 MAX_DIMS = 8
@@ -53,18 +43,14 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
 def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
     """Return whether the library can broadcast a table [S, P], [B, S, P] or [B, H, S, P] over x."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
-    batches = table.shape[0] if table.ndim > 2 else 1
-    heads = table.shape[1] if table.ndim > 3 else 1
-    return (
-        table.is_cpu
-        and table.shape[-2] == x.shape[seq]
-        and batches in (1, 1 if batch is None else x.shape[batch])
-        and heads in (1, 1 if head is None else x.shape[head])
-    )
+    x_rows, x_heads = (1 if axis is None else x.shape[axis] for axis in (batch, head))
+    table_rows = table.shape[0] if table.ndim > 2 else 1
+    table_heads = table.shape[1] if table.ndim > 3 else 1
+    return table.is_cpu and table.shape[-2] == x.shape[seq] and table_rows in (1, x_rows) and table_heads in (1, x_heads)
 
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
-    """Write each rotated x into its out, which may be x itself."""
+    """Write each rotated x into its out, which may be x itself; xs is (q,) or (q, k)."""
     # with a two-level table the library computes cos and sin itself; otherwise it reads rows of them
     levels = None
     if type(request) is Request and request.tables in ("auto", "two-level"):
@@ -103,7 +89,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     # the library reads int64 positions, and converting others would allocate at every call
     if positions is not None and positions.dtype is not torch.int64:
         return None
-    shapes = shape_words(xs, outs, request)
+    shapes = shape_words(xs, outs, request)  # packed for the library
     # looked up now, because every lookup inside the function would delay a decode step
     pack, rotate = POINTERS.pack, _rotate
     # the library call's arguments after the pointers: where positions are, the two-level table, and the shapes
@@ -126,7 +112,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
 
 
 def _run_from_levels(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request, levels: Levels, shapes: bytes) -> bool:
-    """Rotate with cos and sin that the library computes from the two-level table; return False if a position is beyond it."""
+    """Rotate by the two-level table or by cached rows; return False if a position is beyond them. `shapes`: see `shape_words`."""
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
     if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
         rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
@@ -138,9 +124,9 @@ def _run_from_levels(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: 
 
 
 def _run_from_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, shapes: bytes) -> None:
-    """Rotate by tables [S, P], [B, S, P] or [B, H, S, P]; a batch or heads of size 1 broadcast."""
+    """Rotate by tables [S, P], [B, S, P] or [B, H, S, P]; a batch or heads of size 1 broadcast. `shapes`: see `shape_words`."""
     x = xs[0]
-    # for a negative sign the library negates sin
+    # sin is not negated for an inverse rotation, because the library does that
     forwards = replace(request, sign=1) if type(request) is Request and request.sign < 0 else request
     cos, sin = forwards.rows(x.shape[request.seq_dim], x.device, torch.float32, request.key)
     if x.dtype is torch.bfloat16 and type(request) is TableRequest:
@@ -149,22 +135,20 @@ def _run_from_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: An
     if cos.stride(-1) != 1 or cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     strides = [0 if size == 1 else stride for size, stride in zip(cos.shape, cos.stride(), strict=True)]
-    batch = strides[0] if len(strides) > 2 else 0
-    head = strides[1] if len(strides) > 3 else 0
-    angles = ANGLES.pack(cos.data_ptr(), sin.data_ptr(), strides[-2], batch, head, 0, 0, 0)
-    _call(xs, outs, None, 0, angles + NO_LEVELS + shapes)
+    batch_stride = strides[0] if len(strides) > 2 else 0
+    head_stride = strides[1] if len(strides) > 3 else 0
+    rows = row_words(cos.data_ptr(), sin.data_ptr(), strides[-2], batch_stride, head_stride)
+    _call(xs, outs, None, 0, rows + shapes)
 
 
-def _call(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | None, offset: int, tail: bytes) -> int:
+def _call(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | None, offset: int, after_pointers: bytes) -> int:
     """Call the library and return its status: 0, or _OUT_OF_RANGE if a position is beyond the two-level table.
 
-    `tail` holds the packed arguments after the pointers; the caller must keep the memory alive that it points to.
+    `after_pointers` holds the packed arguments after the pointers; the caller must keep the memory alive that it points to.
     """
-    position_pointer = 0 if positions is None else positions.data_ptr()
-    status = _rotate(
-        POINTERS.pack(xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr(), position_pointer, offset)
-        + tail
-    )
+    # for a single tensor, xs[-1] is xs[0]
+    tensors = (xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr())
+    status = _rotate(POINTERS.pack(*tensors, 0 if positions is None else positions.data_ptr(), offset) + after_pointers)
     if status == _NO_MEMORY:
         raise MemoryError("not enough memory for cos and sin of these positions")
     return status

@@ -24,21 +24,26 @@ LAYOUTS = {"half": 0, "interleaved": 1}
 #: pointers to x of up to two tensors, to y of the same, and to positions; the offset
 POINTERS = struct.Struct("=6q")
 #: cos, sin and their strides (seq, batch, head) in floats; the strides of positions (seq, batch), and their batch size
-ANGLES = struct.Struct("=8q")
+_ANGLES = struct.Struct("=8q")
 #: pointers to low cos, low sin, high cos and high sin; the number of bits of a level; the magnitude
 _LEVELS = struct.Struct("=4qqd")
-NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
+_NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
+
+
+def row_words(cos: int, sin: int, token_stride: int, batch_stride: int = 0, head_stride: int = 0) -> bytes:
+    """Return the packed arguments for rows of cos and sin, given by their pointers and strides: no positions, no levels."""
+    return _ANGLES.pack(cos, sin, token_stride, batch_stride, head_stride, 0, 0, 0) + _NO_LEVELS
 
 
 def position_words(positions: Tensor | None) -> bytes:
-    """Return the packed `ANGLES` if the library computes angles: no cos and sin, so the first five words are 0.
+    """Return the packed `_ANGLES` if the library computes angles: no cos and sin, so the first five words are 0.
 
     positions None means offset, offset + 1, ...
     """
     if positions is None:
-        return ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
+        return _ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
     batches = positions.shape[0] if positions.ndim == 2 else 1
-    return ANGLES.pack(0, 0, 0, 0, 0, positions.stride(-1), positions.stride(0), batches)
+    return _ANGLES.pack(0, 0, 0, 0, 0, positions.stride(-1), positions.stride(0), batches)
 
 
 class Levels(NamedTuple):
@@ -53,7 +58,7 @@ _LEVELS_OF_SPECS = Cache("cpu levels", entries=1024, points_into=TABLES)
 
 
 def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
-    """Return the two-level table of a spec, for attention keys if `key`; the caller must keep it alive during the call."""
+    """Return the packed two-level table, with the magnitude of keys if `key`; the caller must keep it alive during the call."""
     signature = (spec.fingerprint, magnitude_power, key)
     levels = _LEVELS_OF_SPECS.get(signature)
     if levels is not None:
@@ -78,7 +83,7 @@ _ROWS = Cache("cpu rows", entries=2, points_into=TABLES)
 
 
 def cached_rows(spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int) -> Rows | None:
-    """Return cos and sin of positions offset ... offset + seq - 1, shared by all layers of a prefill; None if not cached."""
+    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers; None if no table has them."""
     signature = (spec.fingerprint, key, offset, seq)
     if magnitude_power != 1 or offset < 0:
         return None
@@ -90,7 +95,7 @@ def cached_rows(spec: RopeSpec, magnitude_power: int, key: bool, offset: int, se
         return None
     stride = rows[0].stride(0)  # in floats, of 4 bytes each
     cos, sin = (table.data_ptr() + 4 * stride * offset for table in rows)
-    return _ROWS.keep(signature, Rows(ANGLES.pack(cos, sin, stride, 0, 0, 0, 0, 0) + NO_LEVELS, rows))
+    return _ROWS.keep(signature, Rows(row_words(cos, sin, stride), rows))
 
 
 def shape_words(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> bytes:
@@ -100,8 +105,8 @@ def shape_words(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRe
         shapes = (x.shape, x.stride(), out.stride())
     else:
         shapes = (x.shape, x.stride(), out.stride(), xs[1].shape, xs[1].stride(), outs[1].stride())
-    back = type(request) is Request and request.sign < 0  # whether to apply the inverse rotation
-    rotation = (request.layout_in, request.layout_out, back, request.start, request.pairs)
+    inverse = type(request) is Request and request.sign < 0
+    rotation = (request.layout_in, request.layout_out, inverse, request.start, request.pairs)
     return _shape_words(*rotation, request.seq_dim, x.dtype, *shapes)
 
 
@@ -109,15 +114,17 @@ def shape_words(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRe
 def _shape_words(
     layout_in: str,
     layout_out: str,
-    back: bool,
+    inverse: bool,
     start: int,
     pairs: int,
     seq_dim: int,
     dtype: torch.dtype,
     *shapes: tuple[int, ...],
 ) -> bytes:
-    """Return the packed arguments; `shapes` holds the sizes, the strides of x and the strides of y of each tensor."""
-    ndim = len(shapes[0])
+    """Return the packed arguments; `shapes` holds, for each tensor, the sizes and strides of x and the strides of its out."""
+    tensors, ndim = len(shapes) // 3, len(shapes[0])
     axes = (-1 if axis is None else axis for axis in token_axes(ndim, seq_dim))
-    words = (len(shapes) // 3, ndim, DTYPES[dtype], LAYOUTS[layout_in], LAYOUTS[layout_out], back, start, pairs, *axes)
-    return struct.pack(f"={11 + len(shapes) * ndim}q", *words, *(n for shape in shapes for n in shape))
+    words = [tensors, ndim, DTYPES[dtype], LAYOUTS[layout_in], LAYOUTS[layout_out], inverse, start, pairs, *axes]
+    for shape in shapes:
+        words += shape
+    return struct.pack(f"={len(words)}q", *words)

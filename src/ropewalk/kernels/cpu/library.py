@@ -38,10 +38,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 #: Linking OpenMP instead could load a second OpenMP runtime into the process.
 POOLS = {
     "torch": ("ropewalk_use_torch", ("torch_parallel_for",)),
-    "openmp": (
-        "ropewalk_use_openmp",
-        ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads"),
-    ),
+    "openmp": ("ropewalk_use_openmp", ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")),
 }
 
 
@@ -50,13 +47,13 @@ def join_pool(*names: str) -> str:
     library: ctypes.CDLL = handle  # type: ignore[assignment]  # only called if the library was loaded
     library.ropewalk_serial()
     try:
-        runtime = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+        torch_library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
     except (OSError, StopIteration):
         return "serial"
     for name in names:
         setter, symbols = POOLS[name]
-        if all(hasattr(runtime, symbol) for symbol in symbols):
-            getattr(library, setter)(*(getattr(runtime, symbol) for symbol in symbols))
+        if all(hasattr(torch_library, symbol) for symbol in symbols):
+            getattr(library, setter)(*(getattr(torch_library, symbol) for symbol in symbols))
             return name
     return "serial"
 

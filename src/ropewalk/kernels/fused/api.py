@@ -60,7 +60,8 @@ def qk_norm_rope(
         return tuple(_unflatten(x, shape) for x in _differentiable(call, backend, config))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (call.q, call.k, call.v, *call.weights)):
         raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
-    call.q_out, call.k_out = _out(call.q, q_out), torch.empty_like(call.k) if return_kv else None
+    call.q_out = _output_tensor(call.q, q_out)
+    call.k_out = torch.empty_like(call.k) if return_kv else None
     _run(call, backend, config)
     if not return_kv:
         return _unflatten(call.q_out, shape)
@@ -69,9 +70,10 @@ def qk_norm_rope(
 
 def why_not(*args, **kwargs) -> str | None:
     """Return why the Triton kernel does not support this call of `qk_norm_rope`, or None if it does."""
-    given = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
+    arguments = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
-    return why_not_kernel(checked_call(*(given.get(name) for name in names))[0])
+    call, _ = checked_call(*(arguments.get(name) for name in names))
+    return why_not_kernel(call)
 
 
 def _pick_backend(call: Call, backend: str | None) -> str:
@@ -125,7 +127,8 @@ class _NormRope(torch.autograd.Function):
         norm = None if ctx.call.norm is None else replace(ctx.call.norm, q_weight=q_weight, k_weight=k_weight)
         call = replace(ctx.call, q=q, k=k, norm=norm, positions=positions)
         if ctx.backend == "definition":
-            (dq, dq_weight), (dk, dk_weight) = (definition.backward(call, g, key) for g, key in ((q_grad, False), (k_grad, True)))
+            dq, dq_weight = definition.backward(call, q_grad, key=False)
+            dk, dk_weight = definition.backward(call, k_grad, key=True)
         else:
             from ropewalk.kernels.fused import launch
 
@@ -229,7 +232,7 @@ def _flatten(x: Tensor) -> Tensor:
     return x if x.ndim == 3 else x.flatten(0, -3)
 
 
-def _out(q: Tensor, q_out: Tensor | None) -> Tensor:
+def _output_tensor(q: Tensor, q_out: Tensor | None) -> Tensor:
     """Return the tensor [T, H, D] that gets the result of q: a view of `q_out`, or a new one if that is None."""
     if q_out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -87,8 +87,8 @@ class KVSlots:
 
     def __post_init__(self) -> None:
         allowed = (*COMPUTED_IN_FLOAT32, torch.float64, FP8)
-        for name, cache in (("k", self.k), ("v", self.k if self.v is None else self.v)):
-            if cache.dtype not in allowed or cache.ndim not in (3, 4) or cache.stride(-1) != 1:
+        for name, cache in (("k", self.k), ("v", self.v)):
+            if cache is not None and (cache.dtype not in allowed or cache.ndim not in (3, 4) or cache.stride(-1) != 1):
                 rule = "must be float or float8_e4m3fn [slots, heads, D] or [pages, page_size, heads, D], last dim contiguous"
                 raise RopeError(f"{name} cache", rule, [cache.dtype, list(cache.shape)])
         if self.v is None and self.v_scale is not None:
@@ -166,6 +166,14 @@ class Call:
         """The norm of whole heads of q and k, if there is one."""
         return self.norm if isinstance(self.norm, QKNorm) else None
 
+    @property
+    def weight_form(self) -> str:
+        """The factor of a normed head, as the kernels call it: "" (no weight), "w" or "1+w"."""
+        norm = self.head_norm
+        if norm is None or norm.q_weight is None:
+            return ""
+        return "1+w" if norm.plus_one else "w"
+
 
 def run(call: Call) -> None:
     """Compute the outputs of a call and write them to `q_out`, `k_out` and the cache."""
@@ -199,15 +207,16 @@ def backward(call: Call, grad: Tensor, key: bool) -> tuple[Tensor, Tensor | None
     x = call.k if key else call.q
     cos, sin = call.rows(key)
     back = _table_request(call.spec, cos, sin).adjoint()
-    rotated = differentiable(grad.to(cos.dtype), back.cos, back.sin, back)
+    dn = differentiable(grad.to(cos.dtype), back.cos, back.sin, back)
     if call.norm is None:
-        return rotated.to(x.dtype), None
+        return dn.to(x.dtype), None
     wide = x.to(cos.dtype)
-    scaled = wide * _inverse_rms(wide, call.norm.eps)
-    inner = rotated * _factor(call, key, cos.dtype)
-    dx = (inner - scaled * (inner * scaled).mean(-1, keepdim=True)) * _inverse_rms(wide, call.norm.eps)
-    weight = call.weights[key]
-    dw = None if weight is None else (rotated * scaled).sum((0, 1)).to(weight.dtype)
+    inverse_rms = _inverse_rms(wide, call.norm.eps)
+    normed = wide * inverse_rms  # x r
+    weighted = dn * _factor(call, key, cos.dtype)  # dn w
+    dx = (weighted - normed * (weighted * normed).mean(-1, keepdim=True)) * inverse_rms
+    weight = call.weights[1 if key else 0]
+    dw = None if weight is None else (dn * normed).sum((0, 1)).to(weight.dtype)
     return dx.to(x.dtype), dw
 
 
@@ -217,8 +226,8 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 
 
 def _factor(call: Call, key: bool, dtype: torch.dtype) -> Tensor | float:
-    """Return the factor of the normalised head: w, 1 + w, or 1."""
-    weight = call.weights[key]
+    """Return the factor of the normalised head of q, or of k if `key`: w, 1 + w, or 1 without a weight."""
+    weight = call.weights[1 if key else 0]
     if weight is None:
         return 1.0
     wide = weight.to(dtype)
@@ -231,7 +240,7 @@ def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
 
 
 def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
-    """Store every token whose slot is not padding; it never synchronises with the GPU, so a CUDA graph can capture it."""
+    """Store k and v of every token at its slot; a negative slot is padding. A CUDA graph can capture it: no synchronisation."""
     if not slots.numel():
         return
     slots = slots.to(torch.int64)

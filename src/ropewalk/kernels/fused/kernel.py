@@ -34,14 +34,15 @@ def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZ
 
 @triton.jit
 @no_type_check
-def _side(
+def _normed_and_rotated(
     rows, live, weight, magnitude, eps, steps, axis_of_pair, positions, token, token_live, axis_stride,
     MASKED: tl.constexpr, MASK_TOKENS: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr,
     HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
     SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
-    """Return heads of q or of k, normalised and rotated, as (first, second, rest); `rows` [TOKENS, HEADS, 1] points to them.
+    """Return normalised and rotated heads of q or of k as (first and second members of the pairs, dims that do not rotate).
 
+    `rows` [TOKENS, HEADS, 1] points to the heads in memory. HEAD and WEIGHT are as in tiles.py.
     SPREAD computes the angles once for each head, and not once for all of them; LATENT norms only the dims that do not rotate.
     """
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
@@ -102,7 +103,7 @@ def forward(
     if group < Q_GROUPS:
         q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
         q_live = token_live[:, None, None] & (q_index < Q_HEADS)
-        q_first, q_second, q_rest = _side(
+        q_first, q_second, q_rest = _normed_and_rotated(
             q + row * q_token + q_index * q_head, q_live, q_weight, q_magnitude, eps,
             steps, axis_of_pair, positions, token, token_live, axis_stride,
             MASK_Q, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_Q, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
@@ -120,7 +121,7 @@ def forward(
             slot = load(slots + token, token_live, MASK_TOKENS, "").to(tl.int64)
             written = k_live & ((slot >= 0) & (slot < num_slots))[:, None, None]
         if is_key:
-            k_first, k_second, k_rest = _side(
+            k_first, k_second, k_rest = _normed_and_rotated(
                 k + row * k_token + k_index * k_head, k_live, k_weight, k_magnitude, eps,
                 steps, axis_of_pair, positions, token, token_live, axis_stride,
                 MASK_K, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_K, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
@@ -158,11 +159,11 @@ def forward(
 
 @triton.jit
 @no_type_check
-def _side_backward(
+def _heads_backward(
     x, grad, dx, weight, cos, sin, eps, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Compute `definition.backward` on tiles: store dx, and return the contribution of each (token, head) to dw."""
+    """Compute `definition.backward` on the three tiles of a head (see tiles.py): store dx, and return each head's part of dw."""
     # first, second and rest are the gradient throughout; x_* is x / rms(x), f_* the norm's weight, w_* the contribution to dw
     first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
@@ -239,14 +240,14 @@ def backward(
         row = token.to(tl.int64)[:, None, None]
         live = token < tokens
         cos, sin = phase_cos_sin(phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, 1))
-        first, second, rest = _side_backward(
+        first, second, rest = _heads_backward(
             q + row * q_token + q_index * q_head, q_grad + row * q_grad_token + q_index * q_grad_head,
             dq + row * dq_token + q_index * dq_head, q_weight, cos * q_magnitude, sin * q_magnitude, eps,
             live[:, None, None] & (q_index < Q_HEADS), MASK_Q, INTERLEAVED, INTERLEAVED_OUT, NORM, WEIGHT, HEAD, TOKENS, BLOCK_Q,
         )  # fmt: skip
         if WEIGHT_GRAD:
             q_first, q_second, q_rest = q_first + first, q_second + second, q_rest + rest
-        first, second, rest = _side_backward(
+        first, second, rest = _heads_backward(
             k + row * k_token + k_index * k_head, k_grad + row * k_grad_token + k_index * k_grad_head,
             dk + row * dk_token + k_index * dk_head, k_weight, cos * k_magnitude, sin * k_magnitude, eps,
             live[:, None, None] & (k_index < K_HEADS), MASK_K, INTERLEAVED, INTERLEAVED_OUT, NORM, WEIGHT, HEAD, TOKENS, BLOCK_K,

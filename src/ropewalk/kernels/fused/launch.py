@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.caches import Cache
-from ropewalk.kernels.fused import kernel as device
+from ropewalk.kernels.fused import kernel
 from ropewalk.kernels.fused.config import Config, pick_config
 from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm
 from ropewalk.kernels.launch import LaunchPlan
@@ -20,8 +20,8 @@ BACKWARD_DIMS, BACKWARD_DIMS_PER_WARP = 4096, 512
 BACKWARD_PROGRAMS_PER_MULTIPROCESSOR = 4
 
 #: typed Any because type checkers do not see what triton.jit returns
-_FORWARD: Any = device.forward
-_BACKWARD: Any = device.backward
+_FORWARD: Any = kernel.forward
+_BACKWARD: Any = kernel.backward
 _PLANS = Cache("fused launch plans", entries=1024, points_into=TABLES)
 
 
@@ -58,8 +58,8 @@ class _ForwardPlan(LaunchPlan):
         values = forward_values(call, config)
         super().__init__(_FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps)
         # programs for each block of tokens: one for each group of heads of q, of k and of v, which is divided like k
-        tensors = (("Q", 1), ("K", 2 if values["VALUES"] else 1))
-        self.groups = sum(times * -(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name, times in tensors)
+        q_groups, k_groups = (-(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name in ("Q", "K"))
+        self.groups = q_groups + (2 if values["VALUES"] else 1) * k_groups
         self.tokens_per_program = config.tokens
 
     def __call__(self, tensors: tuple[Tensor | None, ...], tokens: int) -> None:
@@ -75,8 +75,8 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
     """Return every argument of `kernel.forward` after `tokens`, by name."""
     cache = call.cache
     k_slots, v_slots, page_size = cache_strides(cache)
-    blocks = (min(config.heads, power_of_two(x.shape[1])) for x in (call.q, call.k))
-    values = _angle_values(call) | _head_values(call, *blocks)
+    q_block, k_block = (min(config.heads, power_of_two(x.shape[1])) for x in (call.q, call.k))
+    values = _angle_values(call) | _head_values(call, q_block, k_block)
     return values | {
         **_strides(q=call.q, k=call.k, v=call.v, q_out=call.q_out, k_out=call.k_out),
         **dict(zip(("k_page", "k_row", "k_slot_head", "v_page", "v_row", "v_slot_head"), k_slots + v_slots, strict=True)),
@@ -103,22 +103,24 @@ def _angle_values(call: Call) -> dict[str, Any]:
 
 
 def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
-    """Return the kernel arguments that describe a head, its norm and the heads per program, by name."""
-    spec, norm = call.spec, call.head_norm
-    rest = spec.head_dim - 2 * spec.pairs
+    """Return the kernel arguments that describe a head and its norm, by name, with the heads of q and of k in one program."""
+    spec = call.spec
+    rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
     return {
         "Q_HEADS": call.q.shape[1], "K_HEADS": call.k.shape[1], "BLOCK_Q": q_block, "BLOCK_K": k_block,
         "HEAD": (spec.head_dim, spec.rotary_start, spec.pairs, power_of_two(spec.pairs), power_of_two(rest) if rest else 0),
         "INTERLEAVED": spec.layout == "interleaved", "INTERLEAVED_OUT": spec.layout_out == "interleaved",
-        "NORM": norm is not None, "eps": 0.0 if call.norm is None else call.norm.eps,
-        "WEIGHT": "" if norm is None or norm.q_weight is None else "1+w" if norm.plus_one else "w",
+        "NORM": call.head_norm is not None, "eps": 0.0 if call.norm is None else call.norm.eps,
+        "WEIGHT": call.weight_form,
     }  # fmt: skip
 
 
 def _strides(**tensors: Tensor | None) -> dict[str, int]:
     """Return the (token, head) strides of tensors [T, H, D] by kernel argument name."""
-    axes = ("token", "head")
-    return {f"{name}_{axis}": 0 if x is None else x.stride(i) for name, x in tensors.items() for i, axis in enumerate(axes)}
+    strides = {}
+    for name, x in tensors.items():
+        strides[f"{name}_token"], strides[f"{name}_head"] = (0, 0) if x is None else x.stride()[:2]
+    return strides
 
 
 def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -149,14 +151,15 @@ def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) 
             _BACKWARD[(workers * groups,)](*tensors, **values, WEIGHT_GRAD=weight_grad, num_warps=warps)
     if parts is None:
         return dq, dk, None, None
-    total = parts.sum(0)
-    return dq, dk, *(total[i].to(weight.dtype) for i, weight in enumerate(call.weights) if weight is not None)
+    q_weight, k_weight = call.weights  # given if `weight_grad`
+    dq_weight, dk_weight = parts.sum(0)
+    return dq, dk, dq_weight.to(q_weight.dtype), dk_weight.to(k_weight.dtype)  # type: ignore[union-attr]
 
 
 def backward_blocks(call: Call) -> tuple[int, int]:
     """Return into how many groups the heads are divided, and the warps of a program, which processes one group."""
     spec, q_heads = call.spec, call.q.shape[1]
-    rest = spec.head_dim - 2 * spec.pairs
+    rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
     width = 2 * power_of_two(spec.pairs) + (power_of_two(rest) if rest else 0)
     most_heads = max(1, BACKWARD_DIMS // width)
     # the largest power of two up to `most_heads`
@@ -167,5 +170,6 @@ def backward_blocks(call: Call) -> tuple[int, int]:
 def backward_values(call: Call, q_grad: Tensor, k_grad: Tensor, dq: Tensor, dk: Tensor, groups: int) -> dict[str, Any]:
     """Return every argument of `kernel.backward` after `tokens` except WEIGHT_GRAD, by name; TOKENS is 1."""
     strides = _strides(q=call.q, k=call.k, q_grad=q_grad, k_grad=k_grad, dq=dq, dk=dk)
-    blocks = (power_of_two(-(-x.shape[1] // groups)) for x in (call.q, call.k))
-    return _angle_values(call) | _head_values(call, *blocks) | strides | {"GROUPS": groups, "TOKENS": 1, "MASK_TOKENS": False}
+    q_block, k_block = (power_of_two(-(-x.shape[1] // groups)) for x in (call.q, call.k))
+    heads = _head_values(call, q_block, k_block)
+    return _angle_values(call) | heads | strides | {"GROUPS": groups, "TOKENS": 1, "MASK_TOKENS": False}

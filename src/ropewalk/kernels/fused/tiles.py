@@ -25,7 +25,7 @@ def _rest_dims(HEAD: tl.constexpr):
     HEAD_DIM: tl.constexpr = HEAD[0]
     START: tl.constexpr = HEAD[1]
     ROTATED: tl.constexpr = 2 * HEAD[2]
-    index = tl.arange(0, HEAD[4])[None, None, :]
+    index = tl.arange(0, HEAD[4])[None, None, :]  # HEAD[4] is the width of a tile of these dims
     if START == 0:  # all after the rotated dims
         dim = index + ROTATED
     elif HEAD_DIM == START + ROTATED:  # all before them
@@ -40,7 +40,10 @@ def _rest_dims(HEAD: tl.constexpr):
 def load_head(
     heads, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Return (first, second, rest) of the heads that `heads` [tokens, heads, 1] points to; if all dims rotate, rest is first."""
+    """Return (first members, second members, dims that do not rotate) of the heads at `heads` [tokens, heads, 1].
+
+    If all dims rotate, the third tile is the first.
+    """
     START: tl.constexpr = HEAD[1]
     PAIRS: tl.constexpr = HEAD[2]
     PAIR_BLOCK: tl.constexpr = HEAD[3]

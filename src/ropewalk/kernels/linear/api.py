@@ -40,7 +40,8 @@ def why_not(q: Tensor, v: Tensor, spec: RopeSpec, feature: str | None, scale: Te
         return reason
     if q.dtype not in COMPUTED_IN_FLOAT32 or v.dtype != q.dtype:
         return f"the kernels take q, k and v of one dtype, bfloat16, float16 or float32, not {q.dtype} and {v.dtype}"
-    if max(q.shape[-1], v.shape[-1]) > (most := MOST_DIMS[q.dtype]):
+    most = MOST_DIMS[q.dtype]
+    if max(q.shape[-1], v.shape[-1]) > most:
         return f"the kernels take a {q.dtype} state of at most {most} x {most}, this one has {q.shape[-1]} x {v.shape[-1]}"
     if isinstance(scale, Tensor) and (scale.ndim > 4 or scale.shape[-2:].numel() > 1):
         return "the kernels take one scale per head"
@@ -63,7 +64,7 @@ def run(
     q, k [B, H, S, D], v [B, H, S, Dv]. The state holds sums over all keys so far: `mixed` [B, H, F, Dv] of the product of a
     key's F rotated features and its value, `total` [B, H, F] of the features, for the denominator.
     """
-    from ropewalk.kernels.linear import kernel as device
+    from ropewalk.kernels.linear import kernel
 
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     batch, heads, tokens, head_dim = q.shape
@@ -83,14 +84,14 @@ def run(
     constants: dict[str, Any] = {
         "PAIRS": pairs, "BLOCK": tile_width(pairs), "WIDTH": width, "WIDTH_BLOCK": tile_width(width), "ROWS": rows,
         "CHUNK": chunk, "CHUNKS": per_segment, "INTERLEAVED": call.spec.layout == "interleaved",
-        "FORM": getattr(device, call.feature.upper()).value, "QUICK": has_sine_unit(q),
+        "FORM": getattr(kernel, call.feature.upper()).value, "QUICK": has_sine_unit(q),
         **_operands(q), "num_warps": 4, "num_stages": stages,
     }  # fmt: skip
-    sizes, grid = (tokens, heads, segments), (batch * heads * segments,)
+    sizes, grid = (tokens, heads, segments), (batch * heads * segments,)  # one program for each segment of each head
     token_strides = (*positions.stride(), 0 if real is None else real.stride(0))
     sums, sums_total = mixed.new_empty(batch, heads, segments, rows, width), total.new_empty(batch, heads, segments, rows)
     with torch.cuda.device_of(q):
-        untyped(device.segment_sums)[grid](
+        untyped(kernel.segment_sums)[grid](
             k, v, positions, spec_tables.steps, real, sums, sums_total, *sizes, k_magnitude,
             *k.stride()[:3], *v.stride()[:3], *token_strides, **constants,
         )  # fmt: skip
@@ -99,7 +100,7 @@ def run(
         totals = torch.cat((total.unsqueeze(2), sums_total), dim=2).cumsum(dim=2)
         scales = None if scale is None else scale.float().expand(batch, heads, 1, 1).reshape(batch, heads).contiguous()
         strides = (s for t in (q, k, v, out) for s in t.stride()[:3])
-        untyped(device.segment_out)[grid](
+        untyped(kernel.segment_out)[grid](
             q, k, v, out, positions, spec_tables.steps, real, states, totals, scales, *sizes, q_magnitude, k_magnitude, call.eps,
             *strides, *token_strides, (segments + 1) * rows, **constants,
         )  # fmt: skip

@@ -94,7 +94,7 @@ def segment_sums(
 
     A row is one head of one batch row, and ROWS the number of features. `mixed` sums rotated features times values; `total` sums
     the features of the denominator. The cosine form has the constant 1 as one more feature, whose sums are `value_sum` and
-    `count`. Names such as k_token are strides.
+    `count`. `steps` are the phase steps of the pairs, `real` is 0 for padding. Names such as k_token are strides.
     """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
@@ -153,7 +153,8 @@ def segment_out(
     """Store the outputs of one segment of one head, starting from the state before the segment.
 
     A chunk's output is (queries times the sums of earlier chunks + its own scores times its values) / denominator; then its
-    keys are added to the sums. `mixed` and `total` point to the states of all segments, with `state_row` rows for each head.
+    keys are added to the sums. `mixed` and `total` point to the states of all segments, with `state_row` rows for each head;
+    `steps` are the phase steps of the pairs, `real` is 0 for padding. Names such as q_token are strides.
     """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
@@ -186,7 +187,7 @@ def segment_out(
         if real is not None:
             live = live & (tl.load(real + batch * real_batch + token, mask=inside, other=0) != 0)
         cos, sin = chunk_angles(positions, steps, token, position_token, inside, PAIRS, BLOCK, QUICK)
-        # a, b: both members of unrotated pairs, for the denominator; 1, 2: of rotated pairs, for the numerator
+        # qa and qb are the members of unrotated pairs of q, for the denominator; q1 and q2 of rotated ones, for the numerator
         qa, qb, q1, q2 = load_features(q, token, q_token, inside, q_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
         ka, kb, k1, k2 = load_features(k, token, k_token, live, k_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
         value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)

@@ -43,16 +43,16 @@ def _dims(HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _store_in_slots(first, second, slots, cache, scale, row, live, head, num_slots, page, slot_stride, head_stride,
+def _store_in_slots(first, second, slots, cache, scale, row, live, head, num_slots, page_stride, slot_stride, head_stride,
                     HALF: tl.constexpr, HEADS: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE_SIZE: tl.constexpr,
                     QUANTISED: tl.constexpr):  # fmt: skip
     """Store the pairs of HEADS heads of every token, from head `head` on, in the token's cache slot.
 
-    A slot is a row of a page: `page`, `slot_stride` and `head_stride` are the strides of pages, of their rows and of heads.
+    A slot is a row of a page, and `slot_stride` the stride of these rows; tokens with a negative slot are not stored.
     """
     slot = tl.load(slots + row, mask=live, other=-1).to(tl.int64)[:, None, None]
     heads = head + tl.arange(0, HEADS)[None, :, None]
-    rows_of_cache = cache + slot // PAGE_SIZE * page + slot % PAGE_SIZE * slot_stride + heads * head_stride
+    rows_of_cache = cache + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride + heads * head_stride
     inverse_scale = 1.0
     if QUANTISED:
         inverse_scale = 1.0 / tl.load(scale)

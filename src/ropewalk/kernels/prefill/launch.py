@@ -32,7 +32,9 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> str |
         return f"the heads of q and of k must each have a multiple of {COLUMNS} dims"
     if any(t.stride(-1) != 1 or t.stride(0) * t.element_size() % 16 or t.data_ptr() % 16 for t in (x, weight)):
         return "x and weight need rows of 16-byte multiples"
-    return None if weight.is_contiguous() and (bias is None or bias.is_contiguous()) else "weight and bias must be contiguous"
+    if not weight.is_contiguous() or (bias is not None and not bias.is_contiguous()):
+        return "weight and bias must be contiguous"
+    return None
 
 
 @cached("GPUs with tensor copies", entries=64)
@@ -69,23 +71,22 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
         shape, out_strides = [tokens, columns // spec.head_dim, 2, half], [columns, spec.head_dim, half, 1]
         out_tiles = TensorDescriptor(out, shape, out_strides, [ROWS, heads, 1, half])
     spec_tables = tables(spec, x.device)
-    magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
+    q_magnitude, k_magnitude = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     stores, scales = ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
     k_strides, v_strides, page_size = cache_strides(cache)
     count = -(-tokens // ROWS) * (columns // COLUMNS)  # tiles of the product
     programs = min(multiprocessors(x.device), count)
-    launched: Any = kernel.qkv_tiles
+    qkv_tiles: Any = kernel.qkv_tiles
     eps = 0.0 if norm is None else norm.eps
     with torch.cuda.device_of(x):
-        launched[(programs,)](
+        qkv_tiles[(programs,)](
             x_tiles, weight_tiles, out_tiles, bias, *call.weights, *stores, *scales, call.positions, call.slots,
             spec_tables.steps, spec_tables.axis_of_pair, tokens, 0 if cache is None else cache.num_slots, eps,
-            *magnitudes, call.positions.stride(0) if spec.num_axes > 1 else 0, *k_strides, *v_strides,
+            q_magnitude, k_magnitude, call.positions.stride(0) if spec.num_axes > 1 else 0, *k_strides, *v_strides,
             Q_TILES=call.q.shape[1] // heads, K_TILES=call.k.shape[1] // heads, K=depth, HALF=half, HEADS=heads,
-            AXES=spec.num_axes, INTERLEAVED=interleaved, BIAS=bias is not None, NORM=norm is not None,
-            WEIGHT="" if norm is None or norm.q_weight is None else "1+w" if norm.plus_one else "w", CACHE=cache is not None,
-            PAGE_SIZE=page_size, QUANTISED=cache is not None and cache.quantised, QUICK=has_sine_unit(x), ROWS=ROWS, DEPTH=DEPTH,
-            GROUP=GROUP, PROGRAMS=programs, COUNT=count if interpreting() else 0,
-            PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **OPTIONS,
+            AXES=spec.num_axes, INTERLEAVED=interleaved, BIAS=bias is not None, NORM=norm is not None, WEIGHT=call.weight_form,
+            CACHE=cache is not None, PAGE_SIZE=page_size, QUANTISED=cache is not None and cache.quantised,
+            QUICK=has_sine_unit(x), ROWS=ROWS, DEPTH=DEPTH, GROUP=GROUP, PROGRAMS=programs,
+            COUNT=count if interpreting() else 0, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **OPTIONS,
         )  # fmt: skip
     return out

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.kernels.request import AnyRequest, Request, TableRequest, token_axes
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest
 from ropewalk.spec import RopeSpec
-from ropewalk.table import Tables, magnitude_on, tables, tables_at
+from ropewalk.table import Tables, magnitude_on, tables_at
 
 Magnitude = float | Tensor | None
 
@@ -51,13 +51,13 @@ class AngleSource:
         """Whether phase steps or magnitudes differ between batch rows."""
         return self.magnitude_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
 
-    def values(self, merged: bool, **more: Any) -> dict[str, Any]:
-        """Return the kernel's arguments by name; `merged`: batch rows of one token each become the tokens of one row."""
+    def values(self, merged: bool, **others: Any) -> dict[str, Any]:
+        """Return the kernel's arguments by name, and `others`; if `merged`, rows of one token each are one row's tokens."""
         axis, batch, token = self.position_strides
         angle_batch, angle_token, angle_pair = self.angle_strides
         if merged:
             batch, token, angle_batch, angle_token = 0, batch, 0, angle_batch
-        return more | {
+        return others | {
             "position_axis": axis, "position_batch": batch, "position_token": token, "axes": self.axes, "AXES": self.num_axes,
             "angle_batch": angle_batch, "angle_token": angle_token, "angle_pair": angle_pair,
             "magnitude_batch": self.magnitude_stride, "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
@@ -93,12 +93,13 @@ def _from_phases(request: Request, x: Tensor) -> AngleSource:
     elif q_magnitude == k_magnitude == 1.0:
         q_magnitude = k_magnitude = None
     growth = spec_tables.frequencies.growth if power else None  # of xPos, whose magnitude grows with the position
+    steps = spec_tables.steps
     return AngleSource(
         "phase",
         # steps of the phase in place of cos, nothing in place of sin
-        (spec_tables.steps, None, q_magnitude, k_magnitude),
+        (steps, None, q_magnitude, k_magnitude),
         position_strides=_position_strides(request.positions),
-        angle_strides=(spec_tables.steps.stride(0) if spec_tables.steps.ndim > 1 and len(spec_tables.steps) > 1 else 0, 0, 1),
+        angle_strides=(steps.stride(0) if steps.ndim > 1 and len(steps) > 1 else 0, 0, 1),  # (batch, token, pair)
         magnitude_stride=1 if isinstance(q_magnitude, Tensor) and q_magnitude.numel() > 1 else 0,
         # int32 entries have half the size of int64, so one load reads twice as many
         axes=None if spec_tables.axis_of_pair is None else spec_tables.axis_of_pair.to(torch.int32),
@@ -134,13 +135,12 @@ def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
 
 def as_table_requests(request: Request, x: Tensor) -> tuple[TableRequest, TableRequest]:
     """Return (for queries, for attention keys): the request with cos and sin computed; one object twice if both are equal."""
-    spec, seq = request.spec, x.shape[token_axes(x.ndim, request.seq_dim)[0]]
 
     def table_request(key: bool) -> TableRequest:  # key: for attention keys
-        cos, sin = request.rows(seq, x.device, torch.float32, key)
+        cos, sin = request.rows(x.shape[request.seq_dim], x.device, torch.float32, key)
         return TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start)
 
     for_keys = table_request(key=True)
-    grows = tables(spec, x.device, request.tables).frequencies.growth is not None
-    differ = request.magnitude_power and not request.key and (grows or spec.magnitude_on == "q")
+    has_queries = not request.key
+    differ = has_queries and request.magnitude_power and request.keys_have_own_rows(x.device)
     return (table_request(key=False) if differ else for_keys), for_keys

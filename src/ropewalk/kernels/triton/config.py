@@ -70,18 +70,19 @@ SPECIAL_CONFIGS: dict[tuple[str, str, int], Config] = {
 def pick_config(
     order: str, angles: str, pairs: int, copied: int, sizes: tuple[int, int], heads: tuple[int, int], itemsize: int, axes: int = 1
 ) -> Config:
-    """Return the configuration for `sizes` = (batch, tokens) and `heads` = (query heads, key heads), with few idle lanes.
+    """Return the configuration for `sizes` = (batch, tokens) and `heads` = (query heads, key heads), with few idle threads.
 
-    `copied` is the number of dims of a head that are copied, not rotated; `axes` is the number of position axes.
+    order, angles  the memory order and the angle mode of a row of CONFIGS
+    copied, axes   the number of dims of a head that are copied, not rotated; the number of position axes
     """
     batch, tokens = sizes
     order = "decode" if (order, angles) == ("token", "phase") and batch * tokens <= DECODE_TOKENS else order
-    rows = [row for row in CONFIGS if row[:2] == (order, angles)]
     head_pairs = power_of_two(pairs + copied // 2)
-    _, _, most_pairs, config = next((row for row in rows if head_pairs <= row[2]), rows[-1])
-    if angles == "phase":
-        kind = "axes" if axes > 1 else "part" if copied else "plain"
-        config = SPECIAL_CONFIGS.get((order, kind, head_pairs), config)
+    rows = [row[2:] for row in CONFIGS if row[:2] == (order, angles)]
+    wide_enough = [row for row in rows if head_pairs <= row[0]]
+    most_pairs, config = wide_enough[0] if wide_enough else rows[-1]
+    if angles == "phase" and (axes > 1 or copied):
+        config = SPECIAL_CONFIGS.get((order, "axes" if axes > 1 else "part", head_pairs), config)
     # a configuration is measured with 16-bit heads of `most_pairs` pairs: narrower heads leave registers for more of them, and
     # float32 takes twice as many
     most_token_heads = max(1, config.tokens * config.heads * most_pairs // (head_pairs * itemsize // 2))

@@ -33,7 +33,7 @@ def store_rotated(
     rows, first, second, cos, sin, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Store the rotated pairs at `rows`: computed in float32 and rounded once."""
+    """Rotate the pairs (first, second), in float32, and store them, rounded once, where the pointers `rows` point."""
     first, second = rotated(first.to(tl.float32), second.to(tl.float32), cos, sin)
     dtype: tl.constexpr = rows.dtype.element_ty
     store_pairs(rows, first.to(dtype), second.to(dtype), live, PAIRS, BLOCK, INTERLEAVED, MASKED, HINT)
@@ -144,6 +144,7 @@ def rotate_kernel(
     memory: TOKENS_FIRST if the tokens of a head are adjacent; otherwise groups of heads come first. COPY also copies the
     dimensions that are not rotated. A name with "live" is the mask of the tokens, heads or pairs that exist: blocks have sizes
     that are powers of two, so their ends may be empty. Names such as q_token are strides: from one token of q to the next.
+    `angles` and `more_angles` are described in `cos_sin_tile`; GROWTH is the sign of xPos's exponent on queries, 0 without xPos.
     """
     column = tl.program_id(0)
     row = tl.program_id(1)

@@ -45,7 +45,7 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
         return None
     # look up all constants now, because every lookup inside the function would delay a decode step
     grid_x, grid_y, grid_z = plan.grid
-    start, fixed, constants, index = plan.launcher, plan.launcher_arguments, plan.constants, plan.device_index
+    start, launcher_arguments, constants, index = plan.launcher, plan.launcher_arguments, plan.constants, plan.device_index
     angles, hooks, one_gpu = plan.source.pointers, launch_hooks(), torch.cuda.device_count() == 1
     current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     lowest, highest = INT32
@@ -62,8 +62,9 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
         # a launch hook, such as a profiler's, must see the launch, and the kernel is loaded on one device only
         if hooks.calls or not (one_gpu or current_device() == index):
             return False
-        position, stream = 0 if positions is None else positions.data_ptr(), current_stream(index)
-        start(grid_x, grid_y, grid_z, stream, *fixed, from_q, from_k, to_q, to_k, position, *angles, offset, *constants)
+        position = 0 if positions is None else positions.data_ptr()
+        arguments = (from_q, from_k, to_q, to_k, position, *angles, offset, *constants)
+        start(grid_x, grid_y, grid_z, current_stream(index), *launcher_arguments, *arguments)
         return True
 
     return run_prepared
@@ -78,26 +79,26 @@ def _signature(
     outputs = None if q_out is q and k_out is k else (q_out.dtype, q_out.stride(), k_out.dtype, k_out.stride())
     if isinstance(request, Request):
         positions, length = request.positions, request.length
-        strided = None if positions is None else (positions.dtype, positions.shape, positions.stride())
-        lengths = length.shape if isinstance(length, Tensor) else length is None
+        of_positions = None if positions is None else (positions.dtype, positions.shape, positions.stride())
+        of_length = length.shape if isinstance(length, Tensor) else length is None
         fits_int32 = INT32[0] <= request.offset <= INT32[1]
         signs = (request.sign, request.magnitude_power)
-        angles: tuple = (request.spec.fingerprint, request.tables, strided, lengths, *signs, fits_int32)
+        angles: tuple = (request.spec.fingerprint, request.tables, of_positions, of_length, *signs, fits_int32)
     else:
         cos, sin = request.cos, request.sin
         layouts = (request.start, request.layout_in, request.layout_out)
         angles = (*layouts, cos.dtype, cos.shape, cos.stride(), sin.dtype, sin.stride())
         pointers = [*pointers, cos.data_ptr(), sin.data_ptr()]
-    # Triton compiles a separate kernel for each combination of pointers that are multiples of 16 bytes
-    bits = 0
+    # Triton compiles a separate kernel for each combination of pointers that are multiples of 16 bytes; usually all are
+    all_bits = 0
     for pointer in pointers:
-        bits |= pointer
-    alignment = [pointer & 15 == 0 for pointer in pointers] if bits & 15 else ()
+        all_bits |= pointer
+    alignment = [pointer & 15 == 0 for pointer in pointers] if all_bits & 15 else ()
     return (inputs, outputs, angles, request.seq_dim, request.key, config, *alignment)
 
 
 def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, config: Config | None) -> Runner:
-    """Return what runs calls with this signature: a launch plan, or a function that splits them into simpler calls."""
+    """Return what runs calls like this one: a launch plan, or a function that divides them into simpler calls."""
 
     def nothing(xs, outs, request, pointers) -> None:
         """Do nothing: all tensors are empty."""

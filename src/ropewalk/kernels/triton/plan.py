@@ -9,7 +9,7 @@ from torch import Tensor
 from ropewalk.kernels.launch import LaunchPlan
 from ropewalk.kernels.request import AnyRequest, Request, token_axes
 from ropewalk.kernels.support import has_pdl, has_sine_unit, power_of_two
-from ropewalk.kernels.triton import kernel as device
+from ropewalk.kernels.triton import kernel
 from ropewalk.kernels.triton.angle_source import AngleSource, angle_source
 from ropewalk.kernels.triton.config import Config, pick_config
 
@@ -37,7 +37,7 @@ class RotationPlan(LaunchPlan):
     def __init__(
         self, xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, config: Config | None = None
     ) -> None:
-        x, single = xs[0], len(xs) == 1
+        x = xs[0]
         source = angle_source(request, x)
         #: None if the angles change from call to call
         self.source: AngleSource | None = source if source.constant else None
@@ -45,8 +45,9 @@ class RotationPlan(LaunchPlan):
         # a decode step: many batch rows of one token, which one program can process together
         merged = sizes[1] == 1 and sizes[0] > 1 and not source.differs_by_row
         # for a single tensor, k is the same tensor with 0 heads
-        q, k, q_out, k_out = (_Tokens(t, request.seq_dim, merged) for pair in (xs, outs) for t in (pair[0], pair[-1]))
-        (batch, tokens, q_heads), k_heads = q.sizes, 0 if single else k.sizes[2]
+        q, k, q_out, k_out = (_Tokens(t, request.seq_dim, merged) for t in (xs[0], xs[-1], outs[0], outs[-1]))
+        batch, tokens, q_heads = q.sizes
+        k_heads = 0 if len(xs) == 1 else k.sizes[2]
         # which of the two is adjacent in memory: the tokens of a head, or the heads of a token
         order = "head" if tokens > 1 and q_heads > 1 and q.strides[2] > q.strides[1] else "token"
         # in place, the dims that do not rotate stay where they are; otherwise they are copied
@@ -57,8 +58,8 @@ class RotationPlan(LaunchPlan):
         values = self._blocks(config, order, batch, tokens, q_heads, k_heads) | _head_values(x, request, copied, config)
         for name, tensor in (("q", q), ("k", k), ("q_out", q_out), ("k_out", k_out)):
             values.update(zip((f"{name}_batch", f"{name}_token", f"{name}_head"), tensor.strides, strict=True))
-        values |= source.values(merged, MODE=getattr(device, source.mode.upper()).value)
-        super().__init__(device.rotate_kernel, values, CHANGING, x.device, config.warps)
+        values |= source.values(merged, MODE=getattr(kernel, source.mode.upper()).value)
+        super().__init__(kernel.rotate_kernel, values, CHANGING, x.device, config.warps)
 
     def _blocks(self, config: Config, order: str, batch: int, tokens: int, q_heads: int, k_heads: int) -> dict[str, Any]:
         """Set `self.grid` and return the kernel arguments that assign tokens and heads to programs."""
@@ -66,7 +67,7 @@ class RotationPlan(LaunchPlan):
         # groups of its own, after those of q
         q_block = min(config.heads, power_of_two(q_heads))
         k_block = 0
-        q_groups = groups = -(-q_heads // q_block)
+        q_groups = groups = -(-q_heads // q_block)  # -(-a // b) is a / b rounded up
         if k_heads and config.q_and_k:
             k_block = power_of_two(-(-k_heads // groups))
         elif k_heads:
