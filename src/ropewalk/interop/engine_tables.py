@@ -21,13 +21,13 @@ NEAR, TOLERANCE = 64, 1e-4
 
 
 def with_exact_angles(module: Any, compute: Callable[[], Tensor]) -> Tensor:
-    """Return the table that `compute` makes with the frequencies of `module`, with exact angles.
+    """Return the table [positions, 2 x pairs] of cos and sin that `compute` makes, with exact angles instead of the engine's.
 
     A table whose rows are not the positions 0, 1, 2, ... of one rope is returned as it is.
     """
     recorded: list[Tensor] = []
     original = module._compute_inv_freq
-    attribute = vars(module).get("_compute_inv_freq")  # None: the method is that of the class
+    instance_attribute = vars(module).get("_compute_inv_freq")  # None: only the class has this method
 
     def compute_and_record(*args: Any, **named: Any) -> Tensor:
         """Return the frequencies that the module computes, and keep them in `recorded`."""
@@ -39,18 +39,20 @@ def with_exact_angles(module: Any, compute: Callable[[], Tensor]) -> Tensor:
         table = compute()
     finally:
         del module._compute_inv_freq
-        if attribute is not None:
-            module._compute_inv_freq = attribute
-    if len(recorded) != 1:
+        if instance_attribute is not None:
+            module._compute_inv_freq = instance_attribute
+    # linear scaling divides the positions by a factor; with several factors, the table holds a part for each
+    factors = getattr(module, "scaling_factors", [1.0])
+    if len(recorded) != 1 or len(factors) != 1:
         return table
-    factors = getattr(module, "scaling_factors", [1.0])  # linear scaling divides the positions by them
-    return exact_table(table, recorded[0].double() / factors[0]) if len(factors) == 1 else table
+    return exact_table(table, recorded[0].double() / factors[0])
 
 
 def exact_table(table: Tensor, inv_freq: Tensor) -> Tensor:
-    """Return a float32 table [positions, 2 x pairs] with exact angles; a table of another form is returned as it is.
+    """Return the float32 table [positions, 2 x pairs] of cos and sin with exact angles position x `inv_freq` (radians).
 
-    The magnitude is that of the first entry, cos 0. If the first NEAR rows do not agree with `table`, it holds something else.
+    The magnitude is the first entry of `table`, which is magnitude x cos 0. `table` itself is returned if it has another form,
+    or if its first NEAR rows differ from the exact ones by TOLERANCE or more: then it holds something else.
     """
     pairs = inv_freq.numel()
     if table.ndim != 2 or table.shape[1] != 2 * pairs or table.dtype != torch.float32 or len(table) < 2:

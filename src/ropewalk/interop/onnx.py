@@ -54,17 +54,17 @@ def export(
         import onnxscript  # type: ignore[import-not-found]  # noqa: F401 - torch.onnx imports it late, and names no extra
     except ImportError:
         raise RopeError("export", "needs onnx and onnxscript; run: pip install 'ropewalk[onnx]'", None) from None
-    with replaced_ops(_rotate, _tables):
+    with replaced_ops(_rotate, _cos_sin):
         program = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     onnx_program = torch.onnx.export(program, dynamo=True, opset_version=opset_version, verbose=False, **options)
     assert onnx_program is not None  # dynamo=True returns a program
-    _share(onnx_program.model)
+    _share_constants(onnx_program.model)
     if path is not None:
         onnx_program.save(str(path))
     return onnx_program
 
 
-def _share(model: Any) -> None:
+def _share_constants(model: Any) -> None:
     """Let all layers share one copy of the tables, and of cos and sin."""
     from onnx_ir.passes import common  # type: ignore[import-not-found]
 
@@ -74,44 +74,44 @@ def _share(model: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """The tables and magnitudes of a spec, for queries (False) and keys (True)."""
+class _SpecTables:
+    """The digit tables and the magnitude of a spec, for queries (False) and keys (True)."""
 
     tables: dict[bool, tuple[np.ndarray, ...]]
     magnitudes: dict[bool, float]
 
 
-def _prepared(spec: RopeSpec) -> _Prepared:
-    """Return the tables and magnitudes that a graph computes the rotation of a spec from."""
+def _tables_of(spec: RopeSpec) -> _SpecTables:
+    """Return the tables and magnitudes from which a graph computes the rotation of a spec; refuse a length-dependent spec."""
     if spec.needs_length:
         rule = "must not depend on the length to be exported; use its frequencies at one length, frequencies.Given(radians)"
         raise RopeError("scaling", rule, spec.scaling)
     # while a model is exported, tensors made in this thread have no data, so another thread computes the tables
     with ThreadPoolExecutor(1) as other_thread:
-        return other_thread.submit(_computed, spec).result()
+        return other_thread.submit(_compute_tables, spec).result()
 
 
-def _computed(spec: RopeSpec) -> _Prepared:
-    """Return the tables and magnitudes of a spec, of queries and of keys."""
+def _compute_tables(spec: RopeSpec) -> _SpecTables:
+    """Return, for queries and for keys, one table of cos and sin for each digit of a position, and the magnitude."""
     levels.check_spec(spec, None)
-    sides = {key: levels.levels(spec, None, key, DIGITS, "float64") for key in (False, True)}
-    return _Prepared(sides, {key: levels.magnitude_of(spec, key) for key in (False, True)})
+    tables = {is_key: levels.levels(spec, None, is_key, DIGITS, "float64") for is_key in (False, True)}
+    return _SpecTables(tables, {is_key: levels.magnitude_of(spec, is_key) for is_key in (False, True)})
 
 
-def _tables(request: Request, positions: Tensor, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has.
+def _cos_sin(request: Request, positions: Tensor, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has; `key`: for keys, not for queries.
 
     A position is split into four digits in base 256, each with a table of its own; their angles are added.
     """
-    prepared = _prepared(request.spec)
-    parts, rest = [], positions.to(torch.int64)
-    for table in prepared.tables[key]:  # from the lowest digit to the highest
-        digit = torch.remainder(rest, len(table))
-        rest = torch.div(rest - digit, len(table), rounding_mode="trunc")
-        parts.append(levels.rows_at(torch, levels.array(torch, table), digit, request.spec))
-    cos, sin = levels.cos_sin_of_sum(parts)
+    spec_tables = _tables_of(request.spec)
+    digit_rows, remaining = [], positions.to(torch.int64)
+    for table in spec_tables.tables[key]:  # from the lowest digit to the highest
+        digit = torch.remainder(remaining, len(table))
+        remaining = torch.div(remaining - digit, len(table), rounding_mode="trunc")
+        digit_rows.append(levels.rows_at(torch, levels.array(torch, table), digit, request.spec))
+    cos, sin = levels.cos_sin_of_sum(digit_rows)
     if request.magnitude_power != 1:  # the tables have the magnitude to the power 1
-        factor = prepared.magnitudes[key] ** (request.magnitude_power - 1)
+        factor = spec_tables.magnitudes[key] ** (request.magnitude_power - 1)
         cos, sin = cos * factor, sin * factor
     return cos.to(dtype), sin.to(dtype)
 
@@ -124,16 +124,17 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
             cos, sin = request.cos, request.sin
         else:
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
-            cos, sin = _tables(request, positions, torch.float32, request.is_key(i))
-            sin = sin if request.sign > 0 else -sin
+            cos, sin = _cos_sin(request, positions, torch.float32, request.is_key(i))
+            sin = sin if request.sign > 0 else -sin  # the sign is -1 for the inverse rotation
         rotated.append(_rotate_by(x, cos, sin, request.layout_in, request.layout_out, request.start, request.seq_dim))
     return tuple(rotated)
 
 
 def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int) -> Tensor:
-    """Return x rotated by given tables: by the standard operator if x is [B, H, S, D] and its first dimensions rotate.
+    """Return x rotated by cos and sin [..., S, pairs], from its dimension `start` on, as float32 inside.
 
-    Plain operators rotate everything else, and everything in a torch without `torch.onnx.ops`, such as 2.6.
+    ONNX's RotaryEmbedding rotates x of shape [B, H, S, D] from dimension 0, if the pair layout stays the same. Plain operators
+    rotate everything else, and everything in a torch without `torch.onnx.ops`, such as 2.6.
     """
     wide = x.to(torch.float32)
     cos, sin = cos.to(torch.float32), sin.to(torch.float32)
@@ -141,10 +142,11 @@ def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str
     standard = x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3
     if standard and hasattr(torch.onnx, "ops"):
         tables = [table.expand(x.shape[0], x.shape[2], pairs) for table in (cos, sin)]
-        options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": 0 if 2 * pairs == x.shape[-1] else 2 * pairs}
+        rotary_dim = 0 if 2 * pairs == x.shape[-1] else 2 * pairs  # the operator's 0 means the whole head
+        options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": rotary_dim}
         return torch.onnx.ops.rotary_embedding(wide, *tables, **options).to(x.dtype)
     if cos.ndim < 4:  # [S, pairs] or [B, S, pairs]; one more axis for the heads
         cos, sin = (table.unsqueeze(-3 if seq_dim == -2 else -2) for table in (cos, sin))
-    a, b = split_pairs(wide[..., start : start + 2 * pairs], layout)
-    rotated = join_pairs(a * cos - b * sin, b * cos + a * sin, layout_out)
+    first, second = split_pairs(wide[..., start : start + 2 * pairs], layout)
+    rotated = join_pairs(first * cos - second * sin, second * cos + first * sin, layout_out)
     return torch.cat((wide[..., :start], rotated, wide[..., start + 2 * pairs :]), dim=-1).to(x.dtype)

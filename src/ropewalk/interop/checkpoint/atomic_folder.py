@@ -53,7 +53,7 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _lock(partial: Path) -> int:
-    """Create the folder, lock it for this process and return its file descriptor; a killed process loses its lock."""
+    """Create the folder `partial` and return a file descriptor that locks it until it is closed or the process ends."""
     if partial.is_symlink():
         raise RopeError("target", "must not have a symbolic link at its temporary path; remove the link", str(partial))
     partial.mkdir(exist_ok=True)

@@ -62,7 +62,7 @@ class AttentionModule:
 
     @property
     def projections(self) -> list[str]:
-        """The names of the tensors that this file recognised it by."""
+        """The names of the module's tensors that belong to a projection of q or k, a fused one, or a norm of q or k."""
         return [name for part, names in self.parts.items() if part in (*PROJECTIONS, *NORMS) for name in names]
 
 
@@ -81,17 +81,21 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
     """Return the attention modules of the language model by path; towers for images, audio and cross attention are left out."""
     names = [name for name in names if not OTHER_TOWERS.search(name)]
     modules: dict[str, AttentionModule] = {}
-    for path in dict.fromkeys(found[0] for found in map(split, names) if found is not None):
-        layer = LAYER.search(path + ".")
-        modules[path] = AttentionModule(path, None if layer is None else int(layer[1]))
     for name in names:
-        ends = [i for i, char in enumerate(name) if char == "."]
+        name_parts = split(name)
+        if name_parts is not None:
+            path, _, _ = name_parts
+            layer = LAYER.search(path + ".")
+            modules[path] = AttentionModule(path, None if layer is None else int(layer[1]))
+    for name in names:
+        parents = [name[:i] for i, char in enumerate(name) if char == "."]  # "a" and "a.b" for "a.b.weight"
         # the outermost module, because an attention may contain another one, such as the indexer of DeepSeek V3.2
-        path = next((name[:end] for end in ends if name[:end] in modules), None)
+        path = next((parent for parent in parents if parent in modules), None)
         if path is not None:
             part = name[len(path) + 1 :].split(".")[0]
             modules[path].parts.setdefault(part, []).append(name)
-            modules[path].unknown += [] if part in KNOWN_PARTS else [name]
+            if part not in KNOWN_PARTS:
+                modules[path].unknown.append(name)
     return {path: module for path, module in modules.items() if module.parts}
 
 
@@ -110,12 +114,15 @@ def layers_without_attention(
             continue
         if layer_type(config, int(layer[1])) not in UNROTATED_TYPES:
             layers.setdefault(name[: layer.end() - 1], []).append(name)
-    with_attention = {path[: layer.end() - 1] for path in modules if (layer := LAYER.search(path + "."))}
-    return {
-        path: [name for name in of_layer if _ATTENTION.search(name[len(path) :])] or of_layer
-        for path, of_layer in layers.items()
-        if path not in with_attention and not any(MIXERS.search(name[len(path) :]) for name in of_layer)
-    }
+    matches = [LAYER.search(path + ".") for path in modules]
+    with_attention = {match.string[: match.end() - 1] for match in matches if match is not None}
+    unrecognised = {}
+    for path, layer_names in layers.items():
+        has_mixer = any(MIXERS.search(name[len(path) :]) for name in layer_names)
+        if path not in with_attention and not has_mixer:
+            in_attention = [name for name in layer_names if _ATTENTION.search(name[len(path) :])]
+            unrecognised[path] = in_attention or layer_names
+    return unrecognised
 
 
 def layer_type(config: Mapping[str, Any], layer: int | None) -> str | None:

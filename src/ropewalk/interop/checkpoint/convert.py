@@ -89,9 +89,9 @@ def convert_checkpoint(
     check_complete(folder, model_config)
     small_files, left_out = _other_files(folder)
     report = Conversion(
-        source_layout, target_layout, {name: rule.role for name, rule in rules.items()},
-        tuple(name for name in folder.names if name not in rules), tuple(sorted((*folder.shards, *small_files))),
-        tuple(left_out), sum(map(folder.bytes, folder.names)), _warnings(model_config, target_layout),
+        source_layout, target_layout, converted={name: rule.role for name, rule in rules.items()},
+        copied=tuple(name for name in folder.names if name not in rules), files=tuple(sorted((*folder.shards, *small_files))),
+        left_out=tuple(left_out), bytes=sum(map(folder.bytes, folder.names)), warnings=_warnings(model_config, target_layout),
     )  # fmt: skip
     if target_folder is not None:
         target = Path(target_folder)
@@ -141,9 +141,12 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
     """Return the names of the files to copy beside the shards, and of the files and folders that are left out."""
     small_files, left_out = [], []
     for entry in sorted(folder.path.iterdir()):
-        if entry.name not in (*folder.shards, RECORD_FILE):
-            is_copied = entry.is_file() and stays_inside(entry) and entry.suffix not in WEIGHT_SUFFIXES
-            (small_files if is_copied else left_out).append(entry.name)
+        if entry.name in (*folder.shards, RECORD_FILE):  # the shards and the record are written anew
+            continue
+        if entry.is_file() and stays_inside(entry) and entry.suffix not in WEIGHT_SUFFIXES:
+            small_files.append(entry.name)
+        else:
+            left_out.append(entry.name)
     return small_files, left_out
 
 

@@ -30,7 +30,7 @@ class StatedLayout:
 
 
 def stated_layout(folder: Folder) -> StatedLayout | None:
-    """Return the layout that a folder states; None if it states none."""
+    """Return the layout that a folder states, in pair_layout.json or by a flag of its config; None if it states none."""
     path = folder.path / RECORD_FILE
     if path.is_file():
         if not stays_inside(path):

@@ -229,12 +229,11 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _check_index(index_name: str, weight_map: Mapping[str, str], files: Mapping[str, str]) -> None:
     """Raise an error if the index and the shards do not list the same tensors."""
+    misplaced = [name for name, file in weight_map.items() if files.get(name, file) != file]
     rules = {
         "must list only tensors that a shard holds": [name for name in weight_map if name not in files],
         "must also list these tensors of its shards": [name for name in files if name not in weight_map],
-        "must name the shard that holds these tensors": [
-            name for name, file in weight_map.items() if files.get(name, file) != file
-        ],
+        "must name the shard that holds these tensors": misplaced,
     }
     for rule, names in rules.items():
         if names:

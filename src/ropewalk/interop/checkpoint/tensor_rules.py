@@ -71,9 +71,9 @@ class TensorRule:
     group: int = 0
 
     def convert(self, folder: Folder, name: str, source: str, target: str) -> Iterator[Tensor]:
-        """Yield the converted tensor in pieces of at most a few megabytes or one head."""
+        """Yield the tensor `name`, converted from layout `source` to `target`, in pieces of a few megabytes or one head."""
         head = {"head_dim": self.head_dim, "rotary_dim": self.rotary_dim, "rotary_start": self.rotary_start}
-        if self.axis:  # a norm with several axes, which is small
+        if self.axis:  # a norm whose heads are not along its first axis; it is small
             yield convert_layout(folder.read(name), source, target, dim=self.axis, **head)
         elif self.group:
             group_rows = (self.group + 2) * self.head_dim  # the queries of a group, their key and their value
@@ -114,8 +114,8 @@ def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRul
             raise RopeError(module.path, "must be in a numbered layer, such as layers.0", module.projections)
         if _is_rotated(module, config):
             layer_sizes = _sizes_of_layer(sizes, config, module.layer)
-            of_layer = {name: _rule(folder, name, layer_sizes, config) for name in module.projections}
-            rules |= {name: rule for name, rule in of_layer.items() if rule is not None}
+            layer_rules = {name: _rule(folder, name, layer_sizes, config) for name in module.projections}
+            rules |= {name: rule for name, rule in layer_rules.items() if rule is not None}
     if not rules:
         raise RopeError("path", f"must hold q and k projections under a known name ({KNOWN_NAMES})", list(folder.names[:3]))
     return rules
@@ -137,7 +137,7 @@ def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
 
 
 def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
-    """Return whether a module is a rotated attention; raise an error if it is neither that nor a declared other layer."""
+    """Return whether an attention module is rotated, by its layer type; raise an error if its tensors do not fit that type."""
     declared = layer_type(config, module.layer)
     if declared in UNROTATED_TYPES:
         # a linear attention has parts that are unknown here, or a path that says so
@@ -166,15 +166,16 @@ def _check_parts(module: AttentionModule, config: Mapping[str, Any]) -> None:
 
 def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]) -> TensorRule | None:
     """Return the rule of a projection or norm, or None if the tensor is copied unchanged."""
-    _, part, rest = split(name)  # type: ignore[misc]  # the caller found it by its parts
+    # for layers.0.self_attn.q_proj.weight, the part is "q_proj" and the suffix "weight"; the caller chose names that have both
+    _, part, suffix = split(name)  # type: ignore[misc]
     shape, model_type = folder.shape(name), str(config.get("model_type"))
-    if NOT_PERMUTED.fullmatch(rest):
+    if NOT_PERMUTED.fullmatch(suffix):
         return None
-    if part in PROJECTIONS and not PERMUTED.fullmatch(rest):
+    if part in PROJECTIONS and not PERMUTED.fullmatch(suffix):
         if prod(shape) == 1:  # a scale of the whole tensor
             return None
-        rule = f"must be a plain weight or bias: converting {rest!r} of {part} is not supported (is the checkpoint quantised?)"
-        raise RopeError(name, rule, list(shape))
+        text = f"must be a plain weight or bias: converting {suffix!r} of {part} is not supported (is the checkpoint quantised?)"
+        raise RopeError(name, text, list(shape))
     if not shape:
         return None
     rule = TensorRule("", sizes.head_dim, sizes.rotary_dim, sizes.rotary_start, rotated_rows=shape[0])
@@ -203,14 +204,14 @@ def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]
 
 
 def _fused_rule(name: str, part: str, shape: tuple[int, ...], rule: TensorRule, sizes: HeadSizes, model_type: str) -> TensorRule:
-    """Return the rule of a tensor that packs q, k and v, by how this model_type orders their rows."""
+    """Return the rule of a tensor that packs q, k and v: `rule`, changed by how this model_type orders their rows."""
     packings = FUSED[part]
     if model_type not in packings:
         text = f"must belong to a model_type whose row order of {part} is known ({', '.join(packings)})"
         raise RopeError(name, f"{text}; for others call ropewalk.layout.convert_qkv", model_type)
     rows = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
     _check_rows(name, shape, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
-    if packings[model_type] == "grouped":
+    if packings[model_type] == "grouped":  # for each group, its queries, its key and its value; else all of q, then k, then v
         return replace(rule, role="qkv", group=sizes.num_heads // sizes.num_kv_heads)
     return replace(rule, role="qkv", rotated_rows=(sizes.num_heads + sizes.num_kv_heads) * sizes.head_dim)
 

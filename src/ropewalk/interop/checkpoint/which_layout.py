@@ -71,6 +71,7 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
     evidence = (*_from_names(folder), _from_code(config_file.text_part(config), folder))
     stated = stated_layout(folder)
     if stated is not None and stated.source == RECORD_FILE:
+        # names and code tell only the layout before the conversion, so they are no evidence for either
         before = (Evidence(f"before the conversion: {each.observation}", None, "weak") for each in evidence)
         evidence = (Evidence(f"{RECORD_FILE}, written by the conversion, states it", stated.layout, "strong"), *before)
     evidence = (*evidence, _from_weights(folder, config))
@@ -100,14 +101,14 @@ def _from_names(folder: Folder) -> list[Evidence]:
 
 def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
     """Return evidence from the code of the model family: its pair layout, if the tensors have the names that the code loads."""
-    model_type, flag = config.get("model_type"), config.get("rope_interleave")
+    model_type, interleave = config.get("model_type"), config.get("rope_interleave")
     family = FAMILIES.get(str(model_type))
     if family is None:
         return Evidence(f"model_type {model_type!r} is not a known family", None, "weak")
     if family.refused is not None or _meta_names(folder):
         return Evidence(f"the code of {model_type} does not load tensors with these names", None, "weak")
-    if family.has_interleave_flag and isinstance(flag, bool):
-        return Evidence(f"rope_interleave is {str(flag).lower()}", "interleaved" if flag else "half", "strong")
+    if family.has_interleave_flag and isinstance(interleave, bool):
+        return Evidence(f"rope_interleave is {str(interleave).lower()}", "interleaved" if interleave else "half", "strong")
     observation = f"the code of {model_type} in transformers uses this layout, and the tensors have the names it loads"
     return Evidence(observation, family.layout, "strong")
 
@@ -119,8 +120,9 @@ def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
     except RopeError as error:
         return Evidence(f"the weights were not read: {error}", None, "weak")
     usable = [name for name, rule in rules.items() if rule.role in ("q", "k") and _is_comparable(folder, name, rule)]
-    agreements = {"half": [], "interleaved": []}
-    for name in usable[:: max(1, len(usable) // SAMPLED)][:SAMPLED]:
+    agreements = {"half": [], "interleaved": []}  # a number for each head, see `_agreements`
+    sampled = usable[:: max(1, len(usable) // SAMPLED)][:SAMPLED]  # spread over the layers
+    for name in sampled:
         for layout, values in _agreements(folder, name, rules[name]).items():
             agreements[layout] += values
     if len(agreements["half"]) < 3:
