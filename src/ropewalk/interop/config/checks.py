@@ -67,7 +67,7 @@ NEVER_NULL = frozenset(keys.THETA_KEYS)
 
 
 def check_values(config: Mapping[str, Any], *, null_theta: bool) -> None:
-    """Raise a RopeError that names the first rotary key of a text config with an impossible value, or an unknown one.
+    """Raise a RopeError about the first rotary key of a text config with an impossible value, or the first unknown key of a rope.
 
     null_theta  the theta may be null: the family's code then rotates no layer
     """
@@ -86,7 +86,8 @@ def check_values(config: Mapping[str, Any], *, null_theta: bool) -> None:
 def _ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the rope objects of a config by name.
 
-    If `rope_parameters` holds one object per layer type, each is listed by its own name, and the remaining keys by its name.
+    If `rope_parameters` holds one object per layer type, each becomes an entry "rope_parameters.LAYER_TYPE", and the entry
+    "rope_parameters" keeps only the keys beside them.
     """
     ropes = {name: config[name] for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), Mapping)}
     if is_nested(config):
@@ -98,9 +99,9 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) -> None:
-    """Raise an error about the first key that nothing reads, with the nearest known key as a hint.
+    """Raise an error about the first key of a rope object that is not known, with the nearest known key as a hint.
 
-    `where` names the rope object; with `beside_layers` it has layer types as keys, so an unknown key may be meant as one.
+    `where` names the object; with `beside_layers` it has layer types as keys, so an unknown key may be meant as one.
     """
     known = sorted(inner_keys())
     for key in rope:
@@ -115,7 +116,7 @@ def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) ->
 
 
 def _check_rope(rope: Mapping[str, Any], where: str, settings: Mapping[str, list[Setting]]) -> None:
-    """Raise an error about the first wrong value of a rope object; `where` names it, `settings` are those of `_settings`."""
+    """Raise an error about the first wrong value of the rope object named `where`; `settings` are those that read each key."""
     for key, value in rope.items():
         try:
             if key in ROPE_CHECKS:
@@ -145,7 +146,7 @@ def _settings() -> dict[str, list[Setting]]:
 
 
 def _check_any(settings: list[Setting], key: str, value: Any) -> None:
-    """Refuse a value that none of `settings` accepts; the scaling that the rope names checks its own keys when it is read."""
+    """Raise the last error if none of `settings`, those of all scalings that read this key, accepts the value."""
     for index, setting in enumerate(settings, start=1):
         try:
             setting.check(key, value)

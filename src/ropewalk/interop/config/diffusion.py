@@ -56,17 +56,18 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
         return default if given is None else given
 
     key = model.dims_key or WAN_KEY
-    dims = read_value("dims of each axis", key, model.dims if model.dims_key else model.dims[0])
     if model.dims_key is None:
         # Wan: height and width get a third of the head each, rounded down to an even number, and time gets the rest
-        width = integer(key, dims, low=6, high=MAX_HEAD_DIM)
-        side = 2 * (width // 6)
-        dims = (width - 2 * side, side, side)
-    elif not isinstance(dims, list | tuple) or len(dims) != len(model.dims):
-        raise RopeError(key, f"must list {len(model.dims)} numbers, the dims of each axis", dims)
-    pairs, odd = zip(*(divmod(integer(key, dim, low=2, high=MAX_HEAD_DIM), 2) for dim in dims), strict=True)
-    if any(odd):
+        head_dim = integer(key, read_value("dims of each axis", key, model.dims[0]), low=6, high=MAX_HEAD_DIM)
+        third = 2 * (head_dim // 6)
+        dims = (head_dim - 2 * third, third, third)
+    else:
+        dims = read_value("dims of each axis", key, model.dims)
+        if not isinstance(dims, list | tuple) or len(dims) != len(model.dims):
+            raise RopeError(key, f"must list {len(model.dims)} numbers, the dims of each axis", dims)
+    if any(integer(key, dim, low=2, high=MAX_HEAD_DIM) % 2 for dim in dims):
         raise RopeError(key, "must be even: dimensions rotate in pairs", dims)
+    pairs = [dim // 2 for dim in dims]
     theta = number(model.theta_key or "theta", read_value("theta", model.theta_key, model.theta), above=0)
     entries.append(Entry(LAYER_TYPE, "layout", "interleaved", f"the code of {name}"))
     spec = RopeSpec(

@@ -84,7 +84,8 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     text = config_file.text_part(config_file.load(config))
     if text.get("model_type") in WITHOUT_ROPE:
         return read_temperatures(text, dict.fromkeys(layer_types(text) or ("full_attention",), False))
-    return read_temperatures(text, {name: spec is not None for name, spec in read_specs(text)[0].items()})
+    specs, _ = read_specs(text)
+    return read_temperatures(text, {name: spec is not None for name, spec in specs.items()})
 
 
 def explain(config: Any) -> Explanation:
@@ -109,7 +110,7 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
 
 
 def read_specs(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
-    """Return the spec of each layer type (None: not rotated), and where each value was found; nothing is warned about here."""
+    """Return {layer type: spec, or None if it is not rotated}, and where each value was found; warnings are only listed there."""
     text = config_file.text_part(config_file.load(config))
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
@@ -145,10 +146,10 @@ def read_specs(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str
 
 
 def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
-    """Raise a RopeError about the first field of `spec` that the config keys `written` are read back with another value of."""
-    for read in filter(None, read_specs(written)[0].values()):
+    """Read a spec from the config keys `written`; raise a RopeError about its first field that differs from `spec`."""
+    for read_spec in filter(None, read_specs(written)[0].values()):
         for field in fields(spec):
-            given, read_back = getattr(spec, field.name), getattr(read, field.name)
+            given, read_back = getattr(spec, field.name), getattr(read_spec, field.name)
             if field.name != "precision" and given != read_back:
                 rule = f"cannot be written: such a config would be read as {read_back!r}{_layout_hint(field.name, spec)}"
                 raise RopeError(field.name, rule, given)

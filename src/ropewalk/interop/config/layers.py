@@ -17,22 +17,24 @@ WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent",
 
 
 def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
-    """Return the config keys of each layer type's rope, not yet checked; None for layer types that are not rotated."""
-    v5, v4 = _object(config, "rope_parameters"), _object(config, "rope_scaling")
+    """Return {layer type: the keys of its rope, not yet checked, or None if it is not rotated}."""
+    v5, v4 = _object(config, "rope_parameters"), _object(config, "rope_scaling")  # as transformers 5 and 4 write ropes
     ropes: dict[str, Rope]
     if is_nested(config):
         if v4:
             raise RopeError("rope_scaling", "must be absent where rope_parameters differ per layer type", dict(v4))
-        thetas = {layer.layer_type: _theta(config, layer) for layer in family.layer_thetas}
-        given = {name: _rope(value, f"rope_parameters.{name}") for name, value in v5.items() if is_layer(name, value)}
-        ropes = {name: None if rope is None else {**thetas.get(name, {}), **rope} for name, rope in given.items()}
+        ropes = {name: _rope_values(value, f"rope_parameters.{name}") for name, value in v5.items() if is_layer(name, value)}
+        for layer in family.layer_thetas:
+            rope = ropes.get(layer.layer_type)
+            if rope is not None:  # a theta of the rope itself comes first
+                ropes[layer.layer_type] = {**_default_theta(config, layer), **rope}
     elif family.layer_thetas:
         if v5:
             names = ", ".join(layer.layer_type for layer in family.layer_thetas)
             raise RopeError("rope_parameters", f"must hold one object for each of {names} in this family", dict(v5))
-        ropes = {layer.layer_type: _theta_rope(config, layer, v4) for layer in family.layer_thetas}
+        ropes = {layer.layer_type: _rope_with_theta(config, layer, v4) for layer in family.layer_thetas}
     else:
-        rope = _flat(v5, v4)
+        rope = _merged(v5, v4)
         ropes = {name: None if name in WITHOUT_ATTENTION else rope for name in layer_types(config) or ("full_attention",)}
     return with_unrotated(ropes, config, family, is_nested(config))
 
@@ -41,7 +43,8 @@ def is_nested(config: Mapping[str, Any]) -> bool:
     """Return whether `rope_parameters` holds one rope per layer type: an object, or null for a type that is not rotated."""
     v5, inner = _object(config, "rope_parameters"), inner_keys()
     has_objects = any(isinstance(value, Mapping) and key not in inner for key, value in v5.items())
-    return has_objects or bool(v5 and set(v5) <= set(layer_types(config)))
+    has_only_layer_types = bool(v5) and set(v5) <= set(layer_types(config))  # so also if all of them are null
+    return has_objects or has_only_layer_types
 
 
 def stray_keys(config: Mapping[str, Any]) -> list[str]:
@@ -70,9 +73,9 @@ def refuse_other_encodings(config: Mapping[str, Any]) -> None:
     """Refuse a config of a model that does not rotate, or that requires a scaling but has none."""
     if config.get("alibi") is not None and flag("alibi", config["alibi"]):
         raise RopeError("alibi", "must be false: this model adds a bias to its scores and does not rotate", True)
-    kind = config.get("position_embedding_type")
-    if kind is not None and kind not in ("rotary", "rope"):
-        raise RopeError("position_embedding_type", "must be rotary: this model does not rotate", kind)
+    encoding = config.get("position_embedding_type")
+    if encoding is not None and encoding not in ("rotary", "rope"):
+        raise RopeError("position_embedding_type", "must be rotary: this model does not rotate", encoding)
     if config.get("inference_rope_scaling") is True and not (config.get("rope_scaling") or config.get("rope_parameters")):
         raise RopeError("rope_scaling", "must be given if inference_rope_scaling is true", None)
 
@@ -90,20 +93,20 @@ def is_layer(name: str, value: Any) -> bool:
     return name not in inner_keys() and (value is None or isinstance(value, Mapping))
 
 
-def _rope(given: Mapping[str, Any] | None, where: str) -> Rope:
-    """Return the keys of a rope object that are not null; `where` names the object in messages.
+def _rope_values(rope: Mapping[str, Any] | None, where: str) -> Rope:
+    """Return the values of a rope object by key, without those that are null; `where` names the object in messages.
 
-    transformers computes with a null `truncate` as with false; other keys that are null are as good as absent.
+    A null `truncate` becomes false, as transformers reads it.
     """
-    if given is None:
+    if rope is None:
         return None
-    values = {**given, "truncate": False} if given.get("truncate", True) is None else given
+    values = {**rope, "truncate": False} if rope.get("truncate", True) is None else rope
     return {key: Value(value, key, where) for key, value in values.items() if value is not None}
 
 
-def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the keys of both spellings in one dict; a key in both must have the same value."""
-    new, old = _rope(v5, "rope_parameters") or {}, _rope(v4, "rope_scaling") or {}
+def _merged(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the values of `rope_parameters` and `rope_scaling` in one dict; a key in both must have the same value."""
+    new, old = _rope_values(v5, "rope_parameters") or {}, _rope_values(v4, "rope_scaling") or {}
     for key in new.keys() & old.keys():
         if new[key].value != old[key].value:
             rule = f"is {new[key].value!r} in rope_parameters and different in rope_scaling; remove one"
@@ -111,13 +114,13 @@ def _flat(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
     return {**old, **new}
 
 
-def _theta_rope(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the rope of a layer type with a theta of its own; `scaling` is the config's `rope_scaling`, if it applies."""
-    rope = (_rope(scaling, "rope_scaling") or {}) if layer.scaled else {}
-    return {**_theta(config, layer), **rope}
+def _rope_with_theta(config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the rope of a layer type with a theta of its own, and with `scaling`, the `rope_scaling`, if that applies to it."""
+    rope = (_rope_values(scaling, "rope_scaling") or {}) if layer.scaled else {}
+    return {**_default_theta(config, layer), **rope}
 
 
-def _theta(config: Mapping[str, Any], layer: LayerTheta) -> dict[str, Value]:
+def _default_theta(config: Mapping[str, Any], layer: LayerTheta) -> dict[str, Value]:
     """Return the theta that a layer type has unless its rope object gives one: that of its config key, or of the family."""
     given = None if layer.theta_key is None else find(config, layer.theta_key)
     return {"rope_theta": given or Value(layer.theta, "rope_theta", "default of the family", derived=True)}

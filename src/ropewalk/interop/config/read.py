@@ -25,8 +25,8 @@ def read_layer(layer: Layer, precision: str) -> RopeSpec:
     """Return the spec of one layer type; `layer` records where its values came from."""
     layer.rope_type = _rope_type(layer)
     with _config_keys_in_errors(layer):
-        theta = layer.use("theta", layer.theta() or _default_theta(layer), number)
-        head = layer.use("head_dim", _head_dim(layer), partial(integer, low=2, high=MAX_HEAD_DIM))
+        theta = layer.check_and_record("theta", layer.theta() or _default_theta(layer), number)
+        head = layer.check_and_record("head_dim", _head_dim(layer), partial(integer, low=2, high=MAX_HEAD_DIM))
         rotary_fields = _rotated_slice(layer, head)
         scaling = read_scaling(layer)
         layout, layout_out = _layout(layer)
@@ -43,7 +43,7 @@ def _config_keys_in_errors(layer: Layer) -> Iterator[None]:
     try:
         yield
     except RopeError as error:
-        name, bracket, index = error.field.partition("[")
+        name, bracket, index = error.field.partition("[")  # the field may be one entry of a list, such as sections[1]
         value = layer.names.get("mrope_section" if name in ("sections", "axes") else name)
         if value is None:
             raise
@@ -51,7 +51,7 @@ def _config_keys_in_errors(layer: Layer) -> Iterator[None]:
 
 
 def _rope_type(layer: Layer) -> str:
-    """Return `rope_type`, or its old key `type`, with old names replaced."""
+    """Return the value of `rope_type`, or of its old key `type`, with old names replaced; "default" if there is neither."""
     given = [layer.rope[key] for key in ("rope_type", "type") if key in layer.rope]
     names = []
     for value in given:
@@ -60,11 +60,11 @@ def _rope_type(layer: Layer) -> str:
     if len(set(names)) > 1:
         raise RopeError("rope_type", f"contradicts type = {given[1].value!r}; remove one of the two", given[0].value)
     if not names:
-        scaled = sorted(layer.rope.keys() - keys.COMMON_KEYS - keys.AXIS_KEYS - keys.OTHER_KEYS)
-        if scaled:
-            raise RopeError("rope_type", f"must be given with {', '.join(scaled)}", None)
+        scaling_keys = sorted(layer.rope.keys() - keys.COMMON_KEYS - keys.AXIS_KEYS - keys.OTHER_KEYS)
+        if scaling_keys:
+            raise RopeError("rope_type", f"must be given with {', '.join(scaling_keys)}", None)
         given, names = [layer.default("default", "rope_type")], ["default"]
-    return layer.use("rope_type", replace(given[0], value=names[0]))
+    return layer.check_and_record("rope_type", replace(given[0], value=names[0]))
 
 
 def _default_theta(layer: Layer) -> Value:
@@ -78,16 +78,18 @@ def _default_theta(layer: Layer) -> Value:
 def _head_dim(layer: Layer) -> Value:
     """Return head_dim and where it comes from: a config key, the default of the family, or hidden size / heads."""
     config, family = layer.config, layer.family
-    given = None if family.at_end else find(config, keys.LATENT_KEY)
-    given = given or _own_head_dim(layer) or find(config, *keys.HEAD_DIM_KEYS)
+    # most models with latent attention split off the part that rotates; in others it is the end of the head
+    split_off = None if family.at_end else find(config, keys.LATENT_KEY)
+    given = split_off or _layer_type_head_dim(layer) or find(config, *keys.HEAD_DIM_KEYS)
     if given is not None:
         return given
     if family.head_dim is not None and "head_dim" not in config:
         return layer.default(family.head_dim, "head_dim")
-    (hidden, size), (heads, count) = (_positive(config, names) for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS))
-    if size % count:
-        raise RopeError(hidden, f"must be a multiple of {heads} = {count} if head_dim is not given", size)
-    return Value(size // count, hidden, f"{hidden} / {heads}", derived=True)
+    size_key, hidden_size = _positive(config, keys.HIDDEN_SIZE_KEYS)
+    heads_key, heads = _positive(config, keys.HEAD_COUNT_KEYS)
+    if hidden_size % heads:
+        raise RopeError(size_key, f"must be a multiple of {heads_key} = {heads} if head_dim is not given", hidden_size)
+    return Value(hidden_size // heads, size_key, f"{size_key} / {heads_key}", derived=True)
 
 
 def _positive(config: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int]:
@@ -99,8 +101,8 @@ def _positive(config: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, i
     return given.key, integer(given.key, given.value, low=1)
 
 
-def _own_head_dim(layer: Layer) -> Value | None:
-    """Return the head_dim of this layer type in models where layer types differ in it (Gemma 4)."""
+def _layer_type_head_dim(layer: Layer) -> Value | None:
+    """Return the head_dim that a config gives for this layer type alone (Gemma 4); None if it gives none."""
     config = layer.config
     overrides, declared = config.get("per_layer_config"), config.get("layer_types")
     if isinstance(overrides, Mapping) and isinstance(declared, list | tuple):
@@ -148,7 +150,7 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
         layer.warnings.append(f"{unread} is ignored: {layer.model} rotates {rotated} of {head} dimensions")
     if rotated == head:
         return {}
-    layer.use("rotary_dim", replace(source, value=rotated), partial(integer, low=1))
+    layer.check_and_record("rotary_dim", replace(source, value=rotated), partial(integer, low=1))
     return {"rotary_dim": rotated, **({"rotary_start": head - rotated} if family.at_end else {})}
 
 
@@ -157,19 +159,19 @@ def _layout(layer: Layer) -> tuple[str, str | None]:
     family, interleave = layer.family, find(layer.config, "rope_interleave")
     if interleave is not None and (family.has_interleave_flag or not layer.is_known):
         layouts = ("interleaved", "half") if flag(interleave.key, interleave.value) else ("half", None)
-        layer.note("layout", layouts[0], interleave)
+        layer.record("layout", layouts[0], interleave)
     else:
         layouts = family.layout, family.layout_out
-        layer.note("layout", layouts[0], f"code of {layer.model}" if layer.is_known else "assumed: no config key gives it")
+        layer.record("layout", layouts[0], f"code of {layer.model}" if layer.is_known else "assumed: no config key gives it")
     if layouts[1] is not None:
-        layer.note("layout_out", layouts[1], layer.entries[-1].source)
+        layer.record("layout_out", layouts[1], layer.entries[-1].source)
     return layouts
 
 
 def _axes(layer: Layer, pairs: int) -> axes.AxisMap | None:
     """Return the axis of each pair for multimodal positions, or None if the config has no sections."""
     family = layer.family
-    sections = layer.either(layer.rope.get("mrope_section"), layer.rope.get("xdrope_section"))
+    sections = layer.first_given(layer.rope.get("mrope_section"), layer.rope.get("xdrope_section"))
     if sections is None and family.sections is not None:
         sections = layer.default(family.sections, "mrope_section")
     if sections is None:
@@ -179,15 +181,13 @@ def _axes(layer: Layer, pairs: int) -> axes.AxisMap | None:
     if interleaved is not None and family.axis_order not in (None, order):
         layer.warnings.append(f"{interleaved} = {interleaved.value!r} is ignored: {layer.model} is always {family.axis_order}")
     order = family.axis_order or order
-    layer.use("mrope_section", sections)
+    layer.check_and_record("mrope_section", sections)
     if family.splits_pairs:
-        rule = (
-            f"must be absent: with it {layer.model} rotates the two members of a pair by different axes, which no spec describes"
-        )
-        raise RopeError("sections", f"{rule}; for text alone, whose axes are all equal, remove it", sections.value)
-    layer.note(
-        "axis_order", order, f"code of {layer.model}" if family.axis_order else interleaved or "assumed: no mrope_interleaved"
-    )
+        rule = f"must be absent: with it {layer.model} rotates the two members of a pair by different axes"
+        hint = "which no spec describes; for text alone, whose axes are all equal, remove it"
+        raise RopeError("sections", f"{rule}, {hint}", sections.value)
+    source = f"code of {layer.model}" if family.axis_order else interleaved or "assumed: no mrope_interleaved"
+    layer.record("axis_order", order, source)
     axis_map = axes.AXIS_ORDERS[order](section_sizes(sections.key, sections.value))
     if axis_map.pairs != pairs:
         raise RopeError("sections", f"must add up to the {pairs} pairs that rotate", sections.value)
@@ -199,5 +199,5 @@ def _softmax_factor(layer: Layer, scaling: Scaling) -> float:
     if not isinstance(scaling, Yarn) or not scaling.mscale_all_dim or layer.config.get(keys.LATENT_KEY) is None:
         return 1.0
     extra = float(mscale(scaling.factor, scaling.mscale_all_dim)) ** 2
-    layer.note("extra_softmax_factor", extra, layer.names["mscale_all_dim"])
+    layer.record("extra_softmax_factor", extra, layer.names["mscale_all_dim"])
     return extra

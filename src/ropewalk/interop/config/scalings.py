@@ -41,16 +41,16 @@ def inner_keys() -> set[str]:
 
 def read_scaling(layer: Layer) -> Scaling:
     """Return the scaling that the rope of a layer type names; warn about keys that this scaling does not read."""
-    kind = SCALINGS[layer.rope_type]
-    # keys that are read, or that give no warning; those of the scaling's own fields are added below, by `layer.names`
-    read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(kind).keys())}
+    scaling_class = SCALINGS[layer.rope_type]
+    # keys that give no warning; the keys that the scaling's fields came from follow below, from `layer.names`
+    read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(scaling_class).keys())}
     if TEMPERATURE_KEY in layer.rope:
         read_keys |= {*OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them
-    if kind is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.is_known):
-        scaling: Scaling = Ntk(layer.use("factor", layer.rope["alpha"], number))
+    if scaling_class is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.is_known):
+        scaling: Scaling = Ntk(layer.check_and_record("factor", layer.rope["alpha"], number))
         read_keys |= UNREAD_WITH_ALPHA
     else:
-        scaling = kind(**_fields(layer, kind))
+        scaling = scaling_class(**_fields(layer, scaling_class))
     unread = sorted(layer.rope.keys() - read_keys - {value.key for value in layer.names.values()})
     if unread:
         layer.warnings.append(f"{', '.join(unread)}: not read by rope_type {layer.rope_type!r} of {layer.model}")
@@ -62,48 +62,48 @@ def clipped(layer: Layer, scaling: Scaling) -> Scaling:
     for key, soft in CLIP_KEYS.items():
         value = find(layer.config, key)
         if value is not None and flag(key, value.value):
-            layer.note("soft", soft, value)
+            layer.record("soft", soft, value)
             return Clipped(scaling, CLIPPED_PAIRS, soft)
     return scaling
 
 
-def _fields(layer: Layer, kind: type[Scaling]) -> dict[str, Any]:
+def _fields(layer: Layer, scaling_class: type[Scaling]) -> dict[str, Any]:
     """Return {field: checked value} of a scaling, for the fields that the config gives or the model's code has a default for."""
     fields: dict[str, Any] = {}
-    for name, setting in settings_of(kind).items():
-        value = _value(layer, kind, setting.key or name, setting)
+    for name, setting in settings_of(scaling_class).items():
+        value = _value(layer, scaling_class, setting.key or name, setting)
         if value is not None:
-            fields[name] = layer.use(name, value, setting.check)
+            fields[name] = layer.check_and_record(name, value, setting.check)
         elif setting.required:
             raise RopeError(setting.key or name, f"must be given for rope_type {layer.rope_type!r}", None)
     return fields
 
 
-def _value(layer: Layer, kind: type[Scaling], key: str, setting: Setting) -> Value | None:
-    """Return the value of a config key of a scaling and where it comes from; None if it is absent."""
+def _value(layer: Layer, scaling_class: type[Scaling], key: str, setting: Setting) -> Value | None:
+    """Return the value for one setting of a scaling, read from the config key `key` or a default; None if there is neither."""
     value, family = layer.rope.get(key), layer.family
     if key == SERVED_LENGTH_KEY:
         return served_length(layer.config)
     if key == TRAINED_LENGTH_KEY:
-        # as in transformers, a key outside the only rope object takes precedence, and one beside ropes by layer type is not
-        # read; Phi-3's class has a default there
+        # as in transformers, the key of the config itself comes before that of its only rope object, and is not read if each
+        # layer type has a rope; Phi-3's config class has a default for it
         outside = None if layer.is_by_layer_type else find(layer.config, key)
         if outside is None and family.trained_length is not None:
             outside = layer.default(family.trained_length, key)
-        return layer.either(outside, value) or served_length(layer.config)
+        return layer.first_given(outside, value) or served_length(layer.config)
     if key == FRACTION_KEYS[0]:
         return layer.fraction() or layer.default(setting.default, key)
-    if key == "attention_factor" and kind is LongRope and family.reads_mscales:
+    if key == "attention_factor" and scaling_class is LongRope and family.reads_mscales:
         return _equal_mscales(layer)
-    if key == "attention_factor" and kind is Yarn and value is None and family.yarn_attention_factor is not None:
+    if key == "attention_factor" and scaling_class is Yarn and value is None and family.yarn_attention_factor is not None:
         return layer.default(family.yarn_attention_factor, key)
     return _ratio_of_lengths(layer, key) if value is None and setting.from_lengths else value
 
 
 def _ratio_of_lengths(layer: Layer, key: str) -> Value | None:
-    """Return served length / trained length; None if the config gives only one of them."""
+    """Return served length / trained length as the value of `key`; None if the config gives only one of the two lengths."""
     served, trained = served_length(layer.config), layer.names["original_length"]
-    if served is None or served.key == trained.key:
+    if served is None or served.key == trained.key:  # equal keys: the served length stands for the trained one, too
         return None
     return Value(served.value / trained.value, key, f"{served.key} / original_length", derived=True)
 
@@ -113,7 +113,7 @@ def _equal_mscales(layer: Layer) -> Value:
     for key in ("short_mscale", "long_mscale"):
         if key not in layer.rope:
             raise RopeError(key, f"must be given for rope_type {layer.rope_type!r}", None)
-    short, long = (layer.use(key, layer.rope[key], number) for key in ("short_mscale", "long_mscale"))
+    short, long = (layer.check_and_record(key, layer.rope[key], number) for key in ("short_mscale", "long_mscale"))
     if short != long:
         raise RopeError("long_mscale", f"must equal short_mscale = {short!r}: a spec has one magnitude", long)
     return layer.rope["short_mscale"]
@@ -139,8 +139,9 @@ def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dic
             keys[key] = list(value) if isinstance(value, tuple) else value
     outside = {SERVED_LENGTH_KEY: keys.pop(SERVED_LENGTH_KEY)} if SERVED_LENGTH_KEY in keys else {}
     if TRAINED_LENGTH_KEY in keys:
-        keys[TRAINED_LENGTH_KEY] = length = keys.pop(TRAINED_LENGTH_KEY)  # moved to the end, where configs have it
-        outside[SERVED_LENGTH_KEY] = extended_length(length, scaling)
+        trained_length = keys.pop(TRAINED_LENGTH_KEY)
+        keys[TRAINED_LENGTH_KEY] = trained_length  # moved to the end, where configs have it
+        outside[SERVED_LENGTH_KEY] = extended_length(trained_length, scaling)
     return {"rope_type": scaling.name, **keys}, outside
 
 

@@ -17,16 +17,16 @@ WINDOWED = ("sliding_attention", "hybrid_sliding", "chunked_attention")
 
 
 def _llama4(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of Llama 4, or None, and which layers have it."""
+    """Return the temperature of Llama 4, or None, and which layers have it: "all", "unrotated" or "full"."""
     tuned = config.get("attn_temperature_tuning")
-    if tuned is not None and not flag("attn_temperature_tuning", bool(tuned)):
+    if tuned is not None and not tuned:
         return None, "unrotated"
     scale, length = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
     return FloorLog(number("attn_scale", scale), integer("floor_scale", length, low=1), shift=1), "unrotated"
 
 
 def _ministral(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of Ministral 3, or None, and which layers have it."""
+    """Return the temperature of Ministral 3, or None, and which layers have it: "all", "unrotated" or "full"."""
     rope = config.get("rope_parameters") or {}
     beta = rope.get(TEMPERATURE_KEY)
     if beta is None:
@@ -37,14 +37,14 @@ def _ministral(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
 
 
 def _qwen(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of the first Qwen, or None, and which layers have it."""
+    """Return the temperature of the first Qwen, or None, and which layers have it: "all", "unrotated" or "full"."""
     if not flag("use_logn_attn", config.get("use_logn_attn", True)):
         return None, "all"
     return LogN(integer("seq_length", config.get("seq_length", 2048), low=2)), "all"
 
 
 def _inkling(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of Inkling, or None, and which layers have it."""
+    """Return the temperature of Inkling, or None, and which layers have it: "all", "unrotated" or "full"."""
     length = config.get("log_scaling_n_floor")
     if length is None:
         return None, "full"
@@ -67,10 +67,12 @@ WITHOUT_ROPE = ("inkling_text",)
 
 
 def read_temperatures(config: Mapping[str, Any], rotated: Mapping[str, bool]) -> dict[str, Temperature | None]:
-    """Return the temperature of each layer type, or None; `rotated` says of each layer type whether it is rotated."""
+    """Return {layer type: temperature or None}; `rotated` says of each layer type whether it is rotated."""
     reader = READERS.get(str(config.get("model_type")))
     if reader is None:
         return dict.fromkeys(rotated)
     temperature, layers = reader(config)
-    selects = {"all": lambda name: True, "unrotated": lambda name: not rotated[name], "full": lambda name: name not in WINDOWED}
-    return {name: temperature if selects[layers](name) else None for name in rotated}
+    unrotated = [name for name in rotated if not rotated[name]]
+    full = [name for name in rotated if name not in WINDOWED]
+    selected = {"all": list(rotated), "unrotated": unrotated, "full": full}[layers]
+    return {name: temperature if name in selected else None for name in rotated}

@@ -18,9 +18,9 @@ MOST_LAYERS = 1 << 16
 
 
 def with_unrotated(ropes: dict[str, Rope], config: Mapping[str, Any], family: Family, nested: bool) -> dict[str, Rope]:
-    """Return `ropes` with None for the layer types that are not rotated, and with the theta of each layer type.
+    """Return `ropes`, {layer type: rope}, with None for layer types that are not rotated, and with thetas given layer by layer.
 
-    nested  rope_parameters hold one rope for each layer type, null for those that are not rotated
+    nested  `rope_parameters` holds one rope for each layer type, null for those that are not rotated
     """
     if _has_no_rope(config, family):
         return dict.fromkeys(ropes)
@@ -28,23 +28,23 @@ def with_unrotated(ropes: dict[str, Rope], config: Mapping[str, Any], family: Fa
     if family.unrotated and not nested and ("sliding_window" not in config or config["sliding_window"] is not None):
         declared = ropes if config.get("layer_types") else {"sliding_attention": next(iter(ropes.values()))}
         return {**declared, **dict.fromkeys(family.unrotated)}
-    # in others the config says it layer by layer
+    # in other families the config says layer by layer which are rotated
     thetas = layer_thetas(config, family)
     rotates = _rotates(config, family) if thetas is None else [theta != 0 for theta in thetas]
     if rotates is None:
         return {**ropes, NO_ROPE: None} if family.skips_layers else ropes
-    by_type = _by_type(config, rotates)
+    layers_by_type = _layers_by_type(config, rotates)
     if thetas is not None and family.layer_theta != "flag":
-        ropes = {name: _with_theta(name, rope, by_type.get(name, []), thetas) for name, rope in ropes.items()}
+        ropes = {name: _with_theta(name, rope, layers_by_type.get(name, []), thetas) for name, rope in ropes.items()}
     if all(rotates):
         return ropes
-    if any(len({rotates[layer] for layer in layers}) != 1 for layers in by_type.values()):
+    if any(len({rotates[layer] for layer in layers}) != 1 for layers in layers_by_type.values()):
         return {**ropes, NO_ROPE: None}  # layers of one type differ, so those that are not rotated get a name of their own
-    return {**ropes, **{name: None for name, layers in by_type.items() if not rotates[layers[0]]}}
+    return {**ropes, **{name: None for name, layers in layers_by_type.items() if not rotates[layers[0]]}}
 
 
 def layer_names(config: Mapping[str, Any], family: Family, names: Mapping[str, Any]) -> list[str]:
-    """Return, for each layer, its name among `names`, the layer types that `from_hf(per_layer=True)` gives."""
+    """Return for each layer which of `names`, the layer types that `from_hf(per_layer=True)` returns, it belongs to."""
     thetas = layer_thetas(config, family)
     rotates = _rotates(config, family) if thetas is None else [theta != 0 for theta in thetas]
     declared = config.get("layer_types")
@@ -87,7 +87,7 @@ def _has_no_rope(config: Mapping[str, Any], family: Family) -> bool:
 
 
 def _with_theta(name: str, rope: Rope, layers: list[int], thetas: list[float]) -> Rope:
-    """Return the rope with the theta that layers of this type have in common."""
+    """Return the rope of the layer type `name` with the theta of its `layers` (indices); those with theta 0 are not rotated."""
     distinct = sorted({thetas[layer] for layer in layers if thetas[layer]})
     if rope is None or not distinct:
         return rope
@@ -97,7 +97,7 @@ def _with_theta(name: str, rope: Rope, layers: list[int], thetas: list[float]) -
     return {**rope, "rope_theta": Value(distinct[0], LAYER_THETA_KEY)}
 
 
-def _by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[int]]:
+def _layers_by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[int]]:
     """Return {layer type: indices of its layers}; if `layer_types` and `rotates` differ in length, the shorter one counts."""
     declared, layers = config.get("layer_types") or ["full_attention"] * len(rotates), {}
     for index, (name, _) in enumerate(zip(declared, rotates, strict=False)):
@@ -118,7 +118,7 @@ def _rotates(config: Mapping[str, Any], family: Family) -> list[bool] | None:
     the family skips no layers, or if the number of layers is not known.
     """
     given = config.get("no_rope_layers")
-    if given or (given is not None and not family.empty_is_absent):
+    if given or (given is not None and not family.empty_is_absent):  # some families read an empty list as an absent key
         if not isinstance(given, list | tuple) or not given:
             raise RopeError("no_rope_layers", "must be a list with 1 for each layer that rotates and 0 for the others", given)
         return [each if isinstance(each, bool) else bool(integer("no_rope_layers", each, low=0, high=1)) for each in given]

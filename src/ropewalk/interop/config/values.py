@@ -30,7 +30,7 @@ class Value:
 
 
 def find(config: Mapping[str, Any], *keys: str) -> Value | None:
-    """Return the first of `keys` that is given and not null."""
+    """Return the value of the first of `keys` that the config has and that is not null; None if there is none."""
     return next((Value(config[key], key) for key in keys if config.get(key) is not None), None)
 
 
@@ -76,7 +76,7 @@ class Layer:
     entries: list[Entry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def note(self, name: str, value: Any, source: object) -> None:
+    def record(self, name: str, value: Any, source: object) -> None:
         """Record where a value of the spec came from."""
         self.entries.append(Entry(self.layer_type, name, value, str(source)))
 
@@ -84,14 +84,14 @@ class Layer:
         """Return the default that the model's code uses for a key that the config does not have."""
         return Value(value, key, f"default of {self.model}" if self.is_known else "default of transformers", derived=True)
 
-    def use(self, name: str, value: Value, check: Callable[[str, Any], Any] | None = None) -> Any:
+    def check_and_record(self, name: str, value: Value, check: Callable[[str, Any], Any] | None = None) -> Any:
         """Check a value, record it as the field `name` of the spec, and return it."""
         self.names[name] = value
         checked = value.value if check is None else check(name, value.value)
-        self.note(name, checked, value)
+        self.record(name, checked, value)
         return checked
 
-    def either(self, first: Value | None, second: Value | None) -> Value | None:
+    def first_given(self, first: Value | None, second: Value | None) -> Value | None:
         """Return `first` if it is given, else `second`; warn if they differ and one is in a rope object for all layer types.
 
         A rope object of a single layer type may differ from the config's own key: the latter is for the other types.
@@ -110,17 +110,17 @@ class Layer:
 
     def theta(self) -> Value | None:
         """Return theta, from the rope or the config; None if neither has it."""
-        return self.either(self.rope.get(THETA_KEYS[0]), self._outside(THETA_KEYS, self.family.theta_key))
+        return self.first_given(self.rope.get(THETA_KEYS[0]), self._outside(THETA_KEYS, self.family.theta_key))
 
     def fraction(self) -> Value | None:
         """Return the fraction of the head that rotates, from the rope or the config; None if neither has it."""
-        return self.either(self.rope.get(FRACTION_KEYS[0]), self._outside(FRACTION_KEYS, self.family.fraction_key))
+        return self.first_given(self.rope.get(FRACTION_KEYS[0]), self._outside(FRACTION_KEYS, self.family.fraction_key))
 
-    def _outside(self, names: tuple[str, ...], own: str | None) -> Value | None:
-        """Return the first of `names` in the config; only `own`, if the family's class reads no other, with a warning."""
-        if own is None:
-            return find(self.config, *names)
-        given, unread = find(self.config, own), find(self.config, *(name for name in names if name != own))
+    def _outside(self, keys: tuple[str, ...], only_key: str | None) -> Value | None:
+        """Return the first of `keys` in the config itself; of `only_key` alone, if given, and warn about the others."""
+        if only_key is None:
+            return find(self.config, *keys)
+        given, unread = find(self.config, only_key), find(self.config, *(key for key in keys if key != only_key))
         if unread is not None and (given is None or given.value != unread.value):
-            self.warnings.append(f"{unread} = {unread.value!r} is ignored: {self.model} reads {own}")
+            self.warnings.append(f"{unread} = {unread.value!r} is ignored: {self.model} reads {only_key}")
         return given

@@ -18,11 +18,12 @@ FRACTION_KEY = FRACTION_KEYS[0]
 def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[str, Any]:
     """Return the keys that describe `spec`, not yet checked: `to_hf` reads them back before it returns them."""
     family = family_of(model_type)
-    rope, outside = write_scaling(spec.scaling, family)
+    rope, outside = write_scaling(spec.scaling, family)  # keys of the rope object, and keys of the config itself
     rope |= _axis_keys(spec)
     if FRACTION_KEY not in rope:
         rope |= _fraction_key(spec)
-    written = {**({} if model_type is None else {"model_type": model_type}), **_head_keys(spec, family), **outside}
+    written = {} if model_type is None else {"model_type": model_type}
+    written |= {**_head_keys(spec, family), **outside}
     if family.trained_length is not None and TRAINED_LENGTH_KEY in rope:
         written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
@@ -66,8 +67,8 @@ def _axis_keys(spec: RopeSpec) -> dict[str, Any]:
     if not isinstance(spec.axes, AxisMap):
         return {}
     axis_of_pair = spec.axes.axis_of_pair
-    counts = [axis_of_pair.count(axis) for axis in range(spec.axes.num_axes)]
-    if axis_of_pair == tuple(sorted(axis_of_pair)):
+    counts = [axis_of_pair.count(axis) for axis in range(spec.axes.num_axes)]  # the number of pairs of each axis
+    if axis_of_pair == tuple(sorted(axis_of_pair)):  # chunked: all pairs of the first axis, then those of the second, ...
         return {"mrope_section": counts}
     if axis_of_pair[:2] == (1, 2):  # Ernie lists height, width, time
         return {"mrope_section": [*counts[1:], counts[0]]}
