@@ -71,11 +71,11 @@ class Convention:
         return self.form == "cos over sin"
 
     def doubled(self, tables: list[Tensor], blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """Return, of cos and of sin, views of the entries for the first and for the second members of the pairs.
+        """Return (first, second) of cos and (first, second) of sin: views of the entries for the two members of each pair.
 
         [] if the tables have one entry for both members. With more than one block, blocks are the axis before the last.
         """
-        if self.form == "cos over sin":
+        if self.form == "cos over sin":  # the first axis of the only table holds cos and sin
             return [split_pairs(table.flatten(0, -2), "half") for table in tables[0]]
         if self.form not in LAYOUTS:
             return []
@@ -105,7 +105,7 @@ class Convention:
         return tuple(table.flatten(-2) for table in FORMS[self.form](*by_block))
 
     def start(self, width: int, rotated: int) -> int:
-        """Return the first rotated dimension of a head."""
+        """Return the first rotated dimension of a head with `width` dimensions, of which `rotated` are rotated."""
         return width - rotated if self.at_end else 0
 
 

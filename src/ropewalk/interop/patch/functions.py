@@ -56,11 +56,11 @@ class RotationFunction:
         if convention.needs_tables:
             return
         for width in (spec.head_dim, spec.pairs * 2):
-            spec_here = spec.with_(
+            function_spec = spec.with_(
                 head_dim=width, rotary_dim=2 * spec.pairs, rotary_start=convention.start(width, 2 * spec.pairs),
                 layout=convention.layout, layout_out=convention.layout_out,
             )  # fmt: skip
-            self.ropes[spec.fingerprint, width] = Rope(spec_here, backend=self.backend)
+            self.ropes[spec.fingerprint, width] = Rope(function_spec, backend=self.backend)
         if SECTIONS in self.names and isinstance(spec.axes, AxisMap):
             counts = [spec.axes.axis_of_pair.count(axis) for axis in range(spec.num_axes)]
             if chunked(counts) == spec.axes:
@@ -88,12 +88,12 @@ class RotationFunction:
             return rotated[0]
         if len(rotated) == len(inputs) or self.convention.absent == "nothing":
             return rotated
-        rest = iter(rotated)
-        return tuple(None if x is None else next(rest) for x in inputs)
+        next_rotated = iter(rotated)
+        return tuple(None if x is None else next(next_rotated) for x in inputs)
 
     def _by_positions(self, xs: tuple[Tensor, ...], tables: Sequence, arguments: dict[str, Any]) -> tuple[Tensor, ...] | None:
         """Return the tensors rotated by exact angles; None if the tables are not lazy or their spec is not known."""
-        for index, table in enumerate(tables):
+        for index, table in enumerate(tables):  # cos has index 0, sin 1
             if type(table) is not LazyTable or table.index != index:
                 return None
         angles, x = tables[0].angles, xs[0]
@@ -103,7 +103,7 @@ class RotationFunction:
         positions = angles.positions
         if positions.device != x.device:
             positions = positions.to(x.device)
-        seq_dim = self._seq_dim(arguments, 3)
+        seq_dim = self._seq_dim(arguments, table_ndim=3)
         if self.convention.from_end:
             rotate = lambda part, first: rope.rotate(part, positions[..., first:], seq_dim=seq_dim)  # noqa: E731
             return tuple(_from_end(each, positions.shape[-1], seq_dim, rotate) for each in xs)
@@ -116,7 +116,7 @@ class RotationFunction:
         convention = self.convention
         blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1  # one for each axis of the positions
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
-        if convention.reads_both and tensors[0] is tables[0]:
+        if convention.reads_both and tensors[0] is tables[0]:  # lazy tables are ours and need no check
             check_doubled(tensors, convention.doubled(tensors, blocks))
         cos, sin = (table.to(xs[0].device) for table in convention.cos_sin(tensors, blocks))
         if SECTIONS in arguments:
@@ -129,9 +129,10 @@ class RotationFunction:
             sin = -sin
         if not convention.joined_heads:
             return self._by_rows(xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments)
-        heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
-        count = xs[0].shape[1]
-        return tuple(x.flatten(-2) for x in self._by_rows(heads, cos[:count], sin[:count], -3, blocks, arguments))
+        split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
+        tokens = xs[0].shape[1]
+        rotated = self._by_rows(split_heads, cos[:tokens], sin[:tokens], -3, blocks, arguments)
+        return tuple(x.flatten(-2) for x in rotated)
 
     def _by_rows(
         self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int, arguments: dict[str, Any]
@@ -171,7 +172,7 @@ class RotationFunction:
     def _seq_dim(self, arguments: dict[str, Any], table_ndim: int) -> int:
         """Return the token axis: the one that the unsqueezed table of transformers broadcasts along."""
         if self.unsqueeze is None:
-            return self.convention.tokens or -3
+            return self.convention.tokens or -3  # 0 stands for [tokens, heads, dimensions]
         # a table [..., tokens, pairs] gets an axis for the heads: before the tokens, or between tokens and pairs
         unsqueeze_dim = arguments.get("unsqueeze_dim", self.unsqueeze)
         return -2 if unsqueeze_dim % (table_ndim + 1) <= table_ndim - 2 else -3
@@ -180,11 +181,11 @@ class RotationFunction:
 def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) -> None:
     """Refuse tables with different entries for the two members of a pair; a table is checked once.
 
-    Two entries of one angle may differ by rounding: torch's vectorised cos differs from its scalar one in the last bit.
+    `members` holds, of cos and of sin, the entries for the first and for the second members. Two entries of one angle may
+    differ by rounding: torch's vectorised cos differs from its scalar one in the last bit.
     """
     if all(getattr(table, CHECKED, False) or not table.numel() for table in tables):
         return
-    # `members` are the entries for the first and for the second members of the pairs, of cos and of sin
     gap = torch.stack([(first - second).abs().amax() for first, second in members]).amax()
     is_near = gap <= max(torch.finfo(gap.dtype).eps, 2.0**-20)
     rule = "must have the same entry for both members of a pair; with two it is no rotation, so unpatch this model"

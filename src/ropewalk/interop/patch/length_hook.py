@@ -32,7 +32,7 @@ class LengthHook:
         self.update(module, arguments["position_ids"], arguments.get("layer_type"))
 
     def update(self, module: nn.Module, positions: Tensor, layer_type: str | None) -> None:
-        """Set the frequencies that a call at these positions needs."""
+        """Set the frequencies of a layer type that a call at these positions needs; None: the module has one rope for all."""
         spec = self.specs.get(layer_type) if layer_type is not None else next(iter(self.specs.values()))
         if spec is None:
             return

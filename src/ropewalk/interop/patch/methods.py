@@ -48,7 +48,8 @@ def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> F
     """Return a copy of a function with the globals in `substitutes` replaced, also in functions it wraps or dispatches to."""
     replaced: dict[str, Any] = {name: value for name, value in substitutes.items() if name in function.__code__.co_names}
     for name, dispatch in _dispatch_dicts(function).items():
-        replaced[name] = dispatch | {choice: redirected(each, substitutes) for choice, each in _rotating(dispatch).items()}
+        entries = _rotating_entries(dispatch)
+        replaced[name] = dispatch | {key: redirected(entry, substitutes) for key, entry in entries.items()}
     namespace = function.__globals__
     if replaced:
         # __name__ is dropped because dynamo would look the globals up in the module of that name and find the old ones
@@ -57,8 +58,9 @@ def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> F
     copy = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells or None)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
     copy.__module__, copy.__annotations__ = function.__module__, function.__annotations__
-    if isinstance(inner := getattr(function, "__wrapped__", None), FunctionType):
-        copy.__wrapped__ = redirected(inner, substitutes)  # type: ignore[attr-defined]
+    wrapped = getattr(function, "__wrapped__", None)
+    if isinstance(wrapped, FunctionType):
+        copy.__wrapped__ = redirected(wrapped, substitutes)  # type: ignore[attr-defined]
     return copy
 
 
@@ -69,20 +71,20 @@ def _reachable(function: FunctionType) -> Iterator[FunctionType]:
         if isinstance(inner := _content(cell), FunctionType) and inner is not function:
             yield from _reachable(inner)
     for dispatch in _dispatch_dicts(function).values():
-        yield from _rotating(dispatch).values()
+        yield from _rotating_entries(dispatch).values()
 
 
 def _dispatch_dicts(function: FunctionType) -> dict[str, dict]:
-    """Return the global dicts from which a function picks one that rotates, as ModernBERT does in transformers 4."""
-    if _names_rotation(function):
+    """Return {name: dict} of the global dicts from which a function takes a rotation, as ModernBERT does in transformers 4."""
+    if _names_rotation(function):  # it calls the rotation itself
         return {}
     values = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    return {name: value for name, value in values.items() if type(value) is dict and _rotating(value)}
+    return {name: value for name, value in values.items() if type(value) is dict and _rotating_entries(value)}
 
 
-def _rotating(dispatch: dict) -> dict[Any, FunctionType]:
+def _rotating_entries(dispatch: dict) -> dict[Any, FunctionType]:
     """Return the entries of a dispatch dict whose functions call a rotation by name."""
-    return {choice: each for choice, each in dispatch.items() if isinstance(each, FunctionType) and _names_rotation(each)}
+    return {key: entry for key, entry in dispatch.items() if isinstance(entry, FunctionType) and _names_rotation(entry)}
 
 
 def _names_rotation(function: FunctionType) -> bool:

@@ -106,24 +106,28 @@ class _Search:
                 rotary.append((path, module))  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
                 continue
             try:
-                if found := list(self._layer_replacements(module)):
-                    layers[path] = found
+                layers[path] = list(self._layer_replacements(module))
             except RopeError as error:
                 refused[path] = error
+        layers = {path: of_module for path, of_module in layers.items() if of_module}
+        conventions = [function.convention for function in self.functions.values()]
         for path, module in rotary:
-            if (error := unequal_members(module, [function.convention for function in self.functions.values()])) is not None:
+            error = unequal_members(module, conventions)
+            if error is not None:
                 refused[path.rpartition(".")[0]] = error  # the layers beside it use its tables
         if refused:
             raise _with_hint(next(iter(refused.values())), list(layers), list(refused))
         if not layers:
             rule = "must rotate q and k with a function such as apply_rotary_pos_emb; no module of this model calls one"
             raise RopeError("model", rule, type(self.model).__name__)
-        tables = [RotaryReplacement(module, matches) for _, module in rotary if (matches := matches_of(module, self.backend))]
-        for replacement in tables:
-            for match in replacement.matches.values():
+        replacements = [replacement for of_module in layers.values() for replacement in of_module]
+        for _, module in rotary:
+            matches = matches_of(module, self.backend)
+            if matches:
+                replacements.append(RotaryReplacement(module, matches))
+            for match in matches.values():
                 for function in self.functions.values():
                     function.add_spec(match.rope.spec)
-        replacements = [*(each for of_layer in layers.values() for each in of_layer), *tables]
         for replacement in replacements:
             replacement.check()
         return replacements
@@ -174,10 +178,11 @@ def _with_hint(error: RopeError, layers: list[str], refused: list[str]) -> RopeE
 
     `layers` are the paths of the modules that could be patched, `refused` those of the others.
     """
-    parts = dict.fromkeys(part for path in layers if (part := _largest_part(path, refused)) is not None)
+    largest = dict.fromkeys(_largest_part(path, refused) for path in layers)
+    parts = [part for part in largest if part is not None]
     if not parts:
         return error
-    calls = ", ".join(f"patch(model.{part})" for part in list(parts)[:3])
+    calls = ", ".join(f"patch(model.{part})" for part in parts[:3])
     return RopeError(error.field, f"{error.rule}; to patch the other parts alone, call {calls}", error.value)
 
 
@@ -186,7 +191,8 @@ def _largest_part(path: str, refused: list[str]) -> str | None:
     names = path.split(".")
     for count in range(1, len(names) + 1):
         part = ".".join(names[:count])
-        # the path of the whole model is ""
-        if not any(not other or f"{other}.".startswith(f"{part}.") or f"{part}.".startswith(f"{other}.") for other in refused):
+        holds_refused = any(f"{other}.".startswith(f"{part}.") for other in refused)
+        is_in_refused = any(other == "" or f"{part}.".startswith(f"{other}.") for other in refused)  # "" is the whole model
+        if not holds_refused and not is_in_refused:
             return re.sub(r"\.(\d+)", r"[\1]", part)  # layers.0 as Python code: layers[0]
     return None

@@ -91,7 +91,7 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
 
     HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
     """
-    doubled = [each for each in conventions if each.reads_both and not each.joined_heads]
+    doubled = [each for each in conventions if each.reads_both and not each.joined_heads]  # with an entry for each member
     probe = probe_of(module)
     if probe.device.type == "meta" or len(doubled) < len(conventions):
         return None
@@ -100,19 +100,21 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
         positions = torch.randint(0, 99, (axes, 1, 7), generator=generator).to(probe.device)
         same = probe.tables(positions[:1].expand_as(positions), layer_type)  # all axes of a position are equal
         distinct = probe.tables(positions, layer_type)
-        if any(_doubles(each, same, axes) for each in doubled) and not any(_doubles(each, distinct, axes) for each in doubled):
+        is_rotation = any(_has_equal_members(each, distinct, axes) for each in doubled)
+        if not is_rotation and any(_has_equal_members(each, same, axes) for each in doubled):
             rule = "gives the two members of a pair different angles where the axes of a position differ, which is no rotation, "
             rule += "so the model is left unchanged"
             return RopeError(type(module).__name__, rule, f"{axes} axes")
     return None
 
 
-def _doubles(convention: Convention, tables: tuple[Tensor, ...], axes: int) -> bool:
+def _has_equal_members(convention: Convention, tables: tuple[Tensor, ...], axes: int) -> bool:
     """Return whether cos and sin have equal entries for both members of each pair, as the convention pairs them."""
     blocks = axes if convention.blocks else 1
     if len(tables) != 2 or any(table.shape[-1] % (2 * blocks) for table in tables):
         return False
-    return all(bool(((a - b).abs() <= 1e-5).all()) for a, b in convention.doubled(list(tables), blocks))
+    members = convention.doubled(list(tables), blocks)
+    return all(bool(((first - second).abs() <= 1e-5).all()) for first, second in members)
 
 
 def _layer_types(module: nn.Module) -> list[str | None]:
@@ -127,7 +129,7 @@ def _layer_types(module: nn.Module) -> list[str | None]:
 
 
 def _fits(spec: RopeSpec, positions: Tensor) -> bool:
-    """Return whether positions are [rows, tokens] or have the axes of a spec in front."""
+    """Return whether positions are [rows, tokens], or [axes, rows, tokens] with the axes of a spec."""
     return positions.ndim == 2 or (positions.ndim == 3 and positions.shape[0] == spec.num_axes > 1)
 
 
@@ -185,7 +187,7 @@ def probe_of(module: nn.Module) -> _Probe:
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """Copy a rotary module without its replacement.
+    """Return a copy of a rotary module that has the forward of its class.
 
     If half() or bfloat16() has rounded the frequencies, which no checkpoint intends, the copy is built from the config.
     """
@@ -203,11 +205,12 @@ def _own_forward(module: nn.Module, x: Tensor, positions: Tensor, layer_type: st
     """Call the forward of the module's class, after updating length-dependent frequencies."""
     if hook is not None:
         hook.update(module, positions, layer_type)
-    return type(module).forward(module, x, positions, *(() if layer_type is None else (layer_type,)))
+    arguments = (x, positions) if layer_type is None else (x, positions, layer_type)
+    return type(module).forward(module, *arguments)
 
 
 def _all_near(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], tolerance: Tensor) -> bool:
     """Return whether two lists of tables have the same shapes, and entries that differ by at most `tolerance`."""
     if [x.shape for x in ours] != [x.shape for x in theirs]:
         return False
-    return all(bool(((a - b).abs() <= tolerance).all()) for a, b in zip(ours, theirs, strict=True))
+    return all(bool(((our - their).abs() <= tolerance).all()) for our, their in zip(ours, theirs, strict=True))

@@ -67,12 +67,12 @@ class _Trials:
             calls = [self._call(axes, candidate, **other) for other in self._other_calls()]
             for at_end, from_end, absent in product(BOTH, BOTH, ("none", "nothing", "tensor")):
                 complete = replace(candidate, at_end=at_end, from_end=from_end, absent=absent)
-                if all(self._agree(complete, call) is not False for call in calls):
+                if all(self._agree(complete, call) is not False for call in calls):  # None: the function refuses the call
                     return replace(complete, reads_both=self._reads_both(axes, complete))
         return None
 
     def _candidates(self) -> Iterator[tuple[str, Convention]]:
-        """Yield (shape of the tensors, convention) of every convention that the function may have."""
+        """Yield every convention that the function may have, with the axes of its tensors, such as "row head token"."""
         forms = JOINT.get(self.table_names[0], (*LAYOUTS, "pairs"))
         parameter = inspect.signature(self.function).parameters.get(POSITIONS)
         needs_positions = parameter is not None and parameter.default is inspect.Parameter.empty
@@ -107,18 +107,19 @@ class _Trials:
         """
         generator = torch.Generator().manual_seed(0)
         draw = lambda *shape: torch.rand(*shape, generator=generator, device="cpu") - 0.5  # noqa: E731
-        by_axis = (len(TRIAL_SECTIONS),) if SECTIONS in self.names else ()
-        by_row = (ROWS,) if convention.by_row and not convention.gathers and not convention.joined_heads else ()
-        cos, sin = (draw(*by_axis, *by_row, TOKENS, self.pairs) for _ in range(2))
-        arguments = {
-            **dict(zip(self.table_names, convention.tables(cos, sin, _blocks(convention)), strict=True)),
-            **(options or {}),
-        }
-        for index, name in enumerate(self.inputs):
-            sizes = {"row": ROWS, "head": self.heads or (KEY_HEADS if index else HEADS), "token": TOKENS + more[min(index, 1)]}
+        # tables are [axes of a position, rows, tokens, pairs]; most functions have neither of the first two
+        axis_size = (len(TRIAL_SECTIONS),) if SECTIONS in self.names else ()
+        row_size = (ROWS,) if convention.by_row and not convention.gathers and not convention.joined_heads else ()
+        cos, sin = (draw(*axis_size, *row_size, TOKENS, self.pairs) for _ in range(2))
+        tables = convention.tables(cos, sin, _blocks(convention))
+        arguments: dict[str, Any] = {**dict(zip(self.table_names, tables, strict=True)), **(options or {})}
+        for index, name in enumerate(self.inputs):  # q comes first
+            heads, longer = (HEADS, more[0]) if index == 0 else (KEY_HEADS, more[1])
+            sizes = {"row": ROWS, "head": self.heads or heads, "token": TOKENS + longer}
             x = draw(*(sizes[axis] for axis in axes.split()), 2 * self.pairs + extra)
-            arguments[name] = None if name == without else x.flatten(-2) if convention.joined_heads else x
-        if by_axis:
+            x = x.flatten(-2) if convention.joined_heads else x
+            arguments[name] = None if name == without else x
+        if SECTIONS in self.names:
             arguments[SECTIONS] = TRIAL_SECTIONS
         if convention.gathers:
             arguments[POSITIONS] = torch.randint(0, TOKENS, (ROWS, TOKENS), generator=generator, device="cpu")
@@ -140,7 +141,7 @@ class _Trials:
 
     def _reads_both(self, axes: str, convention: Convention) -> bool:
         """Return whether the result changes if entries of doubled tables for the second members of the pairs change."""
-        plain, changed = self._call(axes, convention), self._call(axes, convention)
+        plain, changed = self._call(axes, convention), self._call(axes, convention)  # two equal calls, of which one is changed
         members = convention.doubled([changed[name] for name in self.table_names], _blocks(convention))
         for _, second in members:
             second += 1
