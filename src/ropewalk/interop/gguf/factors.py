@@ -43,13 +43,14 @@ def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
     candidates = [(8192, 4.0)]  # original_length and high_freq_factor of Llama 3.1
     if blended.sum() >= 2:
         shares = (1 / values[blended] - 1 / factor) / (1 - 1 / factor)
+        # a line: its slope is original_length / (high_freq_factor - 1), its intercept -1 / (high_freq_factor - 1)
         slope, intercept = np.polyfit(unscaled[blended] / (2 * np.pi), shares, 1)
         if slope > 0 and -1e6 < intercept < -1e-6:
             candidates.append((round(-slope / intercept), round(1 - 1 / intercept, 4)))
-    for original_length, high in candidates:
+    for original_length, high_freq_factor in candidates:
         if not 1 <= original_length < 2**40 or factor > 1e6:
             continue
-        scaling = Llama3(factor, 1.0, high, original_length)
+        scaling = Llama3(factor, 1.0, high_freq_factor, original_length)
         scaled = scaling.frequencies(2 * len(values), theta).radians.numpy()
         if np.allclose(unscaled / values, scaled, rtol=SAME, atol=0):
             return scaling

@@ -45,7 +45,7 @@ BOOL, STRING, ARRAY = 7, 8, 9
 class Array:
     """An array in the metadata: its entry type, its length, and its bytes in the file."""
 
-    kind: int
+    type_id: int
     length: int
     begin: int
     end: int
@@ -95,9 +95,9 @@ class GgufFile:
         if not isinstance(array, Array):
             raise RopeError(key, "must be an array", array)
         data = self._bytes(key, array.begin, array.end)
-        if array.kind != STRING:
-            return np.frombuffer(data, _dtype(array.kind)).tolist()
-        entries, at = [], 0
+        if array.type_id != STRING:
+            return np.frombuffer(data, _dtype(array.type_id)).tolist()
+        entries, at = [], 0  # each string is its length, 8 bytes, and its bytes
         for _ in range(array.length):
             end = at + 8 + int.from_bytes(data[at : at + 8], "little")
             entries.append(_text(key, data[at + 8 : end]))
@@ -151,7 +151,7 @@ class _Reader:
         alignment = self.file.metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
             raise RopeError("general.alignment", f"must be a power of 2 up to {MAX_ALIGNMENT}", alignment)
-        self._place(entries, alignment, self.at + -self.at % alignment)
+        self._place(entries, alignment, start=self.at + -self.at % alignment)  # the data starts at the next aligned byte
 
     def _place(self, entries: list[tuple[str, tuple[int, ...], Quantization, int]], alignment: int, start: int) -> None:
         """Add the tensors to the file, after a check that they are within it, aligned, and do not overlap.
@@ -181,52 +181,52 @@ class _Reader:
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise RopeError(f"dimensions of {name}", f"must be 1 to {MAX_DIMENSIONS}", dimensions)
         shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
-        if prod(shape) > 8 * self.file.size or not all(shape):
+        if prod(shape) > 8 * self.file.size or not all(shape):  # a weight takes at least one bit
             raise RopeError(f"shape of {name}", f"must be positive and fit in a file of {self.file.size} bytes", list(shape))
         return name, shape, quantization_of(self._number("I")), self._number("Q")
 
     def _value(self, key: str) -> Any:
         """Return the next value of the header, of the type that precedes it."""
-        kind = self._number("I")
-        if kind == STRING:
+        type_id = self._number("I")
+        if type_id == STRING:
             return self._string(key, MAX_HEADER_BYTES)
-        if kind == ARRAY:
+        if type_id == ARRAY:
             return self._array(key)
-        return self._scalar(key, kind)
+        return self._scalar(key, type_id)
 
-    def _scalar(self, key: str, kind: int) -> Any:
+    def _scalar(self, key: str, type_id: int) -> Any:
         """Return the next number or bool."""
-        if kind == BOOL:
+        if type_id == BOOL:
             value = self._number("B")
             if value > 1:
                 raise RopeError(key, "must be 0 or 1, as a bool", value)
             return bool(value)
-        if kind not in NUMBERS:
-            raise RopeError(key, "must have a type from 0 to 12", kind)
-        return self._number(NUMBERS[kind])
+        if type_id not in NUMBERS:
+            raise RopeError(key, "must have a type from 0 to 12", type_id)
+        return self._number(NUMBERS[type_id])
 
     def _array(self, key: str) -> Array:
         """Return where the entries of the next array are; they are read only when they are needed."""
-        kind, length = self._number("I"), self._number("Q")
-        if kind == ARRAY:
+        type_id, length = self._number("I"), self._number("Q")
+        if type_id == ARRAY:
             raise RopeError(key, "must not be an array of arrays", f"{length} arrays")
-        if kind not in NUMBERS and kind not in (BOOL, STRING):
-            raise RopeError(key, "must have entries of a type from 0 to 12", kind)
-        width = 8 if kind == STRING else _dtype(kind).itemsize
+        if type_id not in NUMBERS and type_id not in (BOOL, STRING):
+            raise RopeError(key, "must have entries of a type from 0 to 12", type_id)
+        width = 8 if type_id == STRING else _dtype(type_id).itemsize  # a string takes at least the 8 bytes of its length
         begin, room = self.at, (len(self.data) - self.at) // width
-        self.strings += length if kind == STRING else 0
+        self.strings += length if type_id == STRING else 0
         if length > room or self.strings > MAX_STRINGS:
             raise RopeError(f"length of {key}", f"must be at most {min(room, MAX_STRINGS)}", length)
-        if kind != STRING:
+        if type_id != STRING:
             self.at += length * width
-            return Array(kind, length, begin, self.at)
+            return Array(type_id, length, begin, self.at)
         data, at, end = self.data, self.at, len(self.data)
         for _ in range(length):
             at += 8 + int.from_bytes(data[at : at + 8], "little")
             if at > end:
                 raise RopeError(key, "must have strings that end within the file", f"{at} of {end} bytes")
         self.at = at
-        return Array(kind, length, begin, at)
+        return Array(type_id, length, begin, at)
 
     def _count(self, field: str, least: int, limit: int) -> int:
         """Return the next number of the header, a count of entries that take at least `least` bytes each; refuse too many."""
@@ -257,8 +257,8 @@ class _Reader:
         return piece
 
 
-def _dtype(kind: int) -> np.dtype:
-    return np.dtype("?" if kind == BOOL else "<" + NUMBERS[kind])
+def _dtype(type_id: int) -> np.dtype:
+    return np.dtype("?" if type_id == BOOL else "<" + NUMBERS[type_id])
 
 
 def _text(field: str, data: bytes | bytearray) -> str:

@@ -30,13 +30,12 @@ class Quantization:
     def size(self, tensor: str, shape: tuple[int, ...]) -> int:
         """Return how many bytes a tensor of this shape takes in the file; `tensor` is its name, for the error."""
         if shape[-1] % self.weights:
-            raise RopeError(
-                f"shape of {tensor}", f"must end in a multiple of {self.weights}, a block of {self.name}", list(shape)
-            )
+            rule = f"must end in a multiple of {self.weights}, a block of {self.name}"
+            raise RopeError(f"shape of {tensor}", rule, list(shape))
         return prod(shape) // self.weights * self.bytes
 
     def dequantize(self, tensor: str, data: np.ndarray) -> np.ndarray:
-        """Return the float32 weights of a tensor's bytes."""
+        """Return the weights [n] in float32 that the bytes `data` hold; `tensor` is the tensor's name, for the error."""
         if self.compute is None:
             known = ", ".join(each.name for each in TYPES.values() if each.compute)
             raise RopeError(tensor, f"must be of a type that can be dequantised: {known}", self.name)
@@ -158,6 +157,6 @@ TYPES: dict[int, Quantization] = {
 def quantization_of(number: int) -> Quantization:
     """Return the tensor type that GGUF files have this number for."""
     if number not in TYPES:
-        rule = f"must be one of {', '.join(f'{key} ({kind.name})' for key, kind in sorted(TYPES.items()))}"
+        rule = f"must be one of {', '.join(f'{key} ({each.name})' for key, each in sorted(TYPES.items()))}"
         raise RopeError("type of a tensor", rule, number)
     return TYPES[number]

@@ -50,27 +50,26 @@ def read_ropes(source: Source, precision: str = "hf_frequencies") -> tuple[dict[
     name = source.architecture
     facts = architecture_of(name)
     full = _Layer(source, name, facts, FULL)
-    layers = [full]
-    if facts.has_sliding and full.whole("attention.sliding_window", 0):
+    layers = [full]  # the layer types, of which the second has a sliding window
+    if facts.has_sliding and full.integer("attention.sliding_window", 0):
         layers.append(_Layer(source, name, facts, SLIDING))
     specs: dict[str, RopeSpec | None] = {}
     for layer in layers:
         if facts.full_unrotated and layer is full and len(layers) > 1:
             specs[FULL] = None
-            layer.note("rope", None, "this layer type is not rotated")
+            layer.record("rope", None, "this layer type is not rotated")
         else:
             specs[layer.layer_type] = layer.spec(precision)
     rotates = rotated_layers(source, name)
     if not all(rotates):
         specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
-        full.note("rope", None, f"{name}.{PATTERN}: false for layers {[i for i, each in enumerate(rotates) if not each]}")
+        full.record("rope", None, f"{name}.{PATTERN}: false for layers {[i for i, each in enumerate(rotates) if not each]}")
     entries = tuple(entry for layer in layers for entry in layer.entries)
-    warnings = tuple(dict.fromkeys(text for layer in layers for text in (*layer.warnings, *_ignored(source, name, facts))))
-    return specs, Explanation(name, entries, warnings)
+    return specs, Explanation(name, entries, tuple(_unread_warnings(source, name, facts)))
 
 
 def rotated_layers(source: Source, name: str) -> list[bool]:
-    """Return whether each layer rotates, as the file's pattern says; empty without one."""
+    """Return for each layer whether it rotates, as the file says; empty if it does not say so."""
     key = f"{name}.{PATTERN}"
     pattern = source.array(key) if key in source.metadata else []
     layers = source.metadata.get(f"{name}.block_count", len(pattern))
@@ -79,7 +78,7 @@ def rotated_layers(source: Source, name: str) -> list[bool]:
     return pattern
 
 
-def _ignored(source: Source, name: str, facts: Architecture) -> list[str]:
+def _unread_warnings(source: Source, name: str, facts: Architecture) -> list[str]:
     """Return a warning for each key or tensor of the rope that llama.cpp does not read for this architecture."""
     keys = {f"{name}.rope.scaling.{key}": getattr(facts, fact) for key, fact in CONDITIONAL.items()}
     keys[f"{name}.rope.dimension_sections"] = facts.axis_order
@@ -98,9 +97,8 @@ class _Layer:
     facts: Architecture
     layer_type: str
     entries: list[Entry] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
-    def note(self, name: str, value: Any, origin: str) -> None:
+    def record(self, name: str, value: Any, origin: str) -> None:
         """Record where a value of the spec came from."""
         self.entries.append(Entry(self.layer_type, name, value, origin))
 
@@ -109,11 +107,11 @@ class _Layer:
         theta = self._theta()
         head_dim, rotary_dim = self._dimensions()
         scaling = self._scaling(theta, rotary_dim)
-        self.note("rope_type", scaling.name, self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default")
+        self.record("rope_type", scaling.name, self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default")
         for key, value in scaling.as_dict().items():
             if key not in ("rope_type", "radians") and value is not None:
-                self.note(key, value, self._origin(key))
-        self.note("layout", self.facts.layout, f"code of llama.cpp for {self.name}")
+                self.record(key, value, self._origin(key))
+        self.record("layout", self.facts.layout, f"code of llama.cpp for {self.name}")
         return RopeSpec(
             head_dim=head_dim, theta=theta, scaling=scaling, layout=self.facts.layout, precision=precision, rotary_dim=rotary_dim,
             axes=self._axes(rotary_dim // 2), extra_softmax_factor=self._softmax_factor(),
@@ -124,7 +122,7 @@ class _Layer:
         value = self.source.metadata.get(self._key(key))
         return default if value is None else number(self._key(key), value, **bounds)
 
-    def whole(self, key: str, default: int | None = None, low: int = 0) -> int:
+    def integer(self, key: str, default: int | None = None, low: int = 0) -> int:
         """Return an integer of the file; without a default it must be given."""
         value = self.source.metadata.get(self._key(key))
         if value is None and default is not None:
@@ -137,9 +135,9 @@ class _Layer:
     def _has(self, key: str) -> bool:
         return self._key(key) in self.source.metadata
 
-    def _use(self, name: str, key: str, value: Any) -> Any:
-        """Return `value`, and record it as the field `name` of the spec, from this key or from llama.cpp's default."""
-        self.note(name, value, self._key(key) if self._has(key) else "default of llama.cpp")
+    def _record_key(self, name: str, key: str, value: Any) -> Any:
+        """Return `value`, and record it as the field `name` of the spec, given by this key or by llama.cpp's default."""
+        self.record(name, value, self._key(key) if self._has(key) else "default of llama.cpp")
         return value
 
     def _origin(self, field: str) -> str:
@@ -158,51 +156,51 @@ class _Layer:
         """Return theta; layers with a sliding window may have one of their own."""
         theta = self.number("rope.freq_base", 10_000.0, above=0)
         if self.layer_type == FULL:
-            return self._use("theta", "rope.freq_base", theta)
+            return self._record_key("theta", "rope.freq_base", theta)
         sliding = self.number("rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0)
-        return self._use("theta", "rope.freq_base_swa", sliding)
+        return self._record_key("theta", "rope.freq_base_swa", sliding)
 
     def _dimensions(self) -> tuple[int, int]:
         """Return head_dim and rotary_dim."""
         if self._has("attention.key_length"):
-            head = self.whole("attention.key_length", low=2)
+            head = self.integer("attention.key_length", low=2)
         else:
-            width, heads = self.whole("embedding_length", low=1), self.whole("attention.head_count", low=1)
+            width, heads = self.integer("embedding_length", low=1), self.integer("attention.head_count", low=1)
             if width % heads:
                 rule = f"must be a multiple of {self._key('attention.head_count')} = {heads} without attention.key_length"
                 raise RopeError(self._key("embedding_length"), rule, width)
             head = width // heads
-        rotated = self.whole("rope.dimension_count", head, low=2)
+        rotated = self.integer("rope.dimension_count", head, low=2)
         if self.layer_type == SLIDING:
-            head = self.whole("attention.key_length_swa", head, low=2)
-            rotated = self.whole("rope.dimension_count_swa", min(rotated, head), low=2)
+            head = self.integer("attention.key_length_swa", head, low=2)
+            rotated = self.integer("rope.dimension_count_swa", min(rotated, head), low=2)
         head = rotated if self.facts.latent else head
         if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
             rule = f"must be even and at most the head's {head} dimensions, which are at most {MAX_HEAD_DIM}"
             raise RopeError(self._key("rope.dimension_count"), rule, rotated)
         if self._has("attention.key_length"):
-            self._use("head_dim", "attention.key_length", head)
+            self._record_key("head_dim", "attention.key_length", head)
         else:
-            self.note("head_dim", head, f"{self.name}.embedding_length / attention.head_count")
+            self.record("head_dim", head, f"{self.name}.embedding_length / attention.head_count")
         if rotated != head:
-            self._use("rotary_dim", "rope.dimension_count", rotated)
+            self._record_key("rotary_dim", "rope.dimension_count", rotated)
         return head, rotated
 
     def _scaling(self, theta: float, dim: int) -> Scaling:
-        """Return the scaling, with the divisors of the tensors and the magnitude."""
+        """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a divisor for each pair."""
         if self.layer_type == SLIDING and self.facts.sliding_unscaled:
             return Default()
-        scaling, magnitude = self._from_keys()
+        scaling, magnitude = self._scaling_of_keys()
         source, facts = self.source, self.facts
-        kind = self._type()
-        if facts.has_long_factors and LONG in source.tensors and (kind == "longrope" or not facts.has_freqs):
+        scaling_type = self._type()
+        if facts.has_long_factors and LONG in source.tensors and (scaling_type == "longrope" or not facts.has_freqs):
             return self._longrope(scaling, magnitude, dim // 2)
         radians = scaling.frequencies(dim, theta).radians.numpy()
-        if facts.has_freqs and FREQS in source.tensors and kind != "longrope":
+        if facts.has_freqs and FREQS in source.tensors and scaling_type != "longrope":
             values = divisors(FREQS, source.tensor(FREQS), dim // 2)
             as_llama3 = llama3(values, theta) if isinstance(scaling, Default) and magnitude == 1 else None
             return as_llama3 or Given(tuple((radians / values).tolist()), magnitude)
-        # no attention_factor where the magnitude is YaRN's own, which is what configs then mean
+        # if the magnitude is the scaling's own, it needs no attention_factor, as in configs
         if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
             return scaling
         if isinstance(scaling, Yarn):
@@ -214,9 +212,8 @@ class _Layer:
         return choice(key, self.source.metadata.get(key, "linear"), SCALING_TYPES)
 
     def _factor(self) -> float:
-        """Return what frequencies are divided by; 1 if the type is none."""
-        old = self.number("rope.scale_linear", 0.0, low=0)
-        factor = self.number("rope.scaling.factor", old, low=0)
+        """Return the number that frequencies are divided by; 1 if the type is none."""
+        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 0.0, low=0), low=0)  # new and old key
         return 1.0 if factor == 0 or self._type() == "none" else factor
 
     def _extrapolation(self) -> float:
@@ -228,9 +225,9 @@ class _Layer:
     def _mscale_all_dim(self) -> float:
         return self.facts.log_multiplier * self.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
 
-    def _from_keys(self) -> tuple[Scaling, float]:
+    def _scaling_of_keys(self) -> tuple[Scaling, float]:
         """Return the scaling that the keys describe, and its magnitude."""
-        factor, extrapolation = self._factor(), self._extrapolation()
+        factor, extrapolation = self._factor(), self._extrapolation()  # the extrapolation is 1 for YaRN, else 0
         magnitude = self.number("rope.scaling.attn_factor", 1.0, above=0)
         alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
         if extrapolation == 0:
@@ -240,20 +237,18 @@ class _Layer:
             return (Linear(factor) if factor != 1 else Default()), magnitude
         if extrapolation != 1:
             raise RopeError(self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", extrapolation)
-        length = self.whole("rope.scaling.original_context_length", self.whole("context_length", 0), low=1)
+        length = self.integer("rope.scaling.original_context_length", self.integer("context_length", 0), low=1)
         betas: dict[str, Any] = {"beta_fast": self.facts.beta_fast}
         if self.facts.has_betas:
-            betas = {
-                "beta_fast": self.number("rope.scaling.yarn_beta_fast", self.facts.beta_fast, above=0),
-                "beta_slow": self.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
-            }
-        all_dim = self._mscale_all_dim()
-        of_yarn = float(mscale(factor))
-        if all_dim:
-            # the latent architectures take mscale to be mscale_all_dim
-            of_yarn = 1.0 if self.facts.latent and self.name != "deepseek32" else of_yarn / float(mscale(factor, all_dim))
+            betas["beta_fast"] = self.number("rope.scaling.yarn_beta_fast", self.facts.beta_fast, above=0)
+            betas["beta_slow"] = self.number("rope.scaling.yarn_beta_slow", 1.0, above=0)
+        mscale_all_dim = self._mscale_all_dim()
+        if mscale_all_dim and self.facts.latent and self.name != "deepseek32":
+            yarn_magnitude = 1.0  # these architectures take mscale to be mscale_all_dim, so their quotient is 1
+        else:
+            yarn_magnitude = float(mscale(factor)) / float(mscale(factor, mscale_all_dim))
         original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
-        return Yarn(original, factor=factor, **betas), magnitude * of_yarn
+        return Yarn(original, factor=factor, **betas), magnitude * yarn_magnitude
 
     def _longrope(self, scaling: Scaling, magnitude: float, pairs: int) -> LongRope:
         """Return the LongRoPE scaling, whose factors are tensors of the file."""
@@ -262,10 +257,10 @@ class _Layer:
             raise RopeError(self._key("rope.scaling.type"), rule, self._type())
         if SHORT not in self.source.tensors:
             raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
-        linear = getattr(scaling, "factor", 1.0)
-        short, long = (divisors(name, self.source.tensor(name), pairs) * linear for name in (SHORT, LONG))
-        served = self.whole("context_length", low=1)
-        trained = self.whole("rope.scaling.original_context_length", served, low=1)
+        linear_factor = getattr(scaling, "factor", 1.0)
+        short, long = (divisors(name, self.source.tensor(name), pairs) * linear_factor for name in (SHORT, LONG))
+        served = self.integer("context_length", low=1)
+        trained = self.integer("rope.scaling.original_context_length", served, low=1)
         lengths = {"original_length": trained, "factor": served / trained}
         return LongRope(tuple(short.tolist()), tuple(long.tolist()), **lengths, attention_factor=magnitude)
 
@@ -280,15 +275,15 @@ class _Layer:
             sections.pop()
         if sum(sections) != pairs:
             raise RopeError(key, f"must add up to the {pairs} pairs that rotate", given)
-        self.note("mrope_section", sections, key)
-        make: Callable[[list[int]], axes.AxisMap] = axes.AXIS_ORDERS[self.facts.axis_order]
-        return make(sections)
+        self.record("mrope_section", sections, key)
+        make_axis_map: Callable[[list[int]], axes.AxisMap] = axes.AXIS_ORDERS[self.facts.axis_order]
+        return make_axis_map(sections)
 
     def _softmax_factor(self) -> float:
         """Return the factor that latent attention applies to its softmax scale."""
-        all_dim = self._mscale_all_dim()
-        if not self.facts.latent or not all_dim or self._extrapolation() == 0:
+        mscale_all_dim = self._mscale_all_dim()
+        if not self.facts.latent or not mscale_all_dim or self._extrapolation() == 0:
             return 1.0
-        extra = float(mscale(self._factor(), all_dim)) ** 2
-        self.note("extra_softmax_factor", extra, self._key("rope.scaling.yarn_log_multiplier"))
+        extra = float(mscale(self._factor(), mscale_all_dim)) ** 2
+        self.record("extra_softmax_factor", extra, self._key("rope.scaling.yarn_log_multiplier"))
         return extra

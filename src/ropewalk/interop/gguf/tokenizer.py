@@ -29,7 +29,7 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     with the BOS token if the file says so.
     """
     try:
-        from tokenizers import AddedToken, Tokenizer, decoders, models
+        from tokenizers import AddedToken, Tokenizer, decoders, models, processors
     except ImportError:
         raise RopeError("tokenizer", "needs tokenizers; run: pip install 'ropewalk[gguf]'", str(path)) from None
     file = GgufFile(path)
@@ -44,13 +44,11 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     bpe.pre_tokenizer = _splitter(pre)
     bpe.decoder = decoders.ByteLevel()
     types = file.array("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in file.metadata else []
-    for token, kind in zip(tokens, types, strict=False):
-        if kind in (CONTROL, USER_DEFINED):
-            bpe.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
+    for token, token_type in zip(tokens, types, strict=False):
+        if token_type in (CONTROL, USER_DEFINED):
+            bpe.add_tokens([AddedToken(token, special=token_type == CONTROL, normalized=False)])
     bos = _bos_token(file, tokens)
     if bos is not None:
-        from tokenizers import processors
-
         bpe.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, ids[bos])]
         )
@@ -58,16 +56,16 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
 
 
 def _splitter(pre: str) -> Any:
-    """Return the pre-tokenizer that splits text into words and words into bytes, by tokenizer.ggml.pre."""
+    """Return the pre-tokenizer that splits text into words and words into bytes; `pre` is tokenizer.ggml.pre of the file."""
     from tokenizers import Regex, pre_tokenizers
 
     pattern = PATTERNS[pre]
-    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern is not None:
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), last])
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), to_bytes])
     if pre in SINGLE_DIGITS:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), last])
-    return last
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), to_bytes])
+    return to_bytes
 
 
 def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:

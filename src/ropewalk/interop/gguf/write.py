@@ -62,14 +62,14 @@ def to_gguf_metadata(spec: RopeSpec, architecture: str = "llama", *, context_len
     compute for this architecture.
     """
     facts = architecture_of(architecture)
-    _refuse(spec, architecture, facts)
+    _refuse_unwritable(spec, architecture, facts)
     keys: dict[str, Any] = {"attention.key_length": spec.head_dim, "rope.dimension_count": 2 * spec.pairs}
     keys["rope.freq_base"] = spec.theta
-    scaling_keys, tensors = _scaling(spec, architecture, facts)
+    scaling_keys, tensors = _scaling_keys(spec, architecture, facts)
     keys |= scaling_keys
     if spec.axes is not None:
         counts = [spec.axis_of_pair.count(axis) for axis in range(spec.num_axes)]
-        keys["rope.dimension_sections"] = [*counts, 0, 0, 0][:4]
+        keys["rope.dimension_sections"] = [*counts, 0, 0, 0][:4]  # always four numbers
     if context_length is not None:
         keys["context_length"] = integer("context_length", context_length, low=1, high=2**32 - 1)
     if facts.latent:
@@ -79,8 +79,8 @@ def to_gguf_metadata(spec: RopeSpec, architecture: str = "llama", *, context_len
     return GgufMetadata(named, tensors, facts.layout)
 
 
-def _refuse(spec: RopeSpec, name: str, facts: Architecture) -> None:
-    """Refuse what no key describes."""
+def _refuse_unwritable(spec: RopeSpec, name: str, facts: Architecture) -> None:
+    """Raise an error if a field of the spec has a value that no key of the architecture `name` describes."""
     if spec.learned or spec.scaling.name == "xpos" or (spec.needs_length and not isinstance(spec.scaling, LongRope)):
         raise RopeError("scaling", "must have fixed frequencies, or be LongRope, to be written to a GGUF file", spec.scaling)
     if spec.rotary_start:
@@ -93,17 +93,17 @@ def _refuse(spec: RopeSpec, name: str, facts: Architecture) -> None:
         raise RopeError("extra_softmax_factor", "must be 1: no key of the rope describes it", spec.extra_softmax_factor)
 
 
-def _scaling(spec: RopeSpec, name: str, facts: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _scaling_keys(spec: RopeSpec, name: str, facts: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the keys and tensors of the scaling; `name` and `facts` are those of the architecture."""
     scaling, prefix = spec.scaling, "rope.scaling."
     magnitude = float(spec.ladder_frequencies(1).magnitude)
     if isinstance(scaling, LongRope):
-        return _longrope(scaling, magnitude, name, facts)
+        return _longrope_keys(scaling, magnitude, name, facts)
     if isinstance(scaling, Default):
         return {prefix + "type": "none"}, {}
     if isinstance(scaling, Linear):
         return {prefix + "type": "linear", prefix + "factor": scaling.factor}, {}
-    if isinstance(scaling, Yarn) and _has_keys(scaling, facts):
+    if isinstance(scaling, Yarn) and _keys_describe(scaling, facts):
         keys = {"type": "yarn", "factor": scaling.factor, "original_context_length": scaling.original_length}
         if facts.has_betas:
             keys |= {"yarn_beta_fast": scaling.beta_fast, "yarn_beta_slow": scaling.beta_slow}
@@ -121,13 +121,13 @@ def _scaling(spec: RopeSpec, name: str, facts: Architecture) -> tuple[dict[str, 
     return keys, {FREQS: values.astype(np.float32)}
 
 
-def _has_keys(scaling: Yarn, facts: Architecture) -> bool:
-    """Return whether llama.cpp computes these frequencies from YaRN's keys."""
+def _keys_describe(scaling: Yarn, facts: Architecture) -> bool:
+    """Return whether llama.cpp computes the frequencies of this YaRN from the keys that it reads for the architecture."""
     usual = scaling.beta_fast == facts.beta_fast and scaling.beta_slow == 1
     return scaling.truncate and (usual or facts.has_betas) and not facts.has_yarn_factors
 
 
-def _longrope(
+def _longrope_keys(
     scaling: LongRope, magnitude: float, name: str, facts: Architecture
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the metadata keys and the tensors of a LongRoPE scaling."""
@@ -142,7 +142,7 @@ def _longrope(
 
 
 def _check_round_trip(spec: RopeSpec, written: Source) -> None:
-    """Raise a RopeError if other frequencies or another magnitude are read back."""
+    """Read a spec from what was written; raise a RopeError if its frequencies, magnitude or axes differ from those of `spec`."""
     read = read_ropes(written, "exact")[0][FULL]
     assert read is not None  # full layers rotate without a sliding window
     exact = spec.with_(precision="exact")
@@ -175,7 +175,8 @@ def hf_config(source: Source) -> dict[str, Any]:
         raise RopeError("path", "must have layers that rotate", name)
     config = {**first, "model_type": model_type}
     if SLIDING in ropes:
-        config["rope_parameters"] = {kind: keys["rope_parameters"] for kind, keys in ropes.items() if keys is not None}
+        rotated = {layer_type: keys for layer_type, keys in ropes.items() if keys is not None}
+        config["rope_parameters"] = {layer_type: keys["rope_parameters"] for layer_type, keys in rotated.items()}
     if NO_ROPE in ropes:
         config["no_rope_layers"] = [int(each) for each in rotated_layers(source, name)]
     return config | sizes_of(source)
