@@ -37,29 +37,31 @@ class Recommendation:
 
 
 def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
-    """Return method -> measure -> values of the same windows or pass keys for every method that was measured in full."""
-    found: dict[str, dict[str, dict[tuple, float]]] = {}
+    """Return {method: {measure: score}} of the methods that were measured in full, all on the same windows and pass keys."""
+    measured: dict[str, dict[str, dict[tuple, float]]] = {}  # method -> measure -> window or pass key -> value
     for row in rows:
-        own = found.setdefault(row["method"], {name: {} for name in MEASURES})
+        values = measured.setdefault(row["method"], {measure: {} for measure in MEASURES})
         if row["metric"] == "text" and row["length"] == to:
-            own["far_loss"][(row["window"],)] = row["bands"][-1]
+            values["far_loss"][(row["window"],)] = row["bands"][-1]
         elif row["metric"] == "text":
-            own["near_loss"][(row["window"],)] = row["loss"]
+            values["near_loss"][(row["window"],)] = row["loss"]
         elif row["metric"] == "passkey":
             measure = "near_keys" if row["length"] <= trained else "far_keys"
-            own[measure][(row["length"], row["depth"])] = 1.0 - row["found"]
-    samples = {name: max((own[name].keys() for own in found.values()), key=len, default={}.keys()) for name in MEASURES}
-    return {
-        method: {name: Score(np.array([[own[name][key] for key in sorted(samples[name])]])) for name in MEASURES if samples[name]}
-        for method, own in found.items()
-        if all(own[name].keys() == samples[name] for name in MEASURES)
-    }
+            values[measure][(row["length"], row["depth"])] = 1.0 - row["found"]
+    # the samples of a measure are those of the method that has most of them
+    samples = {name: max((set(values[name]) for values in measured.values()), key=len, default=set()) for name in MEASURES}
+    scores = {}
+    for method, values in measured.items():
+        if all(values[name].keys() == samples[name] for name in MEASURES):
+            ordered = {name: [values[name][sample] for sample in sorted(samples[name])] for name in MEASURES if samples[name]}
+            scores[method] = {name: Score(np.array([each])) for name, each in ordered.items()}
+    return scores
 
 
 def better(one: Scores, other: Scores) -> dict[str, Comparison]:
     """Return the measures in which one method is better than another beyond the noise."""
     compared = {name: compare(one[name], other[name]) for name in one if name in other and one[name].values.size > 1}
-    return {name: each for name, each in compared.items() if each.verdict == "a"}
+    return {name: each for name, each in compared.items() if each.verdict == "a"}  # "a": the first is better
 
 
 def beats(one: Scores, other: Scores) -> bool:
@@ -72,14 +74,17 @@ def _alike(one: Scores, other: Scores) -> bool:
     return not better(one, other) and not better(other, one)
 
 
-def _shortfalls(own: Scores, rivals: Sequence[Scores]) -> list[float]:
-    """Return for each measure how far a method is behind the best of its rivals beyond the noise, as a share.
+def _shortfalls(scores: Scores, rivals: Sequence[Scores]) -> list[float]:
+    """Return for each measure how far a method is behind the best of its rivals beyond the noise, as a share; 0 if it is not.
 
     A share of the pass keys, or of the perplexity: a loss of 0.1 nats more is a perplexity 11 % higher.
     """
-    behind = [(name, own[name].mean - each[name].mean) for each in rivals for name in better(each, own)]
-    shares = [(name, gap if name.endswith("keys") else math.expm1(gap)) for name, gap in behind]
-    return [max((share for measure, share in shares if measure == name), default=0.0) for name in own]
+    shortfalls = dict.fromkeys(scores, 0.0)
+    for rival in rivals:
+        for name in better(rival, scores):
+            gap = scores[name].mean - rival[name].mean
+            shortfalls[name] = max(shortfalls[name], gap if name.endswith("keys") else math.expm1(gap))
+    return list(shortfalls.values())
 
 
 def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recommendation:
@@ -91,46 +96,45 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
 
     prefer  methods taken first if no measurement tells them from the best, such as those that a config can express
     """
-    unbeaten = [name for name, own in scores.items() if not any(beats(other, own) for other in scores.values())] or list(scores)
+    unbeaten = [name for name, each in scores.items() if not any(beats(other, each) for other in scores.values())]
 
     def order(name: str) -> tuple:
         """Return the sort key of a method: the best one has the smallest."""
-        own = scores[name]
-        behind = _shortfalls(own, [each for each in scores.values() if each is not own])
-        means = [own[measure].mean for measure in ("far_keys", "far_loss") if measure in own]
-        return (max(behind), sum(behind), *means)
+        shortfalls = _shortfalls(scores[name], [each for other, each in scores.items() if other != name])
+        means = [scores[name][measure].mean for measure in ("far_keys", "far_loss") if measure in scores[name]]
+        return (max(shortfalls), sum(shortfalls), *means)
 
-    best = min(unbeaten, key=order)
+    best = min(unbeaten or scores, key=order)
     equal = [name for name in scores if name != best and _alike(scores[best], scores[name])]
     # the unchanged model, or else a preferred method, is recommended instead if nothing tells it from the best
-    instead = next((name for name in (NONE, *(() if best in prefer else prefer)) if name in equal), None)
+    candidates = [NONE] if best in prefer else [NONE, *prefer]
+    instead = next((name for name in candidates if name in equal), None)
     if instead is not None:
         best, equal = instead, [best if name == instead else name for name in equal]
-    beaten = tuple(name for name, own in scores.items() if beats(scores[best], own))
+    beaten = tuple(name for name, each in scores.items() if beats(scores[best], each))
     return Recommendation(best, _reason(best, scores), tuple(equal), beaten)
 
 
 def _reason(best: str, scores: Mapping[str, Scores]) -> str:
-    """Return a sentence for each measure: the value, and how the next method compares."""
-    own, sentences = scores[best], []
+    """Return a sentence for each measure: the value, and how the best of the other methods compares."""
+    sentences = []
     for measure, words in MEASURES.items():
-        if measure not in own:
+        if measure not in scores[best]:
             continue
-        keys = measure.endswith("keys")
-        mean, error = own[measure].mean, own[measure].error
-        value = f"{1 - mean:.0%} ± {error:.0%}" if keys else f"{mean:.3f} ± {error:.3f}"
+        score, is_share = scores[best][measure], measure.endswith("keys")
+        value = f"{1 - score.mean:.0%} ± {score.error:.0%}" if is_share else f"{score.mean:.3f} ± {score.error:.3f}"
         others = {name: each[measure] for name, each in scores.items() if name != best and measure in each}
-        sentences.append(f"{words} {value}{_beside(own[measure], others, keys)}")
+        sentences.append(f"{words} {value}{_comparison_text(score, others, is_share)}")
     return "; ".join(sentences)
 
 
-def _beside(own: Score, others: Mapping[str, Score], keys: bool) -> str:
-    """Return how a score compares with the best of the others, in words; `keys`: scores are shares of missed pass keys."""
-    if not others or own.values.size < 2:
+def _comparison_text(score: Score, others: Mapping[str, Score], is_share: bool) -> str:
+    """Return how a score compares with the best of the others, in words; `is_share`: scores are shares of missed pass keys."""
+    if not others or score.values.size < 2:
         return ""
     rival = min(others, key=lambda name: others[name].mean)
-    step = compare(own, others[rival])
+    step = compare(score, others[rival])
     # scores are shares of missed keys, and the text states the difference of the shares found
-    gap = f"{-step.difference:+.0%} ± {step.error:.0%}" if keys else f"{step.difference:+.3f} ± {step.error:.3f}"
+    gap = f"{-step.difference:+.0%} ± {step.error:.0%}" if is_share else f"{step.difference:+.3f} ± {step.error:.3f}"
     words = {"a": f"better than {rival}, the next", "b": f"worse than {rival}, the best", "tied": f"no difference to {rival}"}
     return f" ({words[step.verdict]}: {gap})"

@@ -23,7 +23,8 @@ class Ledger:
     def __init__(self, path: Path | None, setting: Mapping[str, Any]) -> None:
         self.path = path
         self.id = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
-        self.rows: list[Row] = [] if path is None or not path.exists() else [r for r in _read(path) if r.get("run") == self.id]
+        stored = [] if path is None or not path.exists() else _read(path)
+        self.rows: list[Row] = [row for row in stored if row.get("run") == self.id]
 
     def find(self, **fields: Any) -> Row | None:
         """Return the row with these fields, or None if it has not been measured yet."""
@@ -42,16 +43,16 @@ class Ledger:
 def _read(path: Path) -> Iterator[Row]:
     """Yield the rows of a file; a last line that was cut off while it was written is left out."""
     lines = path.read_text(encoding="utf-8").split("\n")
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if not line:
             continue
         try:
             row = json.loads(line)
         except ValueError:
-            if place >= len(lines) - 1:
-                path.write_text("\n".join(lines[:place]) + ("\n" if place else ""), encoding="utf-8")
+            if index >= len(lines) - 1:  # the last line: remove it from the file
+                path.write_text("\n".join(lines[:index]) + ("\n" if index else ""), encoding="utf-8")
                 return
-            raise RopeError("rows", f"line {place + 1} must be JSON; remove the file to measure again", str(path)) from None
+            raise RopeError("rows", f"line {index + 1} must be JSON; remove the file to measure again", str(path)) from None
         if not isinstance(row, dict):
-            raise RopeError("rows", f"line {place + 1} must be an object; remove the file to measure again", str(path))
+            raise RopeError("rows", f"line {index + 1} must be an object; remove the file to measure again", str(path))
         yield row

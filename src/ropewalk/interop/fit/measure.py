@@ -62,21 +62,21 @@ class Meter:
     _keys: dict[int, KeyTokens] = field(default_factory=dict)
 
     def measure(self, name: str, method: Method) -> None:
-        """Measure what is not in the ledger yet."""
-        texts, groups = list(self._missing_texts(name)), list(self._missing_passkeys(name))
+        """Measure the texts and pass keys of a method that are not in the ledger yet, and add them."""
+        texts, batches = list(self._missing_texts(name)), list(self._missing_passkeys(name))
         if self.long_ppl:
             for window in {window for window, length in texts if length == self.samples.to}:
                 self._key_tokens(window)  # before the model is extended
-        if texts or groups:
+        if texts or batches:
             fixed = is_fixed(self.reader.model, method)
             with extended(self.reader.model, method, self.samples.factor, self.samples.trained):
                 for window, length in texts:
                     if self._text_row(name, window, length) is None:
                         self.report(f"{name}: window {window + 1} of {len(self.samples.windows)}, {length:,} tokens")
                         self._measure_text(name, window, length, fixed)
-                for length, places in groups:
+                for length, depths in batches:
                     self.report(f"{name}: pass keys in {length:,} tokens")
-                    self._measure_passkeys(name, length, places)
+                    self._measure_passkeys(name, length, depths)
 
     def _missing_texts(self, name: str) -> Iterator[tuple[int, int]]:
         """Yield (window, length) of the texts that are not yet measured."""
@@ -95,9 +95,10 @@ class Meter:
         for length, depth in self.samples.passkeys:
             if self.ledger.find(metric="passkey", method=name, length=length, depth=depth) is None:
                 missing.setdefault(length, []).append(depth)
-        for length, places in missing.items():
+        for length, depths in missing.items():
             size = max(1, BATCH_TOKENS // length)
-            yield from ((length, places[start : start + size]) for start in range(0, len(places), size))
+            for start in range(0, len(depths), size):
+                yield length, depths[start : start + size]
 
     def _measure_text(self, name: str, window: int, length: int, fixed: bool) -> None:
         """Measure the loss of one window of text and add it to the ledger.
@@ -119,17 +120,17 @@ class Meter:
         if fixed and length == samples.to > samples.trained and self._text_row(name, window, samples.trained) is None:
             self.ledger.add(**fields, length=samples.trained, loss=_mean(losses[: samples.trained - 1]))
 
-    def _measure_passkeys(self, name: str, length: int, places: Sequence[float]) -> None:
-        """Measure which pass keys are found and add them to the ledger; alike ones are read as one batch."""
+    def _measure_passkeys(self, name: str, length: int, depths: Sequence[float]) -> None:
+        """Measure which pass keys are found and add them to the ledger; as one batch if their token counts are equal."""
         assert self.samples.encode is not None  # else there are no pass keys
-        made = [make_passkey(self.samples.encode, length, depth, self.samples.seed) for depth in places]
-        alike = {(len(each.tokens), each.answer) for each in made}
-        if len(alike) == 1:
-            found = self.reader.says(torch.stack([each.tokens for each in made]), made[0].answer).tolist()
+        prompts = [make_passkey(self.samples.encode, length, depth, self.samples.seed) for depth in depths]
+        token_counts = {(len(each.tokens), each.answer) for each in prompts}
+        if len(token_counts) == 1:
+            found = self.reader.says(torch.stack([each.tokens for each in prompts]), prompts[0].answer).tolist()
         else:
-            found = [bool(self.reader.says(each.tokens[None], each.answer)) for each in made]
-        for depth, one in zip(places, found, strict=True):
-            self.ledger.add(metric="passkey", method=name, length=length, depth=depth, found=int(one))
+            found = [bool(self.reader.says(each.tokens[None], each.answer)) for each in prompts]
+        for depth, is_found in zip(depths, found, strict=True):
+            self.ledger.add(metric="passkey", method=name, length=length, depth=depth, found=int(is_found))
 
     def _key_tokens(self, window: int) -> KeyTokens:
         """Return the key tokens of a window, which the unextended model finds once."""
@@ -140,18 +141,18 @@ class Meter:
 
     def find_longrope(self, window: Tensor, candidates: int, pairs: int) -> tuple[float, ...]:
         """Return LongRoPE factors with a small loss in the last band of a window that is not among the samples."""
-        known = self.ledger.find(metric="factors")
-        if known is not None:
-            return tuple(known["values"])
-        samples, last = self.samples, self.samples.bands[-1:]
+        stored = self.ledger.find(metric="factors")
+        if stored is not None:
+            return tuple(stored["values"])
+        samples, last = self.samples, self.samples.bands[-1:]  # the last band alone
         rounds = max(1, integer("search", candidates, low=1) // POPULATION)
         self.report(f"longrope: search with up to {POPULATION * (rounds + 1)} candidates")
-        found = search_longrope(
+        factors = search_longrope(
             self.reader.model, lambda: band_means(self.reader.losses(window[None])[0], last)[0], samples.factor, samples.trained,
             pairs, population=POPULATION, rounds=rounds, seed=samples.seed,
         )  # fmt: skip
-        self.ledger.add(metric="factors", method=LONGROPE, values=list(found))
-        return found
+        self.ledger.add(metric="factors", method=LONGROPE, values=list(factors))
+        return factors
 
     def _start_clock(self) -> float:
         """Return the time, after the GPU has finished its work; its peak memory starts again from here."""

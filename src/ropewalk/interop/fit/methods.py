@@ -49,13 +49,13 @@ METHODS: dict[str, Method] = {
 
 def methods(long_factor: tuple[float, ...] | None = None) -> dict[str, Method]:
     """Return every method by name; longrope only with its factors, one per pair."""
-    found = dict(METHODS)
+    by_name = dict(METHODS)
     for name, scaling in kinds().items():
         if name != LONGROPE:
-            found[name] = Method(name, factor=_takes_factor(scaling))
+            by_name[name] = Method(name, factor=_takes_factor(scaling))
         elif long_factor is not None:
-            found[name] = Method(name, options={"long_factor": tuple(long_factor)})
-    return found | {name: Method(name) for name in REMAPPINGS}
+            by_name[name] = Method(name, options={"long_factor": tuple(long_factor)})
+    return by_name | {name: Method(name) for name in REMAPPINGS}
 
 
 def _takes_factor(scaling: type[Scaling]) -> bool:
@@ -122,7 +122,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _decoder_extended(model: Decoder, method: Method, factor: float, trained: int) -> Iterator[None]:
-    """Extend our own decoder by a method while the context lasts."""
+    """Context manager: the ropes of our own decoder have the scaling of a method, and their own again afterwards."""
     encodings = _rotary(model)
     if not encodings:
         raise RopeError("model", "must have layers with RoPE to be extended by a scaling", model.config.encoding)
@@ -153,19 +153,19 @@ def search_longrope(
             model, LONGROPE, factor=factor, original_length=trained, search=lambda _: loss(), search_options=options
         )
     assert extension is not None  # only None as the kind returns None
-    found = next(iter(extension.specs.values())).scaling.long_factor  # type: ignore[attr-defined]
+    long_factor = next(iter(extension.specs.values())).scaling.long_factor  # type: ignore[attr-defined]
     extension.undo()
-    return tuple(found)
+    return tuple(long_factor)
 
 
 def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
-    """Return the scaling of a method."""
-    kind = kinds()[choice("method", method.kind, kinds())]
-    names = {each.name for each in fields(kind)}
-    given = {name: value for name, value in arguments(method, factor, trained).items() if name in names}
-    if kind.name == LONGROPE:
-        given.setdefault("short_factor", (1.0,) * len(given["long_factor"]))
-    return kind(**given)
+    """Return the scaling of a method, for `factor` times the trained length."""
+    scaling_class = kinds()[choice("method", method.kind, kinds())]
+    names = {each.name for each in fields(scaling_class)}
+    values = {name: value for name, value in arguments(method, factor, trained).items() if name in names}
+    if scaling_class.name == LONGROPE:
+        values.setdefault("short_factor", (1.0,) * len(values["long_factor"]))
+    return scaling_class(**values)
 
 
 def config_with(model: nn.Module, method: Method, factor: float, trained: int) -> dict[str, Any] | None:

@@ -95,7 +95,8 @@ def wording() -> str:
 
 def shortest_passkey(encode: Encode) -> int:
     """Return the number of tokens of a pass key with one sentence of filler."""
-    return len(list(encode(TASK + STATED.format(key=12345) + FILLER + f"{ASKED} 12345"))) + 8
+    tokens = list(encode(TASK + STATED.format(key=12345) + FILLER + f"{ASKED} 12345"))
+    return len(tokens) + 8  # a margin, because the parts of a pass key are encoded one by one
 
 
 def passkey_lengths(trained: int, to: int) -> list[int]:

@@ -53,7 +53,7 @@ class Fit:
 
     def __str__(self) -> str:
         columns, cells = self.table()
-        widths = [max(len(line[place]) for line in (columns, *cells)) for place in range(len(columns))]
+        widths = [max(len(line[column]) for line in (columns, *cells)) for column in range(len(columns))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in (columns, *cells)]
         return "\n".join([*lines, "", *self.sentences()])
 
@@ -138,7 +138,7 @@ def fit(
 
 
 def _tokens(text: Any, encode: Encode | None) -> list[Tensor]:
-    """Return the tokens of every text."""
+    """Return the tokens of every text: of the given tokens, of files or folders, or, if None, of Python's documentation."""
     if isinstance(text, Tensor):
         return [text.flatten()]
     if encode is None:
@@ -154,18 +154,18 @@ def _tokens(text: Any, encode: Encode | None) -> list[Tensor]:
 def _samples(
     tokens: Sequence[Tensor], encode: Encode | None, trained: int, to: int, count: int, passkeys: int, seed: int, spare: bool
 ) -> tuple[Samples, Tensor | None]:
-    """Return the samples, and one more window for a search if `spare`."""
-    shares = [count // len(tokens) + (place < count % len(tokens)) for place in range(len(tokens))]
-    extra = [share + (spare and place == 0) for place, share in enumerate(shares)]
-    taken = [windows_of(each, to, share) for each, share in zip(tokens, extra, strict=True) if share]
-    window = taken[0][-1] if spare else None
+    """Return samples with `count` windows, spread over the texts, and one more window for a search if `spare`, else None."""
+    counts = [count // len(tokens) + (text < count % len(tokens)) for text in range(len(tokens))]
+    counts[0] += spare  # the spare window is the last of the first text
+    windows = [windows_of(each, to, number) for each, number in zip(tokens, counts, strict=True) if number]
+    spare_window = windows[0][-1] if spare else None
     if spare:
-        taken[0] = taken[0][:-1]
+        windows[0] = windows[0][:-1]
     asked: list[tuple[int, float]] = []
     if encode is not None and passkeys:
         lengths = [length for length in passkey_lengths(trained, to) if length >= shortest_passkey(encode)]
         asked = [(length, depth) for length in lengths for depth in depths(passkeys)]
-    return Samples(trained, to, torch.cat(taken), tuple(bands_of(trained, to)), tuple(asked), encode, seed), window
+    return Samples(trained, to, torch.cat(windows), tuple(bands_of(trained, to)), tuple(asked), encode, seed), spare_window
 
 
 def _facts(name: str, model: nn.Module, text: Any, tokens: Sequence[Tensor], samples: Samples) -> dict[str, Any]:
@@ -174,8 +174,7 @@ def _facts(name: str, model: nn.Module, text: Any, tokens: Sequence[Tensor], sam
     return {
         "model": name, "weights": f"{weights:.9g}", "dtype": str(next(model.parameters()).dtype),
         "trained": samples.trained, "to": samples.to, "bands": samples.bands, "windows": len(samples.windows),
-        "text": _text_names(text),
-        "tokens": [len(each) for each in tokens],
+        "text": _text_names(text), "tokens": [len(each) for each in tokens],
         "samples": hashlib.sha256(samples.windows.numpy().tobytes()).hexdigest()[:16],
         "passkeys": len(samples.passkeys), "passkey_wording": wording(), "seed": samples.seed,
     }  # fmt: skip
@@ -237,11 +236,11 @@ def _on_our_kernels(model: nn.Module) -> Iterator[str]:
 def _result(model: nn.Module, rows: list[Row], facts: dict[str, Any], chosen: dict[str, Method], skipped: dict[str, str]) -> Fit:
     """Return the fit: the best method, and the best one that a config can name."""
     trained, to = facts["trained"], facts["to"]
-    scores = {name: own for name, own in scores_of(rows, trained, to).items() if name in chosen}
+    scores = {name: each for name, each in scores_of(rows, trained, to).items() if name in chosen}
     configs = {name: config_with(model, chosen[name], to / trained, trained) for name in scores}
     saved = [name for name, config in configs.items() if config is not None]
     best = decide(scores, prefer=saved)
-    in_config = decide({name: own for name, own in scores.items() if name in (NONE, *saved)})
+    in_config = decide({name: each for name, each in scores.items() if name in (NONE, *saved)})
     return Fit(rows, facts, best, in_config, configs[in_config.method], skipped)
 
 

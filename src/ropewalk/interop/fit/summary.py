@@ -30,28 +30,31 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
     trained, to, bands = facts["trained"], facts["to"], facts["bands"]
     names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
     with_ppl = any("key_count" in row for row in rows)
-    columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands), *["LongPPL"] * with_ppl]
+    columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands)]
+    columns += ["LongPPL"] if with_ppl else []
     columns += [f"loss at {short_length(trained)}", f"keys to {short_length(trained)}", f"keys to {short_length(to)}", "s", "GB"]
-    cells = []
-    for name in names:
-        own = [row for row in rows if row["method"] == name]
-        far = [row for row in own if row["metric"] == "text" and row["length"] == to]
-        near = [row for row in own if row["metric"] == "text" and row["length"] == trained]
-        asked = [row for row in own if row["metric"] == "passkey"]
-        keys = ([r["found"] for r in asked if r["length"] <= trained], [r["found"] for r in asked if r["length"] > trained])
-        ppl = long_ppl([row["key_sum"] for row in far], [row["key_count"] for row in far]) if with_ppl else None
-        cells.append(
-            [
-                name,
-                *(score_text([row["bands"][place] for row in far]) if far else "-" for place in range(len(bands))),
-                *["-" if ppl is None else f"{ppl:.2f}" if ppl < 1e4 else f"{ppl:.1e}"] * with_ppl,
-                score_text([row["loss"] for row in near]) if near else "-",
-                *(f"{np.mean(found):.0%}" if found else "-" for found in keys),
-                f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-",
-                f"{max(row['memory'] for row in far) / 2**30:.2f}" if far and far[0]["memory"] else "-",
-            ]
-        )
-    return columns, cells
+    return columns, [_cells(name, [row for row in rows if row["method"] == name], facts, with_ppl) for name in names]
+
+
+def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool) -> list[str]:
+    """Return the cells of one method, from its rows, under the columns of `table`; "-" where nothing was measured."""
+    trained = facts["trained"]
+    far = [row for row in rows if row["metric"] == "text" and row["length"] == facts["to"]]
+    near = [row for row in rows if row["metric"] == "text" and row["length"] == trained]
+    asked = [row for row in rows if row["metric"] == "passkey"]
+    cells = [name]
+    for band in range(len(facts["bands"])):
+        cells.append(score_text([row["bands"][band] for row in far]) if far else "-")
+    if with_ppl:
+        ppl = long_ppl([row["key_sum"] for row in far], [row["key_count"] for row in far])
+        cells.append("-" if ppl is None else format(ppl, ".2f" if ppl < 1e4 else ".1e"))
+    cells.append(score_text([row["loss"] for row in near]) if near else "-")
+    near_keys = [row["found"] for row in asked if row["length"] <= trained]
+    far_keys = [row["found"] for row in asked if row["length"] > trained]
+    cells += [f"{np.mean(found):.0%}" if found else "-" for found in (near_keys, far_keys)]
+    cells.append(f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-")
+    cells.append(f"{max(row['memory'] for row in far) / 2**30:.2f}" if far and far[0]["memory"] else "-")
+    return cells
 
 
 def note(facts: dict[str, Any]) -> str:
@@ -80,9 +83,9 @@ def sentences(
         lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
     if in_config.method != best.method:
         lines.append(f"The best method that a config can express: {in_config.method} ({in_config.reason}).")
-    own = [row for row in rows if row["method"] == best.method and row["metric"] == "text"]
-    place = [high for _, high in facts["bands"]].index(facts["trained"])
-    gaps = [row["bands"][-1] - row["bands"][place] for row in own if row["length"] == facts["to"]]
+    texts = [row for row in rows if row["method"] == best.method and row["metric"] == "text"]
+    trained_band = [high for _, high in facts["bands"]].index(facts["trained"])  # the band that ends at the trained length
+    gaps = [row["bands"][-1] - row["bands"][trained_band] for row in texts if row["length"] == facts["to"]]
     if len(gaps) > 1:
         score = Score(np.array([gaps]))
         if score.mean > 2 * score.error:

@@ -61,26 +61,26 @@ def band_means(losses: Tensor, bands: Sequence[Band]) -> list[float]:
 
 
 def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) -> Tensor:
-    """Return the loss [S - 1] of every token with between `context` and `context + stride` tokens before it.
+    """Return the loss [S - 1] of every token of a window, beginning with token 1, read with a short context.
 
-    The first tokens have fewer. Positions begin at 0 in every piece of the window.
+    The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart and at position 0. Each gives
+    the losses after its first `context` tokens, so these have at least `context` tokens before them; the first piece gives all.
     """
-    length = len(window)
-    found = torch.empty(length - 1)
-    first = min(length, context + stride)
-    found[: first - 1] = reader.losses(window[None, :first])[0]
+    length, piece = len(window), context + stride
+    losses = torch.empty(length - 1)
+    losses[: piece - 1] = reader.losses(window[None, :piece])[0]
     starts = list(range(stride, length - context, stride))
-    full = [start for start in starts if start + context + stride <= length]
-    batch = max(1, BATCH_TOKENS // (context + stride))
-    for place in range(0, len(full), batch):
-        some = full[place : place + batch]
-        losses = reader.losses(torch.stack([window[start : start + context + stride] for start in some]))
-        for start, own in zip(some, losses, strict=True):
-            found[start + context - 1 : start + context + stride - 1] = own[context - 1 :]
-    if len(full) < len(starts):
+    whole = [start for start in starts if start + piece <= length]
+    batch_size = max(1, BATCH_TOKENS // piece)
+    for index in range(0, len(whole), batch_size):
+        batch = whole[index : index + batch_size]
+        piece_losses = reader.losses(torch.stack([window[start : start + piece] for start in batch]))
+        for start, each in zip(batch, piece_losses, strict=True):
+            losses[start + context - 1 : start + piece - 1] = each[context - 1 :]
+    if len(whole) < len(starts):  # the last piece is shorter
         start = starts[-1]
-        found[start + context - 1 :] = reader.losses(window[None, start:])[0, context - 1 :]
-    return found
+        losses[start + context - 1 :] = reader.losses(window[None, start:])[0, context - 1 :]
+    return losses
 
 
 @dataclass(frozen=True)
