@@ -71,13 +71,10 @@ class Audit:
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as plain data for JSON."""
         return {
-            "model_type": self.model_type,
-            "reference": REFERENCE,
-            "max_model_len": self.max_model_len,
+            "model_type": self.model_type, "reference": REFERENCE, "max_model_len": self.max_model_len,
             "engines": {name: {"title": engine.title, "tree": engine.tree} for name, engine in ENGINES.items()},
-            "findings": [asdict(finding) for finding in self.findings],
-            "warnings": list(self.warnings),
-        }
+            "findings": [asdict(finding) for finding in self.findings], "warnings": list(self.warnings),
+        }  # fmt: skip
 
     def __str__(self) -> str:
         """Return the findings as text, one line each, with the rules below it."""
@@ -91,8 +88,8 @@ class Audit:
 
 def in_one_line(finding: Finding) -> str:
     """Return which engine differs, by how much, and why, as one line."""
-    why = "; ".join(map(str, finding.rules))
-    return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {_in_words(finding)}{why and f'; {why}'}"
+    parts = [_in_words(finding), *map(str, finding.rules)]
+    return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {'; '.join(parts)}"
 
 
 def _in_words(finding: Finding) -> str:
@@ -142,10 +139,11 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
 
 
 def _refused_as_a_whole(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Give every layer type the reason for which its engine refuses one of them: no model is built in part."""
-    refusals = {each.engine: each.problem for each in reversed(findings) if (each.problem or "").startswith("no table")}
+    """Return the findings; an engine that refuses one layer type builds no model, so all its findings get that problem."""
+    refused = [finding for finding in findings if (finding.problem or "").startswith("no table")]
+    problems = {finding.engine: finding.problem for finding in reversed(refused)}  # the first problem of each engine
     empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": (), "difference": None}
-    return tuple(replace(f, problem=refusals[f.engine], **empty) if f.engine in refusals else f for f in findings)
+    return tuple(replace(f, problem=problems[f.engine], **empty) if f.engine in problems else f for f in findings)
 
 
 def case_of(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_len: int | None) -> Case:
@@ -155,17 +153,16 @@ def case_of(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_
     served = served_length(text)
     max_position = None if served is None else served.value
     limit = _default_limit(spec, max_position) if max_model_len is None else integer("max_model_len", max_model_len, low=1)
-    nested = any(value.where == f"rope_parameters.{layer_type}" for value in rope.values())
-    keys = {key: value.value for key, value in rope.items()}
-    is_latent = text.get(LATENT_KEY) is not None
     return Case(
-        spec, keys, model_type, max_position, limit, limit, is_latent, nested, text, layer_type, max_model_len is not None
-    )
+        spec, {key: value.value for key, value in rope.items()}, model_type, max_position, max_model_len=limit, length=limit,
+        latent=text.get(LATENT_KEY) is not None, config=text, layer_type=layer_type, limit_is_given=max_model_len is not None,
+        by_layer_type=any(value.where == f"rope_parameters.{layer_type}" for value in rope.values()),
+    )  # fmt: skip
 
 
 def _default_limit(spec: RopeSpec, max_position: int | None) -> int:
-    """Return the length that engines are started for by default: the trained length times the factor, or the config's."""
-    trained, factor = (getattr(spec.scaling, name, None) for name in ("original_length", "factor"))
+    """Return the default served length: `max_position`, or, if it is None or the scaling dynamic, trained length x factor."""
+    trained, factor = getattr(spec.scaling, "original_length", None), getattr(spec.scaling, "factor", None)
     if isinstance(spec.scaling, Dynamic) or (max_position is None and trained and factor):
         return round(trained * factor)  # type: ignore[operator]  # both are given
     if max_position is None:
@@ -193,13 +190,13 @@ def _findings(layer_type: str, case: Case) -> list[Finding]:
     for name, reading in readings.items():
         is_known = reading.problem is None
         difference = compare(reference, reading, case.length) if is_known and name != REFERENCE else None
+        radians, magnitude = reading.frequencies()
         axis_of_pair = reading.spec.axis_of_pair if is_known else ()
-        findings.append(
-            Finding(
-                name, layer_type, case.length, *reading.frequencies(), axis_of_pair, tuple(reading.rules), difference,
-                reading.problem, evidence(name, case),
-            )
+        finding = Finding(
+            name, layer_type, case.length, radians, magnitude, axis_of_pair, rules=tuple(reading.rules), difference=difference,
+            problem=reading.problem, evidence=evidence(name, case),
         )  # fmt: skip
+        findings.append(finding)
     return findings
 
 
@@ -214,10 +211,11 @@ def evidence(engine: str, case: Case) -> str:
 
 
 def _read(engine: Engine, case: Case) -> Reading:
-    """Return what an engine computes; its `problem` is "not known" for scalings of the user's own and impossible numbers."""
+    """Return what an engine computes; its `problem` is "not known: ..." if no rule was read for a scaling or a null key."""
     if engine is not ENGINES[REFERENCE] and case.spec.scaling.name not in SCALINGS_READ:
         return Reading(case).fail(f"not known: rope_type {case.spec.scaling.name}")
-    nulls = [key for key in NULL_NOT_READ for place in (case.written, case.config) if place.get(key, 0) is None]
+    places = (case.rope_with_nulls, case.config)
+    nulls = [key for key in NULL_NOT_READ if any(key in place and place[key] is None for place in places)]
     if nulls:
         return Reading(case).fail(f"not known: {nulls[0]} is null; remove the key")
     try:

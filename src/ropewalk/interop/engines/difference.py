@@ -44,36 +44,44 @@ class Difference:
 
 def compare(reference: Reading, engine: Reading, length: int) -> Difference | None:
     """Return how far an engine's frequencies, axes and magnitude are from the reference, over `length` tokens; None: the same."""
-    (our_radians, our_magnitude), (their_radians, their_magnitude) = reference.frequencies(), engine.frequencies()
+    our_radians, our_magnitude = reference.frequencies()
+    their_radians, their_magnitude = engine.frequencies()
     pairs = max(len(our_radians), len(their_radians))
-    # a pair that one of them does not rotate has frequency 0
-    padded = [radians + (0.0,) * (pairs - len(radians)) for radians in (our_radians, their_radians)]
-    ours, theirs = (torch.tensor(radians, dtype=torch.float64) for radians in padded)
+    ours, theirs = _padded(our_radians, pairs), _padded(their_radians, pairs)
     frequency_differs = (ours - theirs).abs() > SAME * ours.abs()
-    axes = [torch.tensor((*each.spec.axis_of_pair, *[0] * pairs)[:pairs]) for each in (reference, engine)]
-    axis_differs = (axes[0] != axes[1]) & ~frequency_differs
+    our_axes, their_axes = _padded(reference.spec.axis_of_pair, pairs), _padded(engine.spec.axis_of_pair, pairs)
+    axis_differs = (our_axes != their_axes) & ~frequency_differs
     different = (frequency_differs | axis_differs).nonzero().flatten().tolist()
     temperature = (their_magnitude / our_magnitude) ** 2  # type: ignore[operator]  # both are known
     if not different and abs(temperature - 1) <= SAME:
         return None
     # text tokens have the same position on all axes, so other axes only matter for images
     only_image = bool(axis_differs.any()) and not bool(frequency_differs.any()) and abs(temperature - 1) <= SAME
-    # if only axes differ, the angle of a pair is off by its frequency times the difference of the two coordinates
-    gap = torch.where(axis_differs, ours, 0.0) if only_image else torch.where(frequency_differs, theirs - ours, 0.0)
-    max_distance = min(length, IMAGE_SIDE) if only_image else length
-    change = _score_change(ours, ours - gap if only_image else theirs, temperature, max_distance) * our_magnitude**2  # type: ignore[operator]
+    if only_image:  # the angle of a pair is off by its frequency times the difference of the two coordinates
+        gap = torch.where(axis_differs, ours, 0.0)
+        change = _score_change(ours, ours - gap, temperature, min(length, IMAGE_SIDE))
+    else:
+        gap = torch.where(frequency_differs, theirs - ours, 0.0)
+        change = _score_change(ours, theirs, temperature, length)
+    change = change * our_magnitude**2  # type: ignore[operator]
     first = different[0] if different else None
-    radians_of_first = (None, None) if first is None else (padded[0][first], padded[1][first])
     return Difference(
-        first, len(different), *radians_of_first, temperature, float(change.max()), float(change.mean()),
-        _until(gap, 0.1), _until(gap, math.pi), "image" if only_image else "all",
+        first, len(different), reference_radians=None if first is None else float(ours[first]),
+        engine_radians=None if first is None else float(theirs[first]), temperature=temperature,
+        score_worst=float(change.max()), score_mean=float(change.mean()), until_tenth=_until(gap, 0.1),
+        until_half_turn=_until(gap, math.pi), tokens="image" if only_image else "all",
     )  # fmt: skip
+
+
+def _padded(values: tuple[float, ...], pairs: int) -> Tensor:
+    """Return frequencies or axes as a float64 tensor [pairs], 0 for the pairs that are not rotated."""
+    return torch.tensor((*values, *[0.0] * pairs)[:pairs], dtype=torch.float64)
 
 
 def _score_change(ours: Tensor, theirs: Tensor, temperature: float, max_distance: int) -> Tensor:
     """Return |t e^{i w' d} - e^{i w d}| [distances d, pairs], the largest change of q . k for unit vectors in one pair.
 
-    w are `ours` and w' `theirs`, radians per step; t is the temperature.
+    w are `ours` and w' `theirs`, radians per step; t is the temperature, the factor of the other engine on every logit.
     """
     distances = torch.logspace(0, math.log10(max_distance), DISTANCES, dtype=torch.float64).round().unique().unsqueeze(-1)
     return (temperature * torch.exp(1j * distances * theirs) - torch.exp(1j * distances * ours)).abs()

@@ -42,12 +42,13 @@ def why_not(engine: str) -> str | None:
 
 def run(engine: str, rows: Sequence[Row], timeout: float = 1500.0) -> Mapping[str, Any]:
     """Return what an engine computes for the rows: {"engine", "version", "results"}; its script runs for `timeout` s at most."""
-    with tempfile.TemporaryDirectory() as name:
-        source, target = Path(name) / "rows.json", Path(name) / "results.json"
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "rows.json", Path(folder) / "results.json"
         source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
         command = [sys.executable, str(RUNNERS / SCRIPTS[engine][0]), str(source), str(target)]
         process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
         if process.returncode != 0 or not target.exists():
-            last = (process.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RopeError("engine", f"must run to its end; the last line of {SCRIPTS[engine][0]} was: {last[:200]}", engine)
+            last_line = (process.stderr.strip().splitlines() or ["no message"])[-1]
+            rule = f"must run to its end; the last line of {SCRIPTS[engine][0]} was: {last_line[:200]}"
+            raise RopeError("engine", rule, engine)
         return json.loads(target.read_text(encoding="utf-8"))

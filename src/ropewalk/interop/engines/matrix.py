@@ -159,6 +159,6 @@ class Row:
 
     @property
     def id(self) -> str:
-        """The name with the lengths, if they are not the config's own."""
+        """The name, the length and, if it is given, the length an engine is started for."""
         started = "" if self.max_model_len is None else f", started for {self.max_model_len}"
         return f"{self.name} at {self.length}{started}"

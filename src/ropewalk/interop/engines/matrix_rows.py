@@ -49,30 +49,21 @@ def config_of(
     partial  the fraction of the head that rotates; None: the config has no such key
     keys     further keys of the text model
     """
-    architecture, facts = FAMILIES[model_type]
-    rope: Config = {}
+    architecture, family_keys = FAMILIES[model_type]
+    is_old_neox = model_type == "gpt_neox" and spelling == 4
+    theta_key, partial_key = ("rotary_emb_base", "rotary_pct") if is_old_neox else ("rope_theta", "partial_rotary_factor")
+    rope: Config = {key: value for key, value in {theta_key: theta, partial_key: partial}.items() if value is not None}
     if spelling == 5:
-        rope["rope_parameters"] = {"rope_type": "default", **({} if theta is None else {"rope_theta": theta}), **(scaling or {})}
-        if partial is not None:
-            rope["rope_parameters"]["partial_rotary_factor"] = partial
-    else:
-        names = ("rotary_emb_base", "rotary_pct") if model_type == "gpt_neox" else ("rope_theta", "partial_rotary_factor")
-        given = zip(names, (theta, partial), strict=True)
-        rope = {name: value for name, value in given if value is not None}
-        if scaling is not None:
-            rope["rope_scaling"] = dict(scaling)
-    text = {**HEADS, **facts, "max_position_embeddings": length, **rope, **keys}
+        rope = {"rope_parameters": {"rope_type": "default", **rope, **(scaling or {})}}
+    elif scaling is not None:
+        rope["rope_scaling"] = dict(scaling)
+    text = {**HEADS, **family_keys, "max_position_embeddings": length, **rope, **keys}
     if model_type not in VISION:
         return {"model_type": model_type, "architectures": [architecture], **text}
     name, tower = VISION[model_type]
     text = {**text, "hidden_size": 256, "head_dim": 128, "model_type": name}
     outer = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
     return {"model_type": model_type, "architectures": [architecture], **outer, "text_config": text, "vision_config": dict(tower)}
-
-
-def _layers(full: Config, sliding: Config) -> Config:
-    """Return `rope_parameters` of two layer types."""
-    return {"full_attention": full, "sliding_attention": sliding}
 
 
 #: name: (model_type, served length, theta, scaling, partial, more keys); each becomes two rows, one per spelling
@@ -133,6 +124,7 @@ REAL: dict[str, tuple[str, int, float, Config | None, float | None, Config]] = {
 
 def _real() -> Iterator[Row]:
     """Yield the configs of real models, in the spelling of transformers 4 and of 5."""
+    # config_of(model_type, 4 or 5 for the spelling, served length, theta, scaling, fraction of the head that rotates)
     for name, (model_type, length, theta, scaling, partial, keys) in REAL.items():
         for spelling in (4, 5):
             config = config_of(model_type, spelling, length, theta, scaling, partial, **keys)
@@ -144,24 +136,24 @@ def _real() -> Iterator[Row]:
     yield Row("gemma-3 linear, v4", config_of("gemma3_text", 4, 131072, None, LINEAR, **gemma), 131072)
     local = {"rope_type": "default", "rope_theta": 1e4}
     full = {"rope_type": "default", "rope_theta": 1e6}
-    yield _nested("gemma-3, v5", "gemma3_text", 32768, full, local)
-    yield _nested("gemma-3 linear, v5", "gemma3_text", 131072, {**full, **LINEAR}, local)
+    yield _row_by_layer_type("gemma-3, v5", "gemma3_text", 32768, full, local)
+    yield _row_by_layer_type("gemma-3 linear, v5", "gemma3_text", 131072, {**full, **LINEAR}, local)
     proportional = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
-    yield _nested("gemma-4, v5", "gemma4_text", 131072, proportional, local)
-    yield _nested("gemma-4 factor 4, v5", "gemma4_text", 131072, {**proportional, "factor": 4.0}, local)
+    yield _row_by_layer_type("gemma-4, v5", "gemma4_text", 131072, proportional, local)
+    yield _row_by_layer_type("gemma-4 factor 4, v5", "gemma4_text", 131072, {**proportional, "factor": 4.0}, local)
     olmo = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2079441541679836}
     yield Row("olmo-3, v4", config_of("olmo3", 4, 65536, 5e5, olmo), 65536)
-    yield _nested("olmo-3, v5", "olmo3", 65536, {**olmo, "rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5})
+    yield _row_by_layer_type("olmo-3, v5", "olmo3", 65536, {**olmo, "rope_theta": 5e5}, {**local, "rope_theta": 5e5})
 
 
-def _nested(name: str, model_type: str, length: int, full: Config, sliding: Config) -> Row:
+def _row_by_layer_type(name: str, model_type: str, length: int, full: Config, sliding: Config) -> Row:
     """Return a row whose `rope_parameters` hold one rope for full and one for sliding attention."""
-    config = config_of(model_type, 4, length, None)
-    return Row(name, {**config, "rope_parameters": _layers(full, sliding)}, length)
+    config = config_of(model_type, 4, length, theta=None)
+    return Row(name, {**config, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}}, length)
 
 
 def _lengths(name: str, config: Config, original: int) -> Iterator[Row]:
-    """Yield rows around `original`, the length at which a scaling changes, with the engine's own limit and with others."""
+    """Yield rows at lengths around `original`, where a scaling changes, some of them with the length an engine is started for."""
     served = config["max_position_embeddings"]
     for length in (original - 1, original, original + 1, served):
         yield Row(name, config, length)
@@ -172,20 +164,21 @@ def _lengths(name: str, config: Config, original: int) -> Iterator[Row]:
 
 def _length_dependent() -> Iterator[Row]:
     """Yield configs whose frequencies depend on the length, each at several lengths."""
+    # config_of(model_type, 4 or 5 for the spelling, served length, theta, scaling, fraction of the head that rotates)
     for spelling in (4, 5):
         # Phi's configs have the trained length outside the rope object, and name the scaling by `type` in transformers 4
         outside = {"original_max_position_embeddings": 4096}
         phi = config_of("phi3", spelling, 131072, 1e4, by_type(longrope(32)) if spelling == 4 else longrope(32), **outside)
         yield from _lengths(f"phi-3 128k, v{spelling}", phi, 4096)
-        mini = by_type(longrope(24)) if spelling == 4 else longrope(24)
-        mini = config_of("phi3", spelling, 131072, 1e4, mini, 0.75, **outside)
+        factors = by_type(longrope(24)) if spelling == 4 else longrope(24)
+        mini = config_of("phi3", spelling, 131072, 1e4, factors, 0.75, **outside)
         yield from _lengths(f"phi-4-mini, v{spelling}", mini, 4096)
         moe = longrope(32, short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=4096)
         yield from _lengths(f"phi-3.5 moe, v{spelling}", config_of("phimoe", spelling, 131072, 1e4, moe, **outside), 4096)
         dynamic = config_of("llama", spelling, 4096, 1e4, DYNAMIC)
         for length in (2048, 4096, 4097, 8192):
             yield Row(f"llama dynamic, v{spelling}", dynamic, length)
-        yield Row(f"llama dynamic, v{spelling}", dynamic, 8192, 8192)
+        yield Row(f"llama dynamic, v{spelling}", dynamic, 8192, max_model_len=8192)
         inside = longrope(32, original_max_position_embeddings=4096, factor=8.0)
         yield from _lengths(f"llama longrope, v{spelling}", config_of("llama", spelling, 32768, 1e4, inside), 4096)
     old = {**by_type(longrope(32)), "type": "su"}
@@ -213,17 +206,18 @@ YARN_TRAPS: dict[str, Config] = {
 
 def _traps() -> Iterator[Row]:
     """Yield configs that engines are likely to read differently: missing keys, unusual keys and rare combinations."""
-    short = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}
+    # config_of(model_type, 4 or 5 for the spelling, served length, theta, scaling, fraction of the head that rotates)
+    short_yarn = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}
     for name, keys in YARN_TRAPS.items():
         for model_type in ("llama", "qwen2", "qwen3", "deepseek_v3"):
-            yield Row(f"{model_type} yarn {name}", config_of(model_type, 4, 32768, 1e4, {**short, **keys}), 32768)
-        yield Row(f"llama yarn {name}, v5", config_of("llama", 5, 32768, 1e4, {**short, **keys}), 32768)
-        yield Row(f"mistral yarn {name}, v5", config_of("mistral", 5, 32768, 1e4, {**short, **keys}), 32768)
+            yield Row(f"{model_type} yarn {name}", config_of(model_type, 4, 32768, 1e4, {**short_yarn, **keys}), 32768)
+        yield Row(f"llama yarn {name}, v5", config_of("llama", 5, 32768, 1e4, {**short_yarn, **keys}), 32768)
+        yield Row(f"mistral yarn {name}, v5", config_of("mistral", 5, 32768, 1e4, {**short_yarn, **keys}), 32768)
     for spelling in (4, 5):
-        missing = {"rope_type": "yarn", "factor": 4.0}
+        no_length = {"rope_type": "yarn", "factor": 4.0}
         for model_type in ("llama", "qwen2", "mistral", "qwen3"):
-            yield Row(f"{model_type} yarn without original length, v{spelling}",
-                      config_of(model_type, spelling, 8192, 1e4, missing), 8192)  # fmt: skip
+            config = config_of(model_type, spelling, 8192, 1e4, no_length)
+            yield Row(f"{model_type} yarn without original length, v{spelling}", config, 8192)
         no_length = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
         yield Row(f"llama3 without original length, v{spelling}", config_of("llama", spelling, 16384, 5e5, no_length), 16384)
         for model_type in ("llama", "qwen2", "mistral", "phi3", "gpt_neox", "phi", "falcon", "granite", "starcoder2", "olmo2",
@@ -235,11 +229,11 @@ def _traps() -> Iterator[Row]:
             config = config_of(model_type, spelling, 8192, 1e4, LINEAR, 0.25)
             yield Row(f"{model_type} partial linear, v{spelling}", config, 8192)
         for model_type in ("llama", "qwen2", "phi3"):
-            config = config_of(model_type, spelling, 32768, 1e4, short, 0.5)
+            config = config_of(model_type, spelling, 32768, 1e4, short_yarn, 0.5)
             yield Row(f"{model_type} partial yarn, v{spelling}", config, 32768)
         for model_type in ("mistral", "qwen3", "gemma2", "granite", "cohere2", "olmo2"):
             yield Row(f"{model_type} llama3, v{spelling}", config_of(model_type, spelling, 131072, 5e5, LLAMA3), 131072)
-            yield Row(f"{model_type} yarn, v{spelling}", config_of(model_type, spelling, 32768, 5e5, short), 32768)
+            yield Row(f"{model_type} yarn, v{spelling}", config_of(model_type, spelling, 32768, 5e5, short_yarn), 32768)
         for model_type in ("llama", "qwen2", "gemma2", "mistral", "phi3", "stablelm", "gpt_oss", "falcon", "cohere"):
             config = config_of(model_type, spelling, 8192, None)
             yield Row(f"{model_type} without theta, v{spelling}", config, 8192)
@@ -249,9 +243,8 @@ def _traps() -> Iterator[Row]:
         yield Row(f"qwen2-vl yarn, v{spelling}", config_of("qwen2_vl", spelling, 131072, 1e6, scaled), 131072, axes=3)
     old = {"type": "mrope", "mrope_section": [16, 24, 24]}
     yield Row("qwen2-vl type mrope", config_of("qwen2_vl", 4, 32768, 1e6, old), 32768, axes=3)
-    for kind in ("linear", "yarn", "llama3"):
-        scaling = {"linear": LINEAR, "yarn": short, "llama3": LLAMA3}[kind]
-        yield Row(f"llama {kind} by type", config_of("llama", 4, 65536, 1e4, by_type(scaling)), 65536)
+    for scaling in (LINEAR, short_yarn, LLAMA3):
+        yield Row(f"llama {scaling['rope_type']} by type", config_of("llama", 4, 65536, 1e4, by_type(scaling)), 65536)
     half = config_of("deepseek_v3", 4, 4096, 1e4, rope_interleave=False)
     yield Row("deepseek-v3 rope_interleave false", half, 4096)
     pct = config_of("stablelm", 4, 4096, 1e4)
@@ -270,21 +263,18 @@ UNUSUAL = {"deepseek_v3": 16, "cohere": 32, "qwen2_vl": 64, "qwen3_vl": 64, "min
 
 
 def _unusual() -> Iterator[Row]:
-    """Yield scalings in families whose engines expect another one or none."""
+    """Yield rows with a scaling that the checkpoints of their family never have, so engines may expect another one or none."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "mscale": 0.9, "mscale_all_dim": 0.6}
     for spelling, (model_type, pairs) in itertools.product((4, 5), UNUSUAL.items()):
         long = longrope(pairs, original_max_position_embeddings=1024, factor=4.0)
-        sections = {"mrope_section": [16, 24, 24] if model_type == "qwen2_vl" else [24, 20, 20]} if model_type in VISION else {}
+        sections = {"qwen2_vl": {"mrope_section": [16, 24, 24]}, "qwen3_vl": {"mrope_section": [24, 20, 20]}}.get(model_type, {})
         for name, scaling in (("linear", LINEAR), ("llama3", LLAMA3), ("longrope", long), ("yarn mscale", yarn)):
-            config = config_of(model_type, spelling, 4096, 2e5, {**scaling, **sections})
+            config = config_of(model_type, spelling, 4096, theta=2e5, scaling={**scaling, **sections})
             yield Row(f"{model_type} unusual {name}, v{spelling}", config, 4096, axes=3 if model_type in VISION else 1)
     local = {"rope_type": "default", "rope_theta": 1e4}
-    for name, scaling in (
-        ("linear", LINEAR),
-        ("yarn", yarn),
-        ("partial", {"rope_type": "default", "partial_rotary_factor": 0.5}),
-    ):
-        yield _nested(f"gemma4_text unusual {name}, v5", "gemma4_text", 4096, {"rope_theta": 1e6, **scaling}, local)
+    partial = {"rope_type": "default", "partial_rotary_factor": 0.5}
+    for name, scaling in (("linear", LINEAR), ("yarn", yarn), ("partial", partial)):
+        yield _row_by_layer_type(f"gemma4_text unusual {name}, v5", "gemma4_text", 4096, {"rope_theta": 1e6, **scaling}, local)
 
 
 def rows() -> list[Row]:

@@ -80,15 +80,14 @@ def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeErro
 
 
 def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str, int]:
-    """Return the index of the first layer of each type."""
+    """Return {layer type: index of its first layer}."""
     text = config_file.text_part(config_file.load(dict(config)))
     declared = text.get("layer_types")
     rotates = text.get("no_rope_layers")
     first_layers = {}
     for name in layer_types:
-        if name == NO_ROPE:
-            # by default every fourth layer is not rotated
-            first_layers[name] = next((index for index, flag in enumerate(rotates or []) if not flag), 3)
+        if name == NO_ROPE:  # the first layer that is not rotated; without the key, every fourth layer is not
+            first_layers[name] = next((index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3)
         else:
             first_layers[name] = declared.index(name) if declared and name in declared else 0
     return first_layers

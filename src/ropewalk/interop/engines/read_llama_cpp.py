@@ -9,7 +9,7 @@ from typing import Any
 from ropewalk.axes import AxisMap
 from ropewalk.frequencies import Dynamic, Linear, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.interop.engines.read_transformers import unread_theta
+from ropewalk.interop.engines.read_transformers import ignores_theta
 from ropewalk.interop.engines.readings import TRAINED, Case, Reading, names
 
 #: families whose converter writes theta and the scaling as the shared code does; others write what is named below
@@ -49,7 +49,7 @@ CONVERTER = "convert_hf_to_gguf.py"
 def read_llama_cpp(case: Case) -> Reading:
     """Return what llama.cpp computes for a case. "Not written" means: its converter leaves a config key out of the GGUF file.
 
-    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
     reading = Reading(case)
     if case.model_type in MISSING:
@@ -59,28 +59,28 @@ def read_llama_cpp(case: Case) -> Reading:
     if (problem := _refusal(case)) is not None:
         return reading.fail(problem)
     if case.model_type in NO_THETA:
-        reading.use("rope_theta", "not written: 10,000 is used", CONVERTER, theta=10_000.0)
+        reading.set_fields("rope_theta", "not written: 10,000 is used", CONVERTER, theta=10_000.0)
     elif not case.gives_theta and case.is_named_by_type and case.model_type in NEEDS_ROPE_TYPE:
         does = "transformers 4.57 refuses a scaling without rope_type, and 10,000 is used"
-        reading.use("rope_theta", does, CONVERTER, theta=10_000.0)
+        reading.set_fields("rope_theta", does, CONVERTER, theta=10_000.0)
     elif not case.gives_theta and case.model_type in NEEDS_LENGTH and _lacks_length(case):
         does = "transformers 4.57 refuses llama3 without original_max_position_embeddings, and 10,000 is used"
-        reading.use("rope_theta", does, CONVERTER, theta=10_000.0)
-    elif case.model_type == "olmo3" and case.nested:
+        reading.set_fields("rope_theta", does, CONVERTER, theta=10_000.0)
+    elif case.model_type == "olmo3" and case.by_layer_type:
         theta = _full_rope(case.config).get("rope_theta") or OLD_THETA["olmo3"]
-        reading.use("rope_theta", "that of full layers is used for every layer", CONVERTER, theta=theta)
+        reading.set_fields("rope_theta", "that of full layers is used for every layer", CONVERTER, theta=theta)
     elif not case.gives_theta and case.model_type in OLD_THETA:
-        reading.use("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
-    if unread_theta(case):
-        reading.use("rope_theta", "read for every layer", CONVERTER, theta=case.config["rope_theta"])
+        reading.set_fields("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
+    if ignores_theta(case):
+        reading.set_fields("rope_theta", "read for every layer", CONVERTER, theta=case.config["rope_theta"])
     if case.model_type == "gpt_neox" and case.config.get("rotary_pct") is None:
-        reading.rotate(case.spec.head_dim // 4, "not read in rope_parameters", CONVERTER)
+        reading.set_rotary_dim(case.spec.head_dim // 4, "not read in rope_parameters", CONVERTER)
     if case.model_type == "cohere2":
-        reading.rotate(int(case.spec.head_dim * case.config["rotary_pct"]), "rotary_pct is read instead", CONVERTER)
+        reading.set_rotary_dim(int(case.spec.head_dim * case.config["rotary_pct"]), "rotary_pct is read instead", CONVERTER)
     elif case.model_type not in PARTIAL and not case.latent and case.spec.rotary_dim != case.spec.head_dim:
-        reading.rotate(case.spec.head_dim, "not written", CONVERTER)
+        reading.set_rotary_dim(case.spec.head_dim, "not written", CONVERTER)
     _axes(reading)
-    _scaling(reading)
+    _set_scaling(reading)
     return reading
 
 
@@ -88,14 +88,14 @@ def _refusal(case: Case) -> str | None:
     """Return why the converter fails; None if it does not."""
     scaling, config = case.spec.scaling, case.config
     original = case.original_length
-    if isinstance(scaling, Yarn) and original is None and case.model_type not in NO_SCALING - {"cohere", "cohere2"}:
-        return "no table: the converter fails without original_max_position_embeddings"
-    if original is None and (case.model_type == "phimoe" or _old_class_refuses(case)):
+    writes_length = isinstance(scaling, Yarn) and case.model_type not in NO_SCALING - {"cohere", "cohere2"}
+    if original is None and (writes_length or case.model_type == "phimoe" or _old_class_refuses(case)):
         return "no table: the converter fails without original_max_position_embeddings"
     if not case.gives_theta and _old_class_refuses(case):
         return "no table: the converter fails without rope_theta"
-    computes = (Llama3,) if case.model_type in LLAMA3 else (Llama3, LongRope) if case.model_type in ("phi3", "phimoe") else ()
-    if isinstance(scaling, computes) and (problem := case.refuses_null(TRAINED)) is not None:
+    reads_llama3 = case.model_type in LLAMA3 and isinstance(scaling, Llama3)
+    reads_phi = case.model_type in ("phi3", "phimoe") and isinstance(scaling, (Llama3, LongRope))
+    if (reads_llama3 or reads_phi) and (problem := case.null_problem(TRAINED)) is not None:
         return problem
     if case.model_type in NO_HEAD_DIM and case.spec.head_dim != case.derived_head_dim:
         return f"no table: {case.model_type} takes heads of hidden_size / num_attention_heads alone"
@@ -120,7 +120,7 @@ def _refusal(case: Case) -> str | None:
 
 
 def _full_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope of the full layers in `rope_parameters` by layer type."""
+    """Return the rope of full attention, if `rope_parameters` has one for each layer type; else {}."""
     return (config.get("rope_parameters") or {}).get("full_attention") or {}
 
 
@@ -141,25 +141,25 @@ def _old_class_refuses(case: Case) -> bool:
 
 
 def _axes(reading: Reading) -> None:
-    """Record how llama.cpp treats interleaved axes: pairs beyond the sections use a fourth one, which is 0 in text and images."""
+    """Record how llama.cpp treats interleaved axes: pairs beyond the sections use a fourth axis, where every position is 0."""
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved":
         return
     sections = [int(count) for count in case.rope.get("mrope_section", case.family.sections)]
-    reading.still = frozenset(pair for pair in range(reading.spec.pairs) if pair >= 3 * sections[pair % 3])
-    if reading.still:
-        does = f"pairs {', '.join(map(str, sorted(reading.still)))} follow a fourth axis and stand still"
-        reading.add("M-RoPE", does, "ggml-cpu/ops.cpp")
+    reading.unrotated_pairs = frozenset(pair for pair in range(reading.spec.pairs) if pair >= 3 * sections[pair % 3])
+    if reading.unrotated_pairs:
+        does = f"pairs {', '.join(map(str, sorted(reading.unrotated_pairs)))} follow a fourth axis and stand still"
+        reading.add_rule("M-RoPE", does, "ggml-cpu/ops.cpp")
 
 
-def _scaling(reading: Reading) -> None:
-    """Record which scaling llama.cpp computes with: what its converter writes of the config's."""
+def _set_scaling(reading: Reading) -> None:
+    """Record which scaling llama.cpp computes with: the part of the config's scaling that its converter writes."""
     case, scaling = reading.case, reading.spec.scaling
-    if case.nested and case.layer_type == "sliding_attention":
+    if case.by_layer_type and case.layer_type == "sliding_attention":
         reading.drop_scaling("the converter reads the rope of full layers alone", CONVERTER)
     elif case.model_type == "nemotron" and not isinstance(scaling, Linear) and case.rope.get("factor") is not None:
         does = "any scaling with a factor is written as linear"
-        reading.use(case.rope_type, does, CONVERTER, scaling=Linear(case.rope["factor"]))
+        reading.set_fields(case.rope_type, does, CONVERTER, scaling=Linear(case.rope["factor"]))
     elif isinstance(scaling, Ntk):
         if case.model_type not in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
             reading.fail("not known: static NTK")
@@ -175,8 +175,8 @@ def _scaling(reading: Reading) -> None:
         _yarn(reading, scaling)
     elif isinstance(scaling, Proportional) and case.model_type != "gemma4_text":
         reading.drop_scaling("not known to the converter", CONVERTER)
-    elif isinstance(scaling, Proportional) and reading.change(factor=1.0):
-        reading.add("factor", "not written for rope_type proportional", CONVERTER)
+    elif isinstance(scaling, Proportional) and reading.change_scaling(factor=1.0):
+        reading.add_rule("factor", "not written for rope_type proportional", CONVERTER)
 
 
 def _longrope(reading: Reading, scaling: LongRope) -> None:
@@ -186,10 +186,10 @@ def _longrope(reading: Reading, scaling: LongRope) -> None:
         reading.drop_scaling("the factors are written for Phi-3 and PhiMoE alone", CONVERTER)
         return
     length = case.rope.get(TRAINED, scaling.original_length)
-    if reading.change(original_length=length):
-        reading.add(TRAINED, f"read in the rope: {length}", CONVERTER)
+    if reading.change_scaling(original_length=length):
+        reading.add_rule(TRAINED, f"read in the rope: {length}", CONVERTER)
         scaling = replace(scaling, original_length=length)
-    reading.switch_once(scaling, "the context", "llama.cpp#24875, llama-model.cpp", case.max_model_len)
+    reading.choose_longrope_factors(scaling, "the context", "llama.cpp#24875, llama-model.cpp", case.max_model_len)
     reading.set_longrope_magnitude(scaling, "llama.cpp#24875, llama-model.cpp")
 
 
@@ -198,8 +198,8 @@ def _llama3(reading: Reading) -> None:
     case = reading.case
     if case.model_type not in LLAMA3:
         reading.drop_scaling("not written for this family", CONVERTER)
-    elif case.original_length is None and reading.change(original_length=8192):
-        reading.add("original_max_position_embeddings", "8192 is used where it is missing", CONVERTER)
+    elif case.original_length is None and reading.change_scaling(original_length=8192):
+        reading.add_rule("original_max_position_embeddings", "8192 is used where it is missing", CONVERTER)
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
@@ -214,7 +214,7 @@ def _yarn(reading: Reading, yarn: Yarn) -> None:
     does = "attn_factor computed from factor with mscale = 1"
     reading.set_yarn_magnitude(magnitude, does, "llama.cpp#17945, llama-context.cpp")
     reading.round_band("not written", "ggml rope_yarn_corr_dims")
-    if case.model_type not in READS_BETAS and reading.change(beta_fast=32.0, beta_slow=1.0):
-        reading.add("beta_fast, beta_slow", "written, and not read: 32 and 1 are used", "llama-hparams.h")
+    if case.model_type not in READS_BETAS and reading.change_scaling(beta_fast=32.0, beta_slow=1.0):
+        reading.add_rule("beta_fast, beta_slow", "written, and not read: 32 and 1 are used", "llama-hparams.h")
     if magnitude != 1:
-        reading.add("K-shift", "shifting a KV cache multiplies its keys by the magnitude again", "llama-kv-cache.cpp")
+        reading.add_rule("K-shift", "shifting a KV cache multiplies its keys by the magnitude again", "llama-kv-cache.cpp")

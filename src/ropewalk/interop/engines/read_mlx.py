@@ -16,8 +16,8 @@ class Model:
     """What one file of mlx_lm.models reads.
 
     theta     the default of rope_theta; None: it must be given
-    v5        how `rope_parameters` is read: "" not at all; "all": where `rope_theta` or `rope_scaling` is missing; "only": in
-              place of them; "nested": one object for each layer type
+    v5        how `rope_parameters`, the spelling of transformers 5, is read: "never"; "if missing": where `rope_theta` or
+              `rope_scaling` is missing; "only": in place of them; "by layer type": one object for each layer type
     scaling   "shared": rope_scaling goes to `initialize_rope`; "none": it is not read; or the name of a special rule
     partial   the default of partial_rotary_factor; None: it is not read; 0: it must be given
 
@@ -25,7 +25,7 @@ class Model:
     """
 
     theta: float | None = 10_000.0
-    v5: str = ""
+    v5: str = "never"
     scaling: str = "shared"
     partial: float | None = None
     theta_key: str = "rope_theta"
@@ -38,11 +38,11 @@ MODELS: dict[str, Model] = {
     **dict.fromkeys(names("llama mistral olmo2 olmoe seed_oss smollm3 bitnet"), _SHARED),
     **dict.fromkeys(names("granite granitemoe apertus dots1 olmo3"), replace(_SHARED, theta=None)),
     **dict.fromkeys(names("qwen2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text"), replace(_SHARED, theta=1e6)),
-    **dict.fromkeys(names("qwen3 qwen3_vl_text"), replace(_SHARED, theta=None, v5="all")),
+    **dict.fromkeys(names("qwen3 qwen3_vl_text"), replace(_SHARED, theta=None, v5="if missing")),
     "exaone4": replace(_SHARED, theta=None, needs_scaling=True),
     "gpt_oss": replace(_SHARED, theta=150_000.0),
     "gemma3_text": replace(_SHARED, theta=1e6),
-    "gemma4_text": replace(_SHARED, v5="nested"),
+    "gemma4_text": replace(_SHARED, v5="by layer type"),
     "ministral3": replace(_SHARED, theta=None, v5="only"),
     **dict.fromkeys(names("deepseek_v3 kimi_k2 deepseek_v32"), _SHARED),
     "deepseek_v2": replace(_SHARED, needs_scaling=True, scaling="yarn"),
@@ -89,7 +89,7 @@ MISSING = names("hunyuan_v1_moe falcon arcee persimmon gptj jetmoe zamba2 hyperc
 def read_mlx(case: Case) -> Reading:
     """Return what mlx-lm computes for a case: it has one axis, rounds bands to whole pairs and uses long factors only.
 
-    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
     reading = Reading(case)
     if case.model_type in MISSING:
@@ -102,36 +102,35 @@ def read_mlx(case: Case) -> Reading:
     where = f"models/{case.model_type}.py"
     if case.mrope:
         reading.spec = reading.spec.with_(axes=None)
-        reading.add("M-RoPE", "sections accepted but ignored: every pair uses the text position", "rope_utils.py")
-    given = _given(case, model)
+        reading.add_rule("M-RoPE", "sections accepted but ignored: every pair uses the text position", "rope_utils.py")
+    given = _arguments(case, model)
     if isinstance(given, str):
         return reading.fail(given)
-    theta, scaling, partial = given
-    reading.use("rope_theta", f"not read where the config has it: {theta:g} is used", where, theta=theta)
-    if partial is not None and not case.latent:
-        width = int(case.spec.head_dim * partial)
+    theta, scaling, fraction = given
+    reading.set_fields("rope_theta", f"not read where the config has it: {theta:g} is used", where, theta=theta)
+    if fraction is not None and not case.latent:
+        width = int(case.spec.head_dim * fraction)
         if width % 2:
             return reading.fail(f"no table: {width} dimensions would rotate, and MLX takes an even number")
-        reading.rotate(width, "not read where the config has it", where)
+        reading.set_rotary_dim(width, "not read where the config has it", where)
     elif not case.latent and case.model_type != "minimax_m2" and not isinstance(case.spec.scaling, Proportional):
-        reading.rotate(case.spec.head_dim, "not read", where)
+        reading.set_rotary_dim(case.spec.head_dim, "not read", where)
     return _with_scaling(reading, model, scaling, where)
 
 
-def _given(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, float | None] | str:
-    """Return theta, the keys of the scaling and the fraction that rotates, as mlx-lm's model gets them; or why it fails."""
+def _arguments(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, float | None] | str:
+    """Return theta, the keys of the scaling and the fraction that rotates, as mlx-lm's model gets them; or the problem."""
     config, v5 = case.config, case.config.get("rope_parameters") or {}
-    theta, scaling, partial = config.get(model.theta_key), config.get("rope_scaling"), config.get("partial_rotary_factor")
-    if model.theta_key == "rotary_emb_base":
-        partial = config.get("rotary_pct")
-    if model.v5 == "nested":
-        of_type = (v5 or GEMMA4).get(case.layer_type, {})
-        return of_type.get("rope_theta", 10_000.0), of_type, None
+    theta, scaling = config.get(model.theta_key), config.get("rope_scaling")
+    fraction = config.get("rotary_pct" if model.theta_key == "rotary_emb_base" else "partial_rotary_factor")
+    if model.v5 == "by layer type":
+        layer_rope = (v5 or GEMMA4).get(case.layer_type, {})
+        return layer_rope.get("rope_theta", 10_000.0), layer_rope, None
     if model.v5 == "only":
         if not {"rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"} <= v5.keys():
             return "no table: rope_parameters must have rope_theta, llama_4_scaling_beta and original_max_position_embeddings"
         theta, scaling = v5["rope_theta"], v5
-    elif model.v5 == "all" and v5:
+    elif model.v5 == "if missing" and v5:
         theta = v5.get("rope_theta") if theta is None else theta
         scaling = v5 if scaling is None else scaling
     elif case.model_type == "gemma3_text" and case.layer_type == "sliding_attention":
@@ -141,7 +140,7 @@ def _given(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, f
     theta = model.theta if theta is None else theta
     if theta is None:
         return f"no table: {model.theta_key} must be given outside rope_parameters"
-    if model.partial == 0 and partial is None:
+    if model.partial == 0 and fraction is None:
         return "no table: the fraction that rotates must be given outside rope_parameters"
     if case.model_type in NEEDS_HEAD_DIM and config.get("head_dim") is None:
         return "no table: head_dim must be given"
@@ -153,93 +152,92 @@ def _given(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, f
         return "no table: rotary_dim must be given"
     if model.scaling == "whole head":
         return theta, None, 1.0
-    return theta, scaling, None if model.partial is None else (model.partial if partial is None else partial)
+    if model.partial is None:  # this model does not read the fraction
+        return theta, scaling, None
+    return theta, scaling, model.partial if fraction is None else fraction
 
 
 def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None, where: str) -> Reading:
-    """Return the reading with the scaling that mlx-lm's model builds from `keys` instead of that of the config."""
+    """Return the reading with the scaling that mlx-lm's model builds from `keys`, the rope object as that model reads it."""
     case, rule = reading.case, model.scaling
     # `type` takes precedence, and a model with a rule of its own reads it alone
-    kind = None if not keys else keys.get("type") or keys.get("rope_type", "default")
+    rope_type = None if not keys else keys.get("type") or keys.get("rope_type", "default")
     if rule in ("none", "whole head") or not keys:
-        keys, kind = None, "default"
+        keys, rope_type = None, "default"
     elif rule == "phi3":
         if "type" not in keys or "long_factor" not in keys:
             return reading.fail("no table: rope_scaling must have the keys type and long_factor")
-        kind = {"su": "longrope"}.get(str(kind), kind)
+        rope_type = {"su": "longrope"}.get(str(rope_type), rope_type)
     elif rule == "phimoe":
         if not {"short_factor", "long_factor", "short_mscale", "long_mscale"} <= keys.keys():
             return reading.fail("no table: rope_scaling must have both factors and both mscales")
-        kind = "longrope"
-    elif case.model_type == "gpt_oss" and kind in ("dynamic", "longrope"):
-        return reading.fail(f"no table: gpt_oss passes no served length, which {kind} needs")
-    elif rule == "qwen2_moe":
-        if "type" not in keys or keys["type"] != "linear":
-            return reading.fail("no table: rope_scaling must have the key type, and only linear is taken")
-        keys, kind = None, "default"
-    elif rule == "nemotron":
+        rope_type = "longrope"
+    elif case.model_type == "gpt_oss" and rope_type in ("dynamic", "longrope"):
+        return reading.fail(f"no table: gpt_oss passes no served length, which {rope_type} needs")
+    elif rule in ("qwen2_moe", "nemotron"):
         if keys.get("type") != "linear":
             return reading.fail("no table: rope_scaling must have the key type, and only linear is taken")
+        if rule == "qwen2_moe":  # it checks the scaling and does not use it
+            keys, rope_type = None, "default"
     elif rule == "alpha":
         missing = not {"alpha", "factor", "type"} <= keys.keys()
         return reading.fail("no table: rope_scaling must have the keys alpha, factor and type") if missing else reading
     elif rule == "yarn":
-        kind = "yarn"
-    if kind == "longrope":
-        return _longrope(reading, keys or {}, where)
-    scaling = _scaling(case, str(kind), keys or {})
+        rope_type = "yarn"
+    if rope_type == "longrope":
+        return _longrope(reading, keys or {})
+    scaling = _build_scaling(case, str(rope_type), keys or {})
     if isinstance(scaling, str):
         return reading.fail(scaling)
     if scaling == Default() and not isinstance(case.spec.scaling, Default):
         reading.drop_scaling("not read", where)
     else:
-        unread = [key for key in ("attention_factor", "truncate") if case.rope.get(key) is not None and kind == "yarn"]
+        unread = [key for key in ("attention_factor", "truncate") if case.rope.get(key) is not None and rope_type == "yarn"]
         does = "not read" if unread else "read with mlx-lm's own keys and defaults"
-        reading.use(", ".join(unread) or case.rope_type, does, "rope_utils.py", scaling=scaling)
+        reading.set_fields(", ".join(unread) or case.rope_type, does, "rope_utils.py", scaling=scaling)
     return reading
 
 
-def _scaling(case: Case, kind: str, keys: Mapping[str, Any]) -> Scaling | str:
+def _build_scaling(case: Case, rope_type: str, keys: Mapping[str, Any]) -> Scaling | str:
     """Return the scaling that mlx-lm's `initialize_rope` builds from `keys`, or, as text, why it fails."""
-    if kind in ("default", "mrope"):
+    if rope_type in ("default", "mrope"):
         return Default()
-    if "factor" not in keys and kind != "proportional":
+    if "factor" not in keys and rope_type != "proportional":
         return "no table: factor must be given"
-    nulls = [key for key in COMPUTES_WITH.get(kind, ()) if keys.get(key, 1) is None]
-    if nulls and not (nulls[0] in MSCALES and keys["factor"] <= 1):
+    nulls = [key for key in COMPUTES_WITH.get(rope_type, ()) if key in keys and keys[key] is None]
+    if nulls and not (nulls[0] in MSCALES and keys["factor"] <= 1):  # with such a factor, no mscale is computed with
         return f"no table: {nulls[0]} must be a number or absent, not null"
-    if kind == "linear":
+    if rope_type == "linear":
         return Linear(keys["factor"])
-    if kind == "dynamic":
+    if rope_type == "dynamic":
         return Dynamic(keys["factor"], case.max_position or 2048)
-    if kind == "llama3":
+    if rope_type == "llama3":
         low, high = keys.get("low_freq_factor", 1.0), keys.get("high_freq_factor", 4.0)
         return Llama3(keys["factor"], low, high, keys.get(TRAINED, 8192))
-    if kind in ("yarn", "deepseek_yarn"):
+    if rope_type in ("yarn", "deepseek_yarn"):
         factor = keys["factor"]
         magnitude = float(mscale(factor, keys.get("mscale", 1))) / float(mscale(factor, keys.get("mscale_all_dim", 0)))
         return Yarn(
             original_length=keys.get(TRAINED, 4096), factor=factor, beta_fast=keys.get("beta_fast", 32),
             beta_slow=keys.get("beta_slow", 1), attention_factor=magnitude, truncate=True,
         )  # fmt: skip
-    if kind == "proportional":
+    if rope_type == "proportional":
         return Proportional(keys.get("factor", 1.0), keys.get("partial_rotary_factor", 1.0))
-    return f"no table: rope_type {kind} is not known to mlx-lm"
+    return f"no table: rope_type {rope_type} is not known to mlx-lm"
 
 
-def _longrope(reading: Reading, keys: Mapping[str, Any], where: str) -> Reading:
-    """Return the reading of LongRoPE, for which mlx-lm always uses the long factors."""
-    scaling, factors = reading.spec.scaling, reading.case.spec.scaling
-    if isinstance(factors, LongRope) and len(factors.long_factor) != reading.spec.pairs:
-        problem = (
-            f"no table: {len(factors.long_factor)} factors of LongRoPE do not fit the {reading.spec.pairs} pairs that rotate"
-        )
-        return reading.fail(problem)
+def _longrope(reading: Reading, keys: Mapping[str, Any]) -> Reading:
+    """Return the reading of LongRoPE, for which mlx-lm always uses the long factors; `keys` are those of the rope object."""
+    scaling, config_scaling, pairs = reading.spec.scaling, reading.case.spec.scaling, reading.spec.pairs
+    if isinstance(config_scaling, LongRope) and len(config_scaling.long_factor) != pairs:
+        count = len(config_scaling.long_factor)
+        return reading.fail(f"no table: {count} factors of LongRoPE do not fit the {pairs} pairs that rotate")
     if not isinstance(scaling, LongRope):
         return reading.fail("not known: LongRoPE with other factors than the config's")
     if reading.case.model_type not in ("phi3", "phimoe") and keys.get(TRAINED) is None:
         return reading.fail("no table: original_max_position_embeddings must be given in rope_scaling")
-    reading.switch(scaling, long=True, does="long factors for every sequence, short factors never", reference="rope_utils.py")
+    does = "long factors for every sequence, short factors never"
+    reading.fix_longrope_factors(scaling, long=True, does=does, reference="rope_utils.py")
     magnitude = keys.get("long_mscale") if reading.case.model_type == "phimoe" else None
     reading.set_longrope_magnitude(scaling, "rope_utils.py", magnitude)
     return reading

@@ -6,8 +6,8 @@ import math
 
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Ntk, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, read_hf, refusal, unread_theta
-from ropewalk.interop.engines.readings import TRAINED, Case, Reading, magnitude_of_mscales, names, refuses_factor
+from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, ignores_theta, read_hf, refusal
+from ropewalk.interop.engines.readings import TRAINED, Case, Reading, factor_type_problem, magnitude_of_mscales, names
 
 #: families that run inside SGLang as transformers' own code
 TRANSFORMERS_CODE = names("gpt_neox smollm3 seed_oss ernie4_5 nemotron bitnet helium dots1")
@@ -36,15 +36,15 @@ YARN_KEYS = ("beta_fast", "beta_slow", "attn_factor")
 def read_sglang(case: Case) -> Reading:
     """Return what SGLang computes for a case; its rotary classes come from vLLM, but other conditions select them.
 
-    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
-    if case.is_longer_than(stretch(case)):
+    if case.exceeds_served_length(stretch(case)):
         return Reading(case).fail("no table: the context length is above the served length of the config")
-    if _reads_factor(case) and (problem := case.refuses_null("factor")) is not None:
+    if _reads_factor(case) and (problem := case.null_problem("factor")) is not None:
         return Reading(case).fail(problem)
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
-        reading.add("model code", f"{case.model_type} runs as transformers' own code", "models/registry.py")
+        reading.add_rule("model code", f"{case.model_type} runs as transformers' own code", "models/registry.py")
         return reading
     reading = Reading(case)
     if case.model_type in MISSING:
@@ -54,80 +54,76 @@ def read_sglang(case: Case) -> Reading:
     if (problem := refusal(case) or _olmo3_refusal(case)) is not None:
         return reading.fail(problem)
     where = f"models/{case.model_type}.py"
-    if case.model_type == "olmo3" and case.nested:
-        reading.use(
-            "rope_parameters",
-            "by layer type not read: theta is 10,000, unscaled",
-            "models/olmo2.py",
-            theta=10_000.0,
-            scaling=Default(),
-        )
+    if case.model_type == "olmo3" and case.by_layer_type:
+        does = "by layer type not read: theta is 10,000, unscaled"
+        reading.set_fields("rope_parameters", does, "models/olmo2.py", theta=10_000.0, scaling=Default())
         return reading
     if case.model_type == "olmo3" and not case.gives_theta:
-        reading.use("rope_theta", "10,000 is used where it is missing", "models/olmo2.py", theta=10_000.0)
-    elif unread_theta(case):
-        reading.use("rope_theta", "read for every layer", "models/olmo2.py", theta=case.config["rope_theta"])
+        reading.set_fields("rope_theta", "10,000 is used where it is missing", "models/olmo2.py", theta=10_000.0)
+    elif ignores_theta(case):
+        reading.set_fields("rope_theta", "read for every layer", "models/olmo2.py", theta=case.config["rope_theta"])
     if case.model_type == "gemma4_text":
         return _gemma4(reading)
     if case.model_type == "exaone4":
-        reading.use("rope_theta", "not read: 1,000,000 is used", where, theta=1e6)
+        reading.set_fields("rope_theta", "not read: 1,000,000 is used", where, theta=1e6)
     if case.model_type in NO_HEAD_DIM:
         size = case.derived_head_dim
-        if (problem := _misfit(case, size)) is not None:
+        if (problem := _factor_count_problem(case, size)) is not None:
             return reading.fail(problem)
         does = f"not read: heads of {size} dimensions, hidden_size / num_attention_heads"
-        reading.use("head_dim", does, where, head_dim=size, rotary_dim=size)
-    _partial(reading, where)
+        reading.set_fields("head_dim", does, where, head_dim=size, rotary_dim=size)
+    _set_rotary_dim(reading, where)
     reading.chunk_axes("factory.py")
     if reading.problem is None:
         _trained_length(reading, where)
     if reading.problem is None:
-        _scaling(reading, where)
+        _set_scaling(reading, where)
     return reading
 
 
 def _olmo3_refusal(case: Case) -> str | None:
-    """Return why OLMo 3 fails: SGLang's class reads its scaling also where transformers' does not, with a null trained length."""
-    has_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and case.config.get(TRAINED) is None
-    return case.refuses_null(TRAINED) if case.model_type == "olmo3" and has_length else None
+    """Return why SGLang's class of OLMo 3 fails: the trained length of its rope is null, and there is none beside the rope."""
+    needs_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and case.config.get(TRAINED) is None
+    return case.null_problem(TRAINED) if case.model_type == "olmo3" and needs_length else None
 
 
 def stretch(case: Case) -> float:
-    """Return the factor by which SGLang multiplies max_position_embeddings: none of a rope given by layer type."""
+    """Return the factor by which SGLang multiplies max_position_embeddings: that of the rope, or 1 if SGLang does not read it."""
     return float(case.rope.get("factor") or 1.0) if _reads_factor(case) else 1.0
 
 
 def _reads_factor(case: Case) -> bool:
     """Return whether SGLang multiplies the served length by the factor: if the rope is the only one and has no trained length."""
-    # OLMo 3 has a class of its own; transformers' classes write the trained length into these scalings
-    own_class = case.model_type == "olmo3"
-    filled = Llama3 if own_class else (Yarn, Llama3, LongRope)
-    has_length = isinstance(case.spec.scaling, filled) or TRAINED in case.rope
-    by_layer_type = case.nested or (case.model_type in BY_LAYER_TYPE and not own_class)
+    has_sglang_class = case.model_type == "olmo3"  # the other families have transformers' config class
+    # the config class writes the trained length into these scalings if the config has none
+    with_length = Llama3 if has_sglang_class else (Yarn, Llama3, LongRope)
+    has_length = isinstance(case.spec.scaling, with_length) or TRAINED in case.rope
+    by_layer_type = case.by_layer_type or (case.model_type in BY_LAYER_TYPE and not has_sglang_class)
     return not by_layer_type and not has_length
 
 
 def _gemma4(reading: Reading) -> Reading:
     """Return the reading of Gemma 4: its model passes on the name of the scaling and none of its keys, so the factor is 1."""
     case, where = reading.case, "models/gemma4_causal.py"
-    if not case.nested:
+    if not case.by_layer_type:
         does = "read by layer type alone: theta is 10,000, unscaled"
-        reading.use("rope_parameters", does, where, theta=10_000.0, scaling=Default(), rotary_dim=case.spec.head_dim)
+        reading.set_fields("rope_parameters", does, where, theta=10_000.0, scaling=Default(), rotary_dim=case.spec.head_dim)
         return reading
-    kinds = {(rope or {}).get("rope_type") for rope in case.config["rope_parameters"].values()}
-    if "longrope" in kinds:
+    rope_types = {(rope or {}).get("rope_type") for rope in case.config["rope_parameters"].values()}
+    if "longrope" in rope_types:
         return reading.fail("no table: the factors of LongRoPE are not passed on")
     if isinstance(case.spec.scaling, Proportional):
-        if reading.change(factor=1.0):
-            reading.add("factor", "not read for rope_type proportional", "factory.py")
+        if reading.change_scaling(factor=1.0):
+            reading.add_rule("factor", "not read for rope_type proportional", "factory.py")
         return reading
     reading.drop_scaling("only the name of the scaling is passed on: its factor is 1", where)
-    reading.rotate(int(case.spec.head_dim * case.rope.get("partial_rotary_factor", 1.0)), "read in every layer type", where)
+    width = int(case.spec.head_dim * case.rope.get("partial_rotary_factor", 1.0))
+    reading.set_rotary_dim(width, "read in every layer type", where)
     return reading
 
 
-def _partial(reading: Reading, where: str) -> None:
-    """Record how many dimensions SGLang rotates in this family."""
+def _set_rotary_dim(reading: Reading, where: str) -> None:
+    """Record how many dimensions SGLang rotates in this family; `where` is the file of the model in its sources."""
     case, spec = reading.case, reading.spec
     if case.latent or isinstance(spec.scaling, Proportional) or case.model_type in PARTIAL:
         return
@@ -138,14 +134,14 @@ def _partial(reading: Reading, where: str) -> None:
         outside = case.config.get("partial_rotary_factor")
         fraction = case.family.partial if outside is None else outside
         width, does = int(spec.head_dim * fraction), "read outside rope_parameters alone"
-    if (problem := _misfit(case, width)) is not None:
+    if (problem := _factor_count_problem(case, width)) is not None:
         reading.fail(problem)
     else:
-        reading.rotate(width, does, where)
+        reading.set_rotary_dim(width, does, where)
 
 
-def _misfit(case: Case, width: int) -> str | None:
-    """Return why LongRoPE fails: it has factors for another number of pairs than the model rotates."""
+def _factor_count_problem(case: Case, width: int) -> str | None:
+    """Return why LongRoPE fails if it has factors for another number of pairs than the width // 2 that rotate; else None."""
     scaling = case.spec.scaling
     if not isinstance(scaling, LongRope) or case.model_type in NO_SCALING or len(scaling.short_factor) == width // 2:
         return None
@@ -153,39 +149,39 @@ def _misfit(case: Case, width: int) -> str | None:
 
 
 def _trained_length(reading: Reading, where: str) -> None:
-    """Use the trained length of the rope, or else the served length, where the one beside the rope is not read."""
+    """Record the trained length of families that do not read it beside the rope: that of the rope, else the served length."""
     case = reading.case
     if case.config.get(TRAINED) is None or case.model_type in READS_BESIDE:
         return
     length = case.rope.get(TRAINED) or case.max_position
-    if (problem := case.refuses_null(TRAINED)) is not None:
+    if (problem := case.null_problem(TRAINED)) is not None:
         reading.fail(problem)
-    elif isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and length and reading.change(original_length=length):
-        reading.add(TRAINED, f"not read beside the rope: {length} is used", where)
+    elif isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and length and reading.change_scaling(original_length=length):
+        reading.add_rule(TRAINED, f"not read beside the rope: {length} is used", where)
 
 
-def _scaling(reading: Reading, where: str) -> None:
-    """Record which scaling SGLang computes with."""
+def _set_scaling(reading: Reading, where: str) -> None:
+    """Record which scaling SGLang computes with, or why it fails; `where` is the file of the model in its sources."""
     case, scaling = reading.case, reading.spec.scaling
     if case.model_type in NO_SCALING:
         reading.drop_scaling("not passed to the rotary module", where)
     elif case.mrope and not isinstance(scaling, (Default, Yarn)):
         reading.fail(f"no table: rope_type {case.rope_type} has no axes in SGLang")
-    elif case.mrope and isinstance(scaling, Yarn) and {"mscale", "mscale_all_dim"} & case.written.keys():
+    elif case.mrope and isinstance(scaling, Yarn) and {"mscale", "mscale_all_dim"} & case.rope_with_nulls.keys():
         reading.fail("no table: YaRN with axes takes neither mscale nor mscale_all_dim")
     elif isinstance(scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
         reading.fail("no table: LongRoPE is refused for interleaved pairs")
     elif case.latent and not isinstance(scaling, Default):
-        _latent(reading)
-    elif (problem := refuses_factor(case)) is not None:
+        _latent_attention(reading)
+    elif (problem := factor_type_problem(case)) is not None:
         reading.fail(problem)
     elif isinstance(scaling, Yarn):
         _yarn(reading, scaling)
     elif isinstance(scaling, LongRope):
         # compares a position with the trained length, not a length: one token later than transformers
-        long = case.length - 1 > scaling.original_length
+        long = case.length - 1 > scaling.original_length  # whether the long factors are used
         does = "long factors for the whole batch if any sequence has a position above the trained length"
-        reading.switch(scaling, long, does, "rope_variant.py")
+        reading.fix_longrope_factors(scaling, long, does, "rope_variant.py")
         magnitude = case.rope.get("long_mscale" if long else "short_mscale")
         # Ministral 3's model passes the trained length outside the rope on as the served one
         served = case.config.get(TRAINED) or MINISTRAL3_TRAINED
@@ -197,7 +193,7 @@ def _scaling(reading: Reading, where: str) -> None:
         reading.set_longrope_magnitude(scaling, "rope_variant.py", magnitude)
     elif isinstance(scaling, Dynamic):
         # dynamic NTK stretches by factor * length / trained - (factor - 1); here length / trained is the factor
-        stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
+        stretch = scaling.factor * scaling.factor - (scaling.factor - 1)  # of the slowest wavelength
         does = "one base for every sequence, computed for factor times the trained length"
         reading.freeze_ntk(stretch, does, "rope_variant.py")
     elif isinstance(scaling, Ntk) and case.model_type not in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
@@ -206,10 +202,10 @@ def _scaling(reading: Reading, where: str) -> None:
         reading.fail("not known: rope_type proportional outside Gemma 4")
 
 
-def _latent(reading: Reading) -> None:
+def _latent_attention(reading: Reading) -> None:
     """Record how SGLang treats latent attention: it computes YaRN, whatever the scaling is, from the keys that the rope has."""
     case, rope, where = reading.case, reading.case.rope, "rope_variant.py"
-    if (problem := case.refuses_null(*YARN_KEYS, "mscale", "mscale_all_dim")) is not None:
+    if (problem := case.null_problem(*YARN_KEYS, "mscale", "mscale_all_dim")) is not None:
         reading.fail(problem)
         return
     if not isinstance(case.spec.scaling, Yarn):
@@ -228,7 +224,7 @@ def _latent(reading: Reading) -> None:
 def _yarn(reading: Reading, yarn: Yarn) -> None:
     """Record the magnitude of YaRN that SGLang computes."""
     case = reading.case
-    if (problem := case.refuses_null(*YARN_KEYS)) is not None:
+    if (problem := case.null_problem(*YARN_KEYS)) is not None:
         reading.fail(problem)
         return
     if case.model_type == "qwen3_moe" and case.rope.get("attention_factor") is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ropewalk.frequencies import Default, Dynamic, Llama3, LongRope, Proportional, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, needs_theta, read_hf, refusal, unread_theta
-from ropewalk.interop.engines.readings import Case, Reading, magnitude_of_mscales, names, refuses_factor
+from ropewalk.interop.engines.read_transformers import BY_LAYER_TYPE, LONGROPE_ONLY, ignores_theta, needs_theta, read_hf, refusal
+from ropewalk.interop.engines.readings import Case, Reading, factor_type_problem, magnitude_of_mscales, names
 
 #: families that run inside vLLM as transformers' own code (its registry says so)
 TRANSFORMERS_CODE = names(
@@ -29,15 +29,15 @@ NOT_READ = names(
 def read_vllm(case: Case) -> Reading:
     """Return what vLLM computes for a case: max_model_len alone decides everything that depends on a length.
 
-    A case is one layer type of a config and how it is served; `fail` gives the reason if there is no result.
+    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
-    if case.is_longer_than(stretch(case)):
+    if case.exceeds_served_length(stretch(case)):
         return Reading(case).fail("no table: max_model_len is above the served length of the config")
-    if case.model_type in BY_LAYER_TYPE and not case.nested and case.is_named_by_type and case.rope_type != "default":
+    if case.model_type in BY_LAYER_TYPE and not case.by_layer_type and case.is_named_by_type and case.rope_type != "default":
         return Reading(case).fail("no table: `type` is refused beside the rope_type default")
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
-        reading.add("model code", f"{case.model_type} runs as transformers' own code", "registry.py")
+        reading.add_rule("model code", f"{case.model_type} runs as transformers' own code", "registry.py")
         return reading
     reading = Reading(case)
     if case.model_type in NOT_READ or case.model_type not in FAMILIES:
@@ -50,22 +50,22 @@ def read_vllm(case: Case) -> Reading:
         return reading.fail("no table: minimax_m2 needs rotary_dim")
     if case.model_type == "gpt_oss" and not (isinstance(case.spec.scaling, Yarn) and {"factor", *BETAS} <= case.rope.keys()):
         return reading.fail("no table: gpt_oss takes yarn alone, with factor, beta_fast and beta_slow")
-    if case.model_type == "gemma4_text" and not case.nested and case.layer_type == "sliding_attention":
+    if case.model_type == "gemma4_text" and not case.by_layer_type and case.layer_type == "sliding_attention":
         theta = case.config.get("rope_local_base_freq") or 10_000.0
-        reading.use("rope_theta", f"not read for sliding layers: {theta:g} is used", "models/gemma4.py", theta=theta)
+        reading.set_fields("rope_theta", f"not read for sliding layers: {theta:g} is used", "models/gemma4.py", theta=theta)
     if isinstance(case.spec.scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
         is_refused = case.model_type in ("cohere", "cohere2", "glm4")
         return reading.fail(f"{'no table' if is_refused else 'not known'}: LongRoPE with interleaved pairs")
-    if unread_theta(case):
+    if ignores_theta(case):
         return reading.fail("not known: theta of OLMo 3's sliding layers")
-    _partial(reading)
+    _set_rotary_dim(reading)
     reading.chunk_axes("mrope.py")
-    _scaling(reading)
+    _set_scaling(reading)
     return reading
 
 
 def stretch(case: Case) -> float:
-    """Return the factor by which vLLM multiplies max_position_embeddings: that of the last rope with one, whatever its layers."""
+    """Return the factor by which vLLM multiplies max_position_embeddings: that of the last rope with one, except SERVED_TYPES."""
     if "gemma3" in str(case.model_type):
         return 1.0
     with_factor = [rope for rope in case.ropes if "factor" in rope]
@@ -73,55 +73,55 @@ def stretch(case: Case) -> float:
     return float(factors[-1] or 1.0) if factors else 1.0
 
 
-def _partial(reading: Reading) -> None:
+def _set_rotary_dim(reading: Reading) -> None:
     """Record how many dimensions vLLM rotates: the fraction of the head that the config gives, in every family."""
     case, spec = reading.case, reading.spec
     if case.fraction is None or case.mrope or isinstance(spec.scaling, Proportional):
         return
     if case.model_type == "gpt_oss":
-        reading.rotate(spec.head_dim, "not passed on", "models/gpt_oss.py")
+        reading.set_rotary_dim(spec.head_dim, "not passed on", "models/gpt_oss.py")
         return
-    reading.rotate(int(spec.head_dim * case.fraction), "read in every family", "rotary_embedding/__init__.py")
+    reading.set_rotary_dim(int(spec.head_dim * case.fraction), "read in every family", "rotary_embedding/__init__.py")
 
 
-def _scaling(reading: Reading) -> None:
-    """Record which scaling vLLM computes with."""
+def _set_scaling(reading: Reading) -> None:
+    """Record which scaling vLLM computes with, or why it fails."""
     case, scaling = reading.case, reading.spec.scaling
     if case.mrope and not isinstance(scaling, (Default, Yarn)):
         reading.fail(f"no table: rope_type {case.rope_type} has no axes in vLLM")
-    elif not case.latent and (problem := refuses_factor(case)) is not None:
+    elif not case.latent and (problem := factor_type_problem(case)) is not None:
         reading.fail(problem)
     elif case.latent and not isinstance(scaling, Default):
-        _latent(reading)
-    elif isinstance(scaling, Yarn) and (problem := case.refuses_null(*BETAS)) is not None:
+        _latent_attention(reading)
+    elif isinstance(scaling, Yarn) and (problem := case.null_problem(*BETAS)) is not None:
         reading.fail(problem)
     elif isinstance(scaling, Yarn):
         # gpt-oss passes neither of these keys on
         keys = {} if case.model_type == "gpt_oss" else case.rope
-        magnitude, has_both = keys.get("attention_factor"), keys.get("mscale") and keys.get("mscale_all_dim")
+        magnitude = keys.get("attention_factor")
         if magnitude is None:
+            has_both = keys.get("mscale") and keys.get("mscale_all_dim")
             magnitude = magnitude_of_mscales(case, scaling) if has_both else float(mscale(scaling.factor))
         reading.set_yarn_magnitude(magnitude, "{key} read as vLLM does", "yarn_scaling_rope.py")
         is_chunked = case.mrope and case.family.axis_order == "chunked"
-        if is_chunked and reading.change(original_length=4 * scaling.original_length):
+        if is_chunked and reading.change_scaling(original_length=4 * scaling.original_length):
             does = "the band is computed for four times the trained length"
-            reading.add("M-RoPE", does, "mrope.py: the table's length is passed on")
+            reading.add_rule("M-RoPE", does, "mrope.py: the table's length is passed on")
     elif isinstance(scaling, LongRope):
-        long = reading.switch_once(scaling, "max_model_len", "phi3_long_rope_scaled_rope.py", _limit(case, scaling))
+        long = reading.choose_longrope_factors(scaling, "max_model_len", "phi3_long_rope_scaled_rope.py", _limit(case, scaling))
         magnitude = case.rope.get("long_mscale" if long else "short_mscale")
         reading.set_longrope_magnitude(scaling, "phi3_long_rope_scaled_rope.py", magnitude)
     elif isinstance(scaling, Dynamic):
-        reading.drop_scaling(
-            "the base is computed for max_position_embeddings: unscaled at every length", "dynamic_ntk_scaling_rope.py"
-        )
-    elif isinstance(scaling, Proportional) and reading.change(factor=1.0):
-        reading.add("factor", "not read for rope_type proportional", "gemma4_rope.py")
+        does = "the base is computed for max_position_embeddings: unscaled at every length"
+        reading.drop_scaling(does, "dynamic_ntk_scaling_rope.py")
+    elif isinstance(scaling, Proportional) and reading.change_scaling(factor=1.0):
+        reading.add_rule("factor", "not read for rope_type proportional", "gemma4_rope.py")
 
 
-def _latent(reading: Reading) -> None:
-    """Compute YaRN, whatever the scaling is, with the keys that the rope has; the band is rounded to whole pairs."""
+def _latent_attention(reading: Reading) -> None:
+    """Record how vLLM treats latent attention: it computes YaRN, whatever the scaling is, from the keys that the rope has."""
     case, scaling, where = reading.case, reading.case.spec.scaling, "deepseek_scaling_rope.py"
-    if (problem := case.refuses_null(*BETAS, "mscale", "mscale_all_dim")) is not None:
+    if (problem := case.null_problem(*BETAS, "mscale", "mscale_all_dim")) is not None:
         reading.fail(problem)
         return
     if not isinstance(scaling, Yarn):
@@ -140,7 +140,7 @@ def _latent(reading: Reading) -> None:
 
 def _limit(case: Case, scaling: LongRope) -> int:
     """Return max_model_len: the caller's, or by default the trained length that a config with LongRoPE has outside its rope."""
-    if case.is_asked:
+    if case.limit_is_given:
         return case.max_model_len
     outside = case.config.get("original_max_position_embeddings")
     default = scaling.original_length if case.model_type in LONGROPE_ONLY else case.max_model_len

@@ -43,10 +43,10 @@ class Case:
     max_model_len  the longest sequence that the engine is started for
     length         tokens of the longest sequence of the batch
     latent         whether attention is latent, with a separate rotated part (DeepSeek)
-    nested         whether the rope is given in `rope_parameters` by layer type
+    by_layer_type  whether the rope is given in `rope_parameters` by layer type
     config         the keys of the text model
     layer_type     the name of this layer type
-    is_asked       whether the caller gave `max_model_len`; else every engine has a default of its own
+    limit_is_given       whether the caller gave `max_model_len`; else every engine has a default of its own
     """
 
     spec: RopeSpec
@@ -56,10 +56,10 @@ class Case:
     max_model_len: int
     length: int
     latent: bool = False
-    nested: bool = False
+    by_layer_type: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     layer_type: str = "full_attention"
-    is_asked: bool = False
+    limit_is_given: bool = False
 
     @property
     def family(self) -> Family:
@@ -95,17 +95,18 @@ class Case:
     @property
     def ropes(self) -> list[Mapping[str, Any]]:
         """The rope of every layer type if the config has one for each, else its only one."""
-        return [rope or {} for rope in self.config["rope_parameters"].values()] if self.nested else [self.rope]
+        return [rope or {} for rope in self.config["rope_parameters"].values()] if self.by_layer_type else [self.rope]
 
     @property
-    def written(self) -> Mapping[str, Any]:
+    def rope_with_nulls(self) -> Mapping[str, Any]:
         """The rope object as the config writes it, with the keys that are null, which `rope` leaves out."""
         v5 = self.config.get("rope_parameters") or {}
-        return {**(self.config.get("rope_scaling") or {}), **((v5.get(self.layer_type) or {}) if self.nested else v5)}
+        rope = v5.get(self.layer_type) or {} if self.by_layer_type else v5
+        return {**(self.config.get("rope_scaling") or {}), **rope}
 
-    def refuses_null(self, *keys: str) -> str | None:
-        """Return why an engine that computes with these keys fails: the config writes one of them as null."""
-        nulls = [key for key in keys if key in self.written and self.written[key] is None]
+    def null_problem(self, *keys: str) -> str | None:
+        """Return why an engine that computes with these keys fails if the config writes one of them as null; else None."""
+        nulls = [key for key in keys if key in self.rope_with_nulls and self.rope_with_nulls[key] is None]
         return f"no table: {nulls[0]} must be a number or absent, not null" if nulls else None
 
     @property
@@ -115,9 +116,9 @@ class Case:
         places = (self.config, self.config.get("rope_scaling") or {}, v5, v5.get(self.layer_type) or {})
         return any(place.get("rope_theta") is not None for place in places)
 
-    def is_longer_than(self, factor: float) -> bool:
+    def exceeds_served_length(self, factor: float) -> bool:
         """Return whether the engine is asked to start for more than `factor` times the config's served length."""
-        return self.is_asked and self.max_position is not None and self.max_model_len > factor * self.max_position
+        return self.limit_is_given and self.max_position is not None and self.max_model_len > factor * self.max_position
 
     @property
     def mrope(self) -> bool:
@@ -137,7 +138,7 @@ class Reading:
         self.rules: list[EngineRule] = []
         self.problem: str | None = None
         #: indices of the pairs that the engine does not rotate
-        self.still: frozenset[int] = frozenset()
+        self.unrotated_pairs: frozenset[int] = frozenset()
 
     def fail(self, problem: str) -> Reading:
         """Record why there is no result, and return the reading.
@@ -152,27 +153,27 @@ class Reading:
         if self.problem is not None:
             return (), None
         frequencies = self.spec.ladder_frequencies(self.length)
-        radians = (0.0 if pair in self.still else value for pair, value in enumerate(frequencies.radians.tolist()))
+        radians = (0.0 if pair in self.unrotated_pairs else value for pair, value in enumerate(frequencies.radians.tolist()))
         return tuple(radians), float(frequencies.magnitude)
 
-    def use(self, about: str, does: str, reference: str, **fields: Any) -> None:
-        """Change fields of the spec, and add the rule if that changes what is computed."""
+    def set_fields(self, about: str, does: str, reference: str, **fields: Any) -> None:
+        """Change fields of the spec; if that changes what is computed, add the rule (its topic, what the engine does, where)."""
         before, self.spec = self.spec, self.spec.with_(**fields)
         if self.spec.axis_of_pair != before.axis_of_pair or not _same_frequencies(self.spec, before, self.length):
-            self.add(about, does, reference)
+            self.add_rule(about, does, reference)
 
     def drop_scaling(self, does: str, reference: str) -> None:
         """Record that the engine ignores the config's scaling."""
-        about = {"dynamic": "dynamic NTK"}.get(self.case.rope_type, self.case.rope_type)
-        self.use(about, does, reference, scaling=Default())
+        about = "dynamic NTK" if self.case.rope_type == "dynamic" else self.case.rope_type
+        self.set_fields(about, does, reference, scaling=Default())
 
-    def rotate(self, width: int, does: str, reference: str) -> None:
-        """Set how many dimensions of the head the engine rotates, from its start; add the rule if the config has another."""
+    def set_rotary_dim(self, width: int, does: str, reference: str) -> None:
+        """Set how many dimensions of the head the engine rotates, from its start; add the rule if that differs from the spec."""
         if width == self.spec.rotary_dim:
             return
+        does, scaling = f"{does}: {width} of {self.spec.head_dim} dimensions rotate", _for_width(self.spec.scaling, width)
         # sections of axes are for another number of pairs, so they are dropped
-        self.use("partial_rotary_factor", f"{does}: {width} of {self.spec.head_dim} dimensions rotate", reference,
-                 rotary_dim=width, rotary_start=0, axes=None, scaling=_for_width(self.spec.scaling, width))  # fmt: skip
+        self.set_fields("partial_rotary_factor", does, reference, rotary_dim=width, rotary_start=0, axes=None, scaling=scaling)
 
     def chunk_axes(self, reference: str) -> None:
         """Set the chunked order of M-RoPE's axes for an engine that interleaves them only if the config says so."""
@@ -181,13 +182,13 @@ class Reading:
             return
         sections = [int(count) for count in rope.get("mrope_section", family.sections)]
         does = "the sections are chunked unless the config says mrope_interleaved"
-        self.use("mrope_interleaved", does, reference, axes=chunked(sections))
+        self.set_fields("mrope_interleaved", does, reference, axes=chunked(sections))
 
-    def add(self, about: str, does: str, reference: str) -> None:
+    def add_rule(self, about: str, does: str, reference: str) -> None:
         """Add a rule."""
         self.rules.append(EngineRule(about, does, reference))
 
-    def change(self, **parameters: Any) -> bool:
+    def change_scaling(self, **parameters: Any) -> bool:
         """Change parameters of the scaling, and return whether that made a difference."""
         scaling = replace(self.spec.scaling, **parameters)
         changed = scaling != self.spec.scaling
@@ -197,37 +198,37 @@ class Reading:
 
     def round_band(self, does: str, reference: str) -> None:
         """Round the band of YaRN, the pairs between those that stay and those that are interpolated, to whole pairs."""
-        if self.change(truncate=True):
-            self.add("truncate", f"{does}: the band is rounded to whole pairs", reference)
+        if self.change_scaling(truncate=True):
+            self.add_rule("truncate", f"{does}: the band is rounded to whole pairs", reference)
 
     def set_yarn_magnitude(self, magnitude: float, does: str, reference: str) -> None:
-        """Set the magnitude of YaRN; `does` may contain {key}, the config key that is not read."""
+        """Set the magnitude of YaRN; add the rule if it differs. `does` may contain {key}, the config key that is not read."""
         yarn = self.spec.scaling
         assert isinstance(yarn, Yarn)  # for the type checker
         key = "mscale" if yarn.attention_factor is None else "attention_factor"
         expected = float(yarn.frequencies(2, 10.0).magnitude)  # the magnitude depends on neither head_dim nor theta
-        if self.change(attention_factor=magnitude) and expected != magnitude:
-            self.add(key, f"{does.format(key=key)}: {magnitude:.6g} instead of {expected:.6g}", reference)
+        if self.change_scaling(attention_factor=magnitude) and expected != magnitude:
+            self.add_rule(key, f"{does.format(key=key)}: {magnitude:.6g} instead of {expected:.6g}", reference)
 
-    def switch(self, scaling: LongRope, long: bool, does: str, reference: str) -> None:
-        """Use the long or the short factors of LongRoPE, whatever the length of this sequence."""
+    def fix_longrope_factors(self, scaling: LongRope, long: bool, does: str, reference: str) -> None:
+        """Use the long or the short factors of LongRoPE for every sequence, whatever its length, and add the rule."""
         # frequencies are computed for `self.length`: a length for which LongRoPE uses these factors
         self.length = scaling.original_length + 1 if long else 1
-        self.add("length switching", does, reference)
+        self.add_rule("length switching", does, reference)
 
-    def switch_once(self, scaling: LongRope, name: str, reference: str, limit: int) -> bool:
-        """Choose LongRoPE's factors by the length `limit` the engine is started for; return whether they are the long ones."""
+    def choose_longrope_factors(self, scaling: LongRope, limit_name: str, reference: str, limit: int) -> bool:
+        """Choose LongRoPE's factors by the length `limit` an engine is started for; return whether they are the long ones."""
         long = limit > scaling.original_length
-        does = f"{'long' if long else 'short'} factors for every sequence, because {name} is {limit}"
-        self.switch(scaling, long, does, reference)
+        does = f"{'long' if long else 'short'} factors for every sequence, because {limit_name} is {limit}"
+        self.fix_longrope_factors(scaling, long, does, reference)
         return long
 
     def read_as_yarn(self, length: int, where: str) -> None:
-        """Replace any scaling by YaRN with the keys that the rope has, as latent attention does."""
+        """Replace any scaling by YaRN with the trained length `length` and the keys of the rope, as for latent attention."""
         rope = self.case.rope
         betas = {key: rope.get(key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0))}
         scaling = Yarn(original_length=length, factor=rope.get("factor", 1.0), **betas)
-        self.use(self.case.rope_type, "read as yarn", where, scaling=scaling)
+        self.set_fields(self.case.rope_type, "read as yarn", where, scaling=scaling)
 
     def set_longrope_magnitude(self, scaling: LongRope, reference: str, magnitude: float | None = None) -> None:
         """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln L0).
@@ -237,13 +238,13 @@ class Reading:
         if self.case.max_position is None:
             return
         before = self.spec.ladder_frequencies().magnitude
-        self.change(factor=self.case.max_position / scaling.original_length, attention_factor=magnitude)
+        self.change_scaling(factor=self.case.max_position / scaling.original_length, attention_factor=magnitude)
         if self.spec.ladder_frequencies().magnitude != before:
-            self.add("attention_factor", "not read: the magnitude is computed from the two lengths", reference)
+            self.add_rule("attention_factor", "not read: the magnitude is computed from the two lengths", reference)
 
     def freeze_ntk(self, stretch: float, does: str, reference: str) -> None:
-        """Replace dynamic NTK by one base for every length; `stretch` is the factor on the slowest wavelength."""
-        self.add("dynamic NTK", does, reference)
+        """Replace dynamic NTK by one base for every length; `stretch` is how much longer the slowest wavelength becomes."""
+        self.add_rule("dynamic NTK", does, reference)
         if stretch <= 0:
             self.fail(f"no table: the base is multiplied by a fractional power of {stretch:.4g}")
         else:
@@ -275,8 +276,8 @@ def _for_width(scaling: Scaling, width: int) -> Scaling:
     return scaling
 
 
-def refuses_factor(case: Case) -> str | None:
-    """Return why the class of linear scaling that vLLM and SGLang share refuses the factor: it takes a float or a list."""
+def factor_type_problem(case: Case) -> str | None:
+    """Return why the linear scaling of vLLM and SGLang refuses the factor, if it is an integer; else None."""
     is_integer = isinstance(case.spec.scaling, Linear) and isinstance(case.rope.get("factor"), int)
     return "no table: linear takes a float as factor; write 2.0, not 2" if is_integer else None
 

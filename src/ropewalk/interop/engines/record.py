@@ -34,7 +34,8 @@ ROPE_KEYS = ("radians", "magnitude", "axis", "layout", "width")
 def cells(output: Mapping[str, Any], by_id: Mapping[str, Row]) -> Iterator[tuple[Row, str, dict[str, Any] | str | None]]:
     """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not rotate, or the error.
 
-    output  what a runner wrote; a result has each different rope once in "ropes", and in "layers" the index of each layer's
+    output  what a runner wrote. A result lists each different rope once in "ropes"; its "layers" has an entry for each layer,
+            the index of its rope in that list, or None
     by_id   the rows by their id; results of other rows are left out
     """
     for result in output["results"]:
@@ -47,8 +48,8 @@ def cells(output: Mapping[str, Any], by_id: Mapping[str, Row]) -> Iterator[tuple
             if "error" in result:
                 yield row, layer_type, result["error"].split("\n")[0][:160]
             else:
-                rope = result["layers"][layer] if layer < len(result["layers"]) else None
-                yield row, layer_type, None if rope is None else result["ropes"][rope]
+                index = result["layers"][layer] if layer < len(result["layers"]) else None
+                yield row, layer_type, None if index is None else result["ropes"][index]
 
 
 def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str) -> Iterator[dict[str, Any]]:
@@ -69,39 +70,44 @@ def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str)
             spec = specs[layer_type]
             ours = None if spec is None else Table.of_spec(spec, row.length)
             theirs = None if rope is None else Table.read(rope)
-            pair = None if ours is None or theirs is None else first_difference(ours, theirs)
-            sizes = {"magnitude": theirs and theirs.magnitude, "spec_magnitude": ours and round(ours.magnitude, 6)}
-            yield {**about, "verdict": verdict(ours, theirs), "first_pair": pair, **sizes, "layout": rope and rope["layout"]}
+            yield {
+                **about, "verdict": verdict(ours, theirs),
+                "first_pair": None if ours is None or theirs is None else first_difference(ours, theirs),
+                "magnitude": None if theirs is None else theirs.magnitude,
+                "spec_magnitude": None if ours is None else round(ours.magnitude, 6),
+                "layout": None if theirs is None else theirs.layout,
+            }  # fmt: skip
 
 
 def recorded(outputs: Iterable[Mapping[str, Any]], date: str) -> dict[str, Any]:
-    """Return every rope that was read back, each once, and for each engine and row which of them its layer types have.
+    """Return "ropes", each different rope that was read back, and "engines", which of them each row and layer type has.
 
-    "rows_digest" is that of the rows that were run: the ropes of other configs are not known.
+    "rows_digest" identifies the rows that were run: the ropes of other configs are not known.
     """
     by_id, ropes, engines = {row.id: row for row in rows()}, [], {}
-    place_of: dict[str, int] = {}  # a rope as JSON -> its index in `ropes`
+    index_of: dict[str, int] = {}  # a rope as JSON -> its index in `ropes`
     for output in outputs:
-        of_engine: dict[str, dict[str, Any]] = {}
+        engine_rows: dict[str, dict[str, Any]] = {}
         for row, layer_type, rope in cells(output, by_id):
+            entry: Any = rope  # an error, or None if the layer does not rotate
             if isinstance(rope, Mapping):
                 # a rope with one axis has None in place of a list of zeros
                 values = [rope[key] if key != "axis" or any(rope["axis"]) else None for key in ROPE_KEYS]
-                rope = place_of.setdefault(json.dumps(values), len(place_of))
-                if rope == len(ropes):
+                entry = index_of.setdefault(json.dumps(values), len(index_of))
+                if entry == len(ropes):
                     ropes.append(values)
-            of_engine.setdefault(row.id, {})[layer_type] = rope
-        engines[KEYS.get(output["engine"], output["engine"])] = {"version": output["version"], "date": date, "rows": of_engine}
+            engine_rows.setdefault(row.id, {})[layer_type] = entry
+        engines[KEYS.get(output["engine"], output["engine"])] = {"version": output["version"], "date": date, "rows": engine_rows}
     return {"ropes": ropes, "engines": engines, "rows_digest": rows_digest(by_id.values())}
 
 
-def rows_digest(some: Iterable[Row]) -> str:
+def rows_digest(digested: Iterable[Row]) -> str:
     """Return a digest of the configs and lengths of rows."""
-    return hashlib.sha256(json.dumps([asdict(row) for row in some], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([asdict(row) for row in digested], sort_keys=True).encode()).hexdigest()
 
 
 def table_of(record: Mapping[str, Any], rope: int) -> Table:
-    """Return one rope of what `recorded` returns, by its index."""
+    """Return the rope with index `rope` in a record, which is what `recorded` returns."""
     radians, magnitude, axis, layout, _ = record["ropes"][rope]
     return Table.of(radians, magnitude, axis or [0] * len(radians), layout)
 
@@ -111,12 +117,13 @@ def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]]
 
     releases    other releases and in how many cells they differ; the oldest of those that are the same is written too
     """
-    by_id, engines = {row.id: row for row in rows()}, {engine: record["engines"][engine] for engine in ENGINES}
-    ran = ({(row_id, layer_type) for row_id in each["rows"] for layer_type in each["rows"][row_id]} for each in engines.values())
+    engines = {engine: record["engines"][engine] for engine in ENGINES}
     families: dict[str, set[str]] = {}
-    for row_id, layer_type in set.intersection(*ran):
-        model_type, scaling = _kind(by_id[row_id], layer_type)
-        families.setdefault(model_type, set()).add(scaling)
+    for row in rows():
+        layer_types = [set(engine["rows"].get(row.id, {})) for engine in engines.values()]
+        for layer_type in set.intersection(*layer_types):  # those that every engine ran
+            model_type, scaling = _model_type_and_scaling(row, layer_type)
+            families.setdefault(model_type, set()).add(scaling)
     lines = [
         '"""What was run: the scalings of each family, and version and date of each engine. Written by `make engines`."""', "",
         "from __future__ import annotations", "", "# fmt: off", "#: model_type -> the scalings that every engine ran",
@@ -125,20 +132,22 @@ def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]]
         "#: engine -> its version, and when it was run", "RUNS: dict[str, tuple[str, str]] = {",
         *(f'    "{engine}": ("{each["version"]}", "{each["date"]}"),' for engine, each in engines.items()), "}",
     ]  # fmt: skip
-    since = {engine: oldest for engine in ENGINES if (oldest := _oldest(record, engine, releases)) is not None}
+    oldest = {engine: _oldest_same_release(record, engine, releases) for engine in ENGINES}
+    since = {engine: version for engine, version in oldest.items() if version is not None}
     lines.append("#: the oldest release that computes the same in every row, of those that were run")
     return "\n".join([*lines, f"SINCE: dict[str, str] = {json.dumps(since)}", ""])
 
 
-def _oldest(record: Mapping[str, Any], engine: str, releases: Iterable[Mapping[str, Any]]) -> str | None:
+def _oldest_same_release(record: Mapping[str, Any], engine: str, releases: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the oldest release such that it and all later ones that were run compute the same as the recorded one, or None."""
     version = record["engines"][engine]["version"]
-    of_engine = [line for line in releases if line["engine"] == TITLES[engine] and line["compared_with"] == version]
+    compared = [each for each in releases if each["engine"] == TITLES[engine] and each["compared_with"] == version]
+    compared.sort(key=lambda release: [int(part) for part in release["version"].split(".")], reverse=True)  # the newest first
     oldest = None
-    for line in sorted(of_engine, key=lambda line: [int(part) for part in line["version"].split(".")], reverse=True):
-        if line["differ"]:
+    for release in compared:
+        if release["differ"]:
             break
-        oldest = line["version"]
+        oldest = release["version"]
     return oldest
 
 
@@ -153,7 +162,7 @@ def _tuple(names: list[str]) -> str:
     return "(" + ", ".join(f'"{name}"' for name in names) + ("," if len(names) == 1 else "") + ")"
 
 
-def _kind(row: Row, layer_type: str) -> tuple[str, str]:
+def _model_type_and_scaling(row: Row, layer_type: str) -> tuple[str, str]:
     """Return the model_type and the name of the scaling of one layer type of a row."""
     text = config_file.text_part(config_file.load(dict(row.config)))
     specs = specs_of(row.config)
@@ -170,17 +179,17 @@ def main() -> None:
     write.add_argument("--results", type=Path, required=True)
     write.add_argument("--date", required=True)
     write.add_argument("outputs", type=Path, nargs="+")
-    given = parser.parse_args()
-    if given.command == "rows":
-        given.out.write_text(json.dumps([asdict(row) for row in rows()]), encoding="utf-8")
+    options = parser.parse_args()
+    if options.command == "rows":
+        options.out.write_text(json.dumps([asdict(row) for row in rows()]), encoding="utf-8")
         return
-    outputs = [json.loads(path.read_text(encoding="utf-8")) for path in given.outputs]
+    outputs = [json.loads(path.read_text(encoding="utf-8")) for path in options.outputs]
     by_id = {row.id: row for row in rows()}
-    lines = [json.dumps(row) for output in outputs for row in verdict_rows(output, by_id, given.date)]
-    (given.results / VERDICTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    record = recorded(outputs, given.date)
-    (given.results / TABLES).write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-    (Path(__file__).parent / "runs.py").write_text(runs_module(record, read_releases(given.results)), encoding="utf-8")
+    lines = [json.dumps(row) for output in outputs for row in verdict_rows(output, by_id, options.date)]
+    (options.results / VERDICTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    record = recorded(outputs, options.date)
+    (options.results / TABLES).write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+    (Path(__file__).parent / "runs.py").write_text(runs_module(record, read_releases(options.results)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> 
 
 
 def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mapping[str, Any] | str | None) -> bool:
-    """Return whether two releases do the same: rotate alike, do not rotate, or raise an error, whatever its text."""
+    """Return whether two releases do the same; each has a rope (the old one by its index in `record`), None, or an error text."""
     if isinstance(recorded, str) or isinstance(rope, str):
         return isinstance(recorded, str) and isinstance(rope, str)
     old = None if recorded is None else table_of(record, recorded)
@@ -47,15 +47,15 @@ def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mappin
 
 
 def main() -> None:
-    """Write a line for each release, and the oldest one that is the same into runs.py."""
+    """Write a line for each release to the results, and the oldest release that computes the same into runs.py."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--date", required=True)
     parser.add_argument("outputs", type=Path, nargs="+")
-    given = parser.parse_args()
-    record = json.loads((given.results / TABLES).read_text(encoding="utf-8"))
-    lines = [compare(record, json.loads(path.read_text(encoding="utf-8")), given.date) for path in given.outputs]
-    (given.results / RELEASES).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    options = parser.parse_args()
+    record = json.loads((options.results / TABLES).read_text(encoding="utf-8"))
+    lines = [compare(record, json.loads(path.read_text(encoding="utf-8")), options.date) for path in options.outputs]
+    (options.results / RELEASES).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (Path(__file__).parent / "runs.py").write_text(runs_module(record, lines), encoding="utf-8")
 
 

@@ -26,10 +26,10 @@ def lengths_around(trained: int) -> list[int]:
 
 
 def served_layers(name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]) -> Served:
-    """Return the layer types whose spec gives the module's own angles at all `lengths`; none if it computes other angles.
+    """Return for each `layer_type` that the module's forward takes, or None, which layer types' specs give its angles.
 
-    name, module  a rotary module of the model, and its path
-    specs         the spec of each layer type, as the config describes it
+    name, module  the path of a rotary module in the model, and the module
+    specs         the spec of each layer type, as the config describes it; angles are compared at each of `lengths`
     """
     probe = probe_of(_on_a_device(module))
     if "layer_type" in inspect.signature(type(module).forward).parameters:
@@ -43,12 +43,13 @@ def served_layers(name: str, module: nn.Module, specs: Mapping[str, RopeSpec], l
         # in ascending order, because dynamic NTK in transformers keeps the frequencies of the longest call
         tables = {length: probe.tables(_positions(length, axes).to(probe.device), layer_type) for length in lengths}
         if layer_type is None or any(tables.values()):  # without tables, the module has no rope for this layer type
-            served[layer_type] = {each for each in names if all(_agree(specs[each], *item) for item in tables.items())}
+            agrees = {each: all(_agree(specs[each], length, tables[length]) for length in lengths) for each in names}
+            served[layer_type] = {each for each in names if agrees[each]}
     return served
 
 
 def _on_a_device(module: nn.Module) -> nn.Module:
-    """Return the module itself, or one built from its config if its buffers have no values yet."""
+    """Return the module itself, or one built from its config if its buffers are on the meta device and have no values."""
     if not any(buffer.is_meta for buffer in module.buffers()):
         return module
     with torch.device("cpu"):
@@ -67,7 +68,7 @@ def _positions(length: int, axes: int = 1) -> Tensor:
 
 
 def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
-    """Return whether tables hold cos and sin of the angles of `spec`, one or two entries for each pair."""
+    """Return whether tables, (cos, sin) or one complex tensor, hold the angles of `spec`, one or two entries for each pair."""
     if len(tables) not in (1, 2):
         return False
     cos, sin = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
@@ -76,9 +77,8 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
     angles = _positions(length)[0][:, None] * frequencies.radians  # [tokens, pairs]
     # tables have one entry for each pair, or two that are half of the row apart, or two neighbours
     forms = [angles, torch.cat([angles, angles], dim=-1), angles.repeat_interleave(2, dim=-1)]
-    return any(
-        cos.shape[-2:] == sin.shape[-2:] == form.shape and _near(cos, sin, form, float(frequencies.magnitude)) for form in forms
-    )
+    fitting = [form for form in forms if cos.shape[-2:] == sin.shape[-2:] == form.shape]
+    return any(_near(cos, sin, form, float(frequencies.magnitude)) for form in fitting)
 
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
@@ -86,5 +86,6 @@ def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
     rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)  # the magnitude, if they agree
     # small angles must be as near as their frequencies, large ones as float32 can hold them
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
-    right_angles = (rotated_back.angle().abs() <= allowed).all()
-    return bool(right_angles) and bool(((rotated_back.abs() / magnitude - 1).abs() <= TOLERANCE).all())
+    same_angles = (rotated_back.angle().abs() <= allowed).all()
+    same_magnitude = ((rotated_back.abs() / magnitude - 1).abs() <= TOLERANCE).all()
+    return bool(same_angles) and bool(same_magnitude)

@@ -55,9 +55,8 @@ class Extension:
             return
         configs = [swap for swap in self._swaps if isinstance(swap, ConfigSwap)]
         if configs and self._model is not None and config_file.text_owner(self._model.config) is not configs[0].config:
-            raise RopeError(
-                "config", "must be the object that extend changed; set model.config back to it", type(self._model).__name__
-            )
+            rule = "must be the object that extend changed; set model.config back to it"
+            raise RopeError("config", rule, type(self._model).__name__)
         for swap in configs:
             swap.check()
         self._remove()

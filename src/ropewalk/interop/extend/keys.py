@@ -52,7 +52,7 @@ class ConfigChange:
     after: dict[str, RopeSpec]
 
     def disagreements(self) -> tuple[str, ...]:
-        """Return one line for each engine whose result differs, at the shortest length where it does."""
+        """Return one line for each engine that computes another rope from the changed config, at the shortest such length."""
         if not self.keys:
             name = next(iter(self.specs.values())).scaling.name
             return (f"{name}: no config can express it, so it is not saved and other engines do not have it",)
@@ -89,7 +89,7 @@ def config_change(
     _refuse_scaled(old_specs, overwrite)
     _refuse_several_thetas(config, old_specs)
     length = _trained_length(config, old_specs, original_length)
-    scaling = _scaling(offered[kind], factor, length, dict(options or {}))
+    scaling = _make_scaling(offered[kind], factor, length, dict(options or {}))
     new_specs = {name: _scaled(spec, scaling) for name, spec in old_specs.items()}
     before = {name: spec for name, spec in all_specs.items() if spec is not None}
     if not scaling.in_configs and not isinstance(scaling, Ntk):
@@ -98,13 +98,13 @@ def config_change(
     if getattr(scaling, "truncate", True) is False and is_nested(config):
         rule = "must be true if rope_parameters differ per layer type: transformers does not read it there"
         raise RopeError("truncate", rule, False)
-    _refuse_unread(config, scaling)
+    _refuse_unsupported(config, scaling)
     keys = _keys(config, scaling, new_specs, length)
     changed = {**config, **keys}
-    read = _read_back(changed, {**all_specs, **new_specs})
-    specs, served = {name: read[name] for name in new_specs}, extended_length(length, scaling)
+    after = _read_back(changed, {**all_specs, **new_specs})
+    specs, served = {name: after[name] for name in new_specs}, extended_length(length, scaling)
     notes = _notes(scaling, changed, specs, served)
-    return ConfigChange(keys, specs, notes, changed, served=served, trained=length, before=before, after=read)
+    return ConfigChange(keys, specs, notes, changed, served=served, trained=length, before=before, after=after)
 
 
 def specs_and_length(config: Mapping[str, Any], original_length: int | None) -> tuple[dict[str, RopeSpec | None], int]:
@@ -116,25 +116,25 @@ def specs_and_length(config: Mapping[str, Any], original_length: int | None) -> 
 def _chosen_layers(
     config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], names: Sequence[str] | None
 ) -> dict[str, RopeSpec]:
-    """Return the specs of the layer types to extend: all if they share one rope, else by default those with full attention."""
-    by_type = {name: spec for name, spec in specs.items() if spec is not None}
-    thetas = family_of(config.get("model_type")).layer_thetas
+    """Return the specs of the layer types `names`; None: of all if they share one rope, else of those with full attention."""
+    rotated = {name: spec for name, spec in specs.items() if spec is not None}
+    thetas = family_of(config.get("model_type")).layer_thetas  # of families whose layer types have different thetas
     scaled_types = {layer.layer_type for layer in thetas if layer.scaled}
-    nested = is_nested(config)
+    nested = is_nested(config)  # rope_parameters has one object for each layer type
     separate_ropes = nested or bool(thetas)
     if names is None:
         default_types = scaled_types or {"full_attention"}
-        names = [name for name in by_type if not separate_ropes or name in default_types] or list(by_type)
+        names = [name for name in rotated if not separate_ropes or name in default_types] or list(rotated)
         # a config may have ropes that no layer uses
         names = [name for name in names if name in layer_types_of(config)] or names
     for name in names:
-        choice("layer_types", name, by_type)
-    if not names or (not separate_ropes and len(names) < len(by_type)):
-        raise RopeError("layer_types", f"must be all of {', '.join(by_type)}: this config has one rope for them", list(names))
+        choice("layer_types", name, rotated)
+    if not names or (not separate_ropes and len(names) < len(rotated)):
+        raise RopeError("layer_types", f"must be all of {', '.join(rotated)}: this config has one rope for them", list(names))
     if separate_ropes and not nested and set(names) != scaled_types:
         rule = f"must be {', '.join(sorted(scaled_types))}: rope_scaling applies to no others, unlike rope_parameters"
         raise RopeError("layer_types", rule, list(names))
-    return {name: by_type[name] for name in names}
+    return {name: rotated[name] for name in names}
 
 
 def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
@@ -147,15 +147,15 @@ def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
 
 
 def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]) -> None:
-    """Raise an error if layers have thetas of their own, which one scaling cannot replace."""
+    """Raise an error if the config lists a theta for each layer (0: not rotated) and one differs from the theta of the rope."""
     thetas, rope = config.get(LAYER_THETA_KEY), config.get("rope_parameters") or config
     theta = rope.get(THETA_KEYS[0], next(iter(old_specs.values())).theta)
-    if thetas is not None and {each for each in thetas if each} != {theta}:
+    if thetas is not None and {each for each in thetas if each != 0} != {theta}:
         rule = f"must be the theta of the rope, {theta}, in every layer that rotates, to be extended"
         raise RopeError(LAYER_THETA_KEY, rule, thetas)
 
 
-def _refuse_unread(config: Mapping[str, Any], scaling: Scaling) -> None:
+def _refuse_unsupported(config: Mapping[str, Any], scaling: Scaling) -> None:
     """Refuse a rope_type that the family's own code refuses to load."""
     model = config.get("model_type")
     if family_of(model).only_default and not isinstance(scaling, Ntk):
@@ -168,33 +168,33 @@ def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]
     if given is not None:
         return integer("original_length", given, low=1)
     lengths = {getattr(spec.scaling, "original_length", None) for spec in old_specs.values()} - {None}
-    of_scaling = Value(lengths.pop(), TRAINED_LENGTH_KEY) if len(lengths) == 1 else None
-    length = find(config, TRAINED_LENGTH_KEY) or of_scaling or served_length(config)
+    scaling_length = Value(lengths.pop(), TRAINED_LENGTH_KEY) if len(lengths) == 1 else None
+    length = find(config, TRAINED_LENGTH_KEY) or scaling_length or served_length(config)
     if length is None:
         raise RopeError("original_length", f"must be given: the config has no {SERVED_LENGTH_KEY}", None)
     return integer(length.key, length.value, low=1)
 
 
-def _scaling(kind: type[Scaling], factor: float | None, length: int, options: dict[str, Any]) -> Scaling:
+def _make_scaling(scaling_class: type[Scaling], factor: float | None, length: int, options: dict[str, Any]) -> Scaling:
     """Return a scaling made from the factor, the trained length and options; raise an error about unknown options."""
-    names = {field.name for field in fields(kind)}
+    names, title = {field.name for field in fields(scaling_class)}, scaling_class.name
     known = names - {"factor", "original_length"}
     for name, value in options.items():
         if name not in known:
-            raise RopeError(name, f"must be an option of {kind.name}: {', '.join(sorted(known)) or 'it has none'}", value)
+            raise RopeError(name, f"must be an option of {title}: {', '.join(sorted(known)) or 'it has none'}", value)
     if "factor" in names:
         if factor is None:
-            raise RopeError("factor", f"must be given for {kind.name}: how many times longer the context becomes", None)
+            raise RopeError("factor", f"must be given for {title}: how many times longer the context becomes", None)
         options["factor"] = number("factor", factor, low=1)
     elif factor is not None:
-        raise RopeError("factor", f"must not be given for {kind.name}, which has none", factor)
+        raise RopeError("factor", f"must not be given for {title}, which has none", factor)
     if "original_length" in names:
         options["original_length"] = length
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+    return scaling_class(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
 
 
 def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
-    """Return the spec with the scaling."""
+    """Return `spec` with `scaling` in place of its own; Ntk becomes a larger theta, and clipping stays."""
     if isinstance(spec.scaling, Clipped):  # CoPE clips the frequencies of the new scaling as it did those of the old one
         scaled = _scaled(replace(spec, scaling=Default()), scaling)
         return replace(scaled, scaling=replace(spec.scaling, inner=scaled.scaling))
@@ -227,7 +227,7 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, R
 
 
 def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec]) -> dict[str, Any]:
-    """Return `rope_scaling`, and theta next to it, as in configs before v5."""
+    """Return the key `rope_scaling` of configs before transformers 5; for Ntk, which only raises theta, also those of theta."""
     old, family = config.get("rope_scaling") or {}, family_of(config.get("model_type"))
     if not isinstance(scaling, Ntk):
         return v4_keys(_rope(old, scaling, next(iter(new_specs.values()))), family)
@@ -246,8 +246,8 @@ def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str,
 
     Keys of `old` that do not belong to a scaling are kept; optional keys of the new one at their default are omitted.
     """
-    trained = {TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set()  # Ministral 3 scales its queries by it
-    kept = {key: value for key, value in old.items() if key in KEPT_KEYS | trained}
+    kept_keys = KEPT_KEYS | ({TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set())  # Ministral 3 scales its queries by it
+    kept = {key: value for key, value in old.items() if key in kept_keys}
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}
     rope, _ = write_scaling(scaling, family_of(None))
@@ -277,16 +277,16 @@ def _read_back(config: Mapping[str, Any], expected: Mapping[str, RopeSpec | None
 
 
 def _notes(scaling: Scaling, config: Mapping[str, Any], specs: Mapping[str, RopeSpec], served: int) -> tuple[str, ...]:
-    """Return the remarks about what was written; which engines multiply an unchanged served length depends on the family."""
+    """Return remarks for the user: how the scaling was written, and which engines multiply a served length that stays."""
     if isinstance(scaling, Ntk):
         return ("written as a larger rope_theta: no rope_type is called ntk",)
     if scaling.raises_length:
         return ()
     layer_type, spec = next(iter(specs.items()))
     case = case_of(config, spec, layer_type, served)
-    limited = [name for name in LENGTH_LIMITED if case.is_longer_than(ENGINES[name].stretch(case))]
+    limited = [name for name in LENGTH_LIMITED if case.exceeds_served_length(ENGINES[name].stretch(case))]
     others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
-    does = f": {' and '.join(others)} {'multiply' if len(others) > 1 else 'multiplies'} it by factor" if others else ""
+    multiplied = f": {' and '.join(others)} {'multiply' if len(others) > 1 else 'multiplies'} it by factor" if others else ""
     refusals = (f"{ENGINES[name].title} does not multiply it for {case.model_type}: set {LENGTH_LIMITED[name]}=1 "
                 f"to start it for more than {case.max_position} tokens" for name in limited)  # fmt: skip
-    return (f"{SERVED_LENGTH_KEY} stays the trained length{does}", *refusals)
+    return (f"{SERVED_LENGTH_KEY} stays the trained length{multiplied}", *refusals)

@@ -56,7 +56,7 @@ def search_longrope2(
     # pairs are counted from 0, the formula's dimensions from 1
     last = min(max(critical_dimension(2 * pairs, theta, length) - 1, 0), pairs - 1)
     first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0) - 1, 0), last)
-    search = _Search(loss, pairs, factor, step, mutation, random.Random(seed))
+    search = _Search(loss, factor, step, mutation, random.Random(seed))
     for critical in range(first, last + 1):  # start with equal factors, and with factors that grow up to twice `factor`
         search.evaluate(critical, [factor] * (pairs - critical))
         search.evaluate(critical, [factor * (1 + i / max(1, pairs - critical - 1)) for i in range(pairs - critical)])
@@ -78,24 +78,22 @@ Candidate = tuple[int, Factors]
 class _Search:
     """Every candidate tried so far with its loss; no candidate is tried twice."""
 
-    def __init__(
-        self, loss: Callable[[Factors], float], pairs: int, factor: float, step: float, mutation: float, source: random.Random
-    ) -> None:
-        """Start without candidates; the arguments are those of `search_longrope2`, and `source` gives random numbers."""
-        self.loss, self.pairs, self.factor, self.step, self.mutation, self.random = loss, pairs, factor, step, mutation, source
+    def __init__(self, loss: Callable[[Factors], float], factor: float, step: float, mutation: float, rng: random.Random) -> None:
+        """Start without candidates; the arguments are those of `search_longrope2`, and `rng` gives random numbers."""
+        self.loss, self.factor, self.step, self.mutation, self.random = loss, factor, step, mutation, rng
         self.losses: dict[Candidate, float] = {}
 
     def evaluate(self, critical: int, slow: list[float]) -> None:
-        """Round the factors to multiples of `step`, limit them, make them non-decreasing, and record their loss."""
-        kept, lower = [], self.factor
+        """Record the loss of `slow`, the factors from pair `critical` on, rounded, limited and made non-decreasing."""
+        valid, lower_bound = [], self.factor
         for value in slow:
             rounded = self.factor + round((value - self.factor) / self.step) * self.step
-            lower = max(lower, min(2 * self.factor, rounded))
-            kept.append(round(lower, 10))
-        candidate = critical, tuple(kept)
+            lower_bound = max(lower_bound, min(2 * self.factor, rounded))
+            valid.append(round(lower_bound, 10))
+        candidate = critical, tuple(valid)
         if candidate not in self.losses:
-            value = float(self.loss(rescale_factors(*candidate)))
-            self.losses[candidate] = math.inf if math.isnan(value) else value
+            loss = float(self.loss(rescale_factors(*candidate)))
+            self.losses[candidate] = math.inf if math.isnan(loss) else loss
 
     def best(self, count: int) -> list[Candidate]:
         """Return the candidates with the smallest losses."""
@@ -104,16 +102,15 @@ class _Search:
     def mutant(self, parent: Candidate) -> tuple[int, list[float]]:
         """Return `parent` with some of its factors drawn anew between their neighbours."""
         critical, slow = parent
-        bounds = (self.factor, *slow, 2 * self.factor)
-        drawn = [
-            self.random.uniform(bounds[i], bounds[i + 2]) if self.random.random() < self.mutation else value
-            for i, value in enumerate(slow)
-        ]
-        return critical, drawn
+        bounds = (self.factor, *slow, 2 * self.factor)  # the neighbours of factor i are bounds[i] and bounds[i + 2]
+        factors = list(slow)
+        for i in range(len(slow)):
+            if self.random.random() < self.mutation:
+                factors[i] = self.random.uniform(bounds[i], bounds[i + 2])
+        return critical, factors
 
     def child(self, one: Candidate, other: Candidate) -> tuple[int, list[float]]:
         """Return a candidate with the critical pair of one parent; its slowest pairs have the factors of the other."""
-        critical, slow = one
-        shared = min(len(slow), len(other[1]))
-        cut = self.random.randrange(shared + 1)
-        return critical, [*slow[: len(slow) - cut], *other[1][len(other[1]) - cut :]]
+        (critical, slow), (_, other_slow) = one, other
+        taken = self.random.randrange(min(len(slow), len(other_slow)) + 1)  # how many factors come from the other
+        return critical, [*slow[: len(slow) - taken], *other_slow[len(other_slow) - taken :]]

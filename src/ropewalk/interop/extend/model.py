@@ -99,7 +99,8 @@ def _longrope_options(
     arguments  of `config_change`: factor, original_length, layer_types, overwrite
     search     the user's loss as a function of the long factors, or None
     """
-    if (search is None) == ("long_factor" not in options):
+    is_given = "long_factor" in options
+    if (search is not None) == is_given:
         rule = "must be given for longrope (CLI: --set long_factor=[...]), or else search=, but not both"
         raise RopeError("long_factor", rule, options.get("long_factor"))
     # an NTK change needs no factor per pair, so it can be computed without them: it has the specs, and so the number of pairs
@@ -140,8 +141,8 @@ class _Target:
             raise RopeError("model", rule, type(model).__name__)
         self.root, self.owner = root, config_file.text_owner(root)
         # some modules have a copy of the config: Granite SWA has one for each theta
-        named = () if self.model is None else self.model.named_modules()
-        modules = {name: module for name, module in named if type(getattr(module, "config", None)) is type(self.owner)}
+        all_modules = () if self.model is None else self.model.named_modules()
+        modules = {name: module for name, module in all_modules if type(getattr(module, "config", None)) is type(self.owner)}
         self.rotary = {name: module for name, module in modules.items() if has_frequencies(module)}
         self._served: dict[str, Served] | None = None
         if self.model is not None and not self.rotary:
@@ -159,9 +160,9 @@ class _Target:
         return next((vars(module)[EXTENSION] for module in self.rotary.values() if EXTENSION in vars(module)), None)
 
     def served(self, change: ConfigChange) -> dict[str, Served]:
-        """Return the layer types that each rotary module serves before the change; refuse a module with other angles."""
+        """Return for each rotary module which layer types' angles it computes; refuse one with other angles than the config's."""
         if self._served is None:  # a search calls this for each candidate
-            self._served = _served(self.rotary, change.before, change.trained)
+            self._served = _served_by_module(self.rotary, change.before, change.trained)
         for name, served in self._served.items():
             if not all(served.values()):
                 rule = "must compute the angles of its config to be extended, but its rotary module"
@@ -172,7 +173,7 @@ class _Target:
         return self._served
 
     def apply(self, kind: str, factor: float | None, change: ConfigChange, disagreements: tuple[str, ...] = ()) -> Extension:
-        """Change the config and the rotary modules; on an error everything is restored."""
+        """Change the config and the rotary modules and return the extension, which undoes it; on an error all is restored."""
         config, keys = self.config, _accepted_keys(self.owner, self.config, copy.deepcopy(change.keys))
         if self.model is not None:
             _refuse_softmax_change(change)
@@ -186,7 +187,7 @@ class _Target:
         try:
             for swap in swaps:
                 swap.install()  # before the modules, which are rebuilt from the changed config
-            hook = None if keys else LengthHook(change.specs)  # what no config can express is computed at each call
+            hook = None if keys else LengthHook(change.specs)  # computes at each call, if no config can express the scaling
             swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()
             _refuse_other_angles(before, self.rotary, change)
@@ -222,21 +223,21 @@ def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, A
     except Exception as error:  # config classes raise errors of many types
         rule = f"must be a scaling that {name} accepts ({' '.join(str(error).split())})"
         raise RopeError("kind", rule, keys.get("rope_parameters") or keys.get("rope_scaling")) from None
-    theirs = config_file.load(rebuilt)
-    changed = [key for key, value in keys.items() if value is not None and theirs.get(key) != value]
+    accepted = config_file.load(rebuilt)
+    changed = [key for key, value in keys.items() if value is not None and accepted.get(key) != value]
     if changed:
         rule = f"must be a scaling that {name} keeps as written; it changes {', '.join(changed)}"
-        raise RopeError("kind", rule, theirs.get(changed[0]))
+        raise RopeError("kind", rule, accepted.get(changed[0]))
 
 
-def _served(rotary: Mapping[str, nn.Module], specs: Mapping[str, RopeSpec], trained: int) -> dict[str, Served]:
+def _served_by_module(rotary: Mapping[str, nn.Module], specs: Mapping[str, RopeSpec], trained: int) -> dict[str, Served]:
     """Return, by the name of each rotary module, the layer types whose spec gives its angles."""
     return {name: served_layers(name, module, specs, lengths_around(trained)) for name, module in rotary.items()}
 
 
 def _refuse_other_angles(before: Mapping[str, Served], rotary: Mapping[str, nn.Module], change: ConfigChange) -> None:
     """Refuse a change after which a rotary module does not compute the new spec of the layer types that it serves."""
-    after = _served(rotary, change.after, change.trained)
+    after = _served_by_module(rotary, change.after, change.trained)
     for name, served in before.items():
         for layer_type, layers in served.items():
             if not layers & after[name].get(layer_type, set()):
@@ -250,6 +251,5 @@ def _refuse_softmax_change(change: ConfigChange) -> None:
         old = change.before[name].extra_softmax_factor
         if spec.extra_softmax_factor != old:
             rule = f"must leave the softmax factor {old:g} that the loaded model fixed when it was built"
-            raise RopeError(
-                "mscale_all_dim", f"{rule}; extend the config first and load the model from it", spec.extra_softmax_factor
-            )
+            hint = "extend the config first and load the model from it"
+            raise RopeError("mscale_all_dim", f"{rule}; {hint}", spec.extra_softmax_factor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -34,8 +34,8 @@ UNSAVED = "no config can express it, so it is not saved with the model and other
 
 def make_remapping(kind: str, trained: int, factor: float | None, options: Mapping[str, Any]) -> Remapping:
     """Return the remapping `kind`: with the given options, and all others chosen for `factor` times the trained length."""
-    cls = REMAPPINGS[choice("kind", kind, REMAPPINGS)]
-    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # all remappings are dataclasses
+    remapping_class = REMAPPINGS[choice("kind", kind, REMAPPINGS)]
+    names = [field.name for field in fields(remapping_class)]  # type: ignore[arg-type]  # all remappings are dataclasses
     for name, value in options.items():
         if name not in names:
             raise RopeError(name, f"must be an option of {kind}: {', '.join(names)}", value)
@@ -43,9 +43,9 @@ def make_remapping(kind: str, trained: int, factor: float | None, options: Mappi
         rule = f"must be given for {kind}, or else its options ({', '.join(names)})"
         raise RopeError("factor", rule, None)
     if factor is None:
-        return cls(**options)
-    chosen = cls.for_length(trained, int(trained * number("factor", factor, low=1)))
-    return cls(**{**{name: getattr(chosen, name) for name in names}, **options})
+        return remapping_class(**options)
+    chosen = remapping_class.for_length(trained, int(trained * number("factor", factor, low=1)))
+    return replace(chosen, **options)  # type: ignore[type-var]
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class RemappedLayers:
     called: set[int] | None = None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
-        """Return the output [B, H, S, D] of one layer; q and k are rotated at their positions."""
+        """Return the attention output [B, H, S, D] of one layer; q, at `positions`, and k are already rotated."""
         spec = self.specs[layer]
         if q.shape[-1] != spec.head_dim:
             rule = f"must rotate whole heads of {spec.head_dim} dimensions; latent attention cannot be remapped"
@@ -79,11 +79,11 @@ class RemappedLayers:
         k_positions = _key_positions(positions, mask, k.shape[-2])
 
         def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
-            """Return keys or queries, which are already rotated, moved to the positions `at`."""
-            x, now = (k, k_positions) if key else (q, positions)
-            if at is now and slowdown == 1:
+            """Return the keys or queries, rotated at the positions `at` with frequencies divided by `slowdown`."""
+            x, x_positions = (k, k_positions) if key else (q, positions)
+            if at is x_positions and slowdown == 1:
                 return x
-            return rerotate(x, spec, now, at, to=slowed_spec(spec, slowdown) if slowdown > 1 else None)
+            return rerotate(x, spec, x_positions, at, to=slowed_spec(spec, slowdown) if slowdown > 1 else None)
 
         # without a mask, transformers means causality, aligned at the first key; a single query sees all keys
         visible = Visibility(causal=mask is None and q.shape[-2] > 1, mask=mask)

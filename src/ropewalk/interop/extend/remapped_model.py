@@ -36,7 +36,7 @@ DUAL_CHUNK_KEY = "dual_chunk_attention_config"
 def extend_decoder(
     model: nn.Module, kind: str | None, factor: float | None, length: int | None, options: Mapping[str, Any]
 ) -> Extension | None:
-    """Give a model of this package a remapping in every `Attention` with RoPE; None undoes it."""
+    """Give a model of this package the remapping `kind`, for `factor` times the trained `length`; None undoes the last one."""
     previous: Extension | None = vars(model).get(EXTENSION)
     if kind is None and previous is None:
         raise RopeError("kind", "must be given: the model is not extended, so there is nothing to undo", None)
@@ -82,7 +82,7 @@ def remap_transformers(
     if backend is not None:
         choice("backend", backend, LSE_BACKENDS)
     remapping = make_remapping(kind, trained, factor, options)
-    by_layer = _layers(target.config, names)
+    by_layer = _layers_to_remap(target.config, names)
     for spec in dict.fromkeys(by_layer.values()):
         _refuse_spec(spec, remapping)
     specs = {name: spec for name, spec in before.items() if spec is not None and spec in by_layer.values()}
@@ -109,17 +109,17 @@ def _note(remapping: Remapping) -> str:
 
 
 def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes that a Qwen config of a long-context model has for dual chunk attention; a length of 0 is none."""
-    given = config.get(DUAL_CHUNK_KEY)
-    if not isinstance(given, Mapping):
+    """Return the options of dual chunk attention that the config of a long-context Qwen has: chunk, local and length."""
+    sizes = config.get(DUAL_CHUNK_KEY)
+    if not isinstance(sizes, Mapping):
         return {}
-    keys = {"chunk": "chunk_size", "local": "local_size"}
-    length = {"length": given["original_max_position_embeddings"]} if given.get("original_max_position_embeddings") else {}
-    return {name: given[key] for name, key in keys.items() if given.get(key) is not None} | length
+    options = {"chunk": sizes.get("chunk_size"), "local": sizes.get("local_size")}
+    options["length"] = sizes.get("original_max_position_embeddings") or None  # 0 means that it is not given
+    return {name: size for name, size in options.items() if size is not None}
 
 
-def _layers(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
-    """Return the spec of each layer to remap: those that rotate, by default without a window of their own."""
+def _layers_to_remap(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
+    """Return {layer: spec} of the layers to remap: those that rotate, of the types `names` or, by default, without a window."""
     declared = layer_types_of(config)
     for name in names or ():
         choice("layer_types", name, declared)
@@ -127,9 +127,8 @@ def _layers(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int,
     rotated = {layer: spec for layer, spec in enumerate(layer_specs(config)) if spec is not None}
     if types is None:
         return rotated
-    chosen = {
-        layer: spec for layer, spec in rotated.items() if (types[layer] in names if names else types[layer] not in WINDOWED)
-    }
+    chosen_types = names or [name for name in declared if name not in WINDOWED]
+    chosen = {layer: spec for layer, spec in rotated.items() if types[layer] in chosen_types}
     if not chosen and names:
         raise RopeError("layer_types", "must have layers that rotate", list(names))
     return chosen or rotated

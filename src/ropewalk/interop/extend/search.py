@@ -65,10 +65,10 @@ def _first_candidates(pairs: int, factor: float) -> list[list[float]]:
     """Return the factors of no scaling, interpolation, NTK, and ramps from 1 to `factor` over half of the pairs."""
     last_pair = max(1, pairs - 1)
     ntk = [factor ** (pair / last_pair) for pair in range(pairs)]
-    ramps = [
-        [1 + (factor - 1) * min(1.0, max(0.0, (pair / last_pair - start) / 0.5)) for pair in range(pairs)]
-        for start in (0.0, 0.25, 0.5)
-    ]
+    ramps = []
+    for start in (0.0, 0.25, 0.5):  # as a fraction of the pairs
+        rise = [min(1.0, max(0.0, (pair / last_pair - start) / 0.5)) for pair in range(pairs)]
+        ramps.append([1 + (factor - 1) * part for part in rise])
     return [[1.0] * pairs, [factor] * pairs, ntk, *ramps]
 
 

@@ -36,7 +36,7 @@ class ConfigSwap:
     def check(self) -> None:
         """Raise an error if a config key no longer has the value that `install` set."""
         for key, value in self._current().items():
-            if not _holds(value, self.installed[key]):
+            if not _is_as_expected(value, self.installed[key]):
                 rule = f"must still be {self.installed[key]!r}, as extend set it, to be undone; set it back"
                 raise RopeError(key, f"{rule}, or first undo the extension that changed it", None if value is _Missing else value)
 
@@ -48,18 +48,19 @@ class ConfigSwap:
     def _set(self, values: dict[str, Any]) -> None:
         """Set config keys, in a dict or an object; a value of _Missing deletes the key."""
         for key, value in values.items():
-            if isinstance(self.config, MutableMapping):
-                self.config.pop(key, None) if value is _Missing else self.config.update({key: value})
-            elif value is _Missing:
-                vars(self.config).pop(key, None)
+            is_dict = isinstance(self.config, MutableMapping)
+            if value is _Missing:
+                (self.config if is_dict else vars(self.config)).pop(key, None)
+            elif is_dict:
+                self.config[key] = value
             else:
                 setattr(self.config, key, value)
 
 
-def _holds(value: Any, expected: Any) -> bool:
+def _is_as_expected(value: Any, expected: Any) -> bool:
     """Return whether a value is the expected one; objects may have further keys, because transformers adds some."""
     if isinstance(value, Mapping) and isinstance(expected, Mapping):
-        return all(key in value and _holds(value[key], each) for key, each in expected.items())
+        return all(key in value and _is_as_expected(value[key], each) for key, each in expected.items())
     return value is expected or value == expected
 
 
@@ -92,15 +93,15 @@ class ModuleSwap:
 
     def _rebuilt(self) -> State:
         """Return the state of a module built from the current config, on the device of the old one."""
-        cls = type(self.module)
+        name = type(self.module).__name__
         with torch.device("cpu"):
             try:
-                attributes, buffers = _state(cls(self.module.config))
+                attributes, buffers = _state(type(self.module)(self.module.config))
             except TypeError as error:
-                rule = f"must have rotary modules that can be built from the config alone, unlike its {cls.__name__}"
+                rule = f"must have rotary modules that can be built from the config alone, unlike its {name}"
                 raise RopeError("model", rule, str(error)) from None
             except Exception as error:  # constructors raise errors of many types
-                rule = f"must be a scaling that {cls.__name__} accepts ({' '.join(str(error).split())})"
+                rule = f"must be a scaling that {name} accepts ({' '.join(str(error).split())})"
                 raise RopeError("kind", rule, getattr(self.module.config, "rope_parameters", None)) from None
         device = next((buffer.device for buffer in self.before[1].values() if buffer is not None), None)
         return attributes, {name: None if buffer is None else buffer.to(device) for name, buffer in buffers.items()}

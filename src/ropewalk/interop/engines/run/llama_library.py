@@ -65,7 +65,7 @@ def load() -> ctypes.CDLL:
     import xllamacpp
 
     library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))
-    for name, result, *arguments in (
+    for name, result, *arguments in (  # the name of a function, the type of its result, the types of its arguments
         ("llama_model_default_params", ModelParams),
         ("llama_context_default_params", ContextParams),
         ("llama_model_load_from_file", c_void_p, c_char_p, ModelParams),

@@ -18,7 +18,7 @@ from checkpoints import folder_name
 
 
 def main() -> None:
-    """Write one checkpoint for each distinct shape of the rows; what transformers cannot build is left out."""
+    """Write one checkpoint for each distinct shape of the rows; models that transformers cannot build are left out."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -31,8 +31,8 @@ def main() -> None:
         torch.manual_seed(0)
         try:
             config = AutoConfig.for_model(**row["config"])
-            kind = AutoModelForImageTextToText if "text_config" in row["config"] else AutoModelForCausalLM
-            kind.from_config(config).save_pretrained(folder)
+            model_class = AutoModelForImageTextToText if "text_config" in row["config"] else AutoModelForCausalLM
+            model_class.from_config(config).save_pretrained(folder)
         except Exception as error:  # another row with the same shape may have a rope that transformers takes
             print(f"weights: {row['name']}: {type(error).__name__}: {error}"[:200], file=sys.stderr)
 

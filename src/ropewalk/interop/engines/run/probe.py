@@ -25,37 +25,35 @@ LAYOUTS = (("half", "half"), ("interleaved", "interleaved"), ("interleaved", "ha
 
 
 def members(layout: str, width: int, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the first and of the second members of the pairs of a rotated slice."""
+    """Return the indices of the first and of the second members of the pairs in the `width` dimensions from `start`."""
     pairs = np.arange(width // 2)
     first, second = (pairs, pairs + width // 2) if layout == "half" else (2 * pairs, 2 * pairs + 1)
     return first + start, second + start
 
 
 def read_back(matrices: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the rope behind the matrices of one step on each axis: radians, magnitude, axis of each pair, layouts, width.
+    """Return the rope that makes these matrices, one for a step on each axis: radians and axis of each pair, magnitude, layouts.
 
-    None if nothing rotates. The matrix of axis a has what the unit vector e_i becomes in its column i.
-    ValueError if it is not a rotation of pairs.
+    Column i of the matrix of an axis is the unit vector e_i, rotated by one step on that axis. None if nothing rotates;
+    ValueError if a matrix is not a rotation of pairs.
     """
     if all(np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices):
         return None
-    by_axis = [_read_one(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
+    by_axis = [_read_matrix(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
     widest = max(by_axis, key=lambda rope: rope["width"])
-    radians, axis = np.array(widest["radians"]), np.zeros(len(widest["radians"]), dtype=int)
-    angles = np.zeros((len(by_axis), len(radians)))  # of each pair after one step on each axis
+    pairs = len(widest["radians"])
+    angles = np.zeros((len(by_axis), pairs))  # of each pair after one step on each axis
     for index, rope in enumerate(by_axis):
         angles[index, : len(rope["radians"])] = rope["radians"]
-    if len(by_axis) > 1:
-        # the axis of a pair is the one that rotates it
-        axis = np.abs(angles).argmax(axis=0)
-        radians = angles[axis, np.arange(len(radians))]
-        if np.count_nonzero(np.abs(angles) > NOISE, axis=0).max() > 1:
-            axis = np.full(len(radians), -1)  # some pair follows more than one axis
+    axis = np.abs(angles).argmax(axis=0)  # the axis of a pair is the one that rotates it
+    radians = angles[axis, np.arange(pairs)]
+    if np.count_nonzero(np.abs(angles) > NOISE, axis=0).max() > 1:
+        axis = np.full(pairs, -1)  # some pair follows more than one axis
     return {**widest, "radians": [float(f"{value:.7g}") for value in radians], "axis": axis.tolist()}
 
 
-def _read_one(matrix: np.ndarray) -> dict[str, Any]:
-    """Return the widest rotation of pairs that the matrix is; ValueError if it is none."""
+def _read_matrix(matrix: np.ndarray) -> dict[str, Any]:
+    """Return the rope that the matrix applies, with as many rotated dimensions as fit it; ValueError if none does."""
     size = matrix.shape[0]
     for width in range(size - size % 2, 0, -2):
         for start in dict.fromkeys((0, size - width)):  # a part of the head rotates at its start or at its end
@@ -73,15 +71,16 @@ def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -
     first, second = members(layouts[0], width, start)
     first_out, second_out = members(layouts[1], width, start)
     radians = np.arctan2(matrix[second_out, first], matrix[first_out, first])
-    sizes = np.hypot(matrix[second_out, first], matrix[first_out, first])
-    magnitude = float(np.median(sizes))
+    magnitudes = np.hypot(matrix[second_out, first], matrix[first_out, first])
+    magnitude = float(np.median(magnitudes))
     rebuilt = np.eye(matrix.shape[0])
     inside = slice(start, start + width)
     rebuilt[inside, inside] = 0
-    rebuilt[first_out, first], rebuilt[second_out, first] = sizes * np.cos(radians), sizes * np.sin(radians)
-    rebuilt[first_out, second], rebuilt[second_out, second] = -sizes * np.sin(radians), sizes * np.cos(radians)
+    cos, sin = magnitudes * np.cos(radians), magnitudes * np.sin(radians)
+    rebuilt[first_out, first], rebuilt[second_out, first] = cos, sin
+    rebuilt[first_out, second], rebuilt[second_out, second] = -sin, cos
     distance = float(np.abs(rebuilt - matrix).max())
-    if distance >= TOLERANCE or np.ptp(sizes) > TOLERANCE * max(1.0, magnitude):
+    if distance >= TOLERANCE or np.ptp(magnitudes) > TOLERANCE * max(1.0, magnitude):
         return None
     return {
         "radians": radians.tolist(), "magnitude": round(magnitude, 6), "layout": layouts[0], "layout_out": layouts[1],
@@ -101,11 +100,9 @@ def serve(engine: str, version: Callable[[], str], measure: Callable[[dict[str, 
         try:
             result = measure(row)
         except (Exception, SystemExit) as error:  # any failure of an engine is a result: it cannot run this config
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            result = {
-                "error": f"{type(error).__name__}: {error}"[:300],
-                "where": f"{where.filename.split('/')[-1]}:{where.lineno}",
-            }
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.filename.split('/')[-1]}:{frame.lineno}"
+            result = {"error": f"{type(error).__name__}: {error}"[:300], "where": where}
         results.append({"name": row["name"], "length": row.get("length"), "max_model_len": row.get("max_model_len"), **result})
         print(f"{engine}: {row['name']}: {result.get('error', 'read')}", file=sys.stderr)
     with open(sys.argv[2], "w", encoding="utf-8") as file:

@@ -22,7 +22,7 @@ class Rotated(Exception):  # a signal, not an error
 def layers_of(
     model: torch.nn.Module, package: str, length: int, axes: int, is_attending: Callable[[Exception], bool], **call: Any
 ) -> list[dict[str, Any] | None]:
-    """Return the rotation of each layer, measured with its rotary module; None where a layer does not use its own.
+    """Return the rope of each layer, read back from its rotary module; None for a layer that does not call its module.
 
     package       the package of the engine's rotary modules
     is_attending  whether an error says that an attention module has reached its attention
@@ -32,7 +32,7 @@ def layers_of(
     layers = set()
     for name, module in model.named_modules(remove_duplicate=False):
         number = LAYER.search(name + ".")
-        if number is None or "vis" in name:  # an image tower
+        if number is None or "vis" in name:  # outside the layers, or in an image tower
             continue
         layers.add(int(number[1]))
         if type(module).__module__.startswith(package) and hasattr(module, "rotary_dim"):
@@ -47,7 +47,7 @@ def layers_of(
 def _uses(
     owner: torch.nn.Module, rope: torch.nn.Module, axes: int, is_attending: Callable[[Exception], bool], call: dict[str, Any]
 ) -> bool:
-    """Return whether an attention module calls its rope: run it with zeros until it calls the rope or attends.
+    """Return whether the attention module `owner` calls its rope: run it with zeros until it calls the rope or attends.
 
     If it fails before either, it is taken to call its rope.
     """
@@ -71,7 +71,7 @@ def _uses(
 
 
 def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
-    """Return what one step on each axis makes of the unit vectors, in columns.
+    """Return a matrix for each axis, whose column i is the unit vector e_i, rotated by one step on that axis.
 
     A second token is at the end of the sequence, because SGLang's LongRoPE looks at all positions of a batch.
     """
@@ -79,14 +79,14 @@ def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
     # each unit vector is a head; the rope of latent attention takes heads on an axis of their own
     units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
     units = units.repeat(2, *[1] * (units.ndim - 1))  # the same for both tokens
-    call = getattr(rope, "forward_native", rope.forward)
-    tables = (table.shape[0] for name, table in rope.named_buffers() if "cache" in name)
-    last = min(length, max(tables, default=length)) - 1  # a rope without a table has no limit
-    result = []
+    rotate = getattr(rope, "forward_native", rope.forward)
+    table_lengths = (table.shape[0] for name, table in rope.named_buffers() if "cache" in name)
+    last = min(length, max(table_lengths, default=length)) - 1  # a rope without a table has no limit
+    matrices = []
     for axis in range(axes):
         positions = torch.tensor([1, last])
         if axes == 3:
             positions = torch.stack([torch.eye(3, dtype=torch.long)[:, axis], torch.full((3,), last)], dim=1)
-        rotated, _ = call(positions, units.clone(), units.clone())
-        result.append(rotated[0].reshape(size, size).T.float().numpy())
-    return result
+        rotated, _ = rotate(positions, units.clone(), units.clone())
+        matrices.append(rotated[0].reshape(size, size).T.float().numpy())
+    return matrices

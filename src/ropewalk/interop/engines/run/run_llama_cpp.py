@@ -39,7 +39,7 @@ NEOX, MROPE, IMROPE = 2, 8, 40
 
 
 @llama.LogCallback
-def _keep(level: int, text: bytes, _: Any) -> None:
+def _keep_error(level: int, text: bytes, _: Any) -> None:
     """Keep an error message of llama.cpp, to be shown if a call fails."""
     if level >= 4:  # GGML_LOG_LEVEL_ERROR
         MESSAGES.append(text.decode(errors="replace").strip())
@@ -57,7 +57,7 @@ class Rotations:
         """Handle one node: before a ROPE node runs (`ask`), set its input; after the first one of a layer, record its result."""
         node = pointer.contents
         if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
-            name = node.name.decode()
+            name = node.name.decode()  # such as "Qcur-3 (view)" in layer 3
             layer = int(name.rpartition("-")[2].split(" ")[0]) if "-" in name else len(self.layers)
             if ask:
                 self._overwrite(node)
@@ -81,7 +81,8 @@ class Rotations:
         """Return the angle and the magnitude of each pair, the node's mode, and how many dimensions it rotates."""
         out = np.ctypeslib.as_array(ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)).astype(np.float64)
         first, second = _members(node)
-        return np.arctan2(out[second], out[first]), np.hypot(out[second], out[first]), node.op_params[2], node.op_params[1]
+        angles, magnitudes = np.arctan2(out[second], out[first]), np.hypot(out[second], out[first])
+        return angles, magnitudes, node.op_params[2], node.op_params[1]
 
 
 def _members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -147,28 +148,28 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
             rotations.axis = axis
             LIBRARY.llama_memory_clear(LIBRARY.llama_get_memory(context), True)
             batch = LIBRARY.llama_batch_init(1, 0, 1)
-            # one token of sequence 0 at position 0; which token it is does not matter
-            batch.n_tokens, batch.token[0], batch.pos[0], batch.n_seq_id[0], batch.seq_id[0][0] = 1, 3, 0, 1, 0
-            batch.logits[0] = 1
+            batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = 1  # one token of one sequence, whose logits are computed
+            batch.pos[0] = batch.seq_id[0][0] = 0  # position 0 of sequence 0
+            batch.token[0] = 3  # any token
             if LIBRARY.llama_decode(context, batch):
                 raise ValueError("; ".join(MESSAGES)[:300] or "llama_decode failed")
-        used = LIBRARY.llama_n_ctx(context) if reads_context else None
+        context_length = LIBRARY.llama_n_ctx(context) if reads_context else None
     finally:
         if context:
             LIBRARY.llama_free(context)
         LIBRARY.llama_model_free(model)
     text = row["config"].get("text_config", row["config"])
     ropes = [_rope(rotations.layers[index]) if index in rotations.layers else None for index in range(text["num_hidden_layers"])]
-    return probe.distinct(ropes, max_model_len_used=used)
+    return probe.distinct(ropes, max_model_len_used=context_length)
 
 
 def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the recorded rotation of a layer as plain data; the axis of a pair is the one that rotates it most."""
-    absolute_angles = np.abs(np.array([angles for angles, *_ in by_axis.values()]))
+    """Return the rope of a layer as plain data, from what `Rotations` recorded; the axis of a pair is the one that rotates it."""
+    angles = np.array([recorded[0] for recorded in by_axis.values()])  # [axes, pairs]
     _, magnitudes, mode, width = by_axis[0]
-    axis = absolute_angles.argmax(axis=0)
+    axis = np.abs(angles).argmax(axis=0)
     layout = "half" if mode & (NEOX | MROPE) else "interleaved"
-    radians = np.array([angles for angles, *_ in by_axis.values()])[axis, np.arange(len(axis))]
+    radians = angles[axis, np.arange(len(axis))]
     return {
         "radians": [float(f"{value:.7g}") for value in radians], "magnitude": round(float(np.median(magnitudes)), 6),
         "layout": layout, "layout_out": layout, "width": int(width), "start": 0, "axis": axis.tolist(),
@@ -176,6 +177,6 @@ def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    LIBRARY.llama_log_set(_keep, None)
+    LIBRARY.llama_log_set(_keep_error, None)
     LIBRARY.llama_backend_init()
     probe.serve("llama.cpp", lambda: version("xllamacpp"), measure)

@@ -47,7 +47,7 @@ def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
 
 
 def _head_dim(module: nn.Module) -> int:
-    """Return the size of the heads of an attention module: what its output projection reads, by head."""
+    """Return the head size of an attention module: its attribute, or the input size of its output projection / heads."""
     if isinstance(getattr(module, "head_dim", None), int):
         return module.head_dim
     heads = next(
@@ -58,7 +58,7 @@ def _head_dim(module: nn.Module) -> int:
 
 
 def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
-    """Return what one step makes of the unit vectors, in columns.
+    """Return the matrix whose column i is the unit vector e_i of `size` dimensions, rotated by one step.
 
     A rope that computes its base from the length of the call is called with the whole sequence, whose second token is read.
     """

@@ -38,7 +38,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
-    """Return the rope that the operator computes with the tables of a spec."""
+    """Return the rope that the operator computes with the cos and sin of a spec; None if there is no spec."""
     if spec is None:
         return None
     if spec.needs_length:

@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModel
 
 #: how functions that rotate are named in the modeling files
 ROTATES = ("apply_rotary", "apply_multimodal_rotary")
+#: how their argument for the keys is named
+KEY_ARGUMENTS = ("k", "xk", "key")
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
@@ -73,29 +75,30 @@ def _positions(axes: int, length: int) -> torch.Tensor:
 
 
 def _recording(function: Any, recorded: dict[int, list[torch.Tensor]], current: list[int], inside: list[bool]) -> Any:
-    """Return `function` that also rotates unit vectors by the same tables and keeps the result for the current layer."""
+    """Return a function that does what `function` does, and also records the matrices of its rotation for layer current[0]."""
     parameters = list(inspect.signature(function).parameters)
 
-    def call(q: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    def call(q: torch.Tensor, *others: Any, **named: Any) -> Any:
         """Run the rotation on unit vectors, which gives its matrix, record that, and return its usual result."""
-        if inside[0]:
-            return function(q, *rest, **named)
+        if inside[0]:  # called by another rotation, which is recorded
+            return function(q, *others, **named)
         inside[0] = True
         try:
             size = q.shape[-1]
             # heads are on axis 1 unless the tokens are: the test sequences have 3 or 5 tokens, the models other head counts
             tokens_first = q.ndim == 4 and q.shape[1] in (3, 5)
-            units = torch.eye(size, dtype=q.dtype)
+            units = torch.eye(size, dtype=q.dtype)  # each unit vector is a head, the same for all tokens
             shape = (1, q.shape[1], size, size) if tokens_first else (1, size, q.shape[2], size)
             basis = (units[None, None] if tokens_first else units[None, :, None]).expand(shape).contiguous()
-            arguments = [basis if index == 0 and name in ("k", "xk", "key") else value
-                         for index, (name, value) in enumerate(zip(parameters[1:], rest, strict=False))]  # fmt: skip
-            named_basis = {name: basis if name in ("k", "xk", "key") else value for name, value in named.items()}
-            result = function(basis, *arguments, **named_basis)
+            arguments = list(others)
+            if others and parameters[1] in KEY_ARGUMENTS:
+                arguments[0] = basis
+            named_arguments = {name: basis if name in KEY_ARGUMENTS else value for name, value in named.items()}
+            result = function(basis, *arguments, **named_arguments)
             result = result[0] if isinstance(result, tuple) else result
             columns = result[0].permute(0, 2, 1) if tokens_first else result[0].permute(1, 2, 0)
             recorded.setdefault(current[0], list(columns.float()))
-            return function(q, *rest, **named)
+            return function(q, *others, **named)
         finally:
             inside[0] = False
 

@@ -12,12 +12,12 @@ import torch
 
 
 def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None]:
-    """Return the ropes of a model that is transformers' own code: read from the tables of its rotary module."""
+    """Return the rope of each layer of a model that is transformers' own code, from the cos and sin of its rotary module."""
     modules = [
         module
         for name, module in model.named_modules()
         if type(module).__module__.startswith("transformers.") and type(module).__name__.endswith("RotaryEmbedding")
-        and "vis" not in name
+        and "vis" not in name  # not that of an image tower
     ]  # fmt: skip
     if not modules:
         raise ValueError("the model has no rotary module")
@@ -43,8 +43,9 @@ def _check_fits(model: torch.nn.Module, module: torch.nn.Module, named: dict[str
     if function is None:
         return
     config: Any = module.config
-    whole = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    size: Any = next((each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims")), whole)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # the attention of some families passes only the part of the head that rotates
+    size: Any = next((each.rotary_ndims for each in model.modules() if hasattr(each, "rotary_ndims")), head_dim)
     vectors = torch.zeros(1, 1, 2, int(size))
     function(vectors, vectors, *module(torch.zeros(1), torch.tensor([[0, 1]]), **named)[:2])
 
