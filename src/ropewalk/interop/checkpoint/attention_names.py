@@ -113,7 +113,7 @@ def layers_without_attention(
         if layer is None or OTHER_TOWERS.search(name):
             continue
         if layer_type(config, int(layer[1])) not in UNROTATED_TYPES:
-            layers.setdefault(name[: layer.end() - 1], []).append(name)
+            layers.setdefault(name[: layer.end() - 1], []).append(name)  # under a path such as model.layers.3
     matches = [LAYER.search(path + ".") for path in modules]
     with_attention = {match.string[: match.end() - 1] for match in matches if match is not None}
     unrecognised = {}

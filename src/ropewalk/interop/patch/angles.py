@@ -32,7 +32,7 @@ def tables_of(rope: Rope, positions: Tensor, form: str) -> tuple[Tensor, ...]:
     """Return the tables of `positions` in one form, a name of FORMS or BY_AXIS."""
     if form != BY_AXIS:
         return FORMS[form](*rope.cos_sin(positions))
-    # each axis as if it were the only one
+    # a table for each axis, as if it were the only one: the layers choose the axis of each pair
     one_axis = Rope(rope.spec.with_(axes=None), backend=rope.backend)
     tables = FORMS["half"](*one_axis.cos_sin(positions.flatten(0, -2)))
     return tuple(table.unflatten(0, positions.shape[:-1]) for table in tables)

@@ -121,7 +121,7 @@ class RotationFunction:
         cos, sin = (table.to(xs[0].device) for table in convention.cos_sin(tensors, blocks))
         if SECTIONS in arguments:
             cos, sin = (_merge_sections(table, arguments[SECTIONS]) for table in (cos, sin))
-        if convention.gathers:
+        if convention.gathers:  # the positions select rows of the table
             cos, sin = cos[arguments[POSITIONS]], sin[arguments[POSITIONS]]
         elif not convention.by_row and cos.shape[:-1].numel() == max(cos.shape[:-1]):
             cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])  # axes of size 1 are left out
@@ -129,7 +129,7 @@ class RotationFunction:
             sin = -sin
         if not convention.joined_heads:
             return self._by_rows(xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments)
-        split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
+        split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)  # x is [rows, tokens, heads * dimensions]
         tokens = xs[0].shape[1]
         rotated = self._by_rows(split_heads, cos[:tokens], sin[:tokens], -3, blocks, arguments)
         return tuple(x.flatten(-2) for x in rotated)
@@ -200,9 +200,9 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
 
 
 def _from_end(x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Return x with its last tokens rotated by the last of a table's `rows`; tokens before them are not rotated.
+    """Return x with its last tokens rotated by the last rows of a table with `rows` rows; tokens before them are not rotated.
 
-    `rotate(tokens, first)` rotates tokens by the rows from `first` on.
+    `rotate(tokens, first)` rotates tokens by the rows of the table from `first` on.
     """
     excess = x.shape[seq_dim] - rows
     if excess <= 0:
