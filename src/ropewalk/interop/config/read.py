@@ -124,7 +124,7 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
     if not family.at_end and config.get(keys.LATENT_KEY) is not None:
         return {}  # the spec describes only the part of a latent head that rotates
     given_fraction = layer.fraction()
-    width = find(config, *(("rotary_dim",) if family.reads_rotary_dim else ()), keys.LATENT_KEY)
+    width = find(config, "rotary_dim", keys.LATENT_KEY) if family.reads_rotary_dim else find(config, keys.LATENT_KEY)
     unread_width = None if family.reads_rotary_dim else find(config, "rotary_dim")
     if width is None and given_fraction is None and family.rotary_dim is not None and "rotary_dim" not in config:
         width = layer.default(family.rotary_dim, "rotary_dim")
@@ -151,7 +151,7 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
     if rotated == head:
         return {}
     layer.check_and_record("rotary_dim", replace(source, value=rotated), partial(integer, low=1))
-    return {"rotary_dim": rotated, **({"rotary_start": head - rotated} if family.at_end else {})}
+    return {"rotary_dim": rotated, "rotary_start": head - rotated if family.at_end else 0}
 
 
 def _layout(layer: Layer) -> tuple[str, str | None]:

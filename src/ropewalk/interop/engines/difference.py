@@ -61,7 +61,7 @@ def compare(reference: Reading, engine: Reading, length: int) -> Difference | No
         gap = torch.where(axis_differs, ours, 0.0)
         change = _score_change(ours, ours - gap, temperature, min(length, IMAGE_SIDE))
     else:
-        gap = torch.where(frequency_differs, theirs - ours, 0.0)
+        gap = torch.where(frequency_differs, theirs - ours, 0.0)  # the radians by which each pair is off after one step
         change = _score_change(ours, theirs, temperature, length)
     change = change * our_magnitude**2  # type: ignore[operator]
     first = different[0] if different else None

@@ -92,7 +92,7 @@ def config_change(
     scaling = _make_scaling(offered[kind], factor, length, dict(options or {}))
     new_specs = {name: _scaled(spec, scaling) for name, spec in old_specs.items()}
     before = {name: spec for name, spec in all_specs.items() if spec is not None}
-    if not scaling.in_configs and not isinstance(scaling, Ntk):
+    if not scaling.in_configs and not isinstance(scaling, Ntk):  # no config can express it
         after = {**before, **new_specs}
         return ConfigChange({}, new_specs, (), config, served=None, trained=length, before=before, after=after)
     if getattr(scaling, "truncate", True) is False and is_nested(config):

@@ -71,7 +71,7 @@ def remap_transformers(
     names: Sequence[str] | None,
     options: dict[str, Any],
 ) -> Extension:
-    """Give a loaded transformers model a remapping; on an error everything is restored."""
+    """Give the model of `target` the remapping `kind` in layers of the types `names`; on an error everything is restored."""
     if target.model is None:
         rule = f"{kind} changes the attention of a loaded model; {UNSAVED}; pass a model instead of a config"
         raise RopeError("model", rule, type(target.root).__name__)
@@ -82,12 +82,12 @@ def remap_transformers(
     if backend is not None:
         choice("backend", backend, LSE_BACKENDS)
     remapping = make_remapping(kind, trained, factor, options)
-    by_layer = _layers_to_remap(target.config, names)
+    by_layer = _layers_to_remap(target.config, names)  # the spec of each layer
     for spec in dict.fromkeys(by_layer.values()):
         _refuse_spec(spec, remapping)
     specs = {name: spec for name, spec in before.items() if spec is not None and spec in by_layer.values()}
     # refuses a model whose rotary modules compute other angles than its config says
-    target.served(ConfigChange({}, specs, (), target.config, None, trained, specs, specs))
+    target.served(ConfigChange({}, specs, (), target.config, served=None, trained=trained, before=specs, after=specs))
     layers = RemappedLayers(remapping, by_layer, Recorded(), backend)
     extension = Extension(
         kind, factor, specs, changes={}, disagreements=(f"{kind}: {UNSAVED}",), notes=(_note(remapping),), saved=False, _swaps=[],

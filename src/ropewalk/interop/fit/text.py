@@ -63,8 +63,8 @@ def band_means(losses: Tensor, bands: Sequence[Band]) -> list[float]:
 def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) -> Tensor:
     """Return the loss [S - 1] of every token of a window, beginning with token 1, read with a short context.
 
-    The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart and at position 0. Each gives
-    the losses after its first `context` tokens, so these have at least `context` tokens before them; the first piece gives all.
+    The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart; positions begin at 0 in each.
+    A piece gives the losses after its first `context` tokens, which have that many tokens before them; the first gives all.
     """
     length, piece = len(window), context + stride
     losses = torch.empty(length - 1)
