@@ -153,7 +153,7 @@ def advise(facts: Facts) -> list[Advice]:
     advice = []
     for check in CHECKS:
         if check.applies(facts):
-            values = {"f": facts, **check.numbers(facts)}
+            values = {"f": facts, **check.numbers(facts)}  # the names that the format strings of a check may use
             advice.append(Advice(check.name, check.advice.format(**values), check.because.format(**values), check.figure))
     return advice
 

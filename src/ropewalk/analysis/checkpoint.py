@@ -44,17 +44,19 @@ def read_checkpoint(config: Any, trained: int | None = None, served: int | None 
     trained  tokens seen in training; None: the scaling's original length, else the config's longest sequence
     served   tokens to serve; None: the longer of the config's longest sequence and original length times factor
     """
-    specs, explanation, text = _read(config)
-    length = served_length(text)
+    specs, explanation, text_config = _read(config)
+    length = served_length(text_config)
+    # the config's longest sequence and the config key that names it
     longest = None if length is None else (integer(length.key, length.value, low=1, high=MAX_LENGTH), length.key)
     layers: dict[str, Facts | None] = {}
     sources: dict[str, tuple[str, str]] = {}
-    for name, spec in specs.items():
-        layers[name] = None
+    for layer_type, spec in specs.items():
+        layers[layer_type] = None
         if spec is not None:
-            (trained_length, trained_from), (served_tokens, served_from) = _lengths(spec, longest, trained, served)
-            layers[name] = Facts(spec, trained_length, served_tokens, _window(text, name), tuple(COS_SIN_METHODS))
-            sources[name] = trained_from, served_from
+            (trained_tokens, trained_source), (served_tokens, served_source) = _lengths(spec, longest, trained, served)
+            window = _window(text_config, layer_type)
+            layers[layer_type] = Facts(spec, trained_tokens, served_tokens, window, methods=tuple(COS_SIN_METHODS))
+            sources[layer_type] = trained_source, served_source
     return Checkpoint(explanation, layers, sources)
 
 
@@ -62,9 +64,11 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping
     """Return the spec of each layer type, where its values came from, and the part of the config that has the lengths."""
     if is_gguf(config):
         file = GgufFile(config)
-        return *read_ropes(file), sizes_of(file)
+        specs, explanation = read_ropes(file)
+        return specs, explanation, sizes_of(file)
     loaded = config_file.load(config)
-    return *read_specs(loaded), config_file.text_part(loaded)
+    specs, explanation = read_specs(loaded)
+    return specs, explanation, config_file.text_part(loaded)
 
 
 def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
@@ -74,19 +78,23 @@ def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
 
 
 def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None) -> tuple[Sourced, Sourced]:
-    """Return the trained and the served length, each with its source.
+    """Return the trained and the served length, each as (tokens, where the number came from).
 
-    longest          the longest sequence that the config names
-    trained, served  the caller's values, which take precedence
+    longest          the longest sequence that the config names, in the same form
+    trained, served  the caller's values in tokens, which take precedence
     """
     original, factor = getattr(spec.scaling, "original_length", None), getattr(spec.scaling, "factor", 1.0)
-    candidates = [(trained, GIVEN), (original, "the scaling's original length"), longest or (None, "")]
-    trained_length = next(((length, source) for length, source in candidates if length is not None), None)
-    if trained_length is None:
-        rule = "must be in the config; or give the trained length (CLI: --trained)"
-        raise RopeError(SERVED_LENGTH_KEY, rule, None)
+    if trained is not None:
+        trained_length = (trained, GIVEN)
+    elif original is not None:
+        trained_length = (original, "the scaling's original length")
+    elif longest is not None:
+        trained_length = longest
+    else:
+        raise RopeError(SERVED_LENGTH_KEY, "must be in the config; or give the trained length (CLI: --trained)", None)
     if served is not None:
         return trained_length, (served, GIVEN)
-    extended = None if original is None else (int(original * factor), "original length times factor")
-    candidates = [sourced for sourced in (extended, longest) if sourced is not None]
+    candidates = [] if longest is None else [longest]
+    if original is not None:
+        candidates.append((int(original * factor), "original length times factor"))
     return trained_length, max(candidates, default=trained_length)  # the longer one, with its source

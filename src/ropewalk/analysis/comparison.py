@@ -64,18 +64,19 @@ class Comparison:
 
 
 def compare(names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int = 32, length: int = 128) -> list[Comparison]:
-    """Return one row for each of `names`, in attention of these sizes; `length` is the trained length."""
+    """Return one Comparison for each encoding in `names`, in attention of these sizes; `length` is the trained length."""
     integer("length", length, low=8)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         return [_measure(choice("names", name, ENCODINGS), num_heads, head_dim, length) for name in names]
 
 
 def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Comparison:
-    """Return the comparison of one encoding, measured in an attention layer with this encoding."""
+    """Return the Comparison of one encoding, measured in an attention layer with this encoding."""
     torch.manual_seed(0)
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding
-    (flops, tensor_bytes), (_, doubled_bytes) = (_cost(encoding, seq) for seq in (length, 2 * length))
+    flops, tensor_bytes = _cost(encoding, length)
+    _, bytes_at_twice_the_length = _cost(encoding, 2 * length)
     layer.double()
     bounded = _is_bounded(encoding, length)
     return Comparison(
@@ -88,7 +89,7 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
         parameters=sum(p.numel() for p in encoding.parameters()),
         flops=flops,
         tensor_bytes=tensor_bytes,
-        order=math.log2(doubled_bytes / tensor_bytes) if tensor_bytes else 0.0,
+        order=math.log2(bytes_at_twice_the_length / tensor_bytes) if tensor_bytes else 0.0,
         excess=None if bounded else _excess(encoding, length),
         spread=None if bounded else _spread(layer, length),
     )
@@ -110,7 +111,7 @@ def _is_bounded(encoding: Encoding, length: int) -> bool:
 
 
 def _entries(encoding: Encoding) -> list[str]:
-    """Return the entry points at which the encoding changes its input, tried with three tokens of ones."""
+    """Return at which of "input", "qk" and "scores" the encoding acts, tried with three tokens of ones."""
     sizes, positions = encoding.sizes, torch.arange(3)
     coordinates = _on_all_axes(encoding, positions)
     x = torch.ones(1, 3, sizes.model_dim, dtype=torch.float64)
@@ -186,7 +187,7 @@ def _rank(encoding: Encoding, bounded: bool) -> int:
     A product of q and k has rank head_dim at most; linear attention cannot compute scores of a higher rank.
     """
     positions = torch.arange(encoding.sizes.head_dim + 5)
-    if bounded:
+    if bounded:  # the encoding refuses positions beyond its length
         positions = positions.clamp(max=encoding.sizes.length - 1)
     queries, keys = (torch.randn(1, len(positions), encoding.sizes.model_dim, dtype=torch.float64) for _ in range(2))
     return int(torch.linalg.matrix_rank(_scores(encoding, queries, keys, positions, positions)[0, 0]))
@@ -198,7 +199,7 @@ def _excess(encoding: Encoding, length: int) -> float:
     within, beyond = scores[:, :, :length], scores[:, :, length:]
     low, high = within.amin(dim=2), within.amax(dim=2)
     outside = torch.maximum(beyond.amax(dim=2) - high, low - beyond.amin(dim=2)).max().item()
-    return outside / (high - low).max().item() if outside > EXACT else 0.0
+    return outside / (high - low).max().item() if outside > EXACT else 0.0  # smaller values are rounding errors
 
 
 class _LargestTensor(TorchDispatchMode):
@@ -209,11 +210,11 @@ class _LargestTensor(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run one torch operation, and look at results that do not share the memory of an argument."""
+        """Run one torch operation and record the bytes of its largest result; results in an argument's memory are not counted."""
         result = func(*args, **(kwargs or {}))
-        inputs = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        input_pointers = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for t in tree_leaves(result):
-            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in inputs:
+            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in input_pointers:
                 self.bytes = max(self.bytes, t.untyped_storage().nbytes())
         return result
 

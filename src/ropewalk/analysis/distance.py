@@ -54,7 +54,7 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
     It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE Bounds Context Length").
     """
     distances, frequencies = np.asarray(distances, dtype=np.float64), np.asarray(radians, dtype=np.float64)
-    blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))
+    blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))  # all distances at once would need much memory
     return np.concatenate([np.cos(np.outer(block, frequencies)).sum(axis=-1) for block in blocks])
 
 

@@ -30,12 +30,12 @@ BFLOAT16_ROUNDING = 2.0**-9
 def true_angles(radians: Numbers, positions: Sequence[int] | np.ndarray, low: Numbers | None = None) -> np.ndarray:
     """Return position * (radians + low) modulo 2 pi, float64 [positions, pairs], rounded only at the end.
 
-    `low` is what rounding to float64 left out of `radians`, as in `Frequencies`. Python's integers have any number of bits, so
-    products of fixed-point numbers are exact.
+    radians  the frequencies, radians per step; they and 2 pi become integers, multiples of 2^-_BITS, so that products are exact
+    low      the rounding errors of `radians`, as in `Frequencies`
     """
     steps = _fixed_point(radians)
     if low is not None:
-        steps = [step + rest for step, rest in zip(steps, _fixed_point(low), strict=True)]
+        steps = [high_part + low_part for high_part, low_part in zip(steps, _fixed_point(low), strict=True)]
     return np.array([[(int(position) * step % _TWO_PI) / (1 << _BITS) for step in steps] for position in positions])
 
 
@@ -98,7 +98,7 @@ def error_curves(
     The error varies from position to position, so a curve shows the largest of several neighbours. The reference uses the spec's
     own frequencies, with 28 digits where precision is "exact"; magnitudes are left out.
     """
-    window = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)
+    window = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)  # [positions, width]
     window = np.maximum(window, 0)
     frequencies = spec.ladder_frequencies(length) if spec.needs_length else spec.exact_ladder_frequencies()
     low = None if frequencies.low is None else frequencies.low.numpy()
@@ -107,6 +107,6 @@ def error_curves(
     for name in methods:
         compute = COS_SIN_METHODS[choice("methods", name, COS_SIN_METHODS)]
         cos, sin = (t.to(torch.float64).numpy() for t in compute(spec, torch.from_numpy(window.ravel()), length))
-        of_each = np.maximum(np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))).max(axis=-1)
-        errors[name] = of_each.reshape(window.shape).max(axis=-1)
+        error_at_position = np.maximum(np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))).max(axis=-1)
+        errors[name] = error_at_position.reshape(window.shape).max(axis=-1)
     return errors

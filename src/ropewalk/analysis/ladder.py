@@ -94,7 +94,7 @@ class Coverage:
 def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = None) -> Coverage:
     """Return how many turns each pair completes over the distances `trained` and `served`, without and with scaling.
 
-    `length` is the sequence length for scalings that depend on it; by default `served`. With a sliding window it is larger.
+    `length` is the sequence length for scalings that depend on it: by default `served`, but more with a sliding window.
     """
     unscaled, scaled = plain_radians(spec), radians(spec, served if length is None else length)
     return Coverage(turns(unscaled, trained), turns(unscaled, served), turns(scaled, served))
@@ -110,7 +110,7 @@ def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
 
     "interpolated" means divided by the scaling's factor, or, if it has no fixed factor, as slow as the most slowed pair.
     """
-    ratio = np.abs(stretch(spec, length))
+    ratio = np.abs(stretch(spec, length))  # scaled / unscaled frequency
     factor = None if spec.needs_length else getattr(spec.scaling, "factor", None)
     min_ratio = 1 / factor if factor else ratio[ratio > 0].min(initial=1.0)
     # the first condition that holds decides, in the order of the names below

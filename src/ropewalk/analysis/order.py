@@ -46,9 +46,10 @@ class EntryComparison:
 
 
 def compare_entries(q: np.ndarray, k: np.ndarray, radians: Numbers, distance: int, shifts: Numbers) -> EntryComparison:
-    """Return scores and norms of q [d] and k [d] with a sinusoidal encoding added, and rotated by the same frequencies.
+    """Return the score of q [d] with k [d] and the norm of q, at each of `shifts`, in two ways.
 
-    q is `distance` positions after k, and both are moved by each of `shifts`: only the rotated score stays the same.
+    Once a sinusoidal encoding is added to q and k, once they are rotated by the same frequencies. k is at the position `shift`
+    and q `distance` positions after it: only the rotated score is the same at all shifts.
     """
     shifts = np.asarray(shifts, dtype=np.float64)
     k_phasors, q_phasors = phasors(radians, shifts), phasors(radians, shifts + distance)

@@ -73,7 +73,8 @@ class Comparison:
 def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -> Comparison:
     """Return which of two scores on the same windows is lower, or that they are tied.
 
-    `floor` is additional noise, such as the deviation between seeds if only one was run; its square adds to the squared error.
+    sigmas  a difference of at most this many standard errors is a tie
+    floor   additional noise, such as the deviation between seeds if only one was run; its square adds to the squared error
     """
     if a.values.shape != b.values.shape:
         rule = "must be measured on the same seeds and windows to be compared"
@@ -83,12 +84,13 @@ def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -
     paired = a.values - b.values
     difference = float(paired.mean())
     error = math.hypot(standard_error(paired), number("floor", floor, low=0))
-    verdict = "tied" if abs(difference) <= sigmas * error or difference == 0 else "a" if difference < 0 else "b"
-    return Comparison(verdict, difference, error, a.seeds, a.windows)
+    lower = "a" if difference < 0 else "b"
+    is_tied = difference == 0 or abs(difference) <= sigmas * error
+    return Comparison("tied" if is_tied else lower, difference, error, a.seeds, a.windows)
 
 
 def rank(scores: Mapping[str, Score], *, sigmas: float = SIGMAS, floor: float = 0.0) -> list[list[str]]:
-    """Return groups of names from lowest to highest; a group contains the names that are tied with its first name."""
+    """Return groups of names from lowest to highest; a group has the names that `compare` finds tied with its first name."""
     groups: list[list[str]] = []
     for name in sorted(scores, key=lambda each: scores[each].mean):
         if groups and compare(scores[groups[-1][0]], scores[name], sigmas=sigmas, floor=floor).verdict == "tied":
