@@ -53,6 +53,10 @@ class Case:
         return -3 if self.order == "bshd" else -2
 
     @property
+    def head_axis(self) -> int:
+        return 2 if self.order == "bshd" else 1
+
+    @property
     def decode(self) -> bool:
         return self.q.shape[self.seq_dim] == 1
 
@@ -63,17 +67,18 @@ class Case:
 
 def shape_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of shapes without repetition; the name of a group is replaced by its shapes."""
-    known = [*SHAPES, *GROUPS]
+    known, shapes = [*SHAPES, *GROUPS], []
     for name in names:
         if name not in known:
             raise RopeError("shape", f"must be one of {', '.join(map(repr, known))}", name)
-    return tuple(dict.fromkeys(each for name in names for each in GROUPS.get(name, (name,))))
+        shapes.extend(GROUPS.get(name, (name,)))
+    return tuple(dict.fromkeys(shapes))
 
 
 def make_case(
     name: str, order: str, device: str = "cpu", dtype: torch.dtype | None = None, variant: str = "plain", seed: int = 0
 ) -> Case:
-    """Return random tensors of a named shape of SHAPES; a decode shape (one token per batch row) has random positions.
+    """Return a case with random q and k of a shape of SHAPES; a decode shape (one token per batch row) has random positions.
 
     `order` is the memory order of the axes, "bshd" or "bhsd"; `variant` one of VARIANTS.
     """
@@ -90,7 +95,7 @@ def make_case(
     elif variant == "packed":
         positions = positions % 1000  # documents of a thousand tokens
     elif variant == "mrope":
-        positions = torch.stack((positions, positions // 64, positions % 64))
+        positions = torch.stack((positions, positions // 64, positions % 64))  # time, row and column: 64 tokens per row
     pairs = head_dim // 2
     third = pairs // 3
     spec = RopeSpec(
@@ -105,9 +110,9 @@ def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
     """Return x rotated in float64, with cos and sin computed directly from position times frequency."""
     pairs = case.spec.pairs
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
-    per_pair = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
-    angles = per_pair * radians
-    cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))
+    of_pairs = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
+    angles = of_pairs * radians  # each pair rotates by the position on its axis
+    cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))  # broadcast over the heads
     rotated = reference.rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
     return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)
 
@@ -116,10 +121,10 @@ def rms_error(rotated: tuple[Tensor, Tensor], case: Case) -> float:
     """Return the relative root-mean-square error of rotated q and k; large batches are checked row by row to save memory."""
     squared_error = squared_norm = 0.0
     rows_at_once = 1 if case.q[0].numel() > 1 << 20 else case.q.shape[0]
-    for y, x in zip(rotated, (case.q, case.k), strict=True):
+    for rotated_x, x in zip(rotated, (case.q, case.k), strict=True):
         for start in range(0, x.shape[0], rows_at_once):
             part = slice(start, start + rows_at_once)
             exact = definition(x[part], case.positions[..., part, :], case)
-            squared_error += float((y[part].double() - exact).square().sum())
+            squared_error += float((rotated_x[part].double() - exact).square().sum())
             squared_norm += float(exact.square().sum())
     return (squared_error / squared_norm) ** 0.5

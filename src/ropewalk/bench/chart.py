@@ -17,11 +17,12 @@ ORDERS = {"bshd": "tokens, then heads", "bhsd": "heads, then tokens", "bhsd view
 
 
 def shape_name(shape: str) -> str:
-    """Return a shape in words: batch, tokens, heads."""
+    r"""Return a shape of SHAPES in words, such as "4 x 4,096 tokens\n32+8 heads of 128" for 32 query heads and 8 key heads."""
     batch, tokens, q_heads, k_heads, head_dim, _ = (SHAPES | CPU_SHAPES)[shape]
     heads = f"{q_heads}" if q_heads == k_heads else f"{q_heads}+{k_heads}"
-    what = f"{batch} x {tokens:,} tokens" if batch > 1 else f"{tokens:,} token{'s' * (tokens > 1)}"
-    return f"{what}\n{heads} heads of {head_dim}"
+    size = "1 token" if batch == tokens == 1 else f"{tokens:,} tokens"
+    batches = f"{batch} x " if batch > 1 else ""
+    return f"{batches}{size}\n{heads} heads of {head_dim}"
 
 
 def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
@@ -32,18 +33,18 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     cases = [(shape, order) for order in ("bshd", "bhsd") for shape in ("A", "D", "E", "F")]
     contenders = ("ropewalk", "liger-kernel", "transformers, compiled", "transformers, eager")
     colours = ("#0072B2", "#E69F00", "#56B4E9", "#999999")
-    figure, percents = Figure(figsize=(12, 6.8), layout="constrained"), mean_percent(rows)
-    figure.suptitle(
-        "Speed of the rotation on a GPU, in per cent of a plain copy: higher is better", x=0.01, ha="left", weight="bold"
-    )
-    for axis, what in zip(figure.subplots(2, 1, sharex=True), passes, strict=True):
+    percents = mean_percent(rows)
+    figure = Figure(figsize=(12, 6.8), layout="constrained")
+    title = "Speed of the rotation on a GPU, in per cent of a plain copy: higher is better"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
+    for axis, pass_name in zip(figure.subplots(2, 1, sharex=True), passes, strict=True):
         for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
-            places = [x + (i - 1.5) * 0.2 for x in range(len(cases))]
-            heights = [percents.get((contender, *case, what), 0) for case in cases]
+            places = [x + (i - 1.5) * 0.2 for x in range(len(cases))]  # four bars side by side, centred on the tick of their case
+            heights = [percents.get((contender, *case, pass_name), 0) for case in cases]
             bars = axis.bar(places, heights, 0.19, color=colour, label=contender)
             axis.bar_label(bars, labels=[f"{h:.0f}" if h else "" for h in heights], fontsize=7, padding=1)
         axis.axhline(100, color="#444444", linewidth=0.8, linestyle="--")
-        axis.set_ylabel(f"{what}\n% of a flat copy")
+        axis.set_ylabel(f"{pass_name}\n% of a flat copy")
         axis.set_ylim(0, 112)
         axis.spines[["top", "right"]].set_visible(False)
     axis.set_xticks(range(len(cases)), [f"{shape_name(shape)}\n{ORDERS[order]}" for shape, order in cases], fontsize=8)
@@ -52,7 +53,7 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw each contender's time divided by the time of a copy, by shape and dtype; lower is better."""
+    """Draw each contender's time divided by the time of a copy, by shape and dtype; bars are cut off at MOST_COPIES."""
     from matplotlib.figure import Figure
 
     timed = [r for r in rows if r.get("pass") == "forward"]
@@ -65,14 +66,14 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
     axis = figure.subplots()
     for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
-        places = [x + (i - 2) * 0.17 for x in range(len(cases))]
+        places = [x + (i - 2) * 0.17 for x in range(len(cases))]  # five bars side by side, centred on the tick of their case
         heights = [ratios.get((*case, contender), 0) for case in cases]
         bars = axis.bar(places, [min(height, MOST_COPIES) for height in heights], 0.16, color=colour, label=contender)
         labels = [f"{height:.0f}" if height > MOST_COPIES else "" for height in heights]
         axis.bar_label(bars, labels=labels, fontsize=7, padding=1, rotation=90)
     axis.axhline(1, color="#444444", linewidth=0.8, linestyle="--")
     axis.set(ylim=(0, MOST_COPIES * 1.1), ylabel="time / time of a copy")
-    labels = [f"{shape_name(shape)}\n{dtype}{', view' * order.endswith('view')}" for shape, order, dtype in cases]
+    labels = [f"{shape_name(shape)}\n{dtype}{', view' if order == 'bhsd view' else ''}" for shape, order, dtype in cases]
     axis.set_xticks(range(len(cases)), labels, fontsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(ncols=5, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=8)
@@ -88,10 +89,10 @@ def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
     title = "What the rotation adds to the time of the QKV product of Llama-3-8B on a GPU: lower is better"
     figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=11)
     axis = figure.subplots()
-    counts = sorted({row["rows"] for row in rows})
+    counts = sorted({row["rows"] for row in rows})  # the numbers of tokens
     for way, colour in ways.items():
-        over = {row["rows"]: row["over_percent"] for row in rows if row["way"] == way}
-        heights = [over.get(count, float("nan")) for count in counts]  # a line ends where there is no kernel
+        added_percent = {row["rows"]: row["over_percent"] for row in rows if row["way"] == way}
+        heights = [added_percent.get(count, float("nan")) for count in counts]  # a line ends where there is no kernel
         axis.plot(range(len(counts)), heights, color=colour, marker="o", label=way)
     axis.axhline(0, color="#444444", linewidth=0.8, linestyle="--")
     axis.set_xticks(range(len(counts)), [f"{count:,}" for count in counts])

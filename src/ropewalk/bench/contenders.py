@@ -42,8 +42,8 @@ def hf_tables(case: Case) -> tuple[Tensor, Tensor]:
     inv_freq = 1.0 / (10_000.0 ** (torch.arange(0, 2 * pairs, 2, device=case.q.device).float() / (2 * pairs)))
     angles = case.positions[..., None].float() * inv_freq
     angles = torch.cat((angles, angles), dim=-1)
-    head_axis = 2 if case.order == "bshd" else 1
-    return angles.cos().to(case.q.dtype).unsqueeze(head_axis), angles.sin().to(case.q.dtype).unsqueeze(head_axis)
+    cos, sin = angles.cos().to(case.q.dtype), angles.sin().to(case.q.dtype)
+    return cos.unsqueeze(case.head_axis), sin.unsqueeze(case.head_axis)
 
 
 def hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def complex_form(case: Case) -> Call:
     pairs = case.q.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=case.q.device) / pairs)
     angles = case.positions[..., None] * radians
-    rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(2 if case.order == "bshd" else 1)
+    rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(case.head_axis)
 
     def rotate(x: Tensor) -> Tensor:
         complex_pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
@@ -83,7 +83,7 @@ def lucidrains(case: Case) -> Call:
 
     rotary = RotaryEmbedding(case.q.shape[-1]).to(case.q.device)
     freqs = rotary.forward(case.positions.flatten().float()).detach().unflatten(0, case.positions.shape)
-    freqs = freqs.unsqueeze(2 if case.order == "bshd" else 1)
+    freqs = freqs.unsqueeze(case.head_axis)
     return lambda q, k: (apply_rotary_emb(freqs, q).to(q.dtype), apply_rotary_emb(freqs, k).to(k.dtype))
 
 
@@ -91,7 +91,7 @@ def liger(case: Case) -> Call:
     """Return a function that runs liger-kernel, in place, on [B, H, S, D] views of [B, S, H, D] memory."""
     from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]  # a peer, not an extra
 
-    cos, sin = (table.squeeze(2 if case.order == "bshd" else 1) for table in hf_tables(case))
+    cos, sin = (table.squeeze(case.head_axis) for table in hf_tables(case))
     if case.order == "bshd":
 
         def call(q: Tensor, k: Tensor) -> Rotated:
@@ -144,7 +144,7 @@ def agrees(name: str, call: Call, case: Case) -> tuple[bool, float]:
     def relayout(x: Tensor, source: str, target: str) -> Tensor:
         return x if source == target else join_pairs(*split_pairs(x, source), target)
 
-    layout = "interleaved" if name in INTERLEAVED else "half"
-    rotated = call(relayout(case.q.clone(), "half", layout), relayout(case.k.clone(), "half", layout))
-    error = rms_error((relayout(rotated[0], layout, "half"), relayout(rotated[1], layout, "half")), case)
+    layout = "interleaved" if name in INTERLEAVED else "half"  # the definition uses the half layout
+    q, k = call(relayout(case.q.clone(), "half", layout), relayout(case.k.clone(), "half", layout))
+    error = rms_error((relayout(q, layout, "half"), relayout(k, layout, "half")), case)
     return error < TOLERANCE[case.q.dtype], error

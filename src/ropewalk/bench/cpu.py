@@ -36,18 +36,19 @@ WARM_UP = 0.025
 def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004) -> dict[str, float]:
     """Return the lower quartile of the CPU microseconds of each call. Each round times every call, so noise affects all equally.
 
-    Untimed calls precede each timing, so that the state of caches and allocator does not depend on the previous contender.
+    A short call is repeated, so that each timing lasts about `at_least` seconds. Untimed calls precede each timing, so that
+    the state of caches and allocator does not depend on the previous contender.
     """
-    # how often a call is repeated in one timing, the seconds of one call, and the microseconds of each round
-    loops, once, times = {}, {}, {name: [] for name in calls}
+    seconds_of_call, repeats, times = {}, {}, {name: [] for name in calls}
     for name, call in calls.items():
         call()
         start = time.process_time()
         call()
-        once[name] = max(time.process_time() - start, 1e-6)
-        loops[name] = max(1, int(at_least / once[name]))
-    # fewer rounds if they would take longer than ENOUGH, but at least three; the 2 is for the untimed calls
-    rounds = max(min(rounds, 3), min(rounds, int(ENOUGH / (2 * sum(once.values(), 1e-6)))))
+        seconds_of_call[name] = max(time.process_time() - start, 1e-6)
+        repeats[name] = max(1, int(at_least / seconds_of_call[name]))
+    # fewer rounds if they would take longer than ENOUGH seconds, but at least three; untimed calls double the time of a round
+    seconds_of_round = 2 * sum(seconds_of_call.values(), 1e-6)
+    rounds = min(rounds, max(3, int(ENOUGH / seconds_of_round)))
     for _ in range(rounds):
         for name, call in calls.items():
             warm_until = time.perf_counter() + WARM_UP
@@ -55,9 +56,9 @@ def alternating_times(calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS,
             while time.perf_counter() < warm_until:
                 call()
             start = time.process_time()
-            for _ in range(loops[name]):
+            for _ in range(repeats[name]):
                 call()
-            times[name].append((time.process_time() - start) / loops[name] * 1e6)
+            times[name].append((time.process_time() - start) / repeats[name] * 1e6)
     return {name: statistics.quantiles(sorted(values), n=4)[0] for name, values in times.items()}
 
 
@@ -97,7 +98,7 @@ def measure(
 
 
 def _ordered(case: Case, order: str) -> Case:
-    """Return the case with q and k in one of the memory orders of ORDERS."""
+    """Return the case with q and k [B, H, S, D] contiguous if `order` is "bhsd", otherwise as views of [B, S, H, D] memory."""
     if order == "bhsd":
         return case
     q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (case.q, case.k))
@@ -107,7 +108,7 @@ def _ordered(case: Case, order: str) -> Case:
 def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row per contender and pass: its times and errors, or why it was skipped. Only correct results are timed."""
     common = {"shape": case.name, "order": order, "dtype": str(case.q.dtype).removeprefix("torch."), "threads": 1}
-    # which contenders can run and agree with the definition
+    # `calls` has the contenders that can run and agree with the definition
     calls, errors = {}, {}
     for contender in contenders:
         if reason := why_not(contender, case):
@@ -120,7 +121,7 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
             calls[contender] = call
         else:
             yield {**common, "contender": contender, "skipped": "does not agree with the definition"}
-    # forward passes of all of them, then training steps of two
+    # time forward passes of all of them, then training steps of two
     with torch.no_grad():
         timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
         times = alternating_times({"copy": copy_call(case), **timed}, rounds)
@@ -129,15 +130,16 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
             yield _row(common, contender, "forward", us, copy, errors[contender], peak_bytes(timed[contender]))
     if case.decode:
         return
-    trained = {name: forward_backward(calls[name], case) for name in ("ropewalk", "transformers, eager") if name in calls}
-    for contender, us in alternating_times(trained, max(4, rounds // 2)).items():
-        yield _row(common, contender, "forward+backward", us, 2 * copy, errors[contender], peak_bytes(trained[contender]))
+    steps = {name: forward_backward(calls[name], case) for name in ("ropewalk", "transformers, eager") if name in calls}
+    for contender, us in alternating_times(steps, max(4, rounds // 2)).items():
+        # two copies move as many bytes as a forward and a backward pass
+        yield _row(common, contender, "forward+backward", us, 2 * copy, errors[contender], peak_bytes(steps[contender]))
 
 
 def _row(
     common: dict[str, Any], contender: str, pass_name: str, us: float, copy: float, error: float, peak: int
 ) -> dict[str, Any]:
-    """Return one row of results; `us` and `copy` are microseconds, and `copy` is the time of copying the same tensors."""
+    """Return one row: microseconds of the contender (`us`) and of a copy, relative rms error, and peak memory in bytes."""
     measured = {
         "us": round(us, 2),
         "copy_us": round(copy, 2),

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ REPLAYS = 25
 
 def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
     """Return a CUDA graph of all calls, ready to be timed, and their results."""
-    # a first run outside the graph, on another stream as CUDA graphs require: it compiles kernels and builds tables
+    # two calls outside the graph, on another stream as CUDA graphs require: they compile kernels and build tables
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -44,7 +45,7 @@ def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list
 
 
 def replayed_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Return the microseconds of one of the `calls` calls of a graph, from one replay."""
+    """Return the mean microseconds of a call, from one replay of a graph that contains `calls` calls."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     graph.replay()
@@ -64,8 +65,8 @@ def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
 def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict[str, float]:
     """Return the microseconds per call of an eager loop. Host and device overlap, so this is the time of the slower of them.
 
-    The rounds last more than a second; their lower quartile and median are returned, because a rented core runs at half speed
-    while its sibling is busy.
+    The rounds last more than a second; their lower quartile ("us") and median are returned, because a rented core runs at half
+    speed while its other hyperthread is busy.
     """
     times = []
     for _ in range(rounds):
@@ -89,31 +90,28 @@ def copies(case: Case) -> list[Case]:
 
 
 def ceiling_us(sets: list[Case], passes: int = 1) -> float:
-    """Return the microseconds of `passes` flat copies of q and k: close to the fastest possible rotation."""
-    flats = [torch.empty(case.bytes, dtype=torch.uint8, device="cuda") for case in sets for _ in range(2)]
-    pairs = [(flats[2 * i], flats[2 * i + 1]) for i in range(len(sets))]
-    return passes * replay_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs])
+    """Return the microseconds of `passes` flat copies of q and k (`sets`: copies of a case): close to the fastest rotation."""
+    buffers = [torch.empty(2, case.bytes, dtype=torch.uint8, device="cuda") for case in sets]
+    return passes * replay_us([partial(target.copy_, source) for source, target in buffers])
 
 
 def backward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
-    """Return one forward and backward pass, with random gradients, for each set of tensors."""
+    """Return, for each case of `sets`, a function that runs one forward and backward pass with random gradients."""
 
-    def step(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> tuple[Tensor, ...]:
+    def step(case: Case) -> Callable[[], tuple[Tensor, ...]]:
+        q, k = case.q.detach().requires_grad_(), case.k.detach().requires_grad_()
+        grads = (torch.randn_like(case.q), torch.randn_like(case.k))
         # pass views: autograd forbids in-place writes to leaf tensors
-        return torch.autograd.grad(call(q.view_as(q), k.view_as(k)), (q, k), (dq, dk))
+        return lambda: torch.autograd.grad(call(q.view_as(q), k.view_as(k)), (q, k), grads)
 
-    tensors = []
-    for s in sets:
-        q, k = s.q.detach().requires_grad_(), s.k.detach().requires_grad_()
-        tensors.append((q, k, torch.randn_like(s.q), torch.randn_like(s.k)))
-    return [lambda p=p: step(*p) for p in tensors]
+    return [step(case) for case in sets]
 
 
 def measure(names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS)) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each shape, memory order and contender."""
+    """Yield the rows of each shape of `names`, memory order and contender."""
     for name in names:
         for order in ("bshd",) if name in DECODE else ("bshd", "bhsd"):
-            sets = copies(make_case(name, order, "cuda"))
+            sets = copies(make_case(name, order, "cuda"))  # so many that they exceed the L2 cache
             row = {"shape": name, "order": order, "dtype": str(sets[0].q.dtype).removeprefix("torch.")}
             for contender in contenders:
                 yield from rows_of(contender, sets, row)
@@ -122,7 +120,7 @@ def measure(names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] 
 
 
 def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each timed pass of one contender, or one row with the reason why it cannot be timed."""
+    """Yield a row for each timed pass of a contender, or one with the reason why it cannot be timed; `sets`: copies of a case."""
     case, row = sets[0], {**row, "contender": contender}
     if reason := why_not(contender, case):
         yield {**row, "skipped": reason}
@@ -135,12 +133,12 @@ def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[d
             if not is_correct:
                 yield {**row, "skipped": "does not agree with the definition"}
                 return
-            measured = beside_copy([lambda s=s: call(s.q, s.k) for s in sets], lambda: ceiling_us(sets))
+            measured = beside_copy([partial(call, each.q, each.k) for each in sets], lambda: ceiling_us(sets))
             yield {**row, "pass": "forward", **measured, "peak_bytes": peak_bytes(lambda: call(case.q, case.k), "cuda")}
             if row["shape"] in DECODE:
                 yield {**row, "pass": "eager loop", **host_us(lambda: call(case.q, case.k))}
         if row["shape"] not in DECODE and contender not in FORWARD_ONLY:
-            # two sets of tensors, because each has gradients too; beside them two copies, which move as many bytes as both passes
+            # only two sets, because each has gradients too; compared with two copies, which move as many bytes as both passes
             calls = backward_calls(call, sets[:2])
             measured = beside_copy(calls, lambda: ceiling_us(sets, passes=2))
             yield {**row, "pass": "forward+backward", **measured, "peak_bytes": peak_bytes(calls[0], "cuda")}
@@ -150,7 +148,7 @@ def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[d
 
 
 def beside_copy(calls: list[Callable[[], Any]], ceiling: Callable[[], float]) -> dict[str, float]:
-    """Return the time of a call and of the copies, which are timed before and after the call because clocks and memory drift."""
+    """Return the time of one call and of a copy; `ceiling` times the copy, before and after the calls because clocks drift."""
     before, us, after = ceiling(), replay_us(calls), ceiling()
     copy = (before + after) / 2
     return {"us": round(us, 3), "copy_us": round(copy, 3), "percent_of_copy": round(100 * copy / us, 1)}

@@ -32,7 +32,7 @@ def _on_gpu(call: Callable[[], Any]) -> int:
 
 
 def _on_cpu(call: Callable[[], Any]) -> int:
-    """Return the peak of the sum of all allocations, less what was freed, in the order in which the profiler saw them."""
+    """Return the most bytes of CPU memory that a call holds at one time: allocations less what was freed, from a profile."""
     from torch.profiler import ProfilerActivity, profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
@@ -43,9 +43,9 @@ def _on_cpu(call: Callable[[], Any]) -> int:
         trace = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    held = peak = 0
-    # the bytes of an event are negative if memory is freed
-    for event in sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
+    memory_events = [event for event in events if event.get("name") == "[memory]"]
+    allocated = peak = 0
+    for event in sorted(memory_events, key=lambda event: event["ts"]):
+        allocated += event["args"]["Bytes"]  # negative if memory is freed
+        peak = max(peak, allocated)
     return peak

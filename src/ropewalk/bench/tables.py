@@ -11,7 +11,7 @@ BOTH_ORDERS = ("bshd", "bhsd")
 
 
 def mean_percent(rows: list[Row]) -> dict[tuple[str, str, str, str], float]:
-    """Return the speed in per cent of a copy's by (contender, shape, order, pass): the mean of all runs, without variants."""
+    """Return {(contender, shape, order, pass): speed in per cent of a copy's}, the mean of all runs; variants are left out."""
     percents: dict[tuple[str, str, str, str], list[float]] = {}
     for row in rows:
         if "percent_of_copy" in row and "variant" not in row:
@@ -29,8 +29,8 @@ def gpu_table(rows: list[Row]) -> str:
     )  # fmt: skip
 
     def cell(contender: str, case: tuple[str, str]) -> str:
-        passes = [percents.get((contender, *case, what)) for what in ("forward", "forward+backward")]
-        return " / ".join("-" if percent is None else f"{percent:.0f}" for percent in passes)
+        of_passes = [percents.get((contender, *case, pass_name)) for pass_name in ("forward", "forward+backward")]
+        return " / ".join("-" if percent is None else f"{percent:.0f}" for percent in of_passes)
 
     return markdown(["contender", *_headers(cases)], [[name, *(cell(name, case) for case in cases)] for name in contenders])
 
@@ -40,14 +40,14 @@ def decode_table(rows: list[Row]) -> str:
     last_run = max(r["run"] for r in rows if r.get("pass") == "eager loop")
     contenders = ("ropewalk", "ropewalk, in place", "liger-kernel", "transformers, compiled", "transformers, eager")
 
-    def cell(contender: str, shape: str, what: str) -> str:
-        case = (contender, shape, what)
+    def cell(contender: str, shape: str, pass_name: str, digits: int) -> str:
+        case = (contender, shape, pass_name)
         times = [r["us"] for r in rows if (r["contender"], r["shape"], r.get("pass")) == case and r["run"] > last_run - 2]
-        return _span(times, 2 if what == "forward" else 0)
+        return _span(times, digits)
 
-    columns = [(shape, what) for shape in "BC" for what in ("forward", "eager loop")]
-    headers = [f"{shape}, {'graph' if what == 'forward' else what}" for shape, what in columns]
-    return markdown(["us", *headers], [[name, *(cell(name, *column) for column in columns)] for name in contenders])
+    columns = [("B", "forward", 2), ("B", "eager loop", 0), ("C", "forward", 2), ("C", "eager loop", 0)]
+    lines = [[name, *(cell(name, *column) for column in columns)] for name in contenders]
+    return markdown(["us", "B, graph", "B, eager loop", "C, graph", "C, eager loop"], lines)
 
 
 def variant_table(rows: list[Row]) -> str:
@@ -59,22 +59,24 @@ def variant_table(rows: list[Row]) -> str:
 
 
 def fused_table(rows: list[Row]) -> str:
-    """Return a table of the fused kernel's time, and its speed in per cent of a copy of the packed qkv, in two runs."""
+    """Return a table of the fused kernel's time and its speed in per cent of a copy of the packed qkv, in the latest two runs."""
     last_run = max(r["run"] for r in rows if r["contender"].startswith("ropewalk, fused"))
     contenders, shapes = ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch"), ("T64", "T256", "T8192")
 
     def cell(contender: str, shape: str) -> str:
         timed = [r for r in rows if (r["contender"], r["shape"]) == (contender, shape) and r["run"] > last_run - 2]
-        return f"{_span([r['us'] for r in timed], 2)} us, {_span([r['percent_of_copy'] for r in timed], 0)} %"
+        times, percents = [r["us"] for r in timed], [r["percent_of_copy"] for r in timed]
+        return f"{_span(times, digits=2)} us, {_span(percents, digits=0)} %"
 
     return markdown(["contender", *shapes], [[name, *(cell(name, shape) for shape in shapes)] for name in contenders])
 
 
 def attention_table(rows: list[Row]) -> str:
     """Return a table of the time that the rotation adds to attention, and of linear attention, in the latest run."""
+    # a later run replaces the rows of an earlier one
     latest = {(r["shape"], r["contender"], r["pass"]): r for r in rows if r["shape"].startswith("attention")}
     lines = []
-    for (shape, contender, what), row in latest.items():
+    for (shape, contender, pass_name), row in latest.items():
         note = ""
         if row.get("percent_added"):
             note = f"+{row['percent_added']} % time"
@@ -82,14 +84,14 @@ def attention_table(rows: list[Row]) -> str:
             note = f"{row['times_faster']} times as fast"
         elif "times_half_the_length" in row:
             note = f"{row['times_half_the_length']} times the time of half the length"
-        lines.append([shape.removeprefix("attention "), contender, what, f"{row['us'] / 1000:.2f} ms", note])
+        lines.append([shape.removeprefix("attention "), contender, pass_name, f"{row['us'] / 1000:.2f} ms", note])
     return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
 
 
 def qkv_table(rows: list[Row]) -> str:
     """Return a table of the time of the QKV product by number of tokens, and what every way to rotate adds to it."""
     timed = {(r["way"], r["rows"]): r for r in rows}
-    ways, counts = (list(dict.fromkeys(key[i] for key in timed)) for i in range(2))
+    ways, counts = list(dict.fromkeys(r["way"] for r in rows)), list(dict.fromkeys(r["rows"] for r in rows))
 
     def cell(way: str, count: int) -> str:
         return f"{timed[way, count]['over_percent']:+.1f} %" if (way, count) in timed else "-"
@@ -99,7 +101,7 @@ def qkv_table(rows: list[Row]) -> str:
 
 
 def generation_table(rows: list[Row]) -> str:
-    """Return a table of generation: steps per second, the share of the memory limit, and the time to the first token."""
+    """Return a table of generation: steps per second, their share of what the memory's speed allows, time to the first token."""
     lines = [
         [r["shape"].removesuffix(" shape"), str(r["batch"]), r["contender"], str(r["run"]), f"{r['steps_per_s']:.0f}",
          "-" if r["percent_of_limit"] is None else f"{r['percent_of_limit']:.0f} %", f"{r['first_token_ms']:.0f} ms"]
@@ -115,28 +117,28 @@ SUFFIXES = {"bshd": " [B,S,H,D]", "bhsd view": " view"}
 def cpu_table(rows: list[Row]) -> str:
     """Return a table of time / time of a copy (lower is better), or microseconds for decode, by contender, shape and dtype."""
     timed = [r for r in rows if "us" in r]
-    cases = list(dict.fromkeys((r["shape"], r["order"], r["dtype"], r["pass"]) for r in timed))
-    contenders = list(dict.fromkeys(r["contender"] for r in timed))
-    by_case = {(r["contender"], r["shape"], r["order"], r["dtype"], r["pass"]): r for r in timed}
-    headers = [_case({"shape": shape, "order": order, "dtype": dtype, "pass": what}) for shape, order, dtype, what in cases]
+    by_case = {(r["contender"], _case(r)): r for r in timed}
+    contenders, cases = list(dict.fromkeys(r["contender"] for r in timed)), list(dict.fromkeys(_case(r) for r in timed))
 
-    def cell(contender: str, case: tuple[str, str, str, str]) -> str:
-        row = by_case.get((contender, *case))
-        return "-" if row is None else f"{row['us']:.0f} us" if case[0] == "cpu decode" else f"{row['times_copy']:.2f}"
+    def cell(contender: str, case: str) -> str:
+        row = by_case.get((contender, case))
+        if row is None:
+            return "-"
+        return f"{row['us']:.0f} us" if row["shape"] == "cpu decode" else f"{row['times_copy']:.2f}"
 
-    return markdown(["contender", *headers], [[name, *(cell(name, case) for case in cases)] for name in contenders])
+    return markdown(["contender", *cases], [[name, *(cell(name, case) for case in cases)] for name in contenders])
 
 
 def two_trees_table(rows: list[Row]) -> str:
-    """Return a table of the times of two source trees by case: the median over runs with the quartiles, and after / before."""
-    times: dict[str, dict[str, dict[int, float]]] = {}
+    """Return a table of the times of two source trees, "before" and "after" a change: the medians and quartiles over runs."""
+    times: dict[str, dict[str, dict[int, float]]] = {}  # case -> tree -> run -> microseconds
     for row in rows:
         times.setdefault(_case(row), {}).setdefault(row["tree"], {})[row["run"]] = row["us"]
     lines = []
     for case, by_tree in times.items():
         before, after = by_tree["before"], by_tree["after"]
         ratios = [after[run] / before[run] for run in before]
-        lines.append([case, *(_quartiles([*tree.values()], 1) for tree in (before, after)), _quartiles(ratios, 3)])
+        lines.append([case, _quartiles([*before.values()], 1), _quartiles([*after.values()], 1), _quartiles(ratios, 3)])
     return markdown(["case", "before, us", "after, us", "after / before"], lines)
 
 
@@ -157,17 +159,17 @@ def models_table(rows: list[Row]) -> str:
     lines, last_run = [], max((r.get("run", 0) for r in rows), default=0)
     for row in rows:
         if "ms" in row and row["run"] == last_run:
-            low, high = row["quartiles_ms"]
-            note = f"{row['times_faster']:.3f} times as fast; interquartile range {low:.2f} to {high:.2f} ms"
+            lower, upper = row["quartiles_ms"]
+            note = f"{row['times_faster']:.3f} times as fast; interquartile range {lower:.2f} to {upper:.2f} ms"
             if row["contender"].startswith("ropewalk"):
                 low, median, high = row["ahead_ms"]["transformers"]
                 note += f"; faster by {median:.2f} ms (95 % interval: {low:.2f} to {high:.2f})"
             lines.append([row["shape"], row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
         elif "us" in row:
-            note = f"{row['times_faster']:.2f} times as fast" if "times_faster" in row else ""
-            note = f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else note
+            speed = f"{row['times_faster']:.2f} times as fast" if "times_faster" in row else ""
+            speed = f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else speed
             memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
-            lines.append([row["shape"], row["contender"], row["pass"], f"{row['us'] / 1000:.1f} ms", note + memory])
+            lines.append([row["shape"], row["contender"], row["pass"], f"{row['us'] / 1000:.1f} ms", speed + memory])
     return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
 
 
@@ -176,24 +178,25 @@ WAYS = {"basic": "ropewalk, basic", "optimised": "ropewalk", "memory-efficient":
 
 
 def doc_shapes_table(rows: list[Row]) -> str:
-    """Return, for each machine, a table of time and peak memory by contender and shape, with the documents' claims below."""
-    shapes, parts = GROUPS["doc shapes"], []
+    """Return, for each machine, a table of time and peak memory by contender and shape, and the claims of published documents."""
+    shapes, tables = GROUPS["doc shapes"], []
     timed = [r for r in rows if (r.get("pass"), r["order"]) == ("forward", "bhsd") and r["shape"] in shapes]
     for machine in dict.fromkeys(r["machine"] for r in timed):
-        # one line for each of our ways, then one for each other contender
         by_case = {(r["contender"], r["shape"]): r for r in timed if r["machine"] == machine}
-        others = dict.fromkeys(contender for contender, _ in by_case if contender not in WAYS.values())
-        names = {**{contender: f"{way}: {contender}" for way, contender in WAYS.items()}, **{name: name for name in others}}
-        lines = [[name, *(_time_and_memory(by_case.get((each, shape))) for shape in shapes)] for each, name in names.items()]
-        # two lines that compare our ways with the claims
+        # one line for each contender that rotates in a way the documents name, then one for each other contender
+        first_cells = {contender: f"{way}: {contender}" for way, contender in WAYS.items()}
+        for contender, _ in by_case:
+            first_cells.setdefault(contender, contender)
+        lines = [[text, *(_time_and_memory(by_case.get((name, each))) for each in shapes)] for name, text in first_cells.items()]
+        # two lines that compare the ways with the claims
         basic, optimised, efficient = ([by_case.get((contender, shape)) for shape in shapes] for contender in WAYS.values())
-        faster = [f"{a['us'] / b['us']:.1f}" if a and b else "-" for a, b in zip(basic, optimised, strict=True)]
-        less = [_less_memory(a, b) for a, b in zip(optimised, efficient, strict=True)]
+        faster = [f"{slow['us'] / fast['us']:.1f}" if slow and fast else "-" for slow, fast in zip(basic, optimised, strict=True)]
+        saved = [_less_memory(more, less) for more, less in zip(optimised, efficient, strict=True)]
         lines.append(["optimised: times as fast as basic (documents: 1.5 to 3)", *faster])
-        lines.append(["memory-efficient: less memory than optimised (documents: 20 to 50 %)", *less])
+        lines.append(["memory-efficient: less memory than optimised (documents: 20 to 50 %)", *saved])
         one_thread = ", one thread" if any(r.get("threads") == 1 for r in by_case.values()) else ""
-        parts.append(markdown([f"{machine}{one_thread}", *shapes], lines))
-    return "\n".join(parts)
+        tables.append(markdown([f"{machine}{one_thread}", *shapes], lines))
+    return "\n".join(tables)
 
 
 def _time_and_memory(row: Row | None) -> str:
@@ -201,7 +204,8 @@ def _time_and_memory(row: Row | None) -> str:
     if row is None:
         return "-"
     ms = row["us"] / 1000
-    return f"{ms:{',.0f' if ms >= 100 else '.3g'}} ms, {row['peak_bytes'] / 1e6:,.0f} MB"
+    time = f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
+    return f"{time} ms, {row['peak_bytes'] / 1e6:,.0f} MB"
 
 
 def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
