@@ -55,8 +55,8 @@ def _with_precision(precision: str, spec: RopeSpec, positions: Tensor, length: i
 
 def _bfloat16_positions(spec: RopeSpec, positions: Tensor, length: int | None) -> tuple[Tensor, Tensor]:
     """Return cos and sin of float32 angles from positions that were rounded to bfloat16."""
-    steps = spec.with_(precision="hf").ladder_frequencies(length).radians.to(torch.float32)
-    angles = positions.to(torch.bfloat16).to(torch.float32)[:, None] * steps
+    radians = spec.with_(precision="hf").ladder_frequencies(length).radians.to(torch.float32)
+    angles = positions.to(torch.bfloat16).to(torch.float32)[:, None] * radians
     return angles.cos(), angles.sin()
 
 

@@ -27,9 +27,9 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None 
 def permutation_gap(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, order: Sequence[int] | np.ndarray, radians: Numbers | None = None
 ) -> float:
-    """Return the largest change of any token's output when the tokens are reordered.
+    """Return the largest change of any token's output when the tokens are reordered by the permutation `order`.
 
-    Without positions it is zero: attention alone cannot distinguish "cat chases mouse" from "mouse chases cat".
+    Without `radians` it is zero: attention without positions cannot distinguish "cat chases mouse" from "mouse chases cat".
     """
     order = np.asarray(order)
     return float(np.abs(attend(q[order], k[order], v[order], radians) - attend(q, k, v, radians)[order]).max())
