@@ -14,7 +14,7 @@ import torch
 from ropewalk.bench.rows import run_script
 from ropewalk.lab.distributed import Parallel, pick_device
 from ropewalk.lab.loader import Loader
-from ropewalk.lab.precision import autocast, usable
+from ropewalk.lab.precision import autocast, usable_precision
 from ropewalk.lab.runs import make_trainer
 from ropewalk.lab.schedule import Stage
 from ropewalk.lab.settings import Preset, read_preset
@@ -43,7 +43,7 @@ def measure(preset: str = "gpu", steps: int = 60, rounds: int = 5, device: str |
 def bare_loop(trainer: Trainer) -> Callable[[int], None]:
     """Return a loop of forward, backward and AdamW on one batch on the device, without clipping, logging and data loading."""
     model, optimizer, device = trainer.model, trainer.optimizer, trainer.parallel.device
-    precision = usable(trainer.settings.precision, device)
+    precision = usable_precision(trainer.settings.precision, device)
     (batch,) = Loader(trainer.batches, trainer.settings.stages, 1, trainer.parallel).load(0).micro_batches
 
     def run(count: int) -> None:

@@ -13,7 +13,7 @@ from ropewalk.lab.schedule import Stage
 from ropewalk.lab.studies import methods, training
 from ropewalk.lab.studies.findings import FAILS, HOLDS
 from ropewalk.lab.studies.jobs import JobRunner, Workspace
-from ropewalk.lab.studies.method_models import APPLIED, TRAINED, changed, new_model, preset_of, searched_factors
+from ropewalk.lab.studies.method_models import APPLIED, TRAINED, adapted, new_model, preset_of, searched_factors
 from ropewalk.lab.studies.rows import row, select
 from ropewalk.lab.studies.study import Study, run_study
 from ropewalk.models import Decoder, DecoderConfig
@@ -65,23 +65,23 @@ def test_every_applied_method_changes_distances_or_scores_and_no_weights():
     tokens = torch.randint(256, (1, 4 * LENGTH), generator=torch.Generator().manual_seed(0))
     plain = model(tokens)
     for method in (*APPLIED, "longrope2"):
-        longer: Decoder = changed(model, method, 4, LENGTH)  # type: ignore[assignment]
+        longer: Decoder = adapted(model, method, 4, LENGTH)  # type: ignore[assignment]
         assert all(torch.equal(value, longer.state_dict()[name]) for name, value in model.state_dict().items())
         assert not torch.allclose(longer(tokens)[:, -1], plain[:, -1], atol=1e-4), method
     # a turn takes 2 pi / omega tokens; the pairs for which that is longer than the trained length
     slow = sum(2 * math.pi * 10_000 ** (2 * i / 16) > LENGTH for i in range(8))
-    cope = changed(model, "cope", 4, LENGTH).layers[0].self_attn.encoding.rope.spec.scaling  # type: ignore[union-attr, index]
+    cope = adapted(model, "cope", 4, LENGTH).layers[0].self_attn.encoding.rope.spec.scaling  # type: ignore[union-attr, index]
     assert cope.pairs == slow
     positions = torch.arange(4 * LENGTH)
     for name in ("rerope", "leaky_rerope", "self_extend", "dca"):
-        remapping = changed(model, name, 4, LENGTH).config.remapping  # type: ignore[union-attr]
+        remapping = adapted(model, name, 4, LENGTH).config.remapping  # type: ignore[union-attr]
         assert remapping.distances(positions, positions).tril().max() < LENGTH, name
 
 
 def test_the_search_finds_factors_with_a_low_loss_of_the_answer():
     model = decoder().eval()
     found = searched_factors(model, 2, LENGTH, population=8, rounds=1, seed=0)
-    losses = [answer_loss(changed(model, "longrope2", 2, LENGTH, factors), 2 * LENGTH) for factors in (found, (2.0,) * 8)]
+    losses = [answer_loss(adapted(model, "longrope2", 2, LENGTH, factors), 2 * LENGTH) for factors in (found, (2.0,) * 8)]
     assert losses[0] <= losses[1]
 
 

@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def keywords(self) -> dict[str, Tensor]:
-        """The keyword arguments of the model."""
+        """The tensors that the model gets as keyword arguments: those that are not None."""
         tensors = {"positions": self.positions, "types": self.types, "padding": self.padding, "documents": self.documents}
         return {name: value for name, value in tensors.items() if value is not None}
 
@@ -112,10 +112,11 @@ class TextBatches:
         windows = (len(self.split.tokens) - 1) // length - 1
         if windows < 1:
             raise RopeError("length", f"must be less than half of the corpus, which has {len(self.split.tokens)} tokens", length)
-        passes, place = np.divmod(np.asarray(index, dtype=np.int64), windows)
-        random_bits = bits(fold(self.seed, length), passes, 0, 2)  # one order and one offset per pass
-        order, offset = random_bits[:, 0], (random_bits[:, 1] % np.uint64(length)).astype(np.int64)
-        return permuted(place, windows, order) * length + offset
+        # each pass over the text has another order of its windows, and another offset of the first one
+        passes, window = np.divmod(np.asarray(index, dtype=np.int64), windows)
+        random_bits = bits(fold(self.seed, length), passes, 0, 2)
+        order_seed, offset = random_bits[:, 0], (random_bits[:, 1] % np.uint64(length)).astype(np.int64)
+        return permuted(window, windows, order_seed) * length + offset
 
     def _document_indices(self, starts: np.ndarray, length: int) -> Tensor:
         """Return the document index of each token of the windows, [len(starts), length]."""
@@ -137,7 +138,7 @@ class TaskBatches:
         return f"task {self.task} {self.seed} {self.options}"
 
     def sample(self, index: np.ndarray, length: int) -> Sample:
-        """Return rows of `length` + 1 tokens and which of them are targets."""
+        """Return the samples with the numbers `index`: rows of `length` + 1 tokens, and which of them are targets."""
         if self.task not in TASKS:
             raise RopeError("task", f"must be one of {', '.join(TASKS)}", self.task)
         return TASKS[self.task](self.seed, index, length + 1, **dict(self.options))
@@ -180,7 +181,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     extra = sorted({name for batch in batches for name in batch.keywords})
     if extra:
         raise RopeError("shares", "can mix only sources whose batches have no other tensors than inputs and targets", extra)
-    inputs, targets = (torch.cat([getattr(b, name).int() for b in batches]) for name in ("inputs", "targets"))
+    inputs, targets = torch.cat([b.inputs.int() for b in batches]), torch.cat([b.targets.int() for b in batches])
     return Batch(inputs, targets, sum(b.count for b in batches))
 
 
@@ -224,15 +225,17 @@ def mask_tokens(
     """
     number("share", share, above=0, high=1)
     length = rows.shape[1]
-    raw = bits(seed, index, 0, length)  # three numbers: 24 bits choose the targets, 20 their replacement, 20 a random token
+    # the 64 bits of each token are three numbers: 24 choose the targets, 20 the kind of replacement, 20 a random token
+    raw = bits(seed, index, 0, length)
     draw, replacement, other = raw >> np.uint64(40), (raw >> np.uint64(20)) & _LOW_20_BITS, raw & _LOW_20_BITS
     if whole_words:
         # every token of a word uses the draw of the word's first token
         first = np.where(tokenizer.starts_word(rows), np.arange(length), 0)
         draw = np.take_along_axis(draw, np.maximum.accumulate(first, axis=1), axis=1)
     chosen = draw < share * 2**24
-    other = ((other * np.uint64(tokenizer.num_words)) >> np.uint64(20)).astype(np.int32)
+    random_token = ((other * np.uint64(tokenizer.num_words)) >> np.uint64(20)).astype(np.int32)
     rows = rows.astype(np.int32)
-    changed = np.where(replacement < 0.8 * 2**20, tokenizer.mask_id, np.where(replacement < 0.9 * 2**20, other, rows))
+    # 80 % of the targets become the mask, 10 % a random token, and 10 % stay as they are
+    changed = np.where(replacement < 0.8 * 2**20, tokenizer.mask_id, np.where(replacement < 0.9 * 2**20, random_token, rows))
     inputs, targets = np.where(chosen, changed, rows), np.where(chosen, rows, IGNORED)
     return torch.from_numpy(inputs.astype(np.int32)), torch.from_numpy(targets.astype(np.int32))

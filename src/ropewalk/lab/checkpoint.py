@@ -39,7 +39,7 @@ def write_checkpoint(
 ) -> None:
     """Write a checkpoint, then remove all but the newest `keep` checkpoints.
 
-    files  {file name: {name: tensor}}
+    files  {file name: {name of a tensor: tensor}}
     state  plain data for state.json; the step and the checksums of all files are added to it
     """
     target = folder / f"step-{step:09d}"
@@ -52,15 +52,14 @@ def write_checkpoint(
             ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
             header = build_header([(label, t.dtype, tuple(t.shape)) for label, t in ordered], {})
             write_file(draft / name, header, lambda label, tensors=tensors: [tensors[label]])
-        sums = {name: _sha256(draft / name) for name in files}
-        content = {**state, "step": step, "files": sums}
+        content = {**state, "step": step, "files": {name: _sha256(draft / name) for name in files}}
         write_json(draft / STATE, {**content, "sha256": _state_sha256(content)})
     for old in checkpoints(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Return (state, tensors by file) of a checkpoint after checking all checksums; raises DamagedCheckpoint."""
+    """Return (state, {file: {name: tensor}}) of a checkpoint after checking all checksums; raises DamagedCheckpoint."""
     try:
         state = parse_object((path / STATE).read_bytes(), STATE)
         if state.pop("sha256", None) != _state_sha256(state):
@@ -77,14 +76,14 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Ten
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
-    """Read the newest undamaged checkpoint, with a warning for each damaged one; None if there are no checkpoints."""
+    """Return `read_checkpoint` of the newest undamaged checkpoint, and warn of damaged ones; None if there are no checkpoints."""
     paths = checkpoints(folder)
     for number, path in enumerate(paths):
         try:
             return read_checkpoint(path)
         except DamagedCheckpoint as reason:
-            then = f"trying {paths[number + 1].name}" if number + 1 < len(paths) else "there is no older one"
-            logger.warning("checkpoint %s cannot be used: %s; %s", path.name, reason, then)
+            older = f"trying {paths[number + 1].name}" if number + 1 < len(paths) else "there is no older one"
+            logger.warning("checkpoint %s cannot be used: %s; %s", path.name, reason, older)
     if paths:
         raise RopeError("checkpoint", f"all checkpoints in {folder} are damaged; remove them to start anew", len(paths))
     return None
@@ -123,7 +122,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return unsharded copies of the optimizer's state on the CPU, named "kind parameter"; every rank must call this."""
+    """Return unsharded CPU copies of the optimizer's state, named as in "exp_avg embedding.weight"; every rank must call this."""
     return {
         f"{kind} {name}": unsharded(value.detach()).cpu()
         for name, parameter in model.named_parameters()
@@ -132,7 +131,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the optimizer's state from what `optimizer_tensors` returned."""
+    """Restore the optimizer's state from the tensors of `optimizer_tensors`, named as in "exp_avg embedding.weight"."""
     named = dict(model.named_parameters())
     fused = bool(optimizer.defaults.get("fused"))
     for label, value in tensors.items():
@@ -158,7 +157,7 @@ def _sharded_like(pattern: Tensor, value: Tensor) -> Tensor:
 
 
 def random_tensors(parallel: Parallel) -> dict[str, Tensor]:
-    """Return the states of torch's random generators on all ranks, [world, bytes]."""
+    """Return {"cpu" and, on a GPU, "cuda": the states of torch's random generator on all ranks, [world, bytes]}."""
     states = {"cpu": parallel.gather(torch.get_rng_state())}
     if parallel.device.type == "cuda":
         states["cuda"] = parallel.gather(torch.cuda.get_rng_state(parallel.device))

@@ -18,18 +18,18 @@ STATED = "\nThe code of the {name} is {code}.\n"
 ASKED = "\nWhich code has the {name}? Its code is {code}.\n"
 
 
-def with_codes(window: Tensor, count: int, encode: Callable[[str], Sequence[int]], chance: random.Random) -> Tensor:
-    """Return a window [S] of the same length with `count` codes: each is stated once, and asked for and answered later.
+def with_codes(window: Tensor, count: int, encode: Callable[[str], Sequence[int]], draw: random.Random) -> Tensor:
+    """Return the tokens [S] of a window with `count` codes inserted: each is stated once, and asked for and answered later.
 
-    All distances between a statement and its question are equally likely. The text is cut at its end to make room.
+    All distances between a statement and its question are equally likely. The end of the text is cut off to keep the length.
 
     encode  text -> tokens, without special tokens
     """
     integer("codes", count, low=0, high=len(NAMES))
-    inserted = []
-    for name in chance.sample(NAMES, count):
-        code, distance = chance.randint(10_000, 99_999), chance.random()
-        stated = chance.uniform(0, 1 - distance)
+    inserted = []  # (where in the text, from 0 to 1; tokens of a statement or a question)
+    for name in draw.sample(NAMES, count):
+        code, distance = draw.randint(10_000, 99_999), draw.random()
+        stated = draw.uniform(0, 1 - distance)
         for place, words in ((stated, STATED), (stated + distance, ASKED)):
             inserted.append((place, torch.tensor(list(encode(words.format(name=name, code=code))), dtype=window.dtype)))
     room = integer("codes", len(window) - sum(len(tokens) for _, tokens in inserted), low=0)

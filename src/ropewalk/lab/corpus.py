@@ -100,7 +100,7 @@ def cache_folder() -> Path:
 def open_corpus(
     source: str | Path = "code", tokenizer: Tokenizer | None = None, *, cache: str | Path | None = None, field: str = "text"
 ) -> Corpus:
-    """Open the corpus of a source: a name from SOURCES, a text or JSON lines file, or a folder of them."""
+    """Return the corpus of a source: a name from SOURCES, a text, JSON lines with the text in `field`, or a folder of them."""
     tokenizer = Bytes() if tokenizer is None else tokenizer
     files = find_source(source, field)
     root = Path(cache) if cache is not None else cache_folder()
@@ -116,7 +116,7 @@ def held_out(name: str) -> bool:
 
 
 def _cache_id(source: Source, tokenizer: Tokenizer, field: str) -> str:
-    """Return an id that depends on the sizes and modification times of the files, the tokenizer and the format."""
+    """Return an id of the sizes and modification times of the files, how they are read, the tokenizer and the format."""
     digest = hashlib.sha256(f"{_FORMAT}/{tokenizer.name}/{field}/{getattr(source.read, '__name__', '')}".encode())
     for name, path in source.files:
         stat = path.stat()
@@ -145,25 +145,25 @@ def _write(source: Source, tokenizer: Tokenizer, draft: Path) -> dict[str, Any]:
     """Write the tokens and document starts of both splits into the folder `draft`, and return the facts about them."""
     digest = hashlib.sha256(tokenizer.name.encode())
     starts: dict[str, list[int]] = {name: [0] for name in SPLITS}
-    end = np.array([tokenizer.separator], dtype=tokenizer.dtype)
+    separator = np.array([tokenizer.separator], dtype=tokenizer.dtype).tobytes()
     with (draft / "train.tokens").open("wb") as train, (draft / "valid.tokens").open("wb") as valid:
         files = {"train": train, "valid": valid}
         for name, text in source.documents():
             digest.update(f"{name}\0{len(text)}\0".encode() + text)
             split = "valid" if held_out(name) else "train"
             tokens = tokenizer.encode(text)
-            files[split].write(tokens.astype(tokenizer.dtype, copy=False).tobytes() + end.tobytes())
+            files[split].write(tokens.astype(tokenizer.dtype, copy=False).tobytes() + separator)
             starts[split].append(starts[split][-1] + len(tokens) + 1)
-    for name, places in starts.items():
-        if len(places) == 1:
+    for name, split_starts in starts.items():
+        if len(split_starts) == 1:
             rule = f"must have documents for both splits, but the {name} split is empty; use more text or more files"
             raise RopeError("source", rule, f"{len(source.files)} files")
-        np.array(places, dtype="<i8").tofile(draft / f"{name}.starts")
+        np.array(split_starts, dtype="<i8").tofile(draft / f"{name}.starts")
     return {
         "fingerprint": digest.hexdigest(),
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "dtype": np.dtype(tokenizer.dtype).name,
-        "documents": {name: len(places) - 1 for name, places in starts.items()},
-        "tokens": {name: places[-1] for name, places in starts.items()},
+        "documents": {name: len(split_starts) - 1 for name, split_starts in starts.items()},
+        "tokens": {name: split_starts[-1] for name, split_starts in starts.items()},
     }

@@ -92,7 +92,7 @@ class RunData:
 
 
 def make_data(table: dict[str, Any]) -> Data:
-    """Make Data from plain data; an unknown name is an error."""
+    """Return the Data of a preset's `data` table; an unknown name is an error."""
     check_names("data", table, Data)
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     return Data(**values)
@@ -110,19 +110,19 @@ def open_data(data: Data, seed: int, length: int) -> RunData:
     """
     tokenizer = open_tokenizer(data.tokenizer)
     if data.objective in FILE_OBJECTIVES:
-        return _lines(data, tokenizer, seed)
+        return _open_lines(data, tokenizer, seed)
     if data.task is not None and data.tokenizer != "bytes":
         raise RopeError("data.task", "needs the tokenizer bytes: tasks are made of bytes", data.task)
     if data.task is not None and data.share is None:
         task = TaskBatches(data.task, tokenizer.vocab_size, seed)
-        return RunData(task, tokenizer, {"valid": Part(task, WINDOWS, BEYOND_TRAINING)})
+        return RunData(task, tokenizer, {"valid": Part(task, count=WINDOWS, first=BEYOND_TRAINING)})
     corpus = open_corpus(data.source, tokenizer, cache=data.cache, field=data.field)
-    train, valid = (_text(data, tokenizer, corpus, split, seed) for split in ("train", "valid"))
+    train, valid = (_text_batches(data, tokenizer, corpus, split, seed) for split in ("train", "valid"))
     long_enough = len(corpus.valid.tokens) > 2 * length
-    return RunData(train, tokenizer, {"valid": Part(valid, WINDOWS, BEYOND_TRAINING)} if long_enough else {})
+    return RunData(train, tokenizer, {"valid": Part(valid, count=WINDOWS, first=BEYOND_TRAINING)} if long_enough else {})
 
 
-def _text(data: Data, tokenizer: Tokenizer, corpus: Corpus, split: str, seed: int) -> Batches:
+def _text_batches(data: Data, tokenizer: Tokenizer, corpus: Corpus, split: str, seed: int) -> Batches:
     """Return the batches of one split of a text corpus: plain, masked, or mixed with a synthetic task."""
     text = TextBatches(getattr(corpus, split), corpus.vocab_size, corpus.fingerprint, seed, data.documents)
     if data.objective == "masked":
@@ -132,7 +132,7 @@ def _text(data: Data, tokenizer: Tokenizer, corpus: Corpus, split: str, seed: in
     return MixedBatches((text, TaskBatches(data.task, tokenizer.vocab_size, seed)), (1 - data.share, data.share), seed)
 
 
-def _lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
+def _open_lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
     """Return the data of files whose lines are samples: triplets, or examples with classes."""
     has_classes = data.objective == "classes"
     train: list[Any] = read_examples(data.source, data.columns) if has_classes else read_triplets(data.source)

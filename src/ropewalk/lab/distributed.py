@@ -59,7 +59,7 @@ class Parallel:
         return self.rank == 0
 
     def samples(self, index: np.ndarray) -> np.ndarray:
-        """Return this rank's part of the sample numbers of a micro-batch."""
+        """Return this rank's part of the sample numbers of a micro-batch; in a context run, ranks share every sample."""
         if self.world == 1 or self.kind == "context":
             return index
         if len(index) % self.world:
@@ -87,7 +87,7 @@ class Parallel:
         return summed.tolist()
 
     def sum_of_ranks(self, x: Tensor) -> Tensor:
-        """Sum a device tensor over all ranks, in place."""
+        """Sum a device tensor over all ranks, in place, and return it."""
         if self.world > 1:
             dist.all_reduce(x)
         return x
@@ -133,18 +133,20 @@ class Parallel:
 
 @contextmanager
 def launched(kind: str | None = None, device: str | None = None, timeout: timedelta = TIMEOUT) -> Iterator[Parallel]:
-    """Join torchrun's process group, or run as a single process; `kind` is ddp by default under torchrun, otherwise none.
+    """Join torchrun's process group, or run as a single process, and yield the Parallel of this process.
 
-    A rank that waits longer than `timeout` for another one raises an error.
+    kind     one of KINDS; by default ddp under torchrun, otherwise none
+    timeout  a rank that waits longer than this for another one raises an error
     """
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    kind = choice("parallel", kind if kind is not None else ("ddp" if "RANK" in os.environ else "none"), KINDS)
-    if kind == "none":
+    world, under_torchrun = int(os.environ.get("WORLD_SIZE", 1)), "RANK" in os.environ
+    if kind is None:
+        kind = "ddp" if under_torchrun else "none"
+    if choice("parallel", kind, KINDS) == "none":
         if world > 1:
             raise RopeError("parallel", f"must be ddp, fsdp or context, since torchrun started {world} processes", kind)
         yield Parallel(device=pick_device(device))
         return
-    if "RANK" not in os.environ:
+    if not under_torchrun:
         raise RopeError("parallel", "needs torchrun: torchrun --nproc-per-node 2 --no-python ropewalk ...", kind)
     local_device = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if local_device.type == "cuda":
@@ -159,12 +161,13 @@ def launched(kind: str | None = None, device: str | None = None, timeout: timede
 
 def pick_device(name: str | None = None, number: int | None = None) -> torch.device:
     """Return the device of a name, by default the GPU if there is one; `number` chooses among several GPUs."""
-    kind = name if name is not None else ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind.startswith("cuda") and not torch.cuda.is_available():
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise RopeError("device", "CUDA is not available here; use cpu", name)
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", kind):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise RopeError("device", "must be cpu, cuda or cuda:N", name)
-    return torch.device(f"cuda:{number}" if kind == "cuda" and number is not None else kind)
+    return torch.device(f"cuda:{number}" if name == "cuda" and number is not None else name)
 
 
 def _fully_shard(model: nn.Module) -> nn.Module:

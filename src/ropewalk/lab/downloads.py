@@ -142,8 +142,8 @@ def _download(wanted: Download, folder: Path) -> None:
         command = command_of(wanted, Path(draft))
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         if process.returncode:
-            last = (process.stderr.strip() or process.stdout.strip() or "no message").splitlines()[-1]
-            raise RopeError("fetch", f"{wanted.tool} could not download {wanted.package}: {last}", process.returncode)
+            last_line = (process.stderr.strip() or process.stdout.strip() or "no message").splitlines()[-1]
+            raise RopeError("fetch", f"{wanted.tool} could not download {wanted.package}: {last_line}", process.returncode)
         path = Path(draft) / wanted.archive
         if not path.is_file() or not _has_hash(path, wanted.archive_bytes, wanted.archive_hash):
             rule = f"must give {wanted.archive} with {wanted.archive_bytes:,} bytes and sha256 {wanted.archive_hash}"
@@ -164,7 +164,7 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with _members(source) as (names, read), draft.open("wb") as file:
-            chosen = sorted((name for name in names if re.fullmatch(wanted.members, name)), key=_natural)
+            chosen = sorted((name for name in names if re.fullmatch(wanted.members, name)), key=_numeric_order)
             for name in chosen:
                 with read(name) as member:
                     _copy(member, file, wanted.file_bytes, joined=len(chosen) > 1, first=name == chosen[0])
@@ -177,7 +177,7 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
 
 
 def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> None:
-    """Copy a member of an archive to an open file of at most `limit` bytes; `joined` texts have an empty line between them."""
+    """Append an archive's member to a file of at most `limit` bytes; texts that are `joined` have an empty line between them."""
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())
         return
@@ -205,6 +205,6 @@ def _members(path: Path) -> Iterator[tuple[list[str], Callable[[str], Any]]]:
         yield list(plain), read
 
 
-def _natural(name: str) -> tuple[list[int], str]:
+def _numeric_order(name: str) -> tuple[list[int], str]:
     """Return a sort key by which chapter_2 comes before chapter_10."""
     return [int(each) for each in re.findall(r"\d+", name)], name

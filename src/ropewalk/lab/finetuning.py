@@ -49,7 +49,9 @@ class Files:
         """Return these files as a `data` table of a preset."""
         paths = {"source": self.train, "valid": self.valid, "test": self.test}
         table: dict[str, Any] = {name: str(path) for name, path in paths.items() if path is not None}
-        return table | ({"columns": self.columns} if self.columns else {}) | {"objective": file_objective(self.train)}
+        if self.columns:
+            table["columns"] = self.columns
+        return {**table, "objective": file_objective(self.train)}
 
 
 def finetuning_preset(
@@ -68,6 +70,7 @@ def finetuning_preset(
     start      a Hugging Face folder of a RoFormer or BERT, a folder of `rw.save`, or the folder of a finished training
     tokenizer  "bytes" or a path; by default the tokenizer in the folder of the checkpoint
     epochs     passes over the training file; the learning rate rises for a tenth of the steps and falls linearly to 0
+    changes    settings to replace in the preset, such as train.weight_decay=0.1
     """
     changes = list(changes)
     data = {**files.table(), "tokenizer": tokenizer or find_tokenizer(start)}
@@ -77,7 +80,7 @@ def finetuning_preset(
         "data": data,
         "train": {**TRAIN, "learning_rate": learning_rate, "stages": [stage], "warmup": 0},
     }
-    # the number of steps follows from the size of the training file, which the changes may replace
+    # the number of steps, 1 until here, follows from the size of the training file, which the changes may replace
     chosen = make_data(make_preset(tables, changes).data)
     choice("data.objective", chosen.objective, FILE_OBJECTIVES)
     size: int = open_data(chosen, 0, length).size  # type: ignore[assignment]  # these objectives have one
@@ -90,22 +93,22 @@ def finetuning_preset(
 def evaluate_file(
     model: str | Path, path: str | Path, *, length: int | None = None, device: str = "cpu", progress: bool = False
 ) -> tuple[Measured, tuple[str, ...]]:
-    """Return the result of a fine-tuned model on a labelled file, and the class of each line as predicted.
+    """Return the loss and accuracy of a fine-tuned model on a labelled file, and the predicted class of each line.
 
     model   a folder that a training wrote
     length  the rows are truncated to this length, by default that of the training
     """
     folder = find_model(model)
-    use = read_use(folder)
+    use = read_use(folder)  # what the model was trained for
     objective = choice("objective", use.objective, FILE_OBJECTIVES)
     choice("tokenizer", use.tokenizer, ("bytes", *TOKENIZER_FILES))
     tokenizer = open_tokenizer("bytes" if use.tokenizer == "bytes" else folder / use.tokenizer)
     classes = use.classes if objective == "classes" else LABELS
     part = open_part(path, objective, use.columns, classes, tokenizer)
     loaded = load(folder, dtype=torch.float32).to(device)
-    labels = getattr(loaded.config, "num_labels", None)
-    if objective == "classes" and labels != len(classes):
-        raise RopeError("model", f"must have an output for each of its {len(classes)} classes", labels)
+    outputs = getattr(loaded.config, "num_labels", None)
+    if objective == "classes" and outputs != len(classes):
+        raise RopeError("model", f"must have an output for each of its {len(classes)} classes", outputs)
     length = integer("length", use.length if length is None else length, low=1, high=MOST_TOKENS)
     with evaluating(loaded):
         predict = lambda tokens, **keywords: logits_of(loaded(tokens, **keywords))  # noqa: E731

@@ -75,8 +75,8 @@ def _pictures(fit: Fit, folder: Path) -> list[str]:
     figure = draw_fit(fit)
     folder.mkdir(parents=True, exist_ok=True)
     save(figure, folder / "fit.png")
-    with TemporaryDirectory() as drawn:
-        return [html.picture_html(save(figure, Path(drawn) / "fit.svg"), "loss and pass keys by method")]
+    with TemporaryDirectory() as temporary:
+        return [html.picture_html(save(figure, Path(temporary) / "fit.svg"), "loss and pass keys by method")]
 
 
 def _depths(fit: Fit) -> list[str]:

@@ -16,30 +16,30 @@ FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 def group_names(model: nn.Module) -> dict[str, str]:
     """Return {name of a parameter: its group}: frequencies, encoding (its other parameters), or the module within the layer."""
-    special = {}
+    of_encodings = {}
     for module in model.modules():
-        kind = FREQUENCIES if isinstance(module, Rope) else ENCODING if isinstance(module, Encoding) else None
-        if kind is not None:
+        if isinstance(module, Rope | Encoding):
             # modules() yields a Rope after the encoding that contains it, so FREQUENCIES overwrites ENCODING
-            special |= {id(parameter): kind for parameter in module.parameters()}
+            group = FREQUENCIES if isinstance(module, Rope) else ENCODING
+            of_encodings |= {id(parameter): group for parameter in module.parameters()}
     groups = {}
     for name, parameter in model.named_parameters():
         # layers.3.attention.q_proj.weight -> attention; embedding.weight -> embedding
         module_name = re.sub(r"^.*\.\d+\.", "", name).split(".")[0]
-        groups[name] = special.get(id(parameter), module_name)
+        groups[name] = of_encodings.get(id(parameter), module_name)
     return groups
 
 
 def parameter_groups(model: nn.Module, *, learning_rate: float, weight_decay: float, frequency_rate: float) -> list[dict]:
-    """Return AdamW's parameter groups: only matrices have weight decay, and parameters of an encoding have none.
+    """Return AdamW's parameter groups: only matrices have weight decay, except those of an encoding.
 
     Learned frequencies have `frequency_rate` times the learning rate. A group keeps its multiple of the learning rate as "rate".
     """
-    kinds, groups = group_names(model), {}
+    group_of, groups = group_names(model), {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            positional = kinds[name] in (FREQUENCIES, ENCODING)
-            rate = frequency_rate if kinds[name] == FREQUENCIES else 1.0
+            positional = group_of[name] in (FREQUENCIES, ENCODING)
+            rate = frequency_rate if group_of[name] == FREQUENCIES else 1.0
             decay = 0.0 if positional or parameter.ndim < 2 else weight_decay
             groups.setdefault((rate, decay), []).append(parameter)
     return [
@@ -54,16 +54,16 @@ class GradientNorms:
     def __init__(self, model: nn.Module, parallel: Parallel) -> None:
         """Find the group of each parameter that is trained."""
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        kinds = group_names(model)
-        self.names = sorted({kinds[name] for name in trained})
+        group_of = group_names(model)
+        self.names = sorted({group_of[name] for name in trained})
         self.parameters = list(trained.values())
         self.parallel = parallel
-        self._group = torch.tensor([self.names.index(kinds[name]) for name in trained])  # of each parameter, by its number
+        self._group = torch.tensor([self.names.index(group_of[name]) for name in trained])  # of each parameter, as an index
 
     def measure(self) -> Tensor:
         """Return the norm of all gradients and of each group, float32 [1 + groups], on the device."""
         grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
-        present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]
+        present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]  # which parameters have a gradient
         first = local(self.parameters[0])
         squares = torch.zeros(len(self.names), dtype=torch.float32, device=first.device)
         if present:

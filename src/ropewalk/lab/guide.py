@@ -9,7 +9,7 @@ from ropewalk.errors import RopeError
 from ropewalk.lab.recommendations import StudyResult
 from ropewalk.lab.statistics import Score, compare
 from ropewalk.lab.studies.findings import difference, seed_noise
-from ropewalk.lab.studies.norms import moved
+from ropewalk.lab.studies.norms import largest_change
 from ropewalk.lab.studies.rows import Row, distinct, score, select
 
 #: methods that `_fine_tuned` compares with YaRN, with their names in the sentence
@@ -37,15 +37,15 @@ def _loss(rows: list[Row], **fields: Any) -> str:
     return f"{_score(rows, **fields).mean:.3f}"
 
 
-def _minus(a: Score, b: Score) -> str:
+def _difference(a: Score, b: Score) -> str:
     """Return the paired difference a - b of two trainings as text, with the noise between trainings."""
     return difference(compare(a, b, floor=seed_noise([a, b])))
 
 
 def _short_text(base: list[Row]) -> str:
-    """Return a sentence: the loss at the trained length by base."""
+    """Return a sentence from the rows of the study `base`: the loss at the trained length, 256 tokens, by base."""
     losses = {theta: _score(base, base=theta, length=256) for theta in (100.0, 10_000.0, 100_000.0)}
-    others = (f"base {theta:,.0f} is {_minus(losses[theta], losses[10_000.0])}" for theta in (100.0, 100_000.0))
+    others = (f"base {theta:,.0f} is {_difference(losses[theta], losses[10_000.0])}" for theta in (100.0, 100_000.0))
     return f"loss at the trained length {losses[10_000.0].mean:.3f}; {', '.join(others)}"
 
 
@@ -56,7 +56,7 @@ def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
 
 
 def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
-    """Return a sentence: the loss of scalings without training, on long and on short text, and the pass keys found."""
+    """Return a sentence from the rows of two studies: the loss and the pass keys found by scalings, without training."""
     long = {method: _loss(extend, method=method, tuned=0, factor=4, length=1024) for method in ("dynamic_yarn", "none", "linear")}
     short = {method: _loss(extend, method=method, tuned=0, factor=16, length=256) for method in ("dynamic_yarn", "yarn")}
     return (
@@ -81,18 +81,18 @@ def _fine_tuned(extend: list[Row]) -> str:
     """Return a sentence: the loss of scalings at four times the trained length, after fine-tuning at that length."""
     tuned = [row for row in extend if row.get("tuned")]
     losses = {method: _score(tuned, method=method, factor=4, length=1024) for method in ("yarn", "none", "linear")}
-    others = (f"{name} {_minus(losses[method], losses['yarn'])}" for method, name in OTHER_METHODS)
+    others = (f"{name} {_difference(losses[method], losses['yarn'])}" for method, name in OTHER_METHODS)
     return f"loss at 4x after 40 steps there {losses['yarn'].mean:.3f}; {', '.join(others)}"
 
 
 def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str:
-    """Return a sentence: pass keys found by base, and errors of cos and sin by precision."""
+    """Return a sentence from the rows of three studies: pass keys found by base, errors of cos and sin and KL by precision."""
     found_by_base = []
     for base in distinct(passkey, "found", "base"):
         # at the trained length and at twice that
-        row_lists = [select(passkey, "found", base=base, method="none", length=length) for length in (256, 512)]
-        near, far = (sum(row["mean"] for row in rows) / len(rows) for rows in row_lists)
-        found_by_base.append(f"base {base:,.0f} {near:.1%} and {far:.1%}")
+        rows_by_length = [select(passkey, "found", base=base, method="none", length=length) for length in (256, 512)]
+        trained, twice = (sum(row["mean"] for row in rows) / len(rows) for rows in rows_by_length)
+        found_by_base.append(f"base {base:,.0f} {trained:.1%} and {twice:.1%}")
     errors = [_score(precision, "error", way=way, position=131_072).mean for way in ("exact", "hf")]
     case = {"dtype": "bfloat16", "length": 8192, "offset": 0}
     kl = [_score(real, "kl", rotation=rotation, **case).mean for rotation in ("ropewalk", "transformers")]
@@ -111,14 +111,14 @@ def _images(multimodal: list[Row]) -> str:
 
 def _window(encodings: list[Row]) -> str:
     """Return a sentence: the loss far beyond the trained length, with a sliding window and without."""
-    window, plain = (_loss(encodings, model=name, length=4096) for name in ("rope, sliding window", "rope"))
-    near = _loss(encodings, model="rope", length=256)
-    return f"trained at 256, loss at 4096: {window}; without the window {plain}; at the trained length {near}"
+    window, no_window = (_loss(encodings, model=name, length=4096) for name in ("rope, sliding window", "rope"))
+    at_trained_length = _loss(encodings, model="rope", length=256)
+    return f"trained at 256, loss at 4096: {window}; without the window {no_window}; at the trained length {at_trained_length}"
 
 
 def _norms(norms: list[Row]) -> str:
     """Return a sentence: how norms before and after the rotation change logits and loss."""
-    changes = {name: moved(norms, name) for name in ("LayerNorm before", "LayerNorm after")}
+    changes = {name: largest_change(norms, name) for name in ("LayerNorm before", "LayerNorm after")}
     losses = {name: _loss(norms, norm=name, length=512) for name in ("LayerNorm before", "LayerNorm after", "none")}
     return (
         f"a shift of all positions changes logits by {changes['LayerNorm before']:.0e} of their deviation, after the rotation by "

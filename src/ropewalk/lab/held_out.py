@@ -63,8 +63,9 @@ def measure(
     parallel: Parallel | None = None,
     progress: str = "",
 ) -> Measured:
-    """Return the loss and accuracy of `predict`, a function from (tokens, **keywords) to a model's output, on a part.
+    """Return the mean loss, the accuracy and the chosen classes of a model on a held-out part.
 
+    predict   a function from (tokens, **keywords) to the model's output
     progress  the title of a progress bar; empty: no bar
     """
     parallel = Parallel() if parallel is None else parallel
@@ -80,7 +81,7 @@ def measure(
             hits += (chosen == batch.targets).sum().item()
             loss += OBJECTIVES[objective](_Output(output), batch).item() if batch.count else 0.0
             count += batch.count
-            if objective in FILE_OBJECTIVES:
+            if objective in FILE_OBJECTIVES:  # one target for each sample
                 choices += chosen.tolist()
             bar.show(int(index[-1]) - part.first + 1, f"accuracy {hits / max(1, count):.1%}")
     finally:
@@ -93,7 +94,7 @@ def measure(
 
 
 def _tokens_at_once(part: Part, objective: str) -> int:
-    """Return how many tokens of samples fit in one forward pass."""
+    """Return how many tokens fit in one forward pass, divided by the number of rows that a sample has."""
     if objective in FILE_OBJECTIVES:
         rows_per_sample = {"pairs": 2, "triplets": 3, "classes": 1}[objective]
         return MAX_TOKENS // rows_per_sample

@@ -43,21 +43,22 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
     columns  the names of the columns: one text or two, then the label; by default those of GLUE. Numbers from 1 are for a
              file without a header. A file may lack the label.
     """
-    texts, label, examples = tuple(columns[:-1]), columns[-1] if columns else None, []
     if columns and len(columns) not in (2, 3):
-        raise RopeError(
-            "columns", "must name one text or two, and then the label, as in sentence1,sentence2,label", list(columns)
-        )
-    for where, row in _rows(Path(path), bool(columns) and all(name.isdigit() for name in columns)):
-        if not texts:
+        rule = "must name one text or two, and then the label, as in sentence1,sentence2,label"
+        raise RopeError("columns", rule, list(columns))
+    texts, label = tuple(columns[:-1]), columns[-1] if columns else ""
+    has_no_header = bool(columns) and all(name.isdigit() for name in columns)
+    examples = []
+    for where, row in _rows(Path(path), has_no_header):
+        if not texts:  # columns of GLUE, found in the first row
             texts = next((names for names in TEXT_COLUMNS if row.keys() >= set(names)), ())
-            label = next((name for name in LABEL_COLUMNS if name in row), None)
+            label = next((name for name in LABEL_COLUMNS if name in row), "")
         if not texts or not row.keys() >= set(texts):
             rule = f"{where} must have {' and '.join(texts) or 'one of the text columns of GLUE'}; name others with columns"
             raise RopeError(str(path), rule, sorted(row))
-        first, *second = (row[name] for name in texts)
-        value = row.get(label or "")
-        examples.append(Example(first, second[0] if second else None, None if value in ABSENT else value))
+        second = row[texts[1]] if len(texts) == 2 else None
+        value = row.get(label)
+        examples.append(Example(row[texts[0]], second, None if value in ABSENT else value))
     if not examples:
         raise RopeError(str(path), "must have at least one example", 0)
     return examples
@@ -99,11 +100,11 @@ def classes_of(examples: Sequence[Example]) -> tuple[str, ...]:
 
 def split_examples(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
     """Return the examples as (train, valid), split by their first text: examples with the same text are in the same split."""
-    train: list[Example] = []
-    valid: list[Example] = []
+    splits: dict[bool, list[Example]] = {False: [], True: []}
     for example in examples:
-        (valid if held_out(hashlib.sha256(example.first.encode()).hexdigest()) else train).append(example)
-    return train, valid
+        is_valid = held_out(hashlib.sha256(example.first.encode()).hexdigest())
+        splits[is_valid].append(example)
+    return splits[False], splits[True]
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ class Loader:
         self.batches, self.stages, self.accumulation, self.parallel = batches, stages, accumulation, parallel
 
     def load(self, step: int) -> StepData:
-        """Return the data of one step."""
+        """Return the micro-batches of one step on this rank's device, and the seconds it took to load them."""
         began = time.perf_counter()
         stage, first = stage_at(self.stages, step)
         micro_batches = []

@@ -22,7 +22,7 @@ class Log:
         self._board = _tensorboard(folder) if tensorboard and folder is not None else None
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Append rows."""
+        """Append rows to the log, and their numbers to TensorBoard if it is in use."""
         rows = list(rows)
         if self.path is None:
             self._rows += rows

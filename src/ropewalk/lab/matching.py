@@ -33,7 +33,7 @@ class Triplet:
 
 
 def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triplet]:
-    """Return the triplets of a file; the label of a line without one is `unlabelled` (B in the published training data)."""
+    """Return the triplets A, B, C of a JSON lines file; `unlabelled` is the label of lines without one (published data: B)."""
     if unlabelled is not None:
         choice("unlabelled", unlabelled, LABELS)
     triplets = []
@@ -49,11 +49,11 @@ def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triple
 
 def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Triplet]]:
     """Return the triplets as (train, valid), split by the text of A, so that triplets with the same A are in the same split."""
-    train: list[Triplet] = []
-    valid: list[Triplet] = []
+    splits: dict[bool, list[Triplet]] = {False: [], True: []}
     for triplet in triplets:
-        (valid if held_out(hashlib.sha256(triplet.a.encode()).hexdigest()) else train).append(triplet)
-    return train, valid
+        is_valid = held_out(hashlib.sha256(triplet.a.encode()).hexdigest())
+        splits[is_valid].append(triplet)
+    return splits[False], splits[True]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +99,9 @@ class TripletBatches:
             triplet = self.triplets[int(place)]
             b, c = (triplet.c, triplet.b) if swap else (triplet.b, triplet.c)
             texts = [(triplet.a, b), (triplet.a, c)] if self.form == "pairs" else [(triplet.a, None), (b, None), (c, None)]
-            rows += [make_row(self.tokenizer, *each, length) for each in texts]
-            targets.append(IGNORED if triplet.label is None else int((triplet.label == "C") != bool(swap)))
+            rows += [make_row(self.tokenizer, first, second, length) for first, second in texts]
+            c_is_closer = (triplet.label == "C") != bool(swap)  # a swap exchanges the labels too
+            targets.append(IGNORED if triplet.label is None else int(c_is_closer))
         tokens, types, padding = pad_rows(rows, length)
         count = len(targets) - targets.count(IGNORED)
         return Batch(tokens, torch.tensor(targets), count, types=types if self.form == "pairs" else None, padding=padding)

@@ -64,21 +64,22 @@ def find_tokenizer(start: str | Path) -> str:
 
 
 def read_use(folder: Path) -> ModelUse:
-    """Return what the model in a folder was trained for."""
+    """Return the objective, length, tokenizer, classes and columns that the model in a folder was trained with."""
     path = folder / USE_FILE
     if not path.is_file():
         raise RopeError("model", f"must be a folder that a training wrote, with {USE_FILE} in it", str(folder))
     table = parse_object(path.read_bytes(), USE_FILE)
-    lists = [table.get(name, []) for name in ("classes", "columns")]
+    classes, columns = table.get("classes", []), table.get("columns", [])
+    unknown = table.keys() - {field.name for field in fields(ModelUse)}
     has_texts = isinstance(table.get("objective"), str) and isinstance(table.get("tokenizer"), str)
-    if table.keys() - {field.name for field in fields(ModelUse)} or not has_texts or not all(map(_is_texts, lists)):
+    if unknown or not has_texts or not _is_list_of_texts(classes) or not _is_list_of_texts(columns):
         rule = "must have the objective, the tokenizer and the length of a training, and the lists classes and columns"
         raise RopeError(USE_FILE, rule, table)
     length = integer("length", table.get("length"), low=1)
-    return ModelUse(table["objective"], length, table["tokenizer"], *map(tuple, lists))
+    return ModelUse(table["objective"], length, table["tokenizer"], tuple(classes), tuple(columns))
 
 
-def _is_texts(value: Any) -> bool:
+def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
@@ -93,15 +94,17 @@ def fingerprint(start: str | Path) -> str:
 
 
 def load_start(start: str | Path, head: str, *, num_labels: int | None = None, freeze: str = "none", **changes: Any) -> nn.Module:
-    """Return the model of a checkpoint in float32, with another head if it has a different one.
+    """Return the model of a checkpoint in float32; its output layer is replaced by a new one if it is not of the kind `head`.
 
-    freeze   a policy from FREEZES: which weights are not trained
-    changes  further fields of its config; another `encoding` replaces the positional weights
+    num_labels  the number of outputs of the head
+    freeze      a policy from FREEZES: which weights are not trained
+    changes     further fields of its config; another `encoding` replaces the positional weights
     """
     source = load(find_model(start), dtype=torch.float32)
     if isinstance(source, RoFormer):
         changes = {"head": head, "causal": head == "causal_lm", **changes}
-        changes |= {} if num_labels is None else {"num_labels": num_labels}
+        if num_labels is not None:
+            changes["num_labels"] = num_labels
     elif head != "causal_lm":
         rule = f"must be the folder of a RoFormer or BERT, since a decoder has no head {head!r}"
         raise RopeError("start", rule, str(start))
@@ -117,8 +120,8 @@ def load_start(start: str | Path, head: str, *, num_labels: int | None = None, f
     usable = {name: value for name, value in source.state_dict().items() if same_head or not name.startswith("head.")}
     kept = {name: value for name, value in usable.items() if value.shape == shapes.get(name)}
     new = [name for name in shapes if name not in kept]
-    if wrong := [name for name in new if not name.startswith("head.")]:
-        raise RopeError("model", "must keep the sizes of the checkpoint it starts from", wrong[:5])
+    if not_in_checkpoint := [name for name in new if not name.startswith("head.")]:
+        raise RopeError("model", "must keep the sizes of the checkpoint it starts from", not_in_checkpoint[:5])
     model.load_state_dict(kept, strict=False)
     apply_freeze(model, freeze, tuple(new))
     return model
@@ -159,4 +162,4 @@ def stored_name(tokenizer: Tokenizer) -> str:
     """Return the name of a tokenizer's file in a model folder, or "bytes"."""
     if not isinstance(tokenizer, Subwords):
         return tokenizer.name
-    return TOKENIZER_FILES[0 if tokenizer.path.suffix == ".txt" else 1]
+    return "vocab.txt" if tokenizer.path.suffix == ".txt" else "tokenizer.json"

@@ -17,12 +17,12 @@ FIRST = 1 << 41
 def answer_loss(
     model: Model, length: int, count: int = 10, *, seed: int = 0, task: str = "passkey", device: torch.device | None = None
 ) -> float:
-    """Return the mean loss of the answer's tokens in `count` texts of `length` tokens with the needle at the start.
+    """Return the mean loss of the answer's tokens in `count` texts of `length` tokens that state the answer at the start.
 
     Other tokens do not count: most of them do not need a long context, so their loss hides whether it is used.
     """
     needle = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
-    index, batch_size = FIRST + np.arange(count), max(1, MAX_TOKENS // length)
+    index, batch_size = FIRST + np.arange(count), max(1, MAX_TOKENS // length)  # numbers of the samples
     total, num_targets = 0.0, 0
     with evaluating(model, device) as device:
         for start in range(0, count, batch_size):

@@ -41,7 +41,7 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def language(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of causal or masked language modelling, which differ only in their batches.
+    """Return the loss of causal or masked language modelling, summed over the targets; the two differ only in their batches.
 
     If the model has a method `loss` (for chunked logits or the balance loss of experts), which returns a mean, it is used.
     """

@@ -15,7 +15,7 @@ logger = logging.getLogger("ropewalk.lab")
 _TIMED_SIZE = 192
 
 
-def usable(precision: str, device: torch.device) -> str:
+def usable_precision(precision: str, device: torch.device) -> str:
     """Return the precision to train in; on a CPU where bfloat16 is slower, float32 replaces it with a warning."""
     if precision == "bfloat16" and device.type == "cpu" and not bfloat16_is_faster():
         logger.warning("bfloat16 is slower than float32 on this CPU: training in float32")

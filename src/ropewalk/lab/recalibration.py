@@ -25,7 +25,8 @@ def recalibrate(
     """Train all parameters that require gradients with AdamW and return the loss of each step; the model is changed in place.
 
     tokens  integer [rows, length]: the rows are drawn at random, and `length` should be the trained length of the model
-    rate    reached after `warmup` steps and then constant, as in DroPE, whose authors use 1e-4 to 3e-4
+    rate    the learning rate, reached after `warmup` steps and then constant, as in DroPE, whose authors use 1e-4 to 3e-4
+    log     called with each step and its loss
     """
     if tokens.ndim != 2 or tokens.shape[1] < 2 or not len(tokens):
         raise RopeError("tokens", "must be [rows, length] with at least two tokens in a row", list(tokens.shape))

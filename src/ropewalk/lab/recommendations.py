@@ -40,7 +40,7 @@ class Recommendation:
 def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
     """Return a recommendation, or the reason why there is none, for every entry of USE_CASES and every run of its study.
 
-    `results` are runs by the name of their folder; a folder that is not named after its study is named beside the use.
+    `results` are runs by the name of their folder; it follows the use in brackets if it is not the name of the study.
     """
     recommendations = []
     for use, (study, advise) in USE_CASES.items():
@@ -56,8 +56,8 @@ def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
 def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) -> tuple[str, str]:
     """Return (advice, reason) that recommends the lowest score and all scores tied with it.
 
-    what        says what the scores are
-    same_model  they are of one model, so the noise between trainings does not matter
+    what        what the scores are, for the reason
+    same_model  all scores are of one model, so the noise between trainings does not matter
     """
     if len(scores) < 2:
         return "No recommendation: there is nothing to compare with.", f"only {', '.join(scores) or 'nothing'} was measured"

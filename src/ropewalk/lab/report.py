@@ -35,11 +35,12 @@ def read_results(folder: str | Path) -> dict[str, StudyResult]:
     for path in sorted(Path(folder).glob(f"*/{FACTS}")):
         rows, facts = read_study(path.parent)
         study = STUDIES[choice(f"{path.parent.name}/{FACTS}, study", facts.get("study"), STUDIES)]
-        results.append((path.parent.name, StudyResult(rows, facts, concluded(study.findings(rows, facts), facts))))
+        findings = concluded(study.findings(rows, facts), facts)  # without claims if the run was too short
+        results.append((path.parent.name, StudyResult(rows, facts, findings)))
     if not results:
         raise RopeError("folder", "must contain a study; run: ropewalk lab run encodings --out FOLDER", str(folder))
     order = list(STUDIES)
-    return dict(sorted(results, key=lambda item: order.index(item[1].facts["study"])))
+    return dict(sorted(results, key=lambda name_and_result: order.index(name_and_result[1].facts["study"])))
 
 
 def write_report(folder: str | Path, sections: Sequence[Table] = (), *, redraw: bool = False) -> Path:
@@ -65,10 +66,10 @@ def write_report(folder: str | Path, sections: Sequence[Table] = (), *, redraw: 
 def _section(name: str, result: StudyResult, folder: Path) -> str:
     """Return the HTML section of one study: claims, figures, tables, published values and settings."""
     findings, study = result.findings, STUDIES[result.facts["study"]]
-    with TemporaryDirectory() as drawn:
+    with TemporaryDirectory() as temporary:
         paths = {figure: folder / f"{figure}.svg" for figure in findings.figures}
-        if not all(path.exists() for path in paths.values()):  # rows without their figures
-            paths = {path.stem: path for path in draw_figures(findings, Path(drawn), ("svg",))}
+        if not all(path.exists() for path in paths.values()):  # the folder has rows but no figures
+            paths = {path.stem: path for path in draw_figures(findings, Path(temporary), ("svg",))}
         pictures = [html.picture_html(path, figure) for figure, path in paths.items()]
     parts = [
         f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class="ask">{html.escape(study.about)}</p>',

@@ -48,7 +48,7 @@ def document(title: str, body: Iterable[str]) -> str:
 
 
 def table_html(table: Table, style: str = "") -> str:
-    """Return a table with a title and a note."""
+    """Return a table with its title and its note as HTML; `style` is a CSS class of STYLE."""
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
@@ -63,7 +63,7 @@ def picture_html(path: Path, name: str) -> str:
 
 
 def claims_html(claims: Sequence[Claim]) -> str:
-    """Return the claims with their verdicts."""
+    """Return an HTML table of the claims, with verdict and evidence; empty without claims."""
     if not claims:
         return ""
     rows = "".join(
@@ -75,7 +75,7 @@ def claims_html(claims: Sequence[Claim]) -> str:
 
 
 def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
-    """Return the table of recommendations."""
+    """Return the recommendations as an HTML table."""
     rows = [(each.use, each.advice, each.reason) for each in recommendations]
     note = "From the measurements below; there is no recommendation without a measured difference beyond the noise."
     return "<h2>Recommendations</h2>" + table_html(Table("", ("use", "recommended", "reason"), rows, note), "words")

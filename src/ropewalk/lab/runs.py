@@ -55,6 +55,7 @@ def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size
     table  the `model` table of a preset: `kind` or `start`, and fields of the model's config
     """
     head = _ROFORMER_HEADS[data.objective]
+    # a model of pairs has one output, a model of classes one for each class
     labels = {"pairs": {"num_labels": 1}, "classes": {"num_labels": num_classes}}.get(data.objective, {})
     with torch.random.fork_rng(devices=[]):  # leave the caller's CPU generator unchanged
         torch.manual_seed(settings.seed)
@@ -93,9 +94,9 @@ class HeldOut:
         return {"valid": self.measure(trainer, "valid").numbers()} if "valid" in self.opened.parts else {}
 
     def measure(self, trainer: Trainer, name: str, progress: bool = False) -> Measured:
-        """Return the result of a part at the trainer's step; every rank must call this."""
+        """Return loss and accuracy on the part `name` at the trainer's step; every rank must call this."""
         if name == "valid" and self._latest is not None and self._latest[0] == trainer.step:
-            return self._latest[1]
+            return self._latest[1]  # measured already, during the training
         title = f"evaluate {name}" if progress else ""
         result = measure(trainer.predict, self.opened.parts[name], self.data.objective, self.length, trainer.parallel, title)
         if name == "valid":
@@ -121,7 +122,7 @@ def make_trainer(
 def _check_model(folder: Path, table: dict[str, Any]) -> None:
     """Raise an error if the run in a folder has another model, else record this one.
 
-    Checkpoints cannot tell: another model may have weights of the same shapes. A model to start from is recorded by its hash.
+    Loading a checkpoint would not fail if another model has weights of the same shapes. `start` is recorded as a hash.
     """
     described = {**table, "start": fingerprint(table["start"])} if "start" in table else table
     model = json.loads(json.dumps(described))  # as it is read back: tuples become lists

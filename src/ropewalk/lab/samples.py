@@ -88,7 +88,8 @@ def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, ch
     for split, share in SPLITS.items():
         lines = make(draw, round(count * share), characters)
         files[f"{split}.{ending}"] = lines
-        texts += [] if split == "test" else _texts(lines, form)
+        if split != "test":
+            texts += _texts(lines, form)
     # a vocabulary of WordPiece: characters, whole words, and characters that continue a word (##)
     characters_used = sorted({character for text in texts for character in text.lower() if not character.isspace()})
     words = sorted({word for text in texts for word in text.lower().split() if word.isascii() and word.isalpha()})

@@ -67,4 +67,5 @@ def learning_rate(step: int, steps: int, *, highest: float, schedule: str, warmu
     if step < warmup:
         return highest * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - 1 - warmup)
-    return highest * (1 - (1 - final) * SCHEDULES[schedule](min(1.0, progress)))
+    descent = SCHEDULES[schedule](min(1.0, progress))  # 0 at the highest rate, 1 at the final one
+    return highest * (1 - (1 - final) * descent)

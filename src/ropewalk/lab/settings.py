@@ -92,7 +92,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
-    """Read a preset by name or from a TOML file, with changes such as "train.learning_rate=1e-3"."""
+    """Return a preset by its name or from a TOML file, with changes such as "train.learning_rate=1e-3"."""
     path = PRESETS / f"{name}.toml" if str(name) in preset_names() else Path(name)
     if not path.is_file():
         raise RopeError("preset", f"must be the path of a TOML file or one of {', '.join(preset_names())}", str(name))
@@ -104,7 +104,7 @@ def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
 
 
 def make_preset(tables: dict[str, dict[str, Any]], changes: Iterable[str] = ()) -> Preset:
-    """Make a preset from plain data, with changes such as "train.learning_rate=1e-3"."""
+    """Return the preset of the tables `model`, `data` and `train`, with changes such as "train.learning_rate=1e-3"."""
     values = [key for key, table in tables.items() if not isinstance(table, dict)]
     if values:
         raise RopeError("preset", "must hold tables only: model, data and train", values)
@@ -122,16 +122,14 @@ def make_preset(tables: dict[str, dict[str, Any]], changes: Iterable[str] = ()) 
 
 
 def make_settings(table: dict[str, Any]) -> Settings:
-    """Make Settings from plain data; an unknown name is an error."""
+    """Return the Settings of a preset's `train` table; an unknown name is an error."""
     stages = table.get("stages")
-    names = {"length", "batch", "steps"}
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) and set(stage) == names for stage in stages):
+    fields_of_stage = {"length", "batch", "steps"}
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) and set(stage) == fields_of_stage for stage in stages):
         raise RopeError("train.stages", "must be a list of tables with length, batch and steps", stages)
     check_names("train", table, Settings)
-    rest: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in table.items() if name != "stages"
-    }
-    return Settings(stages=tuple(Stage(**stage) for stage in stages), **rest)
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    return Settings(**{**values, "stages": tuple(Stage(**stage) for stage in stages)})
 
 
 def check_names(table: str, values: dict[str, Any], cls: Any) -> None:
@@ -158,7 +156,7 @@ def _fits(value: Any, hint: Any) -> bool:
     """
     if isinstance(hint, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
-    if hint in _KINDS:
+    if hint in _KINDS:  # a number may be an integer; a bool is an int in Python, but not in TOML
         return isinstance(value, (int, float) if hint is float else hint) and isinstance(value, bool) == (hint is bool)
     if get_origin(hint) is tuple:
         return isinstance(value, list | tuple)

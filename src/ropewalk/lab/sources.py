@@ -79,7 +79,7 @@ def prose(name: str, path: Path) -> Iterator[Document]:
         yield name, text.encode("utf-8", errors="replace")
 
 
-def _prose() -> Source:
+def _prose_source() -> Source:
     """Return the docstrings of the standard library and Python's help topics as a source."""
     topics = Path(sysconfig.get_paths()["stdlib"]) / "pydoc_data" / "topics.py"
     extra = [("python/pydoc_data/topics.py", topics)] if topics.exists() else []
@@ -91,7 +91,7 @@ SOURCES: dict[str, Callable[[], Source]] = {
     "code": lambda: Source(tuple(sorted([*stdlib_files(), *torch_files()])), whole),
     "stdlib": lambda: Source(tuple(stdlib_files()), whole),
     "torch": lambda: Source(tuple(torch_files()), whole),
-    "prose": _prose,
+    "prose": _prose_source,
 }
 
 
@@ -108,19 +108,19 @@ def find_source(name: str | Path, field: str = "text") -> Source:
     if (path / "dataset_info.json").exists():
         return Source((("dataset_info.json", path / "dataset_info.json"),), lambda _, file: _rows_of(file.parent, field))
     files = _files_of(path)
-    pieces = len(files) < FEW_FILES
+    in_pieces = len(files) < FEW_FILES
 
     def read(name: str, file: Path) -> Iterator[Document]:
         """Yield the documents of a file: its JSON lines, its pieces if there are few files, or the whole file."""
         if file.suffix in (".jsonl", ".ndjson"):
             return _lines_of(name, file, field)
-        return _pieces_of(name, file) if pieces else whole(name, file)
+        return _pieces_of(name, file) if in_pieces else whole(name, file)
 
     return Source(tuple(files), read)
 
 
 def _files_of(path: Path) -> list[tuple[str, Path]]:
-    """Return (name, path) of the files below a folder, without hidden ones, or of a single file."""
+    """Return (name, path) of a single file, or of the files below a folder, without hidden files and files in hidden folders."""
     if path.is_file():
         return [(path.name, path)]
     visible = (file for file in path.rglob("*") if file.is_file() and not any(p.startswith(".") for p in file.parts[-2:]))
@@ -131,7 +131,7 @@ def _files_of(path: Path) -> list[tuple[str, Path]]:
 
 
 def _pieces_of(name: str, path: Path) -> Iterator[Document]:
-    """Yield pieces of a file, cut at ends of lines: about FEW_FILES of them, if a piece then has a sensible size."""
+    """Yield about FEW_FILES pieces of a file, cut at ends of lines, of SHORTEST_PIECE to LONGEST_PIECE bytes each."""
     size = max(SHORTEST_PIECE, min(LONGEST_PIECE, path.stat().st_size // FEW_FILES))
     with path.open("rb") as file:
         number = 0
@@ -161,7 +161,7 @@ def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "")
         raise RopeError(source, f"{where} must be JSON ({error})", line[:60]) from None
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
         raise RopeError(source, f"{where} must be an object with strings in the fields {', '.join(names)}{fix}", row)
-    # JSON can write half a surrogate pair, which is no text
+    # JSON may contain half of a surrogate pair, which UTF-8 cannot encode: it is replaced by "?"
     return {
         name: value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value for name, value in row.items()
     }

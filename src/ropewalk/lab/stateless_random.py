@@ -57,14 +57,14 @@ def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
 
     A Feistel network permutes a power of four numbers; it is applied again to every result outside 0 ... size - 1.
     """
-    half = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))  # bits of each half of a number
-    low = np.uint64((1 << int(half)) - 1)
+    half_bits = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))  # a number has two halves, left and right
+    half_mask = np.uint64((1 << int(half_bits)) - 1)
     places = index.astype(np.uint64)
     outside = np.ones(len(places), dtype=bool)
     while outside.any():
-        left, right = places[outside] >> half, places[outside] & low
+        left, right = places[outside] >> half_bits, places[outside] & half_mask
         for number in range(_ROUNDS):
-            left, right = right, left ^ (mix(right + seeds[outside] + np.uint64(number)) & low)
-        places[outside] = (left << half) | right
+            left, right = right, left ^ (mix(right + seeds[outside] + np.uint64(number)) & half_mask)
+        places[outside] = (left << half_bits) | right
         outside = places >= np.uint64(size)
     return places.astype(np.int64)

@@ -47,11 +47,11 @@ class Subwords:
         self.inner.no_truncation()
         self.inner.no_padding()
         self.name = f"subwords-{hashlib.sha256(content).hexdigest()[:16]}"
-        known = self.num_words = max(self.inner.get_vocab().values()) + 1  # a vocabulary may skip ids
-        mask, self.start, end = (self._first(names) for names in (MASKS, STARTS, SEPARATORS))
-        self.mask_id: int = known if mask is None else mask
-        self.separator: int = 0 if end is None else end
-        self.vocab_size = -(-max(known, self.mask_id + 1) // 8) * 8  # rounded up to a multiple of 8, for tensor cores
+        self.num_words = max(self.inner.get_vocab().values()) + 1  # a vocabulary may skip ids
+        mask, separator, self.start = self._first(MASKS), self._first(SEPARATORS), self._first(STARTS)
+        self.mask_id: int = self.num_words if mask is None else mask
+        self.separator: int = 0 if separator is None else separator
+        self.vocab_size = -(-max(self.num_words, self.mask_id + 1) // 8) * 8  # rounded up to a multiple of 8, for tensor cores
         self._starts = _word_starts([self.inner.id_to_token(i) or "" for i in range(self.vocab_size)])
 
     def _first(self, names: tuple[str, ...]) -> int | None:
@@ -81,25 +81,24 @@ def _word_starts(texts: list[str]) -> np.ndarray:
 
 
 def _vocab_settings(path: Path) -> dict[str, Any]:
-    """Return how text is normalised before it is divided into word pieces."""
+    """Return the entries _VOCAB_SETTINGS of a tokenizer_config.json: how text is normalised before it is divided into pieces."""
     settings: Any = {}
     if path.exists():
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise RopeError("tokenizer", f"{path.name} must be JSON ({error})", str(path)) from None
-    chosen = (
-        {name: settings.get(name, default) for name, default in _VOCAB_SETTINGS.items()} if isinstance(settings, dict) else {}
-    )
-    if not chosen or not all(value is None or isinstance(value, bool) for value in chosen.values()):
-        raise RopeError("tokenizer", f"{path.name} must have true, false or null for {', '.join(_VOCAB_SETTINGS)}", settings)
-    return chosen
+    if isinstance(settings, dict):
+        chosen = {name: settings.get(name, default) for name, default in _VOCAB_SETTINGS.items()}
+        if all(value is None or isinstance(value, bool) for value in chosen.values()):
+            return chosen
+    raise RopeError("tokenizer", f"{path.name} must have true, false or null for {', '.join(_VOCAB_SETTINGS)}", settings)
 
 
 def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
     """Return the tokenizer of a vocab.txt, and a function that divides text into words, or None if it is not needed."""
-    tokens = path.read_text(encoding="utf-8").split("\n")
-    vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens[:-1] if tokens[-1] == "" else tokens)}
+    tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
     missing = [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocab]
     if missing:
         rule = f"a vocab.txt must have one token per line, with [UNK], [CLS] and [SEP]; it lacks {', '.join(missing)}"
@@ -131,8 +130,10 @@ def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int])
 
     def segment(text: str) -> list[str]:
         """Return the words of a text, or the characters of a word that is not a token."""
-        words = rjieba.cut(normalizer.normalize_str(text), False)
-        return [part for word in words for part in ([word] if word in vocab else spaced.normalize_str(word).split())]
+        parts = []
+        for word in rjieba.cut(normalizer.normalize_str(text), False):
+            parts += [word] if word in vocab else spaced.normalize_str(word).split()
+        return parts
 
     return segment
 

@@ -46,7 +46,7 @@ class Task:
 def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sample]:
     """Return a function that makes samples "x1 ... xn|y1 ... yn", where y is x in another order.
 
-    `order` takes words as numbers of letters, len(LETTERS) after their end, and returns where each symbol of y is in x.
+    `order` takes words x [B, n] as letter numbers, with len(LETTERS) after the last letter, and returns where each y is in x.
     """
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
@@ -62,7 +62,8 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
         of_word = np.take_along_axis(LETTERS[word], np.minimum(column, max_n - 1).repeat(len(index), 0), axis=1)
         of_answer = np.take_along_axis(LETTERS[answer], np.clip(column - n - 1, 0, max_n - 1), axis=1)
         is_target = (column > n) & (column <= 2 * n)
-        tokens = np.where(column < n, of_word, np.where(column == n, BAR, np.where(is_target, of_answer, PADDING)))
+        after_bar = np.where(is_target, of_answer, PADDING)
+        tokens = np.where(column < n, of_word, np.where(column == n, BAR, after_bar))
         return Sample(tokens.astype(np.uint8), is_target)
 
     return make
@@ -85,7 +86,7 @@ def in_order(word: np.ndarray) -> np.ndarray:
 
 
 def addition(seed: int, index: np.ndarray, length: int, digits: int | None = None) -> Sample:
-    """Return samples "a+b=c", most significant digit first; c always has one digit more than a and b."""
+    """Return samples "a+b=c", high digits first; a and b have `digits` digits, by default as many as fit, and c has one more."""
     max_n = (length - 3) // 3
     n = max_n if digits is None else integer("digits", digits, low=1, high=max_n)
     a, b = (below(seed, index, stream, count=n, high=10) for stream in (0, 1))
@@ -97,7 +98,7 @@ def addition(seed: int, index: np.ndarray, length: int, digits: int | None = Non
     text = np.concatenate((DIGITS[a], plus, DIGITS[b], equals, DIGITS[total]), axis=1)
     tokens = np.full((len(index), length), PADDING, dtype=np.uint8)
     tokens[:, : text.shape[1]] = text
-    return Sample(tokens, columns(tokens, 2 * n + 2, 3 * n + 3))
+    return Sample(tokens, column_mask(tokens, 2 * n + 2, 3 * n + 3))
 
 
 def induction(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
@@ -105,16 +106,15 @@ def induction(seed: int, index: np.ndarray, length: int, depth: float | None = N
 
     `depth` is the relative position of the first A; by default it is random.
     """
-    batch, room = len(index), length - 4
-    trigger = below(seed, index, stream=0, count=1, high=len(LETTERS))
+    trigger = below(seed, index, stream=0, count=1, high=len(LETTERS))  # A
     steps = 1 + below(seed, index, stream=1, count=length, high=len(LETTERS) - 1)
     noise = (trigger + steps) % len(LETTERS)  # never the trigger
     tokens = LETTERS[noise]
-    rows, place = np.arange(batch), at_depth(seed, index, room, depth)
+    rows, place = np.arange(len(index)), at_depth(seed, index, length - 4, depth)  # the first A B ends before the last A B
     tokens[rows, place] = LETTERS[trigger[:, 0]]
     tokens[:, -2] = LETTERS[trigger[:, 0]]
     tokens[:, -1] = tokens[rows, place + 1]
-    return Sample(tokens, columns(tokens, length - 1, length))
+    return Sample(tokens, column_mask(tokens, length - 1, length))
 
 
 def recall(seed: int, index: np.ndarray, length: int, pairs: int = 8, depth: float | None = None) -> Sample:
@@ -134,17 +134,17 @@ def recall(seed: int, index: np.ndarray, length: int, pairs: int = 8, depth: flo
     tokens[rows[:, None], 2 * where] = LETTERS[names]
     tokens[rows[:, None], 2 * where + 1] = DIGITS[values]
     tokens[:, -3], tokens[:, -2], tokens[:, -1] = ASK, LETTERS[names[:, 0]], DIGITS[values[:, 0]]
-    return Sample(tokens, columns(tokens, length - 1, length))
+    return Sample(tokens, column_mask(tokens, length - 1, length))
 
 
-def columns(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
+def column_mask(tokens: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Return a mask that is True in the columns start ... stop - 1."""
     return np.broadcast_to((np.arange(tokens.shape[1]) >= start) & (np.arange(tokens.shape[1]) < stop), tokens.shape)
 
 
-def at_depth(seed: int, index: np.ndarray, room: int, depth: float | None) -> np.ndarray:
-    """Return an index from 0 to `room` for each sample: `depth` times `room`, or random if `depth` is None."""
+def at_depth(seed: int, index: np.ndarray, last: int, depth: float | None) -> np.ndarray:
+    """Return a place from 0 to `last` for each sample: `depth` times `last`, or random if `depth` is None."""
     if depth is None:
         share = uniform(seed, index, stream=99, count=1)[:, 0]  # a stream that no task uses
-        return np.minimum((share * (room + 1)).astype(np.int64), room)
-    return np.full(len(index), round(number("depth", depth, low=0, high=1) * room))
+        return np.minimum((share * (last + 1)).astype(np.int64), last)
+    return np.full(len(index), round(number("depth", depth, low=0, high=1) * last))

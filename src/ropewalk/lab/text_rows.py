@@ -27,10 +27,10 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     A tokenizer without a start token gives "first", or "first separator second". The longer text is truncated first; if both
     are too long, each gets half of the room.
     """
-    a, b = (tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or ""))
+    a, b = (tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or ""))  # tokens of both texts
     end = np.array([tokenizer.separator], dtype=np.int32)
     has_start = tokenizer.start is not None  # then the row also ends in a separator
-    special = 2 * has_start + (second is not None)
+    special = (2 if has_start else 0) + (0 if second is None else 1)  # the number of special tokens
     room = length - special
     if room < 1:
         raise RopeError("length", f"must leave room for text beside {special} special tokens", length)
@@ -38,8 +38,8 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
         parts, types = [a[:room]], [0]
     else:
         shorter = min(len(a), len(b), room // 2)
-        keep = (shorter, room - shorter) if len(a) <= len(b) else (room - shorter, shorter)
-        parts, types = [a[: keep[0]], end, b[: keep[1]]], [0, 0, 1]
+        room_of_a = shorter if len(a) <= len(b) else room - shorter
+        parts, types = [a[:room_of_a], end, b[: room - room_of_a]], [0, 0, 1]
     if has_start:
         parts, types = [np.array([tokenizer.start], dtype=np.int32), *parts, end], [0, *types, types[-1]]
     elif not any(len(part) for part in parts):
@@ -48,7 +48,7 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
 
 
 def pad_rows(rows: Sequence[Row], length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (tokens, types, padding), each [rows, length]; padding is True for real tokens."""
+    """Return (tokens, types, padding), each [rows, length]: types is 1 in a second text, padding is True for real tokens."""
     tokens, types = (np.zeros((len(rows), length), dtype=dtype) for dtype in (np.int32, np.uint8))
     padding = np.zeros((len(rows), length), dtype=bool)
     for number, row in enumerate(rows):

@@ -7,7 +7,7 @@ import numpy as np
 from ropewalk.errors import RopeError, integer
 from ropewalk.lab import tasks
 from ropewalk.lab.stateless_random import below, bits, uniform
-from ropewalk.lab.tasks import DIGITS, LETTERS, Sample, Task, at_depth, columns
+from ropewalk.lab.tasks import DIGITS, LETTERS, Sample, Task, at_depth, column_mask
 
 GRASS = b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 KEY_DIGITS = 5
@@ -45,11 +45,11 @@ def _fact_in_filler(
         # the spare columns precede the last slot, so that a fact at depth 1 ends where the question begins
         _put(tokens, where[:, number] * size + (where[:, number] == slots - 1) * spare, fact)
     _put(tokens, np.full(batch, length - question.shape[1]), question)
-    return Sample(tokens, columns(tokens, length - KEY_DIGITS, length))
+    return Sample(tokens, column_mask(tokens, length - KEY_DIGITS, length))
 
 
 def passkey(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
-    """Return filler that states five digits once and ends with a question about them."""
+    """Return filler that states five digits once, at the relative position `depth`, and ends with the question and the digits."""
     key = DIGITS[below(seed, index, stream=0, count=KEY_DIGITS, high=10)]
     fact, question = _join(len(index), KEY, key, b". "), _join(len(index), QUESTION, key)
     return _fact_in_filler(seed, index, length, [fact], question, depth)
@@ -82,8 +82,8 @@ def planted(seed: int, index: np.ndarray, length: int, distance: int | None = No
     tokens = spaced.reshape(len(index), -1)[:, :length]
     letters = LETTERS[below(seed, index, stream=1, count=COPIED, high=len(LETTERS))]
     name = _join(len(index), b"<", letters, b">")
-    last = length - far - name.shape[1]
-    first = below(seed, index, stream=2, count=1, high=last + 1)[:, 0]
+    latest = length - far - name.shape[1]  # start of the name
+    first = below(seed, index, stream=2, count=1, high=latest + 1)[:, 0]
     _put(tokens, first, name)
     _put(tokens, first + far, name)
     is_target = np.zeros(tokens.shape, dtype=bool)

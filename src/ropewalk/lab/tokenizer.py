@@ -50,7 +50,7 @@ class Bytes:
         return np.frombuffer(text, dtype=np.uint8)
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        """Return where words begin: runs of letters, digits, underscores and non-ASCII bytes."""
+        """Return whether a word begins at each token: a run of letters, digits, _ and non-ASCII bytes, or any other byte."""
         inside = _WORD[np.minimum(tokens, 255)]
         starts = np.ones(tokens.shape, dtype=bool)
         starts[..., 1:] = ~(inside[..., 1:] & inside[..., :-1])

@@ -26,7 +26,7 @@ from ropewalk.lab.gradients import GradientNorms, parameter_groups
 from ropewalk.lab.loader import Loader, StepData
 from ropewalk.lab.log import Log
 from ropewalk.lab.objectives import ModelWithObjective, Objective, predict
-from ropewalk.lab.precision import autocast, usable
+from ropewalk.lab.precision import autocast, usable_precision
 from ropewalk.lab.progress import Progress
 from ropewalk.lab.schedule import learning_rate
 from ropewalk.lab.settings import Settings
@@ -86,21 +86,13 @@ class Trainer:
         self.model = model.to(self.parallel.device)
         self.wrapped = self.parallel.wrap(ModelWithObjective(self.model, objective))
         self._compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(
-                self.model,
-                learning_rate=settings.learning_rate,
-                weight_decay=settings.weight_decay,
-                frequency_rate=settings.frequency_rate,
-            ),
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
+        rates = {"learning_rate": settings.learning_rate, "frequency_rate": settings.frequency_rate}
+        groups = parameter_groups(self.model, weight_decay=settings.weight_decay, **rates)
+        self.optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True)
         self.norms = GradientNorms(self.model, self.parallel)
         self.log = Log(self.folder if self.parallel.first else None, tensorboard=tensorboard)
         self.step, self._average = 0, 0.0
-        self._precision = usable(settings.precision, self.parallel.device)
+        self._precision = usable_precision(settings.precision, self.parallel.device)
         self._progress = progress and self.parallel.first
         self._unlogged: list[_StepResult] = []
 
@@ -141,6 +133,7 @@ class Trainer:
                 if ends or saves or evaluates or self.step % self.settings.log_every == 0:
                     self._write_log(time.perf_counter() - clock, bar)
                     clock = time.perf_counter()
+                # the seconds of an evaluation and of a checkpoint are not counted as training
                 if evaluates:
                     clock += self._evaluate()
                 if saves:
@@ -175,7 +168,7 @@ class Trainer:
     def predict(self, tokens: Tensor, **keywords: Tensor) -> Tensor:
         """Return the model's logits for tokens [B, S]; with FSDP every rank must call this."""
         with autocast(self._precision, self.parallel.device):
-            return self.wrapped(Batch(tokens, tokens, 0, **keywords), predict)
+            return self.wrapped(Batch(tokens, tokens, 0, **keywords), predict)  # the targets are not read
 
     @property
     def smoothed(self) -> float | None:

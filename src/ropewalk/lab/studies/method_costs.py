@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ropewalk.lab.data import make_data
-from ropewalk.lab.precision import autocast, usable
+from ropewalk.lab.precision import autocast, usable_precision
 from ropewalk.lab.runs import make_model
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.jobs import Workspace
-from ropewalk.lab.studies.method_models import DROPE, TRAINED, changed, new_model, preset_of
+from ropewalk.lab.studies.method_models import DROPE, TRAINED, adapted, new_model, preset_of
 from ropewalk.lab.studies.rows import Row, row
 from ropewalk.models.migrate import migrate
 
@@ -30,7 +30,7 @@ def costs(workspace: Workspace, *, methods: list[str], multiple: int, preset: st
     for method in methods:
         base = method if method in TRAINED else "rope"  # the model that the method begins with
         full_preset = preset_of(base, preset, changes, 0)
-        stage, precision = full_preset.train.stages[0], usable(full_preset.train.precision, workspace.device)
+        stage, precision = full_preset.train.stages[0], usable_precision(full_preset.train.precision, workspace.device)
         model: Any = make_model(dict(full_preset.model), make_data(full_preset.data), full_preset.train, VOCABULARY)
         model = new_model(base, model, 0).to(workspace.device)
         if method in TRAINED:
@@ -39,7 +39,7 @@ def costs(workspace: Workspace, *, methods: list[str], multiple: int, preset: st
         elif method == DROPE:
             model = migrate(model, to=DROPE).model
         else:
-            model = changed(model, method, multiple, training.trained_length(full_preset))
+            model = adapted(model, method, multiple, training.trained_length(full_preset))
         text = torch.randint(256, (1, multiple * training.trained_length(full_preset)), device=workspace.device)
         rows += _cost(workspace.device, "read", lambda: _read(model, text), repeats, model=method)  # noqa: B023
     return rows

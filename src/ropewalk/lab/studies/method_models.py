@@ -145,14 +145,14 @@ def preset_of(method: str, preset: str, changes: list[str], seed: int) -> Preset
 
 
 def new_model(method: str, model: Any, seed: int) -> nn.Module:
-    """Return a new RoPE decoder with what a method changes in it; new weights depend on the seed alone."""
+    """Return a new RoPE decoder, changed as a method of TRAINED requires; its new weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TRAINED[method].change(model)
 
 
-def changed(model: Any, method: str, factor: int, length: int, factors: tuple[float, ...] | None = None) -> nn.Module:
-    """Return the trained RoPE model changed by a method of APPLIED or LongRoPE2, whose factors are all `factor` by default."""
+def adapted(model: Any, method: str, factor: int, length: int, factors: tuple[float, ...] | None = None) -> nn.Module:
+    """Return a RoPE model, trained at `length`, adapted by a method to `factor` times that length; `factors` are LongRoPE2's."""
     if method == LONGROPE2:
         return _scaled(model, _long_scaling(factors or (float(factor),) * rope_spec(model).pairs, factor, length))
     return APPLIED[method](model, factor, length)
@@ -164,7 +164,7 @@ def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongR
 
 
 def searched_factors(model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int) -> tuple[float, ...]:
-    """Return LongRoPE2's factors: those with the lowest loss of the answer about the start of a text of the longer length."""
+    """Return LongRoPE2's factors, found by the lowest loss of an answer in a text of the longer length that begins with it."""
     trial_model: Any = deepcopy(model)
     plain = rope_spec(model)
 

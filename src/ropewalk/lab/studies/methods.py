@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ropewalk.lab.studies import training
 from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cell, claim_order, line_figure, percent
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.method_costs import costs
-from ropewalk.lab.studies.method_models import APPLIED, DROPE, LONGROPE2, TRAINED, changed, new_model, preset_of, searched_factors
+from ropewalk.lab.studies.method_models import APPLIED, DROPE, LONGROPE2, TRAINED, adapted, new_model, preset_of, searched_factors
 from ropewalk.lab.studies.passkey import row_by_row
 from ropewalk.lab.studies.rows import Row, distinct, joined_score, row, score, select
 from ropewalk.lab.studies.study import Study
@@ -58,15 +59,16 @@ def run(runner: JobRunner) -> dict[str, Any]:
     settings, shared = runner.settings, runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count")
     # the slowest are last in TRAINED; they begin first, so that parallel processes end together
     trained = [method for method in reversed(TRAINED) if method in settings["methods"]]
-    rest = [method for method in AFTERWARDS if method in settings["methods"]]
-    for work, methods, options in ((train, trained, {}), (apply, rest, runner.pick("recalibrated", "search"))):
-        runner.run(
-            Job(f"{method.replace(' ', '_')}-{seed}", work, {"method": method, "seed": seed, **shared, **options})
-            for method in methods
-            for seed in runner.seeds
-        )
-    options = {"methods": trained + rest, "multiple": max(settings["multiples"]), **runner.pick("preset", "changes", "repeats")}
-    runner.run([Job("costs", costs, options)])
+    applied = [method for method in AFTERWARDS if method in settings["methods"]]
+
+    def job(work: Callable[..., list[Row]], method: str, seed: int, **options: Any) -> Job:
+        return Job(f"{method.replace(' ', '_')}-{seed}", work, {"method": method, "seed": seed, **shared, **options})
+
+    options = runner.pick("recalibrated", "search")
+    runner.run(job(train, method, seed) for method in trained for seed in runner.seeds)
+    runner.run(job(apply, method, seed, **options) for method in applied for seed in runner.seeds)
+    options = {"methods": trained + applied, "multiple": max(settings["multiples"])}
+    runner.run([Job("costs", costs, options | runner.pick("preset", "changes", "repeats"))])
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
@@ -88,7 +90,8 @@ def _trained(workspace: Workspace, method: str, seed: int, share: float, preset:
     corpus, data_seed = training.corpus_of(preset), preset.train.seed
     text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, data_seed)
     batches = MixedBatches((text, TaskBatches("passkey", corpus.vocab_size, data_seed)), (1 - share, share), data_seed)
-    options = {"origin": method, "change": lambda model: new_model(method, model, seed)} if method in TRAINED else options
+    if method in TRAINED:
+        options = {"origin": method, "change": lambda model: new_model(method, model, seed)}
     name = f"methods-{method.replace(' ', '_')}-{seed}"
     return training.train_or_load(workspace, name, preset, batches=batches, objective=row_by_row, **options).model
 
@@ -97,7 +100,7 @@ def apply(
     workspace: Workspace, *, method: str, seed: int, share: float, preset: str, changes: list[str], recalibrated: int,
     search: dict[str, int], **sizes,
 ) -> list[Row]:  # fmt: skip
-    """Change the trained RoPE model for each longer length, and measure it there; DroPE trains it further, at the old length."""
+    """Change the trained RoPE model for each longer length; return rows measured there. DroPE trains it `recalibrated` steps."""
     full_preset = preset_of("rope", preset, changes, seed)
     model, length = _trained(workspace, "rope", seed, share, full_preset), training.trained_length(full_preset)
     fields: dict[str, Any] = {"model": method, "seed": seed}
@@ -110,15 +113,15 @@ def apply(
         rows += measured(workspace, model, full_preset, 1, **sizes, **fields)
     for multiple in sizes["multiples"]:
         if multiple == 1:
-            continue  # the other methods are made for longer text
+            continue  # measured above for DroPE; the other methods are made for longer text
         if method == DROPE:
             longer = model
         elif method == LONGROPE2:
             factors = searched_factors(model, multiple, length, seed=seed, **search)
             rows.append(row("factors", factors, length=multiple * length, **fields))
-            longer = changed(model, method, multiple, length, factors)
+            longer = adapted(model, method, multiple, length, factors)
         else:
-            longer = changed(model, method, multiple, length)
+            longer = adapted(model, method, multiple, length)
         rows += measured(workspace, longer, full_preset, multiple, **sizes, **fields)
     return rows
 
@@ -132,7 +135,7 @@ def measured(
     held_out = training.held_out_windows(full_preset, windows, max(multiples) * length)
     rows = training.loss_rows(model, held_out, [multiple * length], length, **fields)
     grid = depth_grid(model, [multiple * length], depths, count, seed=fields["seed"], device=workspace.device)
-    return rows + [row("found", hits, length=far, depth=depth, **fields) for (far, depth), hits in grid.items()]
+    return rows + [row("found", hits, length=tokens, depth=depth, **fields) for (tokens, depth), hits in grid.items()]
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
@@ -208,7 +211,8 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     """Return what the authors of these methods report, tested on these rows."""
     near, double, far = lengths[0], lengths[1], lengths[-1]
     losses = {length: {name: score(rows, "loss", model=name, length=length) for name in ALL} for length in lengths}
-    missed = {name: Score(1 - hits.values) for name in ALL if (hits := found(rows, name, double)) is not None}
+    hits = {name: found(rows, name, double) for name in ALL}
+    missed = {name: Score(1 - each.values) for name, each in hits.items() if each is not None}
     better = ("pope", "fope", "rope++", "selective", "path", "ssmax", "lerope")
     result = [claim_order(f"At {near}, {name} has a lower loss than rope", losses[near], [name, "rope"]) for name in better]
     result.append(claim_order(f"At {far}, untrained, pope has a lower loss than rope with yarn", losses[far], ["pope", "yarn"]))

@@ -5,6 +5,7 @@ Measured are the loss, and whether scores depend on distance alone.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -95,7 +96,7 @@ class MixedLayouts(Rotary):
     relative: ClassVar[bool] = False
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """Return x "rotated" with the mistake."""
+        """Return x with cos and sin of the half layout applied to interleaved pairs: a mistake, so this is no rotation."""
         cos, sin = (table.unsqueeze(-3) for table in self.rope.cos_sin_hf(positions))
         partners = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         return (x * cos + partners * sin).to(x.dtype)
@@ -129,11 +130,9 @@ def measure(
 ) -> list[Row]:
     """Train one model; return its loss at every length, and how its logits change if all positions are shifted, as rows."""
     full_preset = training.make_preset(preset, changes, seed, encoding="rope")
-    name = f"rope-{seed}" if norm == NONE else f"{norm.replace(' ', '-')}-{seed}"
-    origin = "" if norm == NONE else norm
-    trainer = training.train_or_load(
-        workspace, name, full_preset, change=lambda model: change_attention(model, norm), origin=origin
-    )
+    name, origin = (f"rope-{seed}", "") if norm == NONE else (f"{norm.replace(' ', '-')}-{seed}", norm)
+    change = partial(change_attention, name=norm)
+    trainer = training.train_or_load(workspace, name, full_preset, change=change, origin=origin)
     length = training.trained_length(full_preset)
     lengths = [length * multiple for multiple in multiples]
     text = training.held_out_windows(full_preset, windows, lengths[-1])
@@ -144,11 +143,11 @@ def measure(
 
 @torch.no_grad()
 def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
-    """Return, for each row of tokens [N, S], the largest change of a logit by the shift, over the logits' deviation."""
+    """Return [N]: the largest change of a logit of each row of tokens [N, S] by the shift, divided by the deviation of logits."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     changes = []
     for part in tokens.split(16):
-        unshifted, shifted = (model(part, positions + by).double() for by in (0, shift))
+        unshifted, shifted = model(part, positions).double(), model(part, positions + shift).double()
         changes.append((shifted - unshifted).abs().amax((1, 2)) / unshifted.std())
     return np.array(torch.cat(changes).tolist())
 
@@ -160,7 +159,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     cells = []
     for name in norms:
         losses = (cell(score(rows, "loss", norm=name, length=length)) for length in lengths)
-        cells.append((name, *losses, f"{moved(rows, name):.1e}"))
+        cells.append((name, *losses, f"{largest_change(rows, name):.1e}"))
     note = (
         "Nats per byte, on the same last tokens of held-out windows. The last column is the largest change of a logit, "
         f"relative to the standard deviation of all, if all positions are shifted by {shift:,}."
@@ -177,11 +176,11 @@ def _ours(rows: list[Row], length: int) -> Ours:
     cells = {}
     for stated, name in STATED.items():
         loss, accuracy = (score(rows, metric, norm=name, length=length) for metric in ("loss", "accuracy"))
-        cells[stated] = (cell(loss), percent(accuracy), f"{moved(rows, name):.1e}")
+        cells[stated] = (cell(loss), percent(accuracy), f"{largest_change(rows, name):.1e}")
     return Ours(columns, cells)
 
 
-def moved(rows: list[Row], name: str) -> float:
+def largest_change(rows: list[Row], name: str) -> float:
     """Return the largest change of a logit by the shift, over all seeds and windows; NaN if it was not measured."""
     changes = score(rows, "moved", norm=name)
     return float("nan") if changes is None else float(changes.values.max())
@@ -194,7 +193,7 @@ def claims(rows: list[Row], length: int) -> list[Claim]:
     for name in _ALL:
         is_absolute = name == NOT_KEPT or name.endswith("after")
         text = f"A shift of all positions {'changes' if is_absolute else 'does not change'} the logits ({name})"
-        result.append(claim_threshold(text, moved(rows, name), UNCHANGED, above=is_absolute))
+        result.append(claim_threshold(text, largest_change(rows, name), UNCHANGED, above=is_absolute))
     for better, worse in ((NONE, "LayerNorm after"), ("LayerNorm before", "LayerNorm after"), (NONE, NOT_KEPT)):
         result.append(claim_order(f"At {length}, {better!r} has a lower loss than {worse!r}", losses, [better, worse]))
     return result
