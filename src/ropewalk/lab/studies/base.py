@@ -52,7 +52,7 @@ def measure(
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the loss by base and length as a table and a figure, the claims, and our values beside published ones."""
     bases, lengths = distinct(rows, "loss", "base"), distinct(rows, "loss", "length")
-    cells = [(f"{float(name):,.0f}", *rest) for name, *rest in score_rows(rows, "loss", "base", bases, "length", lengths)]
+    cells = [(f"{float(base):,.0f}", *losses) for base, *losses in score_rows(rows, "loss", "base", bases, "length", lengths)]
     series = {f"base {base:,.0f}": by_length(rows, lengths, base=base) for base in bases}
     note = "Nats per byte, zero-shot beyond the first length."
     table = Table("Loss by base and context length", ("base", *map(str, lengths)), cells, note)
@@ -61,7 +61,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], bases: list[float], length: int) -> Ours:
-    """Return our loss and accuracy for each base, to stand beside the published table."""
+    """Return our loss and accuracy for each base, as columns to add to the published table."""
     cells = {}
     for base in bases:
         loss, accuracy = (score(rows, metric, base=base, length=length) for metric in ("loss", "accuracy"))
@@ -72,7 +72,7 @@ def _ours(rows: list[Row], bases: list[float], length: int) -> Ours:
 def claims(rows: list[Row], bases: list[float], lengths: list[int]) -> list[Claim]:
     """Return the claims that base 10,000 has a lower loss than every other base, at the shortest and the longest length."""
     result = []
-    for length in dict.fromkeys((lengths[0], lengths[-1])):
+    for length in dict.fromkeys((lengths[0], lengths[-1])):  # once if they are the same
         losses = {f"{base:,.0f}": score(rows, "loss", base=base, length=length) for base in (STANDARD, *bases)}
         for other in (f"{base:,.0f}" for base in bases if base != STANDARD):
             text = f"At {length}, base {STANDARD:,.0f} has a lower loss than base {other}"

@@ -50,11 +50,11 @@ def measure(workspace: Workspace, *, encoding: str, seed: int, preset: str, chan
     text = training.held_out_windows(full_preset, windows, length)[:, :-1]
     weights = weights_by_distance(model, torch.from_numpy(text.astype(np.int64)).to(workspace.device), first_query)
     distances = [2**power for power in range(first_query.bit_length())]
-    rows = [row("weight", weights[:, far].numpy(), model=encoding, seed=seed, distance=far) for far in distances]
+    rows = [row("weight", weights[:, n].numpy(), model=encoding, seed=seed, distance=n) for n in distances]
     if encoding == "rope":
         radians = analysis.radians(RopeSpec(head_dim=HEAD_DIM))
         bound = analysis.decay(radians, distances) / analysis.decay(radians, [0])
-        rows += [row("bound", value, model=BOUND, seed=seed, distance=far) for far, value in zip(distances, bound, strict=True)]
+        rows += [row("bound", value, model=BOUND, seed=seed, distance=n) for n, value in zip(distances, bound, strict=True)]
         fastest, *_, slowest = measured_wavelengths(RopeSpec(head_dim=HEAD_DIM))
         rows += [row("wavelength", value, seed=seed, pair=pair) for pair, value in ((FASTEST, fastest), (SLOWEST, slowest))]
     return rows

@@ -128,7 +128,7 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
 
 
 def _properties(rows: list[Row], models: list[str]) -> Table:
-    """Return a table of what each encoding is and costs; only those of ENCODINGS have a row."""
+    """Return a table of the properties and costs of each encoding of ENCODINGS in `models`."""
     seconds_of_none = score(rows, "seconds per step", model="none")
     cells = []
     for name in models:

@@ -111,7 +111,7 @@ def tuned(
     workspace: Workspace, *, seed: int, preset: str, changes: list[str], method: str, factor: int, factors: list[float] | None,
     windows: int, steps: int, rate: float, multiples: list[int],
 ) -> list[Row]:  # fmt: skip
-    """Fine-tune the RoPE model at `factor` times its length, then measure it at every multiple of it; return the rows.
+    """Fine-tune the RoPE model at `factor` times its trained length, then measure it at `multiples` of that; return the rows.
 
     `factors` are the searched factors of LongRoPE, None for other methods.
     """
@@ -120,7 +120,7 @@ def tuned(
     longer = migrate(model, spec_for(method, rope_spec(model), factor, length, factors)).model
     # a smaller batch, so that a step has as many tokens as before
     tuning = training.fine_tuning(full_preset, factor * length, max(1, batch // factor), steps, rate, seed)
-    origin = f"rope-{seed} {method} {factor} {factors}"
+    origin = f"rope-{seed} {method} {factor} {factors}"  # identifies the model that the training starts from
     trainer = training.train_or_load(workspace, f"{method}-{factor}x-{seed}", tuning, start=longer, origin=origin)
     text = training.held_out_windows(full_preset, windows, max(multiples) * length)
     lengths = [multiple * length for multiple in multiples]
@@ -168,7 +168,7 @@ def _zero_shot_rows(rows: list[Row], trained: int) -> list[Row]:
 
 
 def _ours(rows: list[Row], factors: list[int], trained: int) -> dict[str, Ours]:
-    """Return our values beside published tables; theirs have factors of about 8, 4 and 2."""
+    """Return our values for each published table, at the factors 8 and 4, which are close to the published ones."""
     far, middle = (factor if factor in factors else factors[-1] for factor in (8, 4))
     accuracy = {
         published: percent(score(rows, "accuracy", method=method, tuned=0, factor=far, length=far * trained))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -66,17 +67,17 @@ def concluded(findings: Findings, facts: Mapping[str, Any]) -> Findings:
 
 
 def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> float:
-    """Return the noise between trainings to add to a comparison.
+    """Return the noise between trainings, which `compare` adds to the error of a difference of two scores.
 
-    If each model was trained with one seed, it is that of a difference of two trainings, sqrt(2) SEED_NOISE. With several seeds
-    it is measured, and scores of the same model have none: then 0.
+    It is sqrt(2) SEED_NOISE if models were trained with a single seed. It is 0 for scores of the same model, and with several
+    seeds, whose deviation is part of the error already.
     """
     single_seed = any(each is not None and each.seeds == 1 for each in scores)
     return SEED_NOISE * 2**0.5 if single_seed and not same_model else 0.0
 
 
 def cell(value: Score | None, form: str = ".3f") -> str:
-    """Return the mean and standard error as text, both in the format `form`."""
+    """Return the mean and standard error as text, both in the format `form`; "-" without a score."""
     if value is None:
         return "-"
     return f"{value.mean:{form}} ± {value.error:{form}}" if value.values.size > 1 else f"{value.mean:{form}}"
@@ -94,10 +95,10 @@ def ours_by_name(rows: list[Row], names: Mapping[str, str], field: str, lengths:
     fields  further fields that rows must have
     """
     columns = tuple(f"loss at {length}" for length in lengths)
-    cells = {
-        published: tuple(cell(score(rows, "loss", **{field: name, "length": length}, **fields)) for length in lengths)
-        for published, name in names.items()
-    }
+    cells = {}
+    for published, name in names.items():
+        losses = [score(rows, "loss", **{field: name, "length": length}, **fields) for length in lengths]
+        cells[published] = tuple(cell(loss) for loss in losses)
     return Ours(columns, cells)
 
 
@@ -112,11 +113,11 @@ def claim_order(text: str, scores: Mapping[str, Score | None], order: Sequence[s
     if absent:
         return Claim(text, UNKNOWN, f"no rows for {', '.join(absent)}")
     floor = seed_noise(list(scores.values()), same_model=same_model)
-    steps = [(a, b, compare(scores[a], scores[b], floor=floor)) for a, b in pairwise(order)]  # type: ignore[arg-type]
-    verdicts = [comparison.verdict for _, _, comparison in steps]
+    comparisons = {f"{a} - {b}": compare(scores[a], scores[b], floor=floor) for a, b in pairwise(order)}  # type: ignore[arg-type]
     # the verdict of a comparison is "a" if the first is lower, as claimed, "b" if the second is
+    verdicts = [comparison.verdict for comparison in comparisons.values()]
     verdict = FAILS if "b" in verdicts else TIED if "tied" in verdicts else HOLDS
-    return Claim(text, verdict, "; ".join(f"{a} - {b} {difference(comparison)}" for a, b, comparison in steps))
+    return Claim(text, verdict, "; ".join(f"{names} {difference(each)}" for names, each in comparisons.items()))
 
 
 def claim_within(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
@@ -140,8 +141,8 @@ def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: f
 
 
 def claim_threshold(text: str, value: float, threshold: float, *, above: bool) -> Claim:
-    """Return the claim that a value without noise is at least the threshold (`above`), or less; NaN was not measured."""
-    if value != value:
+    """Return the claim that a value is at least the threshold if `above`, otherwise that it is less; NaN: not measured."""
+    if math.isnan(value):
         return Claim(text, UNKNOWN, "no rows")
     return Claim(text, HOLDS if (value >= threshold) == above else FAILS, f"{value:.1e}, threshold {threshold:g}")
 

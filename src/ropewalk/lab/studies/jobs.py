@@ -73,8 +73,8 @@ class JobRunner:
     ) -> list[Row]:
         """Run a job for each seed and each value of a setting, and return the rows of all.
 
-        field   the argument of `work` that gets the value; `shared` are its further ones, besides the seed
-        name    value -> the name of the job, without its seed
+        field   the argument of `work` that gets the value; `shared` are its other arguments, besides the seed
+        name    a function from the value to the name of the job, without its seed
         """
         each = [(seed, value) for seed in self.seeds for value in values]
         return self.run(Job(f"{name(value)}-{seed}", work, {field: value, "seed": seed, **shared}) for seed, value in each)
@@ -101,7 +101,7 @@ class JobRunner:
         return self.folder / "jobs" / job.file
 
     def _finish(self, job: Job, result: tuple[list[Row], float], status: _Status) -> None:
-        """Store the rows of a finished job; `result` is what `_run_job` returned."""
+        """Store the rows of a finished job; `result` is (rows, seconds), from `_run_job`."""
         rows, seconds = result
         write_rows(self._path(job), rows)
         status.job_done(f"{job.name}, {seconds:.0f} s")
@@ -180,12 +180,12 @@ class _Status:
             print(f"{self.title}: {text} ({self.done} of {self.total})", file=sys.stderr, flush=True)
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of the trainings that wrote to their logs in the last 15 seconds; as a line every LINES."""
+        """Show the step and loss of trainings that wrote to their logs in the last 15 s: in the bar, or a line every LINES s."""
         if not self.bar.visible and (self.quiet or time.monotonic() - self.printed < LINES):
             return
         recent = [path for path in sorted(models.glob(f"*/{LOG}")) if time.time() - path.stat().st_mtime < 15]
         # the folder of a model is its name and a hash
-        last_rows = [(path.parent.name.rsplit("-", 1)[0], rows[-1]) for path in recent if (rows := read_log(path))]
+        last_rows = [(path.parent.name.rsplit("-", 1)[0], row) for path in recent for row in read_log(path)[-1:]]
         text = "  ".join(f"{name} step {row['step']} loss {row['loss']:.2f}" for name, row in last_rows if "loss" in row)
         self.bar.show(self.done, text or "running")
         self._print(text or "running")

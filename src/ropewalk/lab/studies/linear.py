@@ -57,13 +57,12 @@ def quality(
 ) -> list[Row]:
     """Train one model and measure its loss at every length; return the rows."""
     full_preset = training.make_preset(preset, changes, seed, **MODELS[kind])
-    return training.train_and_measure(
-        workspace, f"{_file_name(kind)}-{seed}", full_preset, multiples, windows, model=kind, seed=seed
-    )
+    name = f"{_file_name(kind)}-{seed}"
+    return training.train_and_measure(workspace, name, full_preset, multiples, windows, model=kind, seed=seed)
 
 
 def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[int]) -> list[Row]:
-    """Measure the time of a forward pass, the bytes of the cache and, on a GPU, the peak memory; models are untrained."""
+    """Return rows of untrained models: the time of a forward pass, the bytes of its cache and, on a GPU, the peak memory."""
     rows = []
     for kind, change in MODELS.items():
         table: dict[str, Any] = training.make_preset(preset, changes, 0).model | change

@@ -20,7 +20,7 @@ from ropewalk.lab.matching import Triplet, TripletBatches, read_triplets, split_
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure, percent
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk.lab.studies.rows import Row, row, score
+from ropewalk.lab.studies.rows import Row, row, score, scores_by
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import make_preset, train_or_load
 
@@ -120,8 +120,8 @@ def measure(
 
 def cosines(model: nn.Module, batch: Batch) -> Tensor:
     """Return the cosines of A with B and with C, [B, 2]; a text's vector is the mean over its tokens without padding."""
-    hidden, real = objectives.predict(model, batch).float(), batch.padding
-    weights = torch.ones_like(hidden[..., :1]) if real is None else real.unsqueeze(-1).float()
+    hidden, is_real = objectives.predict(model, batch).float(), batch.padding
+    weights = torch.ones_like(hidden[..., :1]) if is_real is None else is_real.unsqueeze(-1).float()
     return objectives.cosines((hidden * weights).sum(1) / weights.sum(1))
 
 
@@ -144,23 +144,23 @@ def right(model: nn.Module, batches: TripletBatches, length: int, device: torch.
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the accuracy by length and encoding, beside the best possible one."""
     settings, is_generated = facts["settings"], not facts["settings"]["data"]
-    accuracies = {name: _accuracy(rows, *model) for name, model in models(settings).items()}
-    cells = []
+    cells, our_cells = [], {}
     for name, (cut, encoding) in models(settings).items():
         best = f"{reachable(cut, settings):.1%}" if is_generated else "-"
-        accuracy = accuracies[name]
+        accuracy = _accuracy(rows, cut, encoding)
         cells.append((str(cut), encoding, percent(accuracy), best, str(accuracy.windows if accuracy is not None else 0)))
+        our_cells[name] = (str(cut), percent(accuracy))
     note = "The best possible model guesses if the evidence is beyond its length." if is_generated else ""
     columns = ("characters", "encoding", "accuracy", "best possible", "cases")
     table = Table("Accuracy by length of the texts", columns, cells, note)
     cuts = [settings["short"], settings["long"]]
     series = {}
-    for name in ("rope", "learned"):
-        measured = {cut: accuracy for cut in cuts if (accuracy := _accuracy(rows, cut, name)) is not None}
-        series[name] = (list(measured), [100 * accuracy.mean for accuracy in measured.values()])
-    series |= {"best possible": (cuts, [100 * reachable(cut, settings) for cut in cuts])} if is_generated else {}
+    for encoding in ("rope", "learned"):
+        wrong = scores_by(rows, "wrong", "cut", cuts, encoding=encoding)
+        series[encoding] = (list(wrong), [100 * (1 - each.mean) for each in wrong.values()])
+    if is_generated:
+        series["best possible"] = (cuts, [100 * reachable(cut, settings) for cut in cuts])
     figure = line_figure(series, title="Matching cases by length", x="characters of each text", y="% right")
-    our_cells = {name: (str(cut), percent(accuracies[name])) for name, (cut, _) in models(settings).items()}
     ours = {"roformer-cail": Ours(("characters", "accuracy"), our_cells)}
     return Findings([table], {"matching": figure}, claims(rows, settings), ours)
 

@@ -50,8 +50,10 @@ def measure(
     workspace: Workspace, *, variant: str, steps: int, seed: int, preset: str, changes: list[str], source: str, rate: float,
     windows: int,
 ) -> list[Row]:  # fmt: skip
-    """Return the losses of the model KEPT, MOVED or FRESH after `steps` steps, at the trained length and at twice that."""
-    # the preset of the sinusoidal model, which KEPT and MOVED begin with
+    """Return the losses of a model after `steps` more steps, at the trained length and at twice that.
+
+    variant  KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE; FRESH: RoPE from scratch
+    """
     original = training.make_preset(preset, changes, seed, encoding=source)
     length = training.trained_length(original)
     model = None if variant == FRESH else training.train_or_load(workspace, f"{source}-{seed}", original).model
@@ -59,7 +61,8 @@ def measure(
         model = migrate(model, "rope").model
     if steps:
         further = training.fine_tuning(original, length, original.train.stages[0].batch, steps, rate, seed)
-        further = replace(further, model=original.model | ({"encoding": "rope"} if variant != KEPT else {}))
+        if variant != KEPT:
+            further = replace(further, model={**original.model, "encoding": "rope"})
         origin = f"{variant} {source} {seed}"
         model = training.train_or_load(workspace, f"migrate-{steps}-{seed}", further, start=model, origin=origin).model
     text = training.held_out_windows(original, windows, 2 * length)
@@ -89,11 +92,11 @@ def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
         {variant: score(rows, "loss", way=variant, steps=steps, length=length) for variant in (KEPT, MOVED, FRESH)}
         for length in lengths
     )
-    moved = f"After {steps} steps a migrated model has a lower loss"
+    lower = f"After {steps} steps a migrated model has a lower loss"
     return [
-        claim_order(f"{moved} than RoPE from scratch", near, [MOVED, FRESH]),
-        claim_order(f"{moved} than the unchanged model, trained as long", near, [MOVED, KEPT]),
-        claim_order(f"{moved} at {lengths[1]} tokens, twice the trained length, than the unchanged model", far, [MOVED, KEPT]),
+        claim_order(f"{lower} than RoPE from scratch", near, [MOVED, FRESH]),
+        claim_order(f"{lower} than the unchanged model, trained as long", near, [MOVED, KEPT]),
+        claim_order(f"{lower} at {lengths[1]} tokens, twice the trained length, than the unchanged model", far, [MOVED, KEPT]),
     ]
 
 

@@ -82,8 +82,8 @@ def measure(
                 raise KeyboardInterrupt  # the training has saved a checkpoint
             fields = {"stage": stage, "trained": length, "seed": seed}
             new_rows: list[Row] = []
-            for each in lengths:
-                new_rows += masked_rows(trainer.model, text, each, workspace.device, **fields)
+            for input_length in lengths:
+                new_rows += masked_rows(trainer.model, text, input_length, workspace.device, **fields)
             write_rows(path, new_rows)
         rows += read_rows(path)
     return rows
@@ -140,10 +140,10 @@ def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[
     The last claim is that the final model has a lower loss for longer inputs. `trained` is the length of each stage.
     """
     losses = {str(stage): score(rows, "loss", stage=stage, length=trained[stage]) for stage in stages}
-    result = []
+    result, longest = [], max(trained.values())
     for stage in stages:
         for other in (stage - 1, stage + 1):
-            if other in trained and trained[stage] == max(trained.values()) > trained[other]:
+            if trained[stage] == longest and trained.get(other, longest) < longest:
                 text = f"Stage {stage} (length {trained[stage]}) ends below stage {other} (length {trained[other]})"
                 # both are states of one training, so the windows are the only noise
                 result.append(claim_order(text, losses, [str(stage), str(other)], same_model=True))

@@ -62,9 +62,9 @@ class GridBatches:
         seed, count = fold(self.seed, 31), len(index)  # other random numbers than those of other data with this seed
         images = below(seed, index, stream=0, count=length, high=COLOURS)
         marked = below(seed, index, stream=1, count=1, high=length - side)[:, 0]  # never in the last row
-        each, targets = np.arange(count), np.full((count, length), IGNORED, dtype=np.int64)
-        targets[each, marked] = images[each, marked + side]
-        images[each, marked] = MARK
+        image, targets = np.arange(count), np.full((count, length), IGNORED, dtype=np.int64)
+        targets[image, marked] = images[image, marked + side]
+        images[image, marked] = MARK
         return Batch(torch.from_numpy(images), torch.from_numpy(targets), count, positions=self._positions(count, side))
 
     def _positions(self, count: int, side: int) -> torch.Tensor | None:

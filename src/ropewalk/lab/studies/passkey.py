@@ -52,9 +52,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
     """Return the loss of language modelling where every row has the same weight, whatever its number of targets."""
     losses = F.cross_entropy(predict(model, batch).float().transpose(1, 2), batch.targets, reduction="none", ignore_index=IGNORED)
-    targets = (batch.targets != IGNORED).sum(1).clamp(min=1)
+    targets_per_row = (batch.targets != IGNORED).sum(1).clamp(min=1)
     # the trainer divides by the number of targets
-    return (losses.sum(1) / targets).mean() * batch.count
+    return (losses.sum(1) / targets_per_row).mean() * batch.count
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def measure(
             longer = migrate(model, spec_for(method, plain, multiple, length)).model
             grid = depth_grid(longer, [multiple * length], depths, count, seed=seed, device=workspace.device)
             fields: dict[str, Any] = {"base": base, "method": method, "seed": seed}
-            rows += [row("found", hits, length=far, depth=depth, **fields) for (far, depth), hits in grid.items()]
+            rows += [row("found", hits, length=tokens, depth=depth, **fields) for (tokens, depth), hits in grid.items()]
     torch.cuda.empty_cache()
     return rows
 

@@ -37,7 +37,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 
 
 def open_real(name: str, device: torch.device, dtype: torch.dtype | None = None) -> tuple[nn.Module, Encode]:
-    """Return a model by its name in DOWNLOADS or its path, and its function from text to tokens."""
+    """Return a model by its name in DOWNLOADS or its path, and its function from text to tokens; TINY is a random model."""
     if name != TINY:
         return open_model(find_fetched(name), device, dtype)
     transformers = import_transformers()
@@ -56,7 +56,8 @@ def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
     if name == PYTHON:
         from pydoc_data.topics import topics
 
-        return "\n\n".join(topics[each] for each in sorted(topics))[first : first + min(count, 60_000)]
+        count = min(count, 60_000)  # enough for the small model
+        return "\n\n".join(topics[each] for each in sorted(topics))[first : first + count]
     return read_text(find_fetched(name))[first : first + count]
 
 
@@ -66,19 +67,19 @@ def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int, 
     A text that is too short for its share gives fewer and the others more; if all are, there are fewer windows.
     """
     tokens = [encode(real_text(text)) for text in texts]
-    rooms = [len(each) // length for each in tokens]
-    rooms[0] -= spare
-    if sum(rooms) < min(count, FEWEST_WINDOWS) or rooms[0] < 0:
+    available = [len(each) // length for each in tokens]  # windows of each text
+    available[0] -= spare
+    if sum(available) < min(count, FEWEST_WINDOWS) or available[0] < 0:
         rule = f"must have at least {min(count, FEWEST_WINDOWS) + spare} windows of {length} tokens; use a longer text"
         raise RopeError("text", rule, f"{[len(each) for each in tokens]} tokens")
     shares = [0] * len(texts)
-    for _ in range(min(count, sum(rooms))):
-        with_room = [place for place in range(len(texts)) if shares[place] < rooms[place]]
-        shares[min(with_room, key=lambda place: shares[place])] += 1
-    asked = [share + spare * (place == 0) for place, share in enumerate(shares)]
-    made = [windows_of(own, length, number) for own, number in zip(tokens, asked, strict=True) if number]
-    kept = len(made[0]) - spare
-    return torch.cat([made[0][:kept], *made[1:], made[0][kept:]])
+    for _ in range(min(count, sum(available))):  # one window more of the text that has the fewest yet
+        unfinished = [text for text in range(len(texts)) if shares[text] < available[text]]
+        shares[min(unfinished, key=lambda text: shares[text])] += 1
+    shares[0] += spare
+    by_text = [windows_of(each, length, share) for each, share in zip(tokens, shares, strict=True) if share]
+    first_spare = len(by_text[0]) - spare
+    return torch.cat([by_text[0][:first_spare], *by_text[1:], by_text[0][first_spare:]])
 
 
 def make_meter(
@@ -92,16 +93,16 @@ def make_meter(
     lengths, num_depths  of the pass keys that the model is asked for
     """
     to = round(factor * trained)
-    taken = real_windows(texts, encode, to, windows, spare) if windows else torch.empty(0, to, dtype=torch.long)
-    asked = tuple((length, depth) for length in lengths for depth in depths(num_depths))
-    samples = Samples(trained, to, taken[: len(taken) - spare], tuple(bands_of(trained, to)), asked, encode, seed)
+    tokens = real_windows(texts, encode, to, windows, spare) if windows else torch.empty(0, to, dtype=torch.long)
+    passkeys = tuple((length, depth) for length in lengths for depth in depths(num_depths))
+    samples = Samples(trained, to, tokens[: len(tokens) - spare], tuple(bands_of(trained, to)), passkeys, encode, seed)
     dtype = str(next(model.parameters()).dtype)
     setting = {
-        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "asked": asked,
+        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "asked": passkeys,
         "wording": wording(), "seed": seed,
     }  # fmt: skip
     ledger = Ledger(workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting)
-    return Meter(Reader(model), samples, ledger), taken[-1] if spare else None
+    return Meter(Reader(model), samples, ledger), tokens[-1] if spare else None
 
 
 def known_methods(names: Sequence[str], long_factor: tuple[float, ...] | None = None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ EARLIER = {
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job for each factor; its rows are stored window by window; return the facts for the report."""
+    """Run one job for each factor, which stores its results window by window; return the facts for the report."""
     shared = runner.pick("model", "text", "methods", "windows", "search")
     rows = runner.run(Job(f"factor-{factor:g}", measure, {"factor": factor, **shared}) for factor in runner.settings["factors"])
     return real_facts(runner, rows[0]["trained"])
@@ -63,16 +63,17 @@ def measure(
         meter, spare = make_meter(
             workspace, loaded, encode, text, name=model, trained=trained, factor=factor, windows=windows, spare=int(search > 0)
         )
-        searched = search > 0 and "longrope" in methods and spare is not None
-        factors = meter.find_longrope(spare, search, from_hf(loaded.config).pairs) if searched else None  # type: ignore[union-attr, arg-type]
-        known = known_methods(methods, factors)
-        skipped = {}
-        for name, method in known.items():
+        factors = None
+        if spare is not None and "longrope" in methods:
+            factors = meter.find_longrope(spare, search, from_hf(loaded.config).pairs)  # type: ignore[union-attr]
+        rows = []
+        for name, method in known_methods(methods, factors).items():
             try:
                 meter.measure(name, method)
-            except RopeError as error:  # a family may not have every scaling
-                skipped[name] = str(error)
-    return [each for name in known if name not in skipped for each in _rows(meter, name, factor)]
+            except RopeError:  # a family may not have every scaling
+                continue
+            rows += _rows(meter, name, factor)
+    return rows
 
 
 def _rows(meter: Any, name: str, factor: float) -> list[Row]:
@@ -89,7 +90,8 @@ def _rows(meter: Any, name: str, factor: float) -> list[Row]:
     rows.append(row("loss", [each["loss"] for each in near], band="within", **fields))
     ppl = long_ppl([each["key_sum"] for each in far], [each["key_count"] for each in far])
     if ppl is not None:
-        rows.append(row("long_ppl", min(ppl, 1e9), keys=sum(each["key_count"] for each in far), **fields))
+        num_keys = sum(each["key_count"] for each in far)
+        rows.append(row("long_ppl", min(ppl, 1e9), keys=num_keys, **fields))  # an overflow is 1e9
     return [*rows, row("seconds", [each["seconds"] for each in far], **fields)]
 
 
@@ -97,34 +99,31 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the loss by method and band for each factor, LongPPL, and the claims."""
     tables = []
     for factor in distinct(rows, "loss", "factor"):
-        own = select(rows, "loss", factor=factor)
-        bands, names = distinct(own, "loss", "band"), distinct(own, "loss", "method")
+        of_factor = select(rows, "loss", factor=factor)
+        bands, names = distinct(of_factor, "loss", "band"), distinct(of_factor, "loss", "method")
         cells = []
         for name in names:
             ppl = select(rows, "long_ppl", factor=factor, method=name)
-            losses = [cell(score(own, "loss", method=name, band=band)) for band in bands]
+            losses = [cell(score(of_factor, "loss", method=name, band=band)) for band in bands]
             cells.append((name, *losses, f"{ppl[0]['mean']:.2f}" if ppl else "-"))
-        windows = len(own[0]["values"])
+        windows = len(of_factor[0]["values"])
         note = f"Nats per token ± standard error over {windows} windows, zero-shot. 'within': texts of the trained length."
-        tables.append(
-            Table(
-                f"Loss at {factor:g}x by band of positions", ("method", *bands, "LongPPL"), cells, f"{note} {source_note(facts)}"
-            )
-        )
+        title, columns = f"Loss at {factor:g}x by band of positions", ("method", *bands, "LongPPL")
+        tables.append(Table(title, columns, cells, f"{note} {source_note(facts)}"))
     return Findings(tables + _earlier(rows, facts), {"real_extend": lambda: picture(rows, facts)}, claims(rows))
 
 
 def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
-    """Return the bands at 4x beside an earlier run, and whether both agree within two standard errors."""
-    own = [each for each in rows if each["metric"] == "loss" and each["factor"] == 4 and each["band"] != "within"]
-    bands, cells = distinct(own, "loss", "band"), []
+    """Return a table: an earlier run's losses at 4x by band, and whether ours agree; [] if the model or the bands are others."""
+    at_4x = [each for each in rows if each["metric"] == "loss" and each["factor"] == 4 and each["band"] != "within"]
+    bands, cells = distinct(at_4x, "loss", "band"), []
     if "smollm2" not in facts.get("model", "").lower() or len(bands) != 4:
         return []
     for name, earlier in EARLIER.items():
-        ours = [each for band in bands if (each := score(own, "loss", method=name, band=band)) is not None]
-        if len(ours) == len(bands):
-            pairs = zip(ours, earlier, strict=True)
-            gaps = [abs(one.mean - mean) / float(np.hypot(one.error, error)) for one, (mean, error) in pairs]
+        losses = scores_by(at_4x, "loss", "band", bands, method=name)
+        if len(losses) == len(bands):
+            pairs = zip(losses.values(), earlier, strict=True)
+            gaps = [abs(loss.mean - mean) / float(np.hypot(loss.error, error)) for loss, (mean, error) in pairs]
             stated = (f"{mean:.3f} ± {error:.3f}" for mean, error in earlier)
             cells.append((name, *stated, f"{max(gaps):.1f}", "yes" if max(gaps) <= 2 else "no"))
     note = "The earlier run had other windows of the same texts, so the differences are not paired."
@@ -133,16 +132,16 @@ def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Claim the usual order of methods in the last band of each factor."""
+    """Return the claims of ORDER, and that each remapping has a lower loss than YaRN, in the last band of each factor."""
     result = []
     for factor in distinct(rows, "loss", "factor"):
-        own = select(rows, "loss", factor=factor)
-        names = distinct(own, "loss", "method")
-        last = [band for band in distinct(own, "loss", "band") if band != "within"][-1]
-        losses: dict[str, Score | None] = dict(scores_by(own, "loss", "method", names, band=last))
+        of_factor = select(rows, "loss", factor=factor)
+        names = distinct(of_factor, "loss", "method")
+        last_band = [band for band in distinct(of_factor, "loss", "band") if band != "within"][-1]
+        losses: dict[str, Score | None] = dict(scores_by(of_factor, "loss", "method", names, band=last_band))
         for better, worse in (*ORDER, *((name, "yarn") for name in REMAPPINGS)):
             if better in losses and worse in losses:
-                text = f"At {factor:g}x, {better} has a lower loss than {worse} in {last}"
+                text = f"At {factor:g}x, {better} has a lower loss than {worse} in {last_band}"
                 result.append(claim_order(text, losses, [better, worse], same_model=True))
     return result
 

@@ -23,7 +23,7 @@ from ropewalk.lab.statistics import compare
 from ropewalk.lab.studies.findings import Claim, Findings, Table, cell, claim_within
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.real import SOURCES, open_real, real_facts, real_windows, source_note
-from ropewalk.lab.studies.rows import Row, digest, distinct, row, score, select
+from ropewalk.lab.studies.rows import Row, digest, distinct, row, score, scores_by, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.plots import LIGHT, blank, finish, label_axes
 from ropewalk.rope import Rope
@@ -51,23 +51,23 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, model: str, text: list[str], length: int, next: int, sinks: int, shift: int, windows: int
 ) -> list[Row]:
-    """Return the loss of the `next` tokens after `length` tokens, for every way of continuing, on the same windows.
+    """Return the loss of the `next` tokens after `length` tokens, for every way to continue from a cache, on the same windows.
 
     sinks  how many tokens at the start are never dropped
     shift  the distance that all keys move by
     """
     loaded, encode = open_real(model, workspace.device)
-    taken = real_windows(text, encode, length + next, windows).to(workspace.device)
+    tokens = real_windows(text, encode, length + next, windows).to(workspace.device)
     setting = {"model": model, "text": text, "length": length, "next": next, "sinks": sinks, "shift": shift, "windows": windows}
     ledger = Ledger(workspace.models / "real" / f"kv-{digest(setting)}.jsonl", setting)
     with patched(loaded):
         reader = Continuation(loaded)
         for place in range(windows):
             if ledger.find(window=place) is None:
-                ledger.add(window=place, losses=reader.losses(taken[place], next, sinks, shift))
-    names = ledger.rows[0]["losses"]
-    values = {name: [ledger.find(window=place)["losses"][name] for place in range(windows)] for name in names}  # type: ignore[index]
-    return [row("loss", losses, way=name, trained=trained_length(loaded), length=length) for name, losses in values.items()]
+                ledger.add(window=place, losses=reader.losses(tokens[place], next, sinks, shift))
+    by_window = [ledger.find(window=place)["losses"] for place in range(windows)]  # type: ignore[index]
+    fields = {"trained": trained_length(loaded), "length": length}
+    return [row("loss", [losses[way] for losses in by_window], way=way, **fields) for way in by_window[0]]
 
 
 class Continuation:
@@ -143,7 +143,7 @@ def _join(front: Any, chunk: Any) -> Any:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss of each way of continuing and its paired difference to reading again."""
+    """Return the loss of each way to continue from a cache, and its paired difference to reading all tokens again."""
     ways, cells = distinct(rows, "loss", "way"), []
     for way in ways:
         losses, reference = score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES.get(way, way))
@@ -166,10 +166,11 @@ def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
     def draw() -> Any:
         """Return a figure with one bar per way."""
         figure, (ax,) = blank(LIGHT, 8.5, 3.6)
-        scores = [each for way in ways if (each := score(rows, "loss", way=way)) is not None]
+        scores = scores_by(rows, "loss", "way", ways)
         colours = [LIGHT.colour(place) for place in range(len(scores))]
-        ax.barh(range(len(scores)), [each.mean for each in scores], xerr=[each.error for each in scores], color=colours)
-        ax.set_yticks(range(len(scores)), ways)
+        means, errors = [each.mean for each in scores.values()], [each.error for each in scores.values()]
+        ax.barh(range(len(scores)), means, xerr=errors, color=colours)
+        ax.set_yticks(range(len(scores)), list(scores))
         ax.invert_yaxis()
         label_axes(ax, LIGHT, title="Loss of the next tokens", x="nats per token")
         return finish(figure, LIGHT)

@@ -54,11 +54,12 @@ def measure(
     """
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
-    shortest = shortest_passkey(encode)
-    asked = lengths or [each for each in passkey_lengths(trained, round(factor * trained)) if each >= shortest]
+    if not lengths:
+        shortest = shortest_passkey(encode)
+        lengths = [each for each in passkey_lengths(trained, round(factor * trained)) if each >= shortest]
     with patched(loaded):
         meter, _ = make_meter(
-            workspace, loaded, encode, text, name=model, trained=trained, factor=factor, lengths=asked, num_depths=depths
+            workspace, loaded, encode, text, name=model, trained=trained, factor=factor, lengths=lengths, num_depths=depths
         )
         rows = []
         for name, method in known_methods(methods).items():
@@ -74,12 +75,12 @@ def measure(
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the share of pass keys found by method and length, a heat map, and the claims."""
-    names, lengths, places = (distinct(rows, "found", field) for field in ("method", "length", "depth"))
+    names, lengths, depths = (distinct(rows, "found", field) for field in ("method", "length", "depth"))
     cells = [(name, *(_share(_values(rows, name, length)) for length in lengths)) for name in names]
-    note = f"{len(places)} depths for each length; the model has to continue with the five digits. {source_note(facts)}"
+    note = f"{len(depths)} depths for each length; the model has to continue with the five digits. {source_note(facts)}"
     table = Table("Pass keys found", ("method", *(f"{length:,}" for length in lengths)), cells, note)
     tables = [table, *_earlier(rows, facts, lengths)]
-    return Findings(tables, {"real_passkey": _heat_map(rows, names, lengths, places)}, claims(rows, facts["trained"]))
+    return Findings(tables, {"real_passkey": _heat_map(rows, names, lengths, depths)}, claims(rows, facts["trained"]))
 
 
 def _earlier(rows: list[Row], facts: dict[str, Any], lengths: list[int]) -> list[Table]:
@@ -108,8 +109,9 @@ def _in_standard_errors(one: tuple[float, int], other: tuple[float, int]) -> flo
 
     One key found and one missed are added to each, so that no error is 0 where all keys, or none, were found.
     """
-    (p, n), (q, m) = (((found + 1) / (asked + 2), asked + 2) for found, asked in (one, other))
-    return abs(p - q) / (p * (1 - p) / n + q * (1 - q) / m) ** 0.5
+    shares = [(found + 1) / (asked + 2) for found, asked in (one, other)]
+    variances = [share * (1 - share) / (asked + 2) for share, (_, asked) in zip(shares, (one, other), strict=True)]
+    return abs(shares[0] - shares[1]) / sum(variances) ** 0.5
 
 
 def _values(rows: list[Row], name: str, length: int) -> list[float]:
@@ -123,7 +125,7 @@ def _share(values: list[float]) -> str:
     return f"{np.mean(values):.0%} ± {error:.0%}" if values else "-"
 
 
-def _heat_map(rows: list[Row], names: list[str], lengths: list[int], places: list[float]) -> Callable[[], Any]:
+def _heat_map(rows: list[Row], names: list[str], lengths: list[int], depths: list[float]) -> Callable[[], Any]:
     """Return a function that draws which pass keys each method found, by length and depth."""
 
     def draw() -> Any:
@@ -131,11 +133,11 @@ def _heat_map(rows: list[Row], names: list[str], lengths: list[int], places: lis
         figure, panels = blank(LIGHT, max(6.0, 2.2 * len(names)), 3.4, across=len(names))
         found = {(each["method"], each["length"], each["depth"]): each["mean"] for each in rows if each["metric"] == "found"}
         for ax, name in zip(panels, names, strict=True):
-            grid = [[found.get((name, length, depth), np.nan) for length in lengths] for depth in places]
+            grid = [[found.get((name, length, depth), np.nan) for length in lengths] for depth in depths]
             ax.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
             ax.grid(visible=False)
             ax.set_xticks(range(len(lengths)), [f"{length / 1000:.3g}k" for length in lengths], rotation=90)
-            ax.set_yticks(range(len(places)), [f"{depth:.0%}" for depth in places] if ax is panels[0] else [""] * len(places))
+            ax.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths] if ax is panels[0] else [""] * len(depths))
             label_axes(ax, LIGHT, title=name, x="tokens", y="depth" if ax is panels[0] else "")
         return finish(figure, LIGHT)
 

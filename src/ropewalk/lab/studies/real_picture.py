@@ -13,21 +13,22 @@ MODELS = {"smollm2": "SmolLM2-135M"}
 
 
 def picture(rows: list[Row], facts: dict[str, Any], look: Look = LIGHT) -> Any:
-    """Return the figure of the rows and facts of a run, for the factor with the most methods; the largest of several."""
+    """Return the figure of a run: the loss by position, at the factor with the most methods (the largest such factor)."""
     factors: list[float] = distinct(rows, "loss", "factor")
-    own = select(rows, "loss", factor=max(factors, key=lambda each: (len(distinct(rows, "loss", "method", factor=each)), each)))
-    methods = {name: bands_of_rows(own, name) for name in distinct(own, "loss", "method")}
-    told = {"texts": ", ".join(facts["text"]), "windows": len(own[0]["values"])}
-    about = look.translate("{texts}; {windows} windows, ± standard error; weights unchanged", **told)
+    num_methods = {factor: len(distinct(rows, "loss", "method", factor=factor)) for factor in factors}
+    of_factor = select(rows, "loss", factor=max(factors, key=lambda factor: (num_methods[factor], factor)))
+    methods = {name: bands_of_rows(of_factor, name) for name in distinct(of_factor, "loss", "method")}
+    values = {"texts": ", ".join(facts["text"]), "windows": len(of_factor[0]["values"])}
+    about = look.translate("{texts}; {windows} windows, ± standard error; weights unchanged", **values)
     name: str = facts["model"]
     return loss_by_position(methods, facts["trained"], MODELS.get(name, name), about, look)
 
 
 def bands_of_rows(rows: list[Row], method: str) -> list[Band]:
-    """Return the loss of a method by band of positions, such as 8k-16k, from the first band on."""
+    """Return the loss of a method by band of positions, such as 8k-16k, sorted by position."""
     bands = []
     for name in distinct(rows, "loss", "band", method=method):
-        if name != "within":  # this row is of texts of another length
+        if name != "within":  # these rows are of shorter texts
             low, high = map(_tokens, name.split("-"))
             losses = score(rows, "loss", method=method, band=name)
             assert losses is not None  # the band is from these rows

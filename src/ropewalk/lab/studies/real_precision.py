@@ -51,7 +51,7 @@ def run(runner: JobRunner) -> dict[str, Any]:
 def measure(
     workspace: Workspace, *, model: str, text: list[str], dtypes: list[str], lengths: list[int], offsets: list[int], windows: int
 ) -> list[Row]:
-    """Measure the KL of every dtype, rotation, length and offset on the same windows; return the rows.
+    """Return rows with the KL to the float32 model, for every dtype, rotation, length and offset, on the same windows.
 
     A ledger keeps each KL as soon as it is known, so that a run that was stopped continues.
     """
@@ -59,7 +59,7 @@ def measure(
     trained = trained_length(reference)
     setting = {"model": model, "text": text, "lengths": lengths, "windows": windows}
     ledger = Ledger(workspace.models / "real" / f"precision-{digest(setting)}.jsonl", setting)
-    taken = {length: real_windows(text, encode, length, windows) for length in lengths}
+    texts = {length: real_windows(text, encode, length, windows) for length in lengths}  # tokens [windows, length]
     hidden: dict[tuple[int, int], Tensor] = {}  # of the reference, which every case is compared with
     cases = [(rotation, length, offset) for rotation in (OWN, EXACT) for length in lengths for offset in offsets]
     with patched(reference):
@@ -70,7 +70,7 @@ def measure(
                     for place in range(windows):
                         fields = _fields(dtype, rotation, length, offset) | {"window": place}
                         if ledger.find(**fields) is None:
-                            tokens = taken[length][place : place + 1].to(workspace.device)
+                            tokens = texts[length][place : place + 1].to(workspace.device)
                             if (length, place) not in hidden:
                                 hidden[length, place] = hidden_states(reference, tokens)
                             ledger.add(**fields, kl=mean_kl(reference, rounded, tokens, offset, hidden[length, place]))
@@ -88,7 +88,7 @@ def _fields(dtype: str, rotation: str, length: int, offset: int) -> dict[str, An
 
 @contextmanager
 def rotating(model: nn.Module, rotation: str) -> Iterator[None]:
-    """Context manager: the model rotates with our kernels, or as transformers does."""
+    """Context manager: the model rotates as transformers does if `rotation` is OWN, otherwise with our kernels."""
     if rotation == OWN:
         yield
         return
@@ -116,9 +116,9 @@ def mean_kl(reference: nn.Module, rounded: nn.Module, tokens: Tensor, offset: in
     # the logits of both models are computed in chunks of tokens, to limit the memory
     total, chunk = 0.0, max(1, MAX_LOGITS // (2 * exact_reader.vocab_size))
     for start in range(0, len(exact), chunk):
-        wanted = exact_reader.head(exact[start : start + chunk]).float().log_softmax(-1)
-        given = rounded_reader.head(inexact[start : start + chunk]).float().log_softmax(-1)
-        total += float(F.kl_div(given, wanted, reduction="sum", log_target=True))
+        of_reference = exact_reader.head(exact[start : start + chunk]).float().log_softmax(-1)
+        of_rounded = rounded_reader.head(inexact[start : start + chunk]).float().log_softmax(-1)
+        total += float(F.kl_div(of_rounded, of_reference, reduction="sum", log_target=True))
     return total / len(exact)
 
 

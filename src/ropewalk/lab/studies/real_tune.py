@@ -74,30 +74,26 @@ def run(runner: JobRunner) -> dict[str, Any]:
     # the first method with every objective, then all others: a run that is stopped can compare both
     cases = [(settings["methods"][0], objective) for objective in settings["objectives"]]
     cases += [(method, objective) for objective in settings["objectives"] for method in settings["methods"][1:]]
-    rows = runner.run(
-        Job(
-            f"{method}-{objective.replace(' ', '-')}-{seed}",
-            measure,
-            {"method": method, "objective": objective, "seed": seed, **shared},
-        )
-        for seed in runner.seeds
-        for method, objective in cases
-    )
-    return real_facts(runner, rows[0]["trained"]) | {
-        "train_text": Path(settings["train_text"]).name,
-        "codes": settings["codes"],
-    }
+    jobs = []
+    for seed in runner.seeds:
+        for method, objective in cases:
+            name = f"{method}-{objective.replace(' ', '-')}-{seed}"
+            jobs.append(Job(name, measure, {"method": method, "objective": objective, "seed": seed, **shared}))
+    rows = runner.run(jobs)
+    training = {"train_text": Path(settings["train_text"]).name, "codes": settings["codes"]}
+    return real_facts(runner, rows[0]["trained"]) | training
 
 
 def measure(
     workspace: Workspace, *, method: str, objective: str, seed: int, model: str, text: list[str], factor: float, steps: int,
     rate: float, train_text: str, codes: int, windows: int, depths: int, search: int,
 ) -> list[Row]:  # fmt: skip
-    """Train one model and measure it before and after; texts of the training are not among the windows; return the rows."""
+    """Train one model and measure it afterwards, on windows of other texts than those of the training; return the rows."""
     loaded, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(loaded)
     to = round(factor * trained)
     tokens = torch.tensor(encode(real_text(train_text, CHARACTERS if train_text != PYTHON else 0, 3 * CHARACTERS)))
+    # lengths of the texts with pass keys
     asked = [n for n in (round(0.95 * trained), round(0.95 * to)) if depths and n >= shortest_passkey(encode)]
     with patched(loaded), mixed_precision(workspace.device), cudnn_first():
         meter, spare = make_meter(
@@ -142,13 +138,13 @@ def train(
 ) -> list[float]:  # fmt: skip
     """Train at the new length, one window a step, and return the loss of each step.
 
-    The learning rate rises to `rate` over the first tenth of the steps and then falls linearly towards 0. Each window has
-    so many `codes` to find again; most texts ask for little of what stands far before.
+    The learning rate rises to `rate` over the first tenth of the steps and then falls linearly towards 0. Each window states
+    `codes` codes and asks for them later, because most texts hardly need their distant tokens.
     """
     reader, to = Reader(model), round(factor * trained)
     rows = windows_of(tokens, to, min(steps, len(tokens) // to))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    chance = random.Random(seed)
+    draw = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.95))
     warm_up = max(1, steps // 10)
     if _is_large(model, to) and callable(enable := getattr(model, "gradient_checkpointing_enable", None)):
@@ -158,7 +154,7 @@ def train(
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = rate * min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up))
-            window = with_codes(rows[order[step % len(rows)]], codes, encode, chance)
+            window = with_codes(rows[order[step % len(rows)]], codes, encode, draw)
             curve.append(_step(reader, window, trained, objective))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -186,7 +182,8 @@ def _is_large(model: Any, tokens: int) -> bool:
 
 def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float:
     """Add the gradients of one window, and return its loss."""
-    window, context, short = window.to(reader.device), max(2, trained // 2), None
+    window, context = window.to(reader.device), max(2, trained // 2)
+    short = None  # losses with at most `context` tokens of context, which LongCE compares with those of the whole window
     if objective == LONG_CE:
         reader.model.eval()
         short = limited_losses(reader, window.cpu(), context, max(1, context // 4)).to(reader.device)
@@ -207,8 +204,9 @@ def _rows(meter: Meter, method: str, fields: dict[str, Any]) -> list[Row]:
         for place, (low, high) in enumerate(samples.bands)
     ]
     found: dict[int, list[float]] = {}
-    for each in (each for each in meter.ledger.rows if each["metric"] == "passkey"):
-        found.setdefault(each["length"], []).append(each["found"])
+    for each in meter.ledger.rows:
+        if each["metric"] == "passkey":
+            found.setdefault(each["length"], []).append(each["found"])
     return [*rows, *(row("found", values, length=length, **fields) for length, values in found.items())]
 
 
@@ -218,9 +216,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     cells, series = [], {}
     for method in distinct(rows, "loss", "method"):
         for objective in distinct(rows, "loss", "objective", method=method):
-            own = {"method": method, "objective": objective}
-            losses = [score(rows, "loss", band=band, **own) for band in bands]
-            keys = [score(rows, "found", length=length, **own) for length in lengths]
+            fields = {"method": method, "objective": objective}
+            losses = [score(rows, "loss", band=band, **fields) for band in bands]
+            keys = [score(rows, "found", length=length, **fields) for length in lengths]
             shares = (f"{each.mean:.0%} ± {each.error:.0%}" if each else "-" for each in keys)
             cells.append((f"{method}, {objective}", *(cell(each) for each in losses), *shares))
             series[f"{method}, {objective}"] = ([float(n) for n in range(len(bands))], [each.mean for each in losses if each])
@@ -229,23 +227,22 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     note = f"After {steps} steps on {facts.get('train_text')}{asked}. {source_note(facts)}"
     note += " ± standard error over windows and pass keys."
     columns = ("method, objective", *bands, *(f"keys in {length:,}" for length in lengths))
-    figure = line_figure(
-        series, title=f"Loss by band after {steps} steps", x="band, from near to far", y="nats per token", log_x=False
-    )
+    title = f"Loss by band after {steps} steps"
+    figure = line_figure(series, title=title, x="band, from near to far", y="nats per token", log_x=False)
     return Findings([Table("After training at the new length", columns, cells, note)], {"real_tune": figure}, claims(rows, facts))
 
 
 def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
-    """Claim both bars for every method: the far loss is close to the near one, and pass keys are found at the new length."""
+    """Return two claims for every method: the far loss is close to the near one, and pass keys are found at the new length."""
     result = []
     for method in distinct(rows, "loss", "method"):
         for objective in distinct(rows, "loss", "objective", method=method):
-            own = select(rows, "loss", method=method, objective=objective)
-            near = next((each for each in own if each["end"] == facts["trained"]), None)
+            by_band = select(rows, "loss", method=method, objective=objective)
+            far, near = by_band[-1], next((each for each in by_band if each["end"] == facts["trained"]), None)
             if near is not None:
-                gaps = np.array(own[-1]["values"]) / np.array(near["values"]) - 1
+                gaps = np.array(far["values"]) / np.array(near["values"]) - 1
                 error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
-                text = f"{method}, {objective}: the loss in {own[-1]['band']} is within {CLOSE:.0%} of that in {near['band']}"
+                text = f"{method}, {objective}: the loss in {far['band']} is within {CLOSE:.0%} of that in {near['band']}"
                 result.append(Claim(text, _verdict(gaps.mean(), error, CLOSE), f"{gaps.mean():+.1%} ± {error:.1%}"))
             for each in select(rows, "found", method=method, objective=objective)[-1:]:
                 missed = 1 - np.array(each["values"])
@@ -257,7 +254,9 @@ def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
 
 def _verdict(value: float, error: float, limit: float) -> str:
     """Return whether a value is at most the limit, with two standard errors of margin."""
-    return HOLDS if value + 2 * error <= limit + 1e-9 else FAILS if value - 2 * error > limit else TIED
+    if value + 2 * error <= limit + 1e-9:  # more than rounding errors above it
+        return HOLDS
+    return FAILS if value - 2 * error > limit else TIED
 
 
 STUDY = Study(

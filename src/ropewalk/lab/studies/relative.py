@@ -41,9 +41,8 @@ def measure(workspace: Workspace, *, seed: int, names: list[str], shifts: list[i
         torch.manual_seed(seed)
         encoding = RopeSpec(head_dim=32, precision="hf") if name == FLOAT32 else name
         # large weights, because with nearly uniform attention no encoding would affect the logits
-        config = DecoderConfig(
-            64, 128, 256, num_layers=2, num_heads=4, encoding=encoding, length=length, init_std=0.15, tie_embeddings=False
-        )
+        sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 256, "num_layers": 2, "num_heads": 4}
+        config = DecoderConfig(**sizes, encoding=encoding, length=length, init_std=0.15, tie_embeddings=False)
         model = Decoder(config).to(workspace.device).eval()
         tokens = torch.randint(64, (windows, length), generator=torch.Generator().manual_seed(seed)).to(workspace.device)
         positions = torch.arange(length, device=workspace.device)
@@ -72,9 +71,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     table = Table("Change by a shift", ("encoding", "declared relative", *(f"by {shift:,}" for shift in shifts)), cells, note)
     text = f"A shift of {shifts[-1]:,} changes logits by less than {UNCHANGED:g} for all relative encodings, and only for these"
     claim = Claim(text, FAILS if wrong else HOLDS, f"except {', '.join(wrong)}" if wrong else "no exceptions")
-    figure = line_figure(
-        series, title="Change of the logits by a shift", x="shift of all positions", y="change (0 as 1e-9)", log_y=True
-    )
+    title = "Change of the logits by a shift"
+    figure = line_figure(series, title=title, x="shift of all positions", y="change (0 as 1e-9)", log_y=True)
     return Findings([table], {"relative": figure}, [claim])
 
 
