@@ -284,7 +284,7 @@ def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
     def reason(change):
         layer = make(qk_norm=True).layers[0].self_attn
         change(layer)
-        return layer.why_not_together(layer.qkv_proj.weight.new_zeros(1, 4, layer.qkv_proj.in_features))
+        return layer.why_not_fused(layer.qkv_proj.weight.new_zeros(1, 4, layer.qkv_proj.in_features))
 
     assert "CUDA" in reason(lambda layer: None)  # nothing else is in the way
     assert "LayerNorm" in reason(lambda layer: setattr(layer, "q_norm", nn.LayerNorm(layer.head_dim)))

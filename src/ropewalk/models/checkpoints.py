@@ -51,7 +51,7 @@ def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, devic
     checkpoint_format = FORMATS[model_type]
     config = checkpoint_format.config_from_hf(source.config)
     if isinstance(source, GgufWeights):
-        config = config.with_(encoding=source.rope)
+        config = config.with_(encoding=source.rope)  # the RopeSpec that the file describes
     else:
         _check_layout(source, model_type)
     # every layer has at least one tensor, so the files bound how many layers a config can make us build
@@ -82,8 +82,8 @@ def save(
     extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that describe the model
     max_shard_bytes  larger weights become several files and an index
 
-    Before anything is written, the config is read back and compared with the model. A RopeError names the config field
-    that transformers has no such model for, or the weight or rotation of the model that its own config does not describe.
+    Before anything is written, the config is read back and compared with the model. Raises a RopeError that names a config
+    field whose value no transformers model has, or a weight or rotation of the model that model.config does not describe.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:
@@ -91,9 +91,9 @@ def save(
     extra_config = dict(extra_config or {})
     hf_config = SAVED_AS[type(config)].config_to_hf(config)
     checkpoint_format = FORMATS[hf_config["model_type"]]
-    read = checkpoint_format.config_from_hf(hf_config)
+    restored = checkpoint_format.config_from_hf(hf_config)
     state = model.state_dict()
-    _check_model(model, state, _build_empty(checkpoint_format, read))
+    _check_model(model, state, _build_empty(checkpoint_format, restored))
     dtypes = {str(value.dtype).removeprefix("torch.") for value in state.values()}
     if len(dtypes) == 1:
         hf_config |= {"dtype": dtypes.pop()}
@@ -102,7 +102,7 @@ def save(
     # without these keys transformers would use its default token ids, which may exceed the vocabulary
     token_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     written = token_ids | hf_config | extra_config
-    if checkpoint_format.config_from_hf(written) != read:
+    if checkpoint_format.config_from_hf(written) != restored:
         raise RopeError("extra_config", "must not contain keys that describe another model", sorted(extra_config))
     tensors = _named_tensors(state, checkpoint_format, config)
     write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes)
@@ -123,10 +123,11 @@ def _build_empty(checkpoint_format: CheckpointFormat, config: Any) -> nn.Module:
 
 
 def _check_model(model: nn.Module, state: Mapping[str, Tensor], described: nn.Module) -> None:
-    """Raise an error if the model is not the one that its config describes: other weights, shapes or rotations."""
+    """Raise an error unless the model has the weights, shapes and rotations of `described`, the model built from its config."""
     shapes = {name: value.shape for name, value in described.state_dict().items()}
-    if missing := [name for name in shapes if name not in state] + [name for name in state if name not in shapes]:
-        raise RopeError("model", "must have exactly the weights that model.config describes", missing)
+    missing, unexpected = [name for name in shapes if name not in state], [name for name in state if name not in shapes]
+    if missing or unexpected:
+        raise RopeError("model", "must have exactly the weights that model.config describes", missing + unexpected)
     for name, shape in shapes.items():
         if state[name].shape != shape:
             raise RopeError(name, f"must have the shape {list(shape)}, by model.config", list(state[name].shape))
@@ -138,6 +139,7 @@ def _check_model(model: nn.Module, state: Mapping[str, Tensor], described: nn.Mo
 
 
 def _rotations(model: nn.Module) -> dict[str, RopeSpec]:
+    """Return {name of the module: its spec} of every Rope in the model."""
     return {name: module.spec for name, module in model.named_modules() if isinstance(module, Rope)}
 
 
@@ -145,6 +147,7 @@ class _SkipInit(TorchFunctionMode):
     """Skip weight initialisation: the weights are replaced anyway, and random init on meta tensors imports torch's compiler."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Return the tensor unchanged if `func` would initialise it; call any other `func`."""
         kwargs = kwargs or {}
         if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
             return args[0] if args else kwargs["tensor"]
@@ -168,8 +171,10 @@ def _match_names(
     # find every weight of the model, whole or in parts; what is left in `in_file` at the end is unexpected
     for name, shape in shapes.items():
         parts = {} if name in in_file else checkpoint_format.parts(name, config)
-        columns = tuple(shape[-1:]) if len(shape) > 1 else ()  # the rows of all experts follow one another
-        expected = {part: (rows, *columns) for part, rows in parts.items()} or {name: tuple(shape)}
+        expected: dict[str, tuple[int, ...]] = {name: tuple(shape)}
+        if parts:
+            columns = tuple(shape[-1:]) if len(shape) > 1 else ()  # a bias has rows only
+            expected = {part: (rows, *columns) for part, rows in parts.items()}
         absent = [part for part in expected if part not in in_file]
         missing += absent
         if not absent:
@@ -207,8 +212,8 @@ def _read(source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.
 def _named_tensors(state: Mapping[str, Tensor], checkpoint_format: CheckpointFormat, config: Any) -> Iterator[NewTensor]:
     """Yield (name in the file, shape, dtype, function that returns the tensor) of every weight, in the parts of its format."""
     for name, value in state.items():
-        rows = checkpoint_format.parts(name, config)
-        matrix = value.flatten(0, -2) if value.ndim == 3 else value  # the rows of all experts follow one another
-        tensors = zip(rows, matrix.split(list(rows.values())), strict=True) if rows else [(name, value)]
-        for part_name, part in tensors:
+        part_rows = checkpoint_format.parts(name, config)  # {name of the part: its rows}; empty if the weight is stored whole
+        matrix = value.flatten(0, -2) if value.ndim == 3 else value  # [experts, rows, columns] as one matrix
+        parts = zip(part_rows, matrix.split(list(part_rows.values())), strict=True) if part_rows else [(name, value)]
+        for part_name, part in parts:
             yield checkpoint_format.name_to_hf(part_name, config), tuple(part.shape), part.dtype, lambda part=part: part

@@ -102,9 +102,9 @@ def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
     key = (id(model), rows, capacity)
     step = _STEPS.newest(key)
     pointers = tuple(parameter.data_ptr() for parameter in model.parameters())
-    # a graph reads the parameters where they were when it was captured
+    # a graph reads the parameters at the addresses they had when it was captured
     if step is None or step.busy or step.pointers != pointers:
-        if step is None:  # the step goes when the model does
+        if step is None:  # drop the step when the model is deleted
             weakref.finalize(model, _STEPS.pop, key, None)
         step = _STEPS.keep(key, DecodeStep(model, rows, capacity, pointers))
     step.busy = True
@@ -122,6 +122,7 @@ class DecodeStep:
     """
 
     def __init__(self, model: Any, rows: int, capacity: int, pointers: tuple[int, ...]) -> None:
+        """Allocate the buffers for `rows` rows of at most `capacity` tokens, and capture the graph that uses them."""
         config, weight = model.config, model.embed_tokens.weight
         device, dtype = weight.device, weight.dtype
         self.pointers, self.busy = pointers, False
@@ -131,7 +132,7 @@ class DecodeStep:
         self.first_keys = torch.zeros(rows, **integers)
         #: for each slot of the cache, the most likely token after the one in it
         self.tokens = torch.zeros(rows, capacity, **integers)
-        # in one tensor, so that one launch counts a token
+        # each row's next position, each row's next cache slot, the number of keys: one tensor, so that one launch adds 1 to all
         self.counters = torch.zeros(2 * rows + 1, **integers)
         self.positions, self.slots, self.num_keys = self.counters.split((rows, rows, 1))
         self.row_starts = torch.arange(rows, **integers) * capacity
@@ -141,7 +142,7 @@ class DecodeStep:
             vocabulary_splits=pick_vocabulary_splits(rows, device), device=device,
         )  # fmt: skip
         self.embedding = weight
-        # the embedding of the latest token, to which the products add in place
+        # first the embedding of the latest token; the products of each layer add to it in place
         self.x = weight.new_zeros(rows, config.hidden_size)
         self.q, self.mixed = (weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2))
         self.normed = torch.empty_like(self.x)
@@ -161,7 +162,7 @@ class DecodeStep:
             self._run(model)
 
     def _run(self, model: Any) -> None:
-        """Compute the logits from the embedding x, store the most likely next token, load its embedding into x, and count it."""
+        """Write the logits to `logits`, the most likely token to `tokens`, its embedding to `x`; add 1 to `counters`."""
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
         x, norm = self._normed(self.x, model.norm)
@@ -191,12 +192,12 @@ class DecodeStep:
         launch.product(self.middle, down.weight, self.x, bias=down.bias, residual=self.x)
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
-        """Return (x, norm) for a product: it norms a single row itself, and several rows are normed by a launch of their own."""
+        """Return (x, norm) for one row, which the kernel of the product norms itself; (normed x, None) for several rows."""
         norm = launch.Norm(module.weight, module.eps)
         return (x, norm) if len(x) == 1 else (launch.normed(x, norm, self.normed), None)
 
     def start(self, prompt_caches: list[KVCache]) -> None:
-        """Take over the keys and values of the prompt, whose rows may be padded on the left."""
+        """Copy the keys and values of the prompt, whose rows may be padded on the left, and set the counters after it."""
         #: how many tokens the cache holds
         self.size = size = len(prompt_caches[0])
         for cache, k, v in zip(prompt_caches, self.keys, self.values, strict=True):

@@ -109,7 +109,7 @@ class Decoder(nn.Module):
         documents: Integer[Tensor, "B S"] | None = None,
         caches: Caches | None = None,
     ) -> Float[Tensor, "B S H"]:
-        """Return the normed output of the last layer, from which the logits are computed."""
+        """Return the normed output of the last layer, from which the logits are computed; arguments as in `forward`."""
         return self._run(tokens, positions, padding, documents, caches)[0]
 
     def loss(
@@ -123,7 +123,7 @@ class Decoder(nn.Module):
         """Return the mean cross entropy of `targets` plus the experts' balance loss, without materialising all logits.
 
         targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the next token of the row;
-        the last token of a row or document, and tokens next to padding, are ignored.
+        the last token of a row or document, and tokens next to padding, are ignored. Other arguments as in `forward`.
         """
         x, routes = self._run(tokens, positions, padding, documents, None)
         targets = next_tokens(tokens, padding, documents) if targets is None else targets
@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         return loss
 
     def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
-        """Return an empty KVCache for each layer; linear attention has a state of constant size instead."""
+        """Return an empty KVCache(kind, capacity, sinks) for each layer, or with linear attention an empty RunningState."""
         return empty_caches(len(self.layers), self.config.attention, kind, capacity, sinks)
 
     def generate(self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any) -> Integer[Tensor, "B T"]:
@@ -152,7 +152,7 @@ class Decoder(nn.Module):
         documents: Tensor | None,
         caches: Sequence | None,
     ) -> tuple[Tensor, list[Routes]]:
-        """Return the last hidden states and the routes of the layers that have experts."""
+        """Return the normed output of the last layer, and the routes of the layers with experts; arguments as in `forward`."""
         layer_caches = check_caches(caches, len(self.layers))
         if positions is None:
             positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ class PackedAttention(Attention):
     """Softmax attention whose q, k and v projections are one matrix, so one matrix product computes all three."""
 
     def __init__(self, config: DecoderConfig, layer_type: str) -> None:
+        """Create the attention of a layer of type `layer_type` (`DecoderConfig.layer_types`)."""
         super().__init__(
             config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
             encoding="none" if config.input_encoding else config.layer_encoding(layer_type),
@@ -32,7 +33,7 @@ class PackedAttention(Attention):
             temperature=config.layer_temperature(layer_type), remapping=config.layer_remapping(layer_type),
         )  # fmt: skip
         del self.q_proj, self.k_proj, self.v_proj
-        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim  # q, k and v
         self.qkv_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,16 +42,16 @@ class PackedAttention(Attention):
         return self.q_norm(q), self.k_norm(k), v
 
     def project_rotated(self, x: Tensor, positions: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return q, k and v [B, heads, S, head_dim] of x, normed, q and k rotated, by one or two launches on a GPU.
+        """Return q, k and v [B, heads, S, head_dim] of x, with q and k normed and rotated, by one or two launches on a GPU.
 
-        None if the fused kernels do not support this call, or would not be faster.
+        None if the fused kernels do not support this call, would not be faster, or the cache stores keys before rotation.
         """
         if torch.compiler.is_compiling() or not x.is_cuda or x.shape[:-1].numel() < FEWEST_TOKENS:
             return None
         if cache is not None and not cache.keeps_rotated(self.encoding):
             return None
         encoding = self.encoding
-        if not isinstance(encoding, Rotary) or self.why_not_together(x) is not None:
+        if not isinstance(encoding, Rotary) or self.why_not_fused(x) is not None:
             return None
         heads = qkv_norm_rope(
             x, self.qkv_proj.weight, self.qkv_proj.bias, spec=encoding.rope.spec, positions=positions,
@@ -59,7 +60,7 @@ class PackedAttention(Attention):
         q, k, v = (t.transpose(1, 2) for t in heads)
         return q, k, v
 
-    def why_not_together(self, x: Tensor) -> str | None:
+    def why_not_fused(self, x: Tensor) -> str | None:
         """Return why the layer cannot project, norm and rotate x by the fused kernels, or None if it can."""
         encoding, linear = self.encoding, self.qkv_proj
         if not (isinstance(encoding, Rotary) and type(encoding).rotate is Rotary.rotate) or encoding.rope.spec.learned:

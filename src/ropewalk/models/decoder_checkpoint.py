@@ -15,7 +15,7 @@ from ropewalk.interop.config.keys import TEMPERATURE_KEY
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.checkpoint_formats import CheckpointFormat, is_legacy
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.decoder_config import MAX_LAYERS, DecoderConfig
+from ropewalk.models.decoder_config import MAX_LAYERS, WINDOWED, DecoderConfig
 from ropewalk.spec import RopeSpec
 
 
@@ -62,24 +62,25 @@ LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
-    """Return the DecoderConfig of a config.json; raise an error for what a Decoder does not support."""
+    """Return the DecoderConfig of `raw`, the contents of a config.json; raise an error for what a Decoder does not support."""
     model_type = choice("model_type", raw.get("model_type"), ARCHITECTURES)
     architecture = ARCHITECTURES[model_type]
     for key in REQUIRED_KEYS:
         if raw.get(key) is None:
             raise RopeError(key, f"must be in the config of a {model_type}", None)
     layers = integer("num_hidden_layers", raw["num_hidden_layers"], low=1, high=MAX_LAYERS)
-    own = _own_keys(raw)
+    own_keys = _own_keys(raw)
     fields: dict[str, Any] = {ours: raw[key] for ours, key in HF_KEYS.items() if raw.get(key) is not None}
-    if model_type == "minimind":
+    if model_type == "minimind":  # has one key for both
         fields["dropout"] = fields["attention_dropout"] = raw.get("dropout", 0.0)
-    fields |= {name: own[name] for name in ("dropout", "length") if name in own}
+    fields |= {name: own_keys[name] for name in ("dropout", "length") if name in own_keys}
     choice("hidden_act", fields.get("activation", "silu"), ACTIVATIONS)
     layer_types, window = _layer_types(raw, model_type, layers)
-    specs: Any = from_hf(raw, per_layer=True, precision=own.get("precision", "hf_frequencies"))
+    specs: Any = from_hf(raw, per_layer=True, precision=own_keys.get("precision", "hf_frequencies"))
     attention_bias = _flag(raw, "attention_bias", False)
     return DecoderConfig(
         **fields,
+        # a spec's head_dim includes the default for a config without the key; a layer type without rotation has no spec
         head_dim=next((spec.head_dim for spec in specs.values() if spec is not None), raw.get("head_dim")),
         encoding=_encoding(specs, layer_types),  # type: ignore[arg-type]
         layer_types=layer_types,
@@ -96,20 +97,22 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _own_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that transformers has no config key for; only this package writes and reads them."""
-    own = raw.get("ropewalk", {})
-    if not isinstance(own, Mapping) or not set(own) <= set(OWN_KEYS):
-        raise RopeError("ropewalk", f"must be an object with no keys but {', '.join(OWN_KEYS)}", own)
-    return dict(own)
+    """Return the settings under "ropewalk", which transformers has no config key for; only this package uses them."""
+    own_keys = raw.get("ropewalk", {})
+    if not isinstance(own_keys, Mapping) or not set(own_keys) <= set(OWN_KEYS):
+        raise RopeError("ropewalk", f"must be an object with no keys but {', '.join(OWN_KEYS)}", own_keys)
+    return dict(own_keys)
 
 
 def _flag(raw: Mapping[str, Any], key: str, default: bool) -> bool:
+    """Return the boolean under a config key, or the default if it is absent or null."""
     return default if raw.get(key) is None else flag(key, raw[key])
 
 
 def _layer_types(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[tuple[str, ...], int | None]:
-    """Return the type of each layer, and the window of the sliding ones."""
+    """Return the type of each layer, and the window of the sliding ones (None if no layer is sliding)."""
     window = raw.get("sliding_window")
+    # a Mistral uses any window that it has; the others only if this key says so
     if model_type not in ("mistral", "ministral3") and not _flag(raw, "use_sliding_window", False):
         window = None
     window = None if window is None else integer("sliding_window", window, low=1)
@@ -119,16 +122,15 @@ def _layer_types(raw: Mapping[str, Any], model_type: str, layers: int) -> tuple[
             raise RopeError("layer_types", f"must list the type of each of the {layers} layers", declared)
         layer_types = tuple(LAYER_TYPES[choice("layer_types", each, LAYER_TYPES)] for each in declared)
     elif window is not None and model_type in ("qwen2", "qwen3"):
-        # the default of transformers
-        first_sliding = integer("max_window_layers", raw.get("max_window_layers", 28), low=0)
+        first_sliding = integer("max_window_layers", raw.get("max_window_layers", 28), low=0)  # 28: transformers' default
         layer_types = tuple("sliding" if index >= first_sliding else "full" for index in range(layers))
     else:
         layer_types = ("full" if window is None else "sliding",) * layers
     if model_type == "smollm3":
-        if declared is None and window is not None:  # its layers with a window are those that are not rotated
+        if declared is None and window is not None:  # by default the layers that are not rotated have the window
             layer_types = tuple("full" if spec is not None else "sliding" for spec in layer_specs(raw))
         layer_types = _with_nope_layers(raw, layer_types)
-    return layer_types, window if {"sliding", "nope_sliding"} & {*layer_types} else None
+    return layer_types, window if any(each in WINDOWED for each in layer_types) else None
 
 
 def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> tuple[str, ...]:
@@ -139,11 +141,12 @@ def _with_nope_layers(raw: Mapping[str, Any], layer_types: tuple[str, ...]) -> t
 
 
 def _encoding(specs: Any, layer_types: tuple[str, ...]) -> str | RopeSpec | dict[str, RopeSpec | None]:
-    """Return the encoding of a DecoderConfig: "none", one spec for all layers, or a spec by layer type."""
+    """Return a DecoderConfig's encoding ("none", one spec, or specs by layer type) from {layer type of transformers: spec}."""
     by_type = {LAYER_TYPES[name]: spec for name, spec in specs.items() if name in LAYER_TYPES}
-    # the specs that layers use; without known layer types, all that are not None
-    distinct = {by_type[each] for each in layer_types if each in by_type} or {spec for spec in specs.values() if spec is not None}
-    if not any(distinct):
+    distinct = {by_type[layer_type] for layer_type in layer_types if layer_type in by_type}
+    if not distinct:  # no layer has a type of the specs, so take those that rotate
+        distinct = set(specs.values()) - {None}
+    if not any(distinct):  # no layer is rotated
         return "none"
     return distinct.pop() if len(distinct) == 1 else by_type
 
@@ -157,18 +160,18 @@ def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, 
         raise RopeError("num_experts", f"must be in the config of a {model_type} with experts", None)
     fields = {ours: raw[key] for ours, key in EXPERT_KEYS.items() if raw.get(key) is not None}
     if model_type == "qwen3_moe":
-        fields.setdefault("norm_topk", False)
+        fields.setdefault("norm_topk", False)  # the default of transformers; ours is True
     step = integer("decoder_sparse_step", raw.get("decoder_sparse_step", 1), low=1)
     mlp_only = raw.get("mlp_only_layers") or ()
     if not isinstance(mlp_only, list | tuple):
         raise RopeError("mlp_only_layers", "must be a list of layer numbers", mlp_only)
     dense = {integer("mlp_only_layers", index, low=0, high=layers - 1) for index in mlp_only}
-    dense |= {index for index in range(layers) if (index + 1) % step}  # only every step-th layer has experts
+    dense |= {index for index in range(layers) if (index + 1) % step != 0}  # only every step-th layer has experts
     return {"num_experts": count, "dense_layers": tuple(sorted(dense)), **fields}
 
 
 def model_type_of(config: DecoderConfig) -> str:
-    """Return the transformers model_type that can express this config."""
+    """Return the transformers model_type closest to this config; `config_to_hf` checks that it can express every field."""
     if config.num_experts:
         return "qwen3_moe"
     if isinstance(config.temperature, FloorLog):
@@ -189,7 +192,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
     """Return the contents of a config.json from which transformers builds the same model, or raise an error."""
     if config.attention != "softmax":
         raise RopeError("attention", "must be 'softmax' to be saved for transformers", config.attention)
-    # no layer uses the encoding then
+    # if every layer is a "nope" layer, none uses the encoding, and any spec describes the model
     unrotated = set(config.layer_types) <= {"nope", "nope_sliding"} and config.input_encoding is None  # type: ignore[arg-type]
     spec = RopeSpec(head_dim=config.head_dim or 0) if config.encoding == "rope" or unrotated else config.encoding
     if not isinstance(spec, RopeSpec):
@@ -211,7 +214,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         hf_config["attention_bias"] = config.qkv_bias
     if architecture.mlp_bias is None:
         hf_config["mlp_bias"] = config.mlp_bias
-    if model_type == "smollm3":
+    if model_type == "smollm3":  # in this key 1 means that the layer is rotated
         hf_config["no_rope_layers"] = [int(not each.startswith("nope")) for each in config.layer_types]  # type: ignore[union-attr]
     rope = to_hf(spec, model_type=model_type)
     if isinstance(config.temperature, FloorLog):
@@ -219,10 +222,10 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         rope["rope_parameters"] = {**rope["rope_parameters"], **keys}
     # max_position_embeddings is the trained length for dynamic NTK, and the served length for all others
     hf_config = hf_config | rope if isinstance(spec.scaling, Dynamic) else rope | hf_config
-    own = {"precision": spec.precision} if spec.precision != "hf_frequencies" else {}
-    own |= {"dropout": config.dropout} if config.dropout else {}
-    own |= {"length": config.length} if config.length != hf_config["max_position_embeddings"] else {}
-    hf_config |= {"ropewalk": own} if own else {}
+    own_keys = {"precision": spec.precision} if spec.precision != "hf_frequencies" else {}
+    own_keys |= {"dropout": config.dropout} if config.dropout else {}
+    own_keys |= {"length": config.length} if config.length != hf_config["max_position_embeddings"] else {}
+    hf_config |= {"ropewalk": own_keys} if own_keys else {}
     _check_round_trip(config.with_(encoding="none" if unrotated else spec), hf_config, model_type)
     return hf_config
 
@@ -260,21 +263,23 @@ def name_to_hf(name: str, config: DecoderConfig) -> str:
 
 
 def parts(name: str, config: DecoderConfig) -> dict[str, int]:
-    """Return {name: rows} of the tensors that files store instead of one of our packed weights."""
+    """Return {name: rows} of the tensors that files store instead of one of our packed weights; empty if it is not packed."""
+    # rpartition returns an empty stem if the name does not contain the text; a name in a model starts with "layers.<i>."
     stem, _, suffix = name.rpartition("self_attn.qkv_proj.")
     if stem:
-        rows = {"q": config.num_heads, "k": config.num_kv_heads or 0, "v": config.num_kv_heads or 0}
-        return {f"{stem}self_attn.{each}_proj.{suffix}": heads * (config.head_dim or 0) for each, heads in rows.items()}
+        heads = {"q": config.num_heads, "k": config.num_kv_heads or 0, "v": config.num_kv_heads or 0}
+        return {f"{stem}self_attn.{part}_proj.{suffix}": count * (config.head_dim or 0) for part, count in heads.items()}
     stem, _, suffix = name.rpartition("mlp.gate_up_proj.")
     if stem:
-        return {f"{stem}mlp.{each}_proj.{suffix}": config.intermediate_size for each in ("gate", "up")}
+        return {f"{stem}mlp.{part}_proj.{suffix}": config.intermediate_size for part in ("gate", "up")}
     stem, _, suffix = name.rpartition("mlp.experts.")
     if not stem:
         return {}
-    inner = {"gate": config.moe_intermediate_size or 0, "up": config.moe_intermediate_size or 0}
-    rows = inner if suffix == "gate_up_proj" else {"down": config.hidden_size}
+    rows = {"down": config.hidden_size}
+    if suffix == "gate_up_proj":
+        rows = {"gate": config.moe_intermediate_size or 0, "up": config.moe_intermediate_size or 0}
     experts = range(config.num_experts)
-    return {f"{stem}mlp.experts.{i}.{each}_proj.weight": count for i in experts for each, count in rows.items()}
+    return {f"{stem}mlp.experts.{i}.{part}_proj.weight": count for i in experts for part, count in rows.items()}
 
 
 DECODER_FORMATS = dict.fromkeys(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ropewalk.attention.remap import Remapping
@@ -73,39 +74,41 @@ class DecoderConfig:
     remapping: Remapping | None = None
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
+        """Check every field, and set the defaults that depend on other fields."""
+        set_field = partial(object.__setattr__, self)  # the dataclass is frozen
         for name in ("vocab_size", "hidden_size", "intermediate_size"):
-            put(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))
+            set_field(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))
         integer("num_layers", self.num_layers, low=1, high=MAX_LAYERS)
         integer("num_heads", self.num_heads, low=1, high=1 << 16)
-        put("num_kv_heads", self.num_heads if self.num_kv_heads is None else integer("num_kv_heads", self.num_kv_heads, low=1))
+        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        set_field("num_kv_heads", integer("num_kv_heads", kv_heads, low=1))
         if self.num_heads % self.num_kv_heads:  # type: ignore[operator]  # set above
             raise RopeError("num_kv_heads", f"must divide num_heads = {self.num_heads}", self.num_kv_heads)
         if self.head_dim is None and self.hidden_size % self.num_heads:
             rule = f"must be given, because num_heads = {self.num_heads} does not divide hidden_size = {self.hidden_size}"
             raise RopeError("head_dim", rule, None)
-        put("head_dim", integer("head_dim", self.head_dim or self.hidden_size // self.num_heads, low=1, high=65536))
+        set_field("head_dim", integer("head_dim", self.head_dim or self.hidden_size // self.num_heads, low=1, high=65536))
         for name in ("qk_norm", "qkv_bias", "o_bias", "mlp_bias", "tie_embeddings", "norm_topk"):
             flag(name, getattr(self, name))
         choice("attention", self.attention, ATTENTIONS)
         choice("activation", self.activation, ACTIVATIONS)
         number("norm_eps", self.norm_eps, above=0)
         number("dropout", self.dropout, low=0, high=1)
-        put("attention_dropout", self.dropout if self.attention_dropout is None else self.attention_dropout)
+        set_field("attention_dropout", self.dropout if self.attention_dropout is None else self.attention_dropout)
         number("attention_dropout", self.attention_dropout, low=0, high=1)
         number("init_std", self.init_std, low=0)
         integer("length", self.length, low=1)
-        self._check_layers(put)
-        self._check_experts(put)
-        self._check_encoding(put)
+        self._check_layers(set_field)
+        self._check_experts(set_field)
+        self._check_encoding(set_field)
         if self.attention == "linear" and (self.temperature is not None or self.remapping is not None):
             raise RopeError("attention", "must be 'softmax' to have a temperature or a remapping", self.attention)
         if isinstance(self.temperature, Mapping):
-            put("temperature", dict(self.temperature))
+            set_field("temperature", dict(self.temperature))
             for layer_type in self.temperature:
                 choice("temperature", layer_type, LAYER_TYPES)
 
-    def _check_layers(self, put: Any) -> None:
+    def _check_layers(self, set_field: Callable[[str, Any], None]) -> None:
         """Check the window and the layer types, and set `layer_types` to one entry per layer."""
         if self.window is not None:
             integer("window", self.window, low=1)
@@ -115,29 +118,29 @@ class DecoderConfig:
             choice("layer_types", layer_type, LAYER_TYPES)
         if len(types) != self.num_layers:
             raise RopeError("layer_types", f"must have one entry for each of the {self.num_layers} layers", types)
-        windowed = any(each in WINDOWED for each in types)
+        windowed = any(layer_type in WINDOWED for layer_type in types)
         if windowed and self.window is None:
             raise RopeError("window", "must be given if a layer is sliding", None)
         if self.window is not None and not windowed:
             raise RopeError("window", "must be None if no layer is sliding; layer_types=None makes all sliding", self.window)
         if self.attention == "linear" and windowed:
             raise RopeError("window", "must be None for linear attention, which cannot drop old tokens", self.window)
-        put("layer_types", types)
+        set_field("layer_types", types)
 
-    def _check_experts(self, put: Any) -> None:
+    def _check_experts(self, set_field: Callable[[str, Any], None]) -> None:
         """Check the numbers of experts and set the defaults that depend on other fields."""
         integer("num_experts", self.num_experts, low=0, high=MAX_EXPERTS)
         size = self.intermediate_size if self.moe_intermediate_size is None else self.moe_intermediate_size
-        put("moe_intermediate_size", integer("moe_intermediate_size", size, low=1, high=MAX_SIZE))
+        set_field("moe_intermediate_size", integer("moe_intermediate_size", size, low=1, high=MAX_SIZE))
         if self.num_experts:
             integer("experts_per_token", self.experts_per_token, low=1, high=self.num_experts)
         number("router_aux_coef", self.router_aux_coef, low=0)
-        put("dense_layers", tuple(integer("dense_layers", i, low=0, high=self.num_layers - 1) for i in self.dense_layers))
+        set_field("dense_layers", tuple(integer("dense_layers", i, low=0, high=self.num_layers - 1) for i in self.dense_layers))
 
-    def _check_encoding(self, put: Any) -> None:
+    def _check_encoding(self, set_field: Callable[[str, Any], None]) -> None:
         """Check the encoding of every layer type."""
         if isinstance(self.encoding, Mapping):
-            put("encoding", dict(self.encoding))
+            set_field("encoding", dict(self.encoding))
             for layer_type in self.encoding:
                 choice("encoding", layer_type, LAYER_TYPES)
         for layer_type in dict.fromkeys(self.layer_types):  # type: ignore[arg-type]  # set above

@@ -60,17 +60,17 @@ class _TokenLoss(torch.autograd.Function):
         """Return the gradients of x and weight: those of `forward` times the gradient of the loss."""
         x_grad, weight_grad, count = ctx.saved_tensors
         scale = grad / count  # stays float32, because rounding the scale would shift all gradients alike
-        grads = ((each.to(scale.dtype) * scale).to(x_grad.dtype) for each in (x_grad, weight_grad))
-        return *grads, None, None
+        x_grad, weight_grad = ((stored.to(scale.dtype) * scale).to(x_grad.dtype) for stored in (x_grad, weight_grad))
+        return x_grad, weight_grad, None, None
 
 
 def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row, and the gradient of its logits in the memory of the logits."""
+    """Return the cross entropy of each row of x [T, hidden] and its gradient by the logits, stored in the logits' memory."""
     logits = x @ weight.transpose(0, 1)
     log_probabilities = logits.log_softmax(dim=-1, dtype=_sum_dtype(x))
     index = targets.unsqueeze(-1)
     at_target = log_probabilities.gather(-1, index).squeeze(-1)
-    # torch.compile reuses memory by itself
+    # the probabilities overwrite the logits; torch.compile reuses memory by itself
     compiling = torch.compiler.is_compiling()
     grad = log_probabilities.exp().to(x.dtype) if compiling else torch.exp(log_probabilities, out=logits)
     # p - 1 is computed before rounding, because near p = 1 bfloat16 would round it to 0
@@ -79,9 +79,9 @@ def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[T
 
 
 def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
-    """Return equal slices of the rows with at most `max_logits` logits each."""
+    """Return slices of the rows of x [T, hidden], equal but for the last, with at most `max_logits` logits each."""
     tokens = x.shape[0]
-    count = max(1, -(-tokens * weight.shape[0] // max_logits))
+    count = max(1, -(-tokens * weight.shape[0] // max_logits))  # rounded up
     size = max(1, -(-tokens // count))
     return [slice(start, min(start + size, tokens)) for start in range(0, max(tokens, 1), size)]
 

@@ -85,15 +85,16 @@ class Experts(nn.Module):
         order = chosen.flatten().argsort(stable=True)
         token = order // per_token
         sizes = chosen.flatten().bincount(minlength=count).tolist()  # synchronises with the device once per layer
-        parts = [self.run_expert(part, e) for e, part in enumerate(x[token].split(sizes)) if sizes[e]]
-        weighted = torch.cat(parts) * weights.flatten()[order].unsqueeze(-1)
+        inputs = x[token].split(sizes)  # the tokens of each expert
+        outputs = [self.run_expert(inputs[expert], expert) for expert in range(count) if sizes[expert]]
+        weighted = torch.cat(outputs) * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, token, weighted.to(x.dtype))
 
     def _run_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply every expert to every token: more arithmetic, but no shape depends on values, so it compiles to one graph."""
+        """Return the same by applying every expert to every token: no shape depends on values, so it compiles to one graph."""
         count = self.gate_up_proj.shape[0]
-        share = weights.new_zeros(x.shape[0], count).scatter(1, chosen, weights)
-        return sum((self.run_expert(x, e) * share[:, e : e + 1] for e in range(count)), torch.zeros_like(x))
+        all_weights = weights.new_zeros(x.shape[0], count).scatter(1, chosen, weights)  # [T, E], 0 for experts not chosen
+        return sum((self.run_expert(x, i) * all_weights[:, i : i + 1] for i in range(count)), torch.zeros_like(x))
 
 
 class MixtureOfExperts(nn.Module):
@@ -106,7 +107,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routes]:
-        """Return the sum of the outputs of the chosen experts of each token, and how tokens were routed."""
+        """Return the weighted sum of the chosen experts' outputs for each token of x [..., hidden], and the routes."""
         flat = x.flatten(0, -2)
         scores = self.gate(flat)
         dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
@@ -119,12 +120,13 @@ class MixtureOfExperts(nn.Module):
 
 
 def balance_loss(routes: list[Routes], padding: Tensor | None = None) -> Tensor:
-    """Return experts * sum(share of choices * mean probability) over all layers: k if the experts are used evenly.
+    """Return the load-balancing loss: E * the sum over the E experts of (choices per token * mean router probability).
 
-    `padding` [B, S] is False for tokens that are left out.
+    It is k, the number of experts per token, if all are used evenly, and larger otherwise. The means are over the tokens
+    of all layers; `padding` [B, S] is False for tokens that are left out.
     """
     probabilities = torch.cat([route.probabilities for route in routes])  # [layers T, E]
-    chosen = torch.cat([route.chosen for route in routes])
+    chosen = torch.cat([route.chosen for route in routes])  # [layers T, k]
     count = probabilities.shape[-1]
     real = torch.ones_like(probabilities[:, :1]) if padding is None else padding.flatten().repeat(len(routes)).unsqueeze(-1)
     real = real.to(probabilities.dtype)

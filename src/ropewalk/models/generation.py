@@ -90,13 +90,13 @@ def generate(
 
     stream  called with the new tokens [B] of every step; `steps` is the same as an iterator
     """
-    new = []
+    generated = []
     with ExitStack() as contexts:
-        for step in steps(model, tokens, max_new_tokens, **options, contexts=contexts):
-            new.append(step)
+        for new_tokens in steps(model, tokens, max_new_tokens, **options, contexts=contexts):
+            generated.append(new_tokens)
             if stream is not None:
-                stream(step.clone())
-        return torch.cat((tokens, torch.stack(new, dim=1).to(tokens.dtype)), dim=1) if new else tokens
+                stream(new_tokens.clone())
+        return torch.cat((tokens, torch.stack(generated, dim=1).to(tokens.dtype)), dim=1) if generated else tokens
 
 
 def steps(
@@ -165,15 +165,15 @@ def steps(
             yield new
             if index + 1 == max_new_tokens:
                 return
-            all_done = None if ends is None else _to_host(done.all())
+            all_done = None if ends is None else _copy_to_host(done.all())
             if seen is not None:
                 seen = seen.scatter(1, new.unsqueeze(-1), True)
             if index == 0 and open_step is not None:
                 step = contexts.enter_context(open_step())
                 step.start(caches)
             if step is not None:
-                # starts before the host waits for `all_done`, so the GPU is never idle
-                logits = step(new if picked is None or ends is not None else None)
+                # starts before the host waits for `all_done`, so the GPU is never idle; None continues with step.token
+                logits = step(None if picked is not None and ends is None else new)
             if all_done is not None and all_done():
                 return
             if step is not None:
@@ -203,10 +203,14 @@ def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: A
 def _graph_opener(
     model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None
 ) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that opens the model's decode step as a CUDA graph; None if `graph` is False or there can be none."""
-    fits = cache != "static" or capacity is None or tokens.shape[1] + new <= capacity  # the plain path raises the error
-    if graph is False or not fits or (graph is None and not tokens.is_cuda):
+    """Return a function that opens the decode step for `new` tokens as a CUDA graph; None to decode without a graph.
+
+    graph  True: raise an error if the steps cannot be captured; None: capture them if possible; False: never
+    """
+    if graph is False or (graph is None and not tokens.is_cuda):
         return None
+    if cache == "static" and capacity is not None and tokens.shape[1] + new > capacity:
+        return None  # the cache itself raises the error when it is full
     reason = why_not_graph(model, tokens, cache)
     if reason is None:
         from ropewalk.models.decode_step import captured_step
@@ -228,7 +232,7 @@ def why_not_graph(model: Model, tokens: Tensor, cache: Any = "growing") -> str |
     return decode_step.why_not(model, tokens)
 
 
-def _to_host(flag: Tensor) -> Callable[[], bool]:
+def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
     """Start copying a flag to the host and return a function that waits for it."""
     if not flag.is_cuda:
         return lambda: bool(flag)
@@ -258,6 +262,7 @@ def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> No
         return
     if padding.dtype != torch.bool or padding.shape != tokens.shape:
         raise RopeError("padding", f"must be boolean {list(tokens.shape)}, True for real tokens", list(padding.shape))
+    # no padding may follow a real token, and the last token of each row must be real
     if not bool((padding[:, 1:] >= padding[:, :-1]).all() & padding[:, -1].all()):
         raise RopeError(
             "padding", "must be on the left only, because new tokens follow the last token of each row", "padding after a token"
@@ -270,7 +275,7 @@ def _stop_tokens(stop: Any, vocabulary: int) -> list[int]:
     stops = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
     if not stops:
         raise RopeError("stop", "must contain at least one token, or be None", stops)
-    return [integer("stop", each, low=0, high=vocabulary - 1) for each in stops]
+    return [integer("stop", token, low=0, high=vocabulary - 1) for token in stops]
 
 
 def _tokens_seen(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> Tensor:

@@ -46,9 +46,10 @@ class Migration:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def __str__(self) -> str:
+        """Return a table with the number of weights of each list and the first eight names."""
         weights = self.model.state_dict()
-        numbers = sum(weights[name].numel() for name in self.copied)
-        lines = [f"copied       {len(self.copied)} weights, {numbers:,} numbers"]
+        elements = sum(weights[name].numel() for name in self.copied)
+        lines = [f"copied       {len(self.copied)} weights, {elements:,} numbers"]
         for title in ("dropped", "initialised", "frozen"):
             names = getattr(self, title)
             shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
@@ -85,7 +86,7 @@ def migrate(
     if to is not None:
         changes = {**MIGRATIONS[choice("to", to, MIGRATIONS)], **changes}
         encoding = changes.pop("encoding", encoding)
-    unused: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()  # weights of a transformers model that we have no place for
     if isinstance(source, str | os.PathLike):
         source = load(source)
     elif hasattr(getattr(source, "config", None), "to_dict"):
@@ -104,8 +105,8 @@ def migrate(
     with torch.no_grad():
         for name in copied:
             new[name].copy_(old[name])
-    first = next(source.parameters())
-    model.to(device=first.device, dtype=first.dtype).train(source.training)
+    parameter = next(source.parameters())
+    model.to(device=parameter.device, dtype=parameter.dtype).train(source.training)
     uncopied = tuple(name for name in new if name not in copied)
     dropped = tuple(name for name in source.state_dict() if name not in copied) + unused
     return Migration(model, copied, dropped, (*_positional_names(model), *uncopied), apply_freeze(model, freeze, uncopied))

@@ -25,7 +25,7 @@ from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm
 
 
 def model_encoding(config: RoFormerConfig) -> Encoding:
-    """Create the encoding of one layer or of the embeddings; rotary encodings named in the config are interleaved."""
+    """Create the encoding of one layer or of the embeddings; a rotary encoding given by name gets the interleaved layout."""
     encoding = as_encoding(config.encoding, config.sizes)
     if isinstance(encoding, Rotary) and isinstance(config.encoding, str):
         return type(encoding)(config.sizes, encoding.rope.spec.with_(layout="interleaved"))
@@ -47,7 +47,7 @@ class SelfAttention(Attention):
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
     def _rotated_with_cache(self, q, k, v, positions, padding, cache, rotated):
-        """Return what `Attention` returns, with v rotated like a key if `rotary_value`."""
+        """Return (q, k, v, key positions, key padding) as `Attention` does; if `rotary_value`, v is rotated like a key."""
         v = self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
         return super()._rotated_with_cache(q, k, v, positions, padding, cache, rotated)
 
@@ -94,7 +94,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__()
-        layer_config = config if config.encoding_class.entry != "input" else config.with_(encoding="none")
+        # an encoding that is added to the embeddings does not act in the layers
+        layer_config = config.with_(encoding="none") if config.encoding_class.entry == "input" else config
         attention = SelfAttention if config.attention == "softmax" else LinearSelfAttention
         self.attention = attention(config, model_encoding(layer_config))
         self.attention_norm = make_norm(config, config.hidden_size)
@@ -177,8 +178,8 @@ class RoFormer(nn.Module):
         if self.head.pools and documents is not None:
             rule = f"must be None for the head {self.config.head!r}, which has one output per row; give each document its own row"
             raise RopeError("documents", rule, list(documents.shape))
-        choices = tokens.shape[:2] if self.config.head == "multiple_choice" else None
-        if choices is not None:
+        choices = tokens.shape[:2] if self.config.head == "multiple_choice" else None  # [B, choices]
+        if choices is not None:  # each choice becomes a row
             tokens = tokens.flatten(0, 1)
             types, padding = (t if t is None else t.flatten(0, 1) for t in (types, padding))
         hidden = self.hidden(tokens, positions, types=types, padding=padding, documents=documents, caches=caches)
@@ -195,7 +196,7 @@ class RoFormer(nn.Module):
         documents: Tensor | None = None,
         caches: Sequence[KVCache | RunningState] | None = None,
     ) -> Tensor:
-        """Return the hidden states [B, S, hidden] that the head receives."""
+        """Return the hidden states [B, S, hidden] that the head receives; arguments as in `forward`."""
         self._check(tokens, types, padding)
         positions = self._positions(tokens, positions, padding, documents, caches)
         x = self.embeddings(tokens, types, positions)
@@ -207,7 +208,7 @@ class RoFormer(nn.Module):
         return x  # type: ignore[return-value]  # checkpoint returns the output of its layer
 
     def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
-        """Return an empty KVCache for each layer; linear attention has a state of constant size instead."""
+        """Return an empty KVCache(kind, capacity, sinks) for each layer, or with linear attention an empty RunningState."""
         if not self.config.causal:
             raise RopeError("causal", "must be true to use a cache, because cached tokens cannot attend to later ones", False)
         return empty_caches(len(self.layers), self.config.attention, kind, capacity, sinks)
@@ -218,7 +219,7 @@ class RoFormer(nn.Module):
 
     def with_head(self, head: str, **changes) -> RoFormer:
         """Return a model with a new head that shares, not copies, the embeddings and layers of this one."""
-        other = RoFormer.__new__(RoFormer)
+        other = RoFormer.__new__(RoFormer)  # without RoFormer.__init__, which would create new layers
         nn.Module.__init__(other)
         other.config = self.config.with_(head=head, **changes)
         other.gradient_checkpointing = self.gradient_checkpointing
@@ -230,7 +231,7 @@ class RoFormer(nn.Module):
         return other.train(self.training)
 
     def _positions(self, tokens, positions, padding, documents, caches) -> Tensor:
-        """Return the positions of all layers and of the embeddings."""
+        """Return the given positions, or the default positions [B, S] if None; embeddings and layers use the same."""
         cache = caches[0] if caches else None
         return self.layers[0].attention.token_positions(positions, padding, documents, cache, *tokens.shape, tokens.device)  # type: ignore[operator]
 
@@ -239,15 +240,16 @@ class RoFormer(nn.Module):
         if not isinstance(tokens, Tensor) or tokens.dtype not in INTEGERS or tokens.ndim != 2:
             rule = "must be integers [batch, tokens]" + (" or [batch, choices, tokens]" if self.head.pools else "")
             raise RopeError("tokens", rule, list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens))
-        for name, each in (("types", types), ("padding", padding)):
-            if each is not None and each.shape != tokens.shape:
-                raise RopeError(name, f"must have the shape of the tokens, {list(tokens.shape)}", list(each.shape))
+        for name, tensor in (("types", types), ("padding", padding)):
+            if tensor is not None and tensor.shape != tokens.shape:
+                raise RopeError(name, f"must have the shape of the tokens, {list(tokens.shape)}", list(tensor.shape))
 
 
 class _GenerationModel:
     """A RoFormer with the interface of `generation.Model`; the bias of the logits becomes a column of `head_weight`."""
 
     def __init__(self, model: RoFormer) -> None:
+        """Refer to the model's head and caches, and compute the output matrix once."""
         if not isinstance(model.head, LanguageModel) or not model.config.causal:
             raise RopeError("head", "must be 'causal_lm' on a model with causal=True to generate", model.config.head)
         self.model, self.head, self.caches = model, model.head, model.caches

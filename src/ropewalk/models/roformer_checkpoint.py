@@ -65,7 +65,7 @@ _LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
 
 
 def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roformer") -> str | None:
-    """Return our name of a tensor, or None if a model of this config does not use it.
+    """Return our name of the tensor that transformers calls `hf_name`, or None if a model of this config does not use it.
 
     Weights of other heads are None too, so that a model with any head can load any checkpoint. An unknown name is
     returned unchanged, and the caller reports it as unexpected.
@@ -77,42 +77,44 @@ def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roform
     prefix = model_type + "."
     # a bare encoder has "pooler." where a model with a head has "roformer.pooler.", and HEAD_NAMES has only the latter
     in_head = prefix + hf_name if hf_name.startswith("pooler.") else hf_name
-    for theirs, ours in _head_names(config, model_type):
+    for theirs, ours in _head_prefixes(config, model_type):
         if in_head.startswith(theirs):
             return ours + in_head.removeprefix(theirs)
     bare = hf_name.removeprefix(prefix)
     if ANY_HEAD.match(bare):
         return None
-    layer = _HF_LAYER.match(bare)
-    start, rest, names = ("", bare, ENCODER_NAMES) if layer is None else (f"layers.{layer[1]}.", layer[2], LAYER_NAMES)
-    for theirs, ours in names:
-        if rest.startswith(theirs):
-            return start + ours + rest.removeprefix(theirs)
+    start, name, prefixes = "", bare, ENCODER_NAMES
+    if layer := _HF_LAYER.match(bare):  # encoder.layer.<number>.<name in the layer>
+        start, name, prefixes = f"layers.{layer[1]}.", layer[2], LAYER_NAMES
+    for theirs, ours in prefixes:
+        if name.startswith(theirs):
+            return start + ours + name.removeprefix(theirs)
     return hf_name
 
 
 def name_to_hf(name: str, config: RoFormerConfig, model_type: str = "roformer") -> str:
     """Return the name of our weight in transformers; a weight that transformers does not have keeps our name."""
-    for theirs, ours in _head_names(config, model_type):
+    for theirs, ours in _head_prefixes(config, model_type):
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
-    layer = _LAYER.match(name)
-    start, rest, names = ("", name, ENCODER_NAMES) if layer is None else (f"encoder.layer.{layer[1]}.", layer[2], LAYER_NAMES)
-    for theirs, ours in names:
-        if rest.startswith(ours):
-            return f"{model_type}.{start}{theirs}{rest.removeprefix(ours)}"
+    start, name_in_layer, prefixes = "", name, ENCODER_NAMES
+    if layer := _LAYER.match(name):  # layers.<number>.<name in the layer>
+        start, name_in_layer, prefixes = f"encoder.layer.{layer[1]}.", layer[2], LAYER_NAMES
+    for theirs, ours in prefixes:
+        if name_in_layer.startswith(ours):
+            return f"{model_type}.{start}{theirs}{name_in_layer.removeprefix(ours)}"
     return name
 
 
-def _head_names(config: RoFormerConfig, model_type: str) -> tuple[tuple[str, str], ...]:
+def _head_prefixes(config: RoFormerConfig, model_type: str) -> tuple[tuple[str, str], ...]:
     """Return the (prefix in the file, our prefix) pairs of the config's head."""
-    names = HEAD_NAMES[model_type][config.head]
+    prefixes = HEAD_NAMES[model_type][config.head]
     if not config.head.endswith("_lm"):
-        return names
+        return prefixes
     if config.tie_embeddings:  # the output matrix is the word embedding, and `decoder` is a copy of it
-        return *names, ("cls.predictions.bias", "head.bias")
+        return *prefixes, ("cls.predictions.bias", "head.bias")
     # if untied, transformers uses the bias inside `decoder` and ignores cls.predictions.bias
-    return *names, ("cls.predictions.decoder.weight", "head.decoder.weight"), ("cls.predictions.decoder.bias", "head.bias")
+    return *prefixes, ("cls.predictions.decoder.weight", "head.decoder.weight"), ("cls.predictions.decoder.bias", "head.bias")
 
 
 def load_weights(model: RoFormer, weights: Mapping[str, Tensor], model_type: str = "roformer") -> None:
@@ -139,12 +141,13 @@ def from_transformers(model: nn.Module) -> RoFormer:
 def unused_weights(model: nn.Module) -> tuple[str, ...]:
     """Return the weights of a transformers model that `from_transformers` ignores: poolers and pretraining heads."""
     config, model_type = _config_of(model)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}  # lists a tied weight once
+    # named_parameters lists a tied weight once, so its second name is not reported
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return tuple(name for name in model.state_dict() if name in trained and name_from_hf(name, config, model_type) is None)
 
 
 def _config_of(model: nn.Module) -> tuple[RoFormerConfig, str]:
-    """Return the RoFormerConfig and the model_type of a transformers model."""
+    """Return the RoFormerConfig and the model_type ("roformer" or "bert") of a transformers model."""
     hf_config = getattr(model, "config", None)
     if hf_config is None or not hasattr(hf_config, "to_dict"):
         raise RopeError("model", "must be a transformers model with a config", type(model).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
@@ -114,20 +115,23 @@ class RoFormerConfig:
     head_dropout: str = "roformer"
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
-        put("embedding_size", self.hidden_size if self.embedding_size is None else self.embedding_size)
+        """Check every field, and set `embedding_size` if it is None."""
+        set_field = partial(object.__setattr__, self)  # the dataclass is frozen
+        set_field("embedding_size", self.hidden_size if self.embedding_size is None else self.embedding_size)
         sizes = "vocab_size hidden_size num_layers num_heads intermediate_size embedding_size length type_vocab_size num_labels"
         for name in sizes.split():
-            put(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))
+            set_field(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))
         for name in ("dropout", "attention_dropout"):
-            put(name, number(name, getattr(self, name), low=0, high=1))
+            set_field(name, number(name, getattr(self, name), low=0, high=1))
         for name in ("initializer_range", "norm_eps"):
-            put(name, number(name, getattr(self, name), low=0))
+            set_field(name, number(name, getattr(self, name), low=0))
         for name in ("bias", "rotary_value", "causal", "tie_embeddings", "summary_projection"):
             flag(name, getattr(self, name))
-        choices = {"norm": NORMS, "attention": ATTENTIONS, "head": HEAD_CLASSES, "summary": SUMMARIES}
-        for name, allowed in (choices | {"head_dropout": HEAD_DROPOUTS}).items():
-            choice(name, getattr(self, name), allowed)
+        choice("norm", self.norm, NORMS)
+        choice("attention", self.attention, ATTENTIONS)
+        choice("head", self.head, HEAD_CLASSES)
+        choice("summary", self.summary, SUMMARIES)
+        choice("head_dropout", self.head_dropout, HEAD_DROPOUTS)
         for name in ("activation", "summary_activation", "classifier_activation", "pooler_activation"):
             if getattr(self, name) is not None or name == "activation":
                 choice(name, getattr(self, name), ACTIVATIONS)
@@ -141,14 +145,14 @@ class RoFormerConfig:
             raise RopeError("embedding_size", rule, self.embedding_size)
 
     def _check_encoding(self) -> None:
-        """Raise an error if the encoding does not fit the attention, its causality or rotated values."""
+        """Raise an error if the encoding is unknown or does not fit `attention`, `causal` or `rotary_value`."""
         if not isinstance(self.encoding, RopeSpec):
             choice("encoding", self.encoding, ENCODINGS)
         encoding = self.encoding_class
         if encoding.causal_only and not self.causal:
             raise RopeError("encoding", "must be used with causal=True", self.encoding)
         if self.attention == "linear" and not encoding.linear:
-            names = ", ".join(name for name, each in ENCODINGS.items() if each.linear)
+            names = ", ".join(name for name, encoding in ENCODINGS.items() if encoding.linear)
             rule = f"must not be a bias on the scores, which linear attention never computes; use one of {names}"
             raise RopeError("encoding", rule, self.encoding)
         if self.rotary_value and (encoding.entry != "qk" or self.attention == "linear"):
@@ -164,7 +168,7 @@ class RoFormerConfig:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes for the encoding, which acts on the embeddings or on hidden states."""
+        """The sizes for the encoding, which acts on the word embeddings (entry "input") or on hidden states."""
         width = self.embedding_size if self.encoding_class.entry == "input" else self.hidden_size
         return Sizes(self.num_heads, self.head_dim, width, self.length)  # type: ignore[arg-type]  # resolved in __post_init__
 
@@ -184,7 +188,8 @@ class RoFormerConfig:
             raise RopeError("position_embedding_type", "must be 'absolute'", hf_config["position_embedding_type"])
         keys = HF_KEYS | V2_KEYS
         values: dict[str, Any] = {ours: hf_config[key] for ours, key in keys.items() if hf_config.get(key) is not None}
-        values |= {"pad_token": hf_config["pad_token_id"]} if "pad_token_id" in hf_config else {}
+        if "pad_token_id" in hf_config:
+            values["pad_token"] = hf_config["pad_token_id"]  # may be None, for no padding token
         labels: Any = hf_config.get("id2label")
         if isinstance(labels, Mapping) and labels:
             values["num_labels"] = len(labels)
@@ -193,10 +198,10 @@ class RoFormerConfig:
         values["head"] = _head_of(hf_config.get("architectures"))
         if model_type == "bert":
             values |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEADS
-        read = cls(**(values | _own_fields(hf_config, values["head"])))
+        result = cls(**(values | _own_fields(hf_config, values["head"])))
         if model_type == "roformer":
-            _check_rope_keys(hf_config, read.head_dim)
-        return read
+            _check_rope_keys(hf_config, result.head_dim)
+        return result
 
     def to_hf(self) -> dict[str, Any]:
         """Return a config.json from which transformers and `from_hf` build the same model; raise an error if no config can.
@@ -206,25 +211,27 @@ class RoFormerConfig:
         """
         model_type = "bert" if self.encoding == "learned" else "roformer"
         hf_config = {key: getattr(self, ours) for ours, key in HF_KEYS.items()}
-        labels = {i: f"LABEL_{i}" for i in range(hf_config.pop("num_labels"))}
-        hf_config |= {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {v: k for k, v in labels.items()}}
+        count = hf_config.pop("num_labels")  # transformers counts the entries of id2label instead
+        hf_config["id2label"] = {str(i): f"LABEL_{i}" for i in range(count)}
+        hf_config["label2id"] = {f"LABEL_{i}": i for i in range(count)}
         if model_type == "bert":
             hf_config = {key: value for key, value in hf_config.items() if key not in ROFORMER_ONLY}
         class_name = PREFIXES[model_type] + HEAD_CLASSES[self.head]
         class_name = "BertLMHeadModel" if class_name == "BertForCausalLM" else class_name
         hf_config |= {"model_type": model_type, "architectures": [class_name]}
         # the key "ropewalk" holds what transformers has no key for; reading the config back shows which fields those are
-        own = {"head": self.head} if self.head == "similarity" else {}
-        own |= self._unwritten(self.from_hf(hf_config | {"ropewalk": own}), model_type)
-        return hf_config | ({"ropewalk": own} if own else {})
+        own_fields = {"head": self.head} if self.head == "similarity" else {}
+        own_fields |= self._unwritten(self.from_hf(hf_config | {"ropewalk": own_fields}), model_type)
+        return hf_config | ({"ropewalk": own_fields} if own_fields else {})
 
-    def _unwritten(self, read: RoFormerConfig, model_type: str) -> dict[str, Any]:
-        """Return the fields that differ in `read`, the config read back, and that this head does not use; refuse any other."""
+    def _unwritten(self, restored: RoFormerConfig, model_type: str) -> dict[str, Any]:
+        """Return the fields that differ in `restored`, the config read back; raise an error if the model uses one of them."""
         unwritten: dict[str, Any] = {}
         for field in fields(self):
-            ours, theirs = getattr(self, field.name), getattr(read, field.name)
+            ours, theirs = getattr(self, field.name), getattr(restored, field.name)
             if ours == theirs or (field.name == "encoding" and ours == plain_rope(self.head_dim) and theirs == "rope"):
                 continue
+            # a field that belongs to no head is used with every head
             if self.head in FIELDS_OF_HEADS.get(field.name, (self.head,)):
                 rule = f"must be {theirs!r} to be saved as a {model_type}, the closest transformers model"
                 raise RopeError(field.name, f"{rule}; for this one, store model.state_dict() beside its config", ours)
@@ -238,21 +245,22 @@ def plain_rope(head_dim: int) -> RopeSpec:
 
 
 def _own_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
-    """Return the fields under "ropewalk", which only this package writes: those that transformers' model does not use."""
-    own = hf_config.get("ropewalk", {})
+    """Return the fields under "ropewalk", which only this package writes: those that the model of `head` does not use."""
+    own_fields = hf_config.get("ropewalk", {})
     # transformers has no similarity head, so its `architectures` name a model without one
-    if isinstance(own, Mapping) and own.get("head") == "similarity" and head == "none":
+    if isinstance(own_fields, Mapping) and own_fields.get("head") == "similarity" and head == "none":
         head = "similarity"
     allowed = {name for name, heads in FIELDS_OF_HEADS.items() if head not in heads}
-    allowed |= {"head"} if head == "similarity" else set()
-    if not isinstance(own, Mapping) or not set(own) <= allowed:
+    if head == "similarity":
+        allowed.add("head")
+    if not isinstance(own_fields, Mapping) or not set(own_fields) <= allowed:
         rule = f"must be an object with fields that the head {head!r} does not use ({', '.join(sorted(allowed))})"
-        raise RopeError("ropewalk", rule, own)
-    return dict(own)
+        raise RopeError("ropewalk", rule, own_fields)
+    return dict(own_fields)
 
 
 def _check_rope_keys(hf_config: Mapping[str, Any], head_dim: int) -> None:
-    """Refuse rope keys that describe another rotation than that of transformers' RoFormer, which reads none of them."""
+    """Refuse rope keys unless they describe the one rotation of transformers' RoFormer, which reads none of them."""
     given = {key: hf_config[key] for key in ROPE_KEYS if hf_config.get(key) is not None}
     spec = spec_from_hf({"model_type": "roformer", "head_dim": head_dim, **given}, precision="exact")
     if spec != plain_rope(head_dim):
@@ -266,6 +274,6 @@ def _head_of(architectures: Any) -> str:
         return "none"
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise RopeError("architectures", "must be a list of class names", architectures)
-    # other names of the classes for masked and for causal language models
+    # some classes of masked and of causal language models have another ending
     name = architectures[0].replace("ForPreTraining", "ForMaskedLM").replace("LMHeadModel", "ForCausalLM")
     return next((head for head, ending in HEAD_CLASSES.items() if name.endswith(ending) and ending != "Model"), "none")

@@ -39,7 +39,8 @@ def last_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
     """Return the hidden state of each row's last real token, [B, hidden]."""
     if padding is None:
         return hidden[:, -1]
-    return _select(hidden, hidden.shape[1] - 1 - padding.long().flip(-1).argmax(dim=-1))
+    tokens_after = padding.long().flip(-1).argmax(dim=-1)  # padding after the last real token
+    return _select(hidden, hidden.shape[1] - 1 - tokens_after)
 
 
 def mean_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
@@ -51,6 +52,7 @@ def mean_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def _select(hidden: Tensor, index: Tensor) -> Tensor:
+    """Return the hidden state at token index[b] of each row b, [B, hidden]."""
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
 
 
@@ -121,7 +123,7 @@ class Classification(Head):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
-        """Return the logits of the classes from the hidden state of the first token."""
+        """Return the logits of the labels, [B, labels], from the hidden state of each row's first real token."""
         activation = ACTIVATIONS[self.config.classifier_activation or self.config.activation]
         x = first_token(hidden, padding)
         x = self.dropout(x) if self.config.head_dropout == "roformer" else x
