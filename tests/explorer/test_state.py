@@ -14,7 +14,7 @@ from ropewalk.axes import chunked
 from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls
 from ropewalk.explorer.program import program
-from ropewalk.explorer.state import layers_of, settle, spec_of, stretched, values_of
+from ropewalk.explorer.state import layers_of, limited, spec_of, stretched, values_of
 from ropewalk.frequencies import LongRope, Scaling, Yarn
 from ropewalk.interop.config.hf import from_hf
 
@@ -28,7 +28,7 @@ def through_a_link(values):
 
 def changed(name: str, control: controls.Control):
     """Another value than the default that every scaling accepts beside the others' defaults."""
-    if control.kind in ("word", "scaling"):
+    if control.kind in ("choice", "scaling"):
         return control.choices[-1]
     if control.kind == "flag":
         return not control.default
@@ -36,12 +36,12 @@ def changed(name: str, control: controls.Control):
         return tuple(value * 1.5 for value in control.default)
     if name.endswith(("fraction", "weight", "share")):
         return 0.5
-    return 1.25 if control.kind == "maybe" else control.default * 2 + (control.kind == "integer")
+    return 1.25 if control.kind == "optional number" else control.default * 2 + (control.kind == "integer")
 
 
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_a_preset_is_the_spec_of_its_config_and_so_is_its_link(name, layer):
-    values = settle(controls.defaults() | layers_of(EXAMPLES[name])[layer])
+    values = limited(controls.defaults() | layers_of(EXAMPLES[name])[layer])
     wanted = from_hf(EXAMPLES[name], per_layer=True)[layer]
     assert spec_of(values) == wanted
     assert spec_of(through_a_link(values)) == wanted
@@ -147,9 +147,9 @@ def test_a_link_says_only_what_is_in_use():
 
 def test_what_hangs_on_others_comes_into_range():
     values = controls.defaults() | {"a.rotary_dim": 96, "a.rotary_start": 40, "position": 9000, "pair": 60}
-    settled = settle(values | {"a.head_dim": 20, "served": 100})
+    settled = limited(values | {"a.head_dim": 20, "served": 100})
     assert (settled["a.rotary_start"], settled["a.rotary_dim"], settled["position"], settled["pair"]) == (18, 2, 99, 0)
-    assert settle(controls.defaults()) == controls.defaults()
+    assert limited(controls.defaults()) == controls.defaults()
 
 
 def test_a_list_stretches_over_the_pairs():
@@ -164,7 +164,7 @@ def test_a_list_stretches_over_the_pairs():
 def test_every_preset_survives_another_head(head_dim):
     for config in EXAMPLES.values():
         for loaded in layers_of(config).values():
-            assert spec_of(settle(controls.defaults() | loaded | {"a.head_dim": head_dim})).pairs == head_dim // 2
+            assert spec_of(limited(controls.defaults() | loaded | {"a.head_dim": head_dim})).pairs == head_dim // 2
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ CASES += [layers_of(EXAMPLES[name])[layer] | {"compare": True} for name, layer i
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(filter(None, (case["a.scaling"], str(case["a.head_dim"])))))
 def test_the_program_makes_what_the_page_shows(case, monkeypatch):
-    values = settle(controls.defaults() | {"position": 1001} | case)
+    values = limited(controls.defaults() | {"position": 1001} | case)
     drawn = []
     space = ran(program(values), monkeypatch, drawn)
     sides = controls.SIDES[: 1 + values["compare"]]
@@ -238,7 +238,7 @@ def test_texts_read_back_as_they_were_written():
         (0.1, "number"),
         (1e300, "number"),
         (math.pi, "number"),
-        (None, "maybe"),
+        (None, "optional number"),
         ((1.5, 2.0), "numbers"),
         (True, "flag"),
     ):

@@ -13,7 +13,7 @@ from ropewalk import RopeSpec
 from ropewalk.analysis import Facts
 from ropewalk.explorer import controls, engines, export, story_charts
 from ropewalk.explorer.state import fitted, spec_of
-from ropewalk.explorer.widgets import position_stops
+from ropewalk.explorer.widgets import slider_positions
 from ropewalk.explorer.words import translator
 from ropewalk.frequencies import Dynamic, Ntk, Yarn
 from ropewalk.plots.motion import dials_of
@@ -126,12 +126,12 @@ def test_a_scaling_is_fitted_where_it_has_the_fields():
 
 
 def test_the_position_slider_is_logarithmic_and_holds_every_value_it_had():
-    stops = position_stops(1_000_000, 77)
+    stops = slider_positions(1_000_000, 77)
     assert stops[:17] == list(range(17))
     assert stops[-1] == 1_000_000
     assert 77 in stops
     assert max(b / a for a, b in pairwise(stops[40:])) < 1.1
-    assert position_stops(7, 3) == list(range(8))
+    assert slider_positions(7, 3) == list(range(8))
 
 
 @pytest.mark.parametrize(

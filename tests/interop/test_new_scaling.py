@@ -115,6 +115,6 @@ def test_extend_offers_it_and_the_audit_knows_it():
 def test_the_explorer_shows_it():
     shown = controls.scaling_controls(Squeezed)
     assert list(shown) == ["factor", "strength", "weights", "boost", "original_length"]
-    assert [control.kind for control in shown.values()] == ["number", "number", "numbers", "maybe", "integer"]
+    assert [control.kind for control in shown.values()] == ["number", "number", "numbers", "optional number", "integer"]
     link = {"a.scaling": "squeezed", "a.squeezed.factor": "4", "a.squeezed.strength": "0.25", "a.squeezed.original_length": "256"}
     assert spec_of(controls.from_link({**link, "a.head_dim": "16"})).scaling == MEANT

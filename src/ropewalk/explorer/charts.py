@@ -46,15 +46,16 @@ def lines(
     series: Series, title: str, x: str, y: str, translate: Translate, *,
     log_x: bool = False, log_y: bool = False, dashed: Sequence[str] = (), faint: Sequence[str] = (), shaded: float | None = None,
 ) -> dict:  # fmt: skip
-    """Return a chart with one line (xs, ys) per label.
+    """Return a Vega-Lite chart with one line (xs, ys) per label of `series`; `title`, `x` and `y` are texts.
 
     Lines labelled in `dashed` are grey reference lines, those in `faint` are pale; x from 0 to `shaded` has a grey background.
     """
+    # one row per point, whose line is labelled "of"; a logarithmic axis has no place for 0
     rows = [
-        {"x": float(a), "y": float(b), "of": label}
+        {"x": float(x_value), "y": float(y_value), "of": label}
         for label, (xs, ys) in series.items()
-        for a, b in zip(xs, ys, strict=True)
-        if np.isfinite(b) and (b > _TINY or not log_y) and (a > 0 or not log_x)
+        for x_value, y_value in zip(xs, ys, strict=True)
+        if np.isfinite(y_value) and (y_value > _TINY or not log_y) and (x_value > 0 or not log_x)
     ]
     coloured = [label for label in series if label not in dashed]
     colours = ["#888888" if label in dashed else ON_LIGHT[coloured.index(label) % len(ON_LIGHT)] for label in series]
@@ -69,14 +70,14 @@ def lines(
         "opacity": {"condition": {"test": {"field": "of", "oneOf": list(faint)}, "value": 0.35}, "value": 1},
     }  # fmt: skip
     mark = {"mark": {"type": "line", "clip": True, "tooltip": True, "strokeWidth": 2.5}, "encoding": encoding}
-    # the legend is drawn inside this height
+    # the legend is drawn inside this height: 20 pixels for each of its rows, which have two labels
     common = {"title": title, "height": HEIGHT + 20 * ((len(series) + 1) // 2), "usermeta": options(translate)}
     chart = {**common, "data": {"values": rows}}
     if shaded is None:
         return {**chart, **mark}
-    ground = {"mark": {"type": "rect", "color": "#888888", "opacity": 0.15}, "data": {"values": [{"from": 0, "to": shaded}]},
-              "encoding": {"x": {"field": "from", "type": "quantitative"}, "x2": {"field": "to"}}}  # fmt: skip
-    return {**chart, "layer": [ground, mark]}
+    background = {"mark": {"type": "rect", "color": "#888888", "opacity": 0.15}, "data": {"values": [{"from": 0, "to": shaded}]},
+                  "encoding": {"x": {"field": "from", "type": "quantitative"}, "x2": {"field": "to"}}}  # fmt: skip
+    return {**chart, "layer": [background, mark]}
 
 
 def _scale(log: bool) -> dict[str, Any]:
@@ -84,34 +85,37 @@ def _scale(log: bool) -> dict[str, Any]:
 
 
 def _axis(rows: list[dict], field: str, log: bool) -> dict[str, Any]:
-    """Return an axis whose numbers are short (20M) and never overlap; a light grid, because logarithmic axes have many lines."""
+    """Return the Vega-Lite settings of the axis for rows[...][field]: short numbers that do not overlap, and a light grid."""
     sizes = [abs(row[field]) for row in rows] or [0.0]
-    # "~s" writes 20M; on a logarithmic axis with small numbers it would write prefixes such as µ, and ".0e" writes 1e-7
     axis = {"gridOpacity": 0.3, "labelOverlap": "greedy", "tickCount": 6}
     if max(sizes) >= 10_000 and (min(sizes) >= 1 or not log):
+        # writes 20M; on a logarithmic axis with numbers below 1 it would also write prefixes such as µ
         return {**axis, "format": "~s", "labelExpr": "datum.value === 0 ? '0' : datum.label"}
-    return {**axis, "format": ".0e"} if log and min(sizes) < 1e-3 else axis
+    if log and min(sizes) < 1e-3:
+        return {**axis, "format": ".0e"}  # writes 1e-7
+    return axis
 
 
 def names(specs: Specs) -> list[str]:
-    """Return the label of each spec: its scaling, with a number if two have the same."""
-    plain = [spec.scaling.name for spec in specs]
-    return plain if len(set(plain)) == len(plain) else [f"{name} ({place})" for place, name in enumerate(plain, start=1)]
+    """Return the label of each spec: the name of its scaling, with a number if two have the same."""
+    scalings = [spec.scaling.name for spec in specs]
+    numbered = [f"{name} ({number})" for number, name in enumerate(scalings, start=1)]
+    return numbered if len(set(scalings)) < len(scalings) else scalings
 
 
-def _plain(specs: Specs, translate: Translate, label: str) -> dict[str, np.ndarray]:
-    """Return the unscaled frequencies of the specs by label; specs that differ only in their scaling share one entry."""
-    found = [analysis.plain_radians(spec) for spec in specs]
-    if all(np.array_equal(found[0], other) for other in found[1:]):
-        return {translate(label): found[0]}
-    return {f"{translate(label)} ({place})": radians for place, radians in enumerate(found, start=1)}
+def _unscaled(specs: Specs, translate: Translate, label: str) -> dict[str, np.ndarray]:
+    """Return {translated label: unscaled frequencies}: one entry if they are equal in all specs, else one per spec, numbered."""
+    frequencies = [analysis.plain_radians(spec) for spec in specs]
+    if all(np.array_equal(frequencies[0], other) for other in frequencies[1:]):
+        return {translate(label): frequencies[0]}
+    return {f"{translate(label)} ({number})": radians for number, radians in enumerate(frequencies, start=1)}
 
 
 def spectrum(specs: Specs, trained: int, served: int, translate: Translate) -> dict:
     """Return a chart of the wavelength of every pair, plain and scaled, and of the trained length."""
     series: dict[str, tuple[Any, Any]] = {
         label: (np.arange(len(radians)), analysis.wavelengths(radians))
-        for label, radians in _plain(specs, translate, "plain").items()
+        for label, radians in _unscaled(specs, translate, "plain").items()
     }
     for spec, name in zip(specs, names(specs), strict=True):
         if not isinstance(spec.scaling, Default):
@@ -126,7 +130,7 @@ def coverage(specs: Specs, trained: int, served: int, translate: Translate) -> d
     """Return a chart of the turns of every pair within the trained and the served length, without and with scaling."""
     series: dict[str, tuple[Any, Any]] = {}
     for label, length in (("in training", trained), ("served unscaled", served)):
-        for name, radians in _plain(specs, translate, label).items():
+        for name, radians in _unscaled(specs, translate, label).items():
             series[name] = np.arange(len(radians)), analysis.turns(radians, length)
     for spec, name in zip(specs, names(specs), strict=True):
         if not isinstance(spec.scaling, Default):
@@ -173,7 +177,7 @@ def similarity_map(spec: RopeSpec, served: int, translate: Translate) -> dict:
 def position_map(
     rows: list[dict], title: str, height: int, axis: dict, colour: dict, translate: Translate, **y_axis: str
 ) -> dict:
-    """Return a map of cells, whose rows have a key position `k`, a query position `q` and a value `s`, which is the colour."""
+    """Return a Vega-Lite map of rows {"k": key position, "q": query position, "s": value, which is the colour of the cell}."""
     encoding = {
         "x": {"field": "k", "title": translate("key position"), **axis},
         "y": {"field": "q", "title": translate("query position"), **axis, **y_axis},
@@ -193,16 +197,16 @@ def similarity_maps(specs: Specs, served: int, translate: Translate) -> list[dic
 
 
 def precision(specs: Specs, trained: int, served: int, translate: Translate) -> dict:
-    """Return a chart of the error of cos and sin against position: of all methods, or of two of them for several specs."""
+    """Return a chart of the error of cos and sin against position: of all methods, or of two for each of several specs."""
     rounding = translate("rounding to bfloat16")
     series: dict[str, tuple[Any, Any]] = {}
     positions = np.array([1])
     for spec, name in zip(specs, names(specs), strict=True):
         positions, curves = error_curves(spec, served)
-        shown = curves if len(specs) == 1 else {method: curves[method] for method in dict.fromkeys((spec.precision, "hf"))}
-        for method, errors in shown.items():
+        methods = list(curves) if len(specs) == 1 else dict.fromkeys((spec.precision, "hf"))
+        for method in methods:
             label = translate(METHODS[method])
-            series[label if len(specs) == 1 else f"{name}: {label}"] = positions, errors
+            series[label if len(specs) == 1 else f"{name}: {label}"] = positions, curves[method]
     series[rounding] = positions[[0, -1]], [analysis.BFLOAT16_ROUNDING] * 2
     title, y = translate("Error of the angle against position"), translate("largest error of cos and sin")
     return lines(series, title, translate("position"), y, translate, log_x=True, log_y=True, dashed=[rounding])
@@ -215,7 +219,7 @@ def error_curves(spec: RopeSpec, served: int) -> tuple[np.ndarray, dict[str, np.
     return positions, analysis.error_curves(spec, positions, length=served, width=2)
 
 
-#: the line charts of each view, in order
+#: the line charts of each view, in order; all take (specs, trained, served, translate), though some use less
 CHARTS: dict[str, tuple[Callable[[Specs, int, int, Translate], dict], ...]] = {
     "ladder": (spectrum, coverage),
     "distance": (decay, similarity),

@@ -37,7 +37,7 @@ TEXTS = ("filler", "python", "own")
 class Control:
     """One control: the type of its value, the default, and the bounds or choices."""
 
-    #: word, integer, number, maybe (a number or None), flag, numbers, or scaling (the name of one)
+    #: choice (a text), integer, number, optional number, flag, numbers (a tuple), or scaling (the name of one)
     kind: str
     default: Any
     choices: tuple[str, ...] = ()
@@ -48,9 +48,9 @@ class Control:
 
 
 _VIEW: dict[str, Control] = {
-    "language": Control("word", "en", LANGUAGES),
-    "view": Control("word", "story", VIEWS),
-    "step": Control("word", "question", STEPS),
+    "language": Control("choice", "en", LANGUAGES),
+    "view": Control("choice", "story", VIEWS),
+    "step": Control("choice", "question", STEPS),
     "trained": Control("integer", 4096, low=8),
     "served": Control("integer", 16_384, low=8),
     "position": Control("integer", 64),
@@ -63,13 +63,13 @@ _SPEC: dict[str, Control] = {
     "theta": Control("number", 10_000.0),
     "rotary_dim": Control("integer", 0, high=MAX_HEAD_DIM),
     "rotary_start": Control("integer", 0, high=MAX_HEAD_DIM),
-    "layout": Control("word", "half", LAYOUTS),
-    "layout_out": Control("word", "same", ("same", *LAYOUTS)),
-    "precision": Control("word", "exact", PRECISIONS),
-    "magnitude_on": Control("word", "qk", MAGNITUDES),
+    "layout": Control("choice", "half", LAYOUTS),
+    "layout_out": Control("choice", "same", ("same", *LAYOUTS)),
+    "precision": Control("choice", "exact", PRECISIONS),
+    "magnitude_on": Control("choice", "qk", MAGNITUDES),
     "extra_softmax_factor": Control("number", 1.0),
     "axes": Control("numbers", (), per_pair=True),
-    "ladder": Control("word", "shared", ("shared", "per_axis")),
+    "ladder": Control("choice", "shared", ("shared", "per_axis")),
 }
 
 
@@ -84,7 +84,7 @@ def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, C
     by_name = _VIEW | _model_controls()
     for side in SIDES:
         by_name |= {f"{side}.{name}": control for name, control in _SPEC.items()}
-        by_name[f"{side}.scaling"] = Control("word", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
+        by_name[f"{side}.scaling"] = Control("choice", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
         for name, scaling in scalings:
             by_name |= {f"{side}.{name}.{field}": control for field, control in scaling_controls(scaling).items()}
     # other defaults than in the first spec, so that a new comparison shows a difference
@@ -94,11 +94,11 @@ def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, C
 
 
 def _model_controls() -> dict[str, Control]:
-    """Return the controls of the view of a model: what it reads, and how."""
+    """Return the controls of the view "model" by name: the method, the text with its pass key, and the head that is shown."""
     return {
-        "model.method": Control("word", "yarn", offered_methods()),
+        "model.method": Control("choice", "yarn", offered_methods()),
         "model.factor": Control("number", 4.0),
-        "model.text": Control("word", TEXTS[0], TEXTS),
+        "model.text": Control("choice", TEXTS[0], TEXTS),
         "model.tokens": Control("integer", 256, low=1, high=MAX_TOKENS),
         "model.depth": Control("number", 0.25),
         "model.gap": Control("integer", 16_384, high=1 << 24),
@@ -116,22 +116,23 @@ def offered_methods() -> tuple[str, ...]:
 def scaling_controls(scaling: type[Scaling]) -> dict[str, Control]:
     """Return a control for each field of a scaling, except for fields of types without a control."""
     hints = typing.get_type_hints(scaling)
-    by_field = {f.name: _control(hints[f.name], f.default) for f in fields(scaling) if f.default is not MISSING}
+    with_default = [field for field in fields(scaling) if field.default is not MISSING]
+    by_field = {field.name: _control(hints[field.name], field.default) for field in with_default}
     return {name: control for name, control in by_field.items() if control is not None}
 
 
 def _control(hint: Any, default: Any) -> Control | None:
     """Return the control for a field of a scaling, chosen by its type; None if the type has none."""
-    plain = {float: "number", int: "integer", bool: "flag"}
-    if hint in plain:
-        return Control(plain[hint], default, low=-MAX_LENGTH)
+    kinds = {float: "number", int: "integer", bool: "flag"}
+    if hint in kinds:
+        return Control(kinds[hint], default, low=-MAX_LENGTH)
     if isinstance(hint, types.UnionType) and set(typing.get_args(hint)) == {float, types.NoneType}:
-        return Control("maybe", default)
+        return Control("optional number", default)
     if typing.get_origin(hint) is tuple and set(typing.get_args(hint)) <= {float, Ellipsis}:
         # tuple[float, ...] has one number for each pair, tuple[float, float] always two
         return Control("numbers", default, per_pair=Ellipsis in typing.get_args(hint))
     if hint is Scaling:
-        # scalings over another one accept these
+        # a scaling that is built on another one accepts these
         names = tuple(name for name, scaling in SCALINGS.items() if not scaling.learned and not scaling.needs_length)
         return Control("scaling", default.name, names)
     return None
@@ -143,16 +144,16 @@ def defaults() -> dict[str, Any]:
 
 
 def read(name: str, control: Control, text: str) -> Any:
-    """Parse the text of a control; a RopeError names the control if the text is not valid."""
+    """Return the value that a control's text states; a RopeError names the control if the text is not valid."""
     if len(text) > MAX_TEXT:
         raise RopeError(name, f"must be at most {MAX_TEXT} characters", len(text))
-    if control.kind in ("word", "scaling"):
+    if control.kind in ("choice", "scaling"):
         return choice(name, text, control.choices)
     if control.kind == "flag":
         return choice(name, text, ("0", "1")) == "1"
     if control.kind == "integer":
         return integer(name, _parse(name, text, int), low=control.low, high=control.high)
-    if control.kind == "maybe" and not text.strip():
+    if control.kind == "optional number" and not text.strip():
         return None
     if control.kind == "numbers":
         return tuple(number(name, _parse(name, part, float)) for part in text.split(",")) if text.strip() else ()
@@ -170,14 +171,14 @@ def write(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _parse(name: str, text: str, kind: type[int] | type[float]) -> int | float:
-    """Return the number that a text states; raise an error if it is none or too long."""
+def _parse(name: str, text: str, number_type: type[int] | type[float]) -> int | float:
+    """Return the number that a text states; raise an error if it states none or has more than 40 characters."""
     try:
         if len(text) <= 40:
-            return kind(text)
+            return number_type(text)
     except ValueError:
         pass
-    raise RopeError(name, "must be an integer" if kind is int else "must be a number", text)
+    raise RopeError(name, "must be an integer" if number_type is int else "must be a number", text)
 
 
 def from_link(query: Mapping[str, str]) -> dict[str, Any]:
@@ -201,16 +202,22 @@ def in_use(name: str, values: Mapping[str, Any]) -> bool:
         return values["view"] == "story"
     if name.startswith("model."):
         return values["view"] == "model"
-    side, _, rest = name.partition(".")
+    side, _, name_in_spec = name.partition(".")
     if side not in SIDES:
         return True
-    if side == "b" and not values["compare"]:
+    if side not in shown_sides(values):
         return False
-    scaling, _, field = rest.partition(".")
+    scaling, _, field = name_in_spec.partition(".")  # "yarn.factor" has a field, "theta" has none
     return not field or scaling == values[f"{side}.scaling"]
+
+
+def shown_sides(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the sides of the specs that the page shows: "a", and "b" if two specs are compared."""
+    return SIDES if values["compare"] else SIDES[:1]
 
 
 def pairs_of(values: Mapping[str, Any], side: str) -> int:
     """Return the number of rotated pairs in the spec of one side."""
-    rotated = values[f"{side}.rotary_dim"] or values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
-    return max(rotated // 2, 1)
+    from_start = values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
+    rotary_dim = values[f"{side}.rotary_dim"] or from_start  # 0 means all dimensions from rotary_start on
+    return max(rotary_dim // 2, 1)

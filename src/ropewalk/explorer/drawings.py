@@ -29,45 +29,40 @@ def clocks(spec: RopeSpec, position: int, served: int, translate: Translate, ani
     steps = analysis.radians(spec, served)
     pairs = np.unique(np.linspace(0, len(steps) - 1, CLOCKS).round().astype(int))
     angles = analysis.true_angles(steps[pairs], [position])[0]
-    faces = [
-        _face(
-            (i % across, i // across),
-            ON_LIGHT[i % len(ON_LIGHT)],
-            int(pair),
-            float(steps[pair]),
-            float(angle),
-            translate,
-            animated,
-        )
-        for i, (pair, angle) in enumerate(zip(pairs, angles, strict=True))
-    ]
+    faces = []
+    for i, (pair, angle) in enumerate(zip(pairs.tolist(), angles.tolist(), strict=True)):
+        x, y = 60 + 120 * (i % across), 60 + 150 * (i // across)  # pixels
+        face = _clock(pair, ON_LIGHT[i % len(ON_LIGHT)], float(steps[pair]), angle, translate, animated)
+        faces.append(f'<g transform="translate({x} {y})">{face}</g>')
     return svg(across * 120, math.ceil(len(pairs) / across) * 150, faces)
 
 
-def _face(place: tuple[int, int], colour: str, pair: int, step: float, angle: float, translate: Translate, animated: bool) -> str:
-    """Return one clock as SVG, with its hand at `angle`; if `animated`, the hand moves on from there."""
-    x, y = 60 + 120 * place[0], 60 + 150 * place[1]
-    wave = math.inf if step == 0 else 2 * math.pi / abs(step)
-    rotates = not math.isinf(wave)
-    label = translate("a turn in {turn}", turn=short(wave)) if rotates else translate("does not rotate")
+def _clock(pair: int, colour: str, step: float, angle: float, translate: Translate, animated: bool) -> str:
+    """Return the clock of a pair as SVG around (0, 0), with its hand at `angle`, in radians.
+
+    If `animated`, the hand moves on from there by `step` radians per token.
+    """
+    wavelength = math.inf if step == 0 else 2 * math.pi / abs(step)
+    rotates = not math.isinf(wavelength)
+    label = translate("a turn in {turn}", turn=short(wavelength)) if rotates else translate("does not rotate")
     # the y axis of an SVG points down, so a counter-clockwise angle is negative
     degrees = -math.degrees(angle)
-    spin = ""
+    animation = ""
     if animated and rotates:
         end = degrees - math.copysign(360, step)
-        spin = (
+        animation = (
             f'<animateTransform attributeName="transform" type="rotate" from="{degrees:.4f}" to="{end:.4f}" '
-            f'dur="{wave / TOKENS_PER_SECOND:.4f}s" repeatCount="indefinite"/>'
+            f'dur="{wavelength / TOKENS_PER_SECOND:.4f}s" repeatCount="indefinite"/>'
         )
     return (
-        f'<g transform="translate({x} {y})"><circle r="48" fill="none" stroke="{RIM}" stroke-width="2"/>'
-        f'<g transform="rotate({degrees:.4f})">{spin}{_line(42, 0, colour)}</g><circle r="3" fill="{INK}"/>'
-        f"{text(66, translate('pair {pair}', pair=pair), colour)}{text(82, label, INK)}</g>"
+        f'<circle r="48" fill="none" stroke="{RIM}" stroke-width="2"/>'
+        f'<g transform="rotate({degrees:.4f})">{animation}{_line(42, 0, colour)}</g><circle r="3" fill="{INK}"/>'
+        f"{text(66, translate('pair {pair}', pair=pair), colour)}{text(82, label, INK)}"
     )
 
 
 def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Translate) -> str:
-    """Return an SVG of the vector (1, 0) of one pair, the same rotated to `position`, and dots at earlier positions."""
+    """Return an SVG of the vector (1, 0) of one pair, the same vector rotated to `position`, and dots at earlier positions."""
     positions = np.arange(max(position - TRAIL, 0), position + 1)
     path = rotated(spec, pair, positions, served)
     # 100 pixels are the longest vector, so that a magnitude above 1 still fits
@@ -78,7 +73,7 @@ def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Tran
     parts = [
         f'<g transform="translate(160 150)"><circle r="{unit:.3f}" fill="none" stroke="{RIM}" stroke-width="2"/>',
         f'<line x1="-130" x2="130" stroke="{RIM}"/><line y1="-130" y2="130" stroke="{RIM}"/>',
-        *(_dot(place, 0.15 + 0.5 * i / len(path)) for i, place in enumerate(points[:-1])),
+        *(_dot(point, 0.15 + 0.5 * i / len(path)) for i, point in enumerate(points[:-1])),  # fainter the earlier they are
         _line(unit, 0, INK),
         _line(points[-1].real, -points[-1].imag, ON_LIGHT[1]),
         f"{text(150, f'{label}: {degrees:.1f}°, |q| = {abs(path[-1]):.4g}', INK)}</g>",
@@ -87,7 +82,7 @@ def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Tran
 
 
 def rotated(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
-    """Return the query pair (1, 0) rotated to each position, with exact angles and the scaling's magnitude and growth."""
+    """Return the query pair (1, 0) rotated to each position, as complex numbers, with exact angles, magnitude and growth."""
     norms = np.abs(analysis.query_path(spec, positions, served)[:, pair])
     angles = analysis.true_angles(analysis.radians(spec, served)[[pair]], positions)[:, 0]
     return norms * np.exp(1j * angles)
@@ -102,7 +97,7 @@ def _dot(place: complex, opacity: float) -> str:
 
 
 def text(y: float, words: str, colour: str, anchor: str = "middle") -> str:
-    """Return one line of text around x = 0."""
+    """Return one line of text at x = 0 and height `y`."""
     return f'<text y="{y}" text-anchor="{anchor}" font-size="12" {_FONT} fill="{colour}">{escape(words)}</text>'
 
 

@@ -42,8 +42,9 @@ class Row:
         if difference.temperature != 1:
             parts.append(translate("all logits times {ratio}", ratio=f"{difference.temperature:.4g}"))
         if difference.first_pair is not None:
-            told = {"pairs": difference.pairs, "first": difference.first_pair}
-            parts.append(translate("{pairs} pairs differ, from pair {first} on", **told))
+            parts.append(
+                translate("{pairs} pairs differ, from pair {first} on", pairs=difference.pairs, first=difference.first_pair)
+            )
         if difference.until_tenth is not None:
             parts.append(translate("0.1 rad off after {tokens} tokens", tokens=f"{difference.until_tenth:,}"))
         return "; ".join(parts)

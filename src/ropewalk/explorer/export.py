@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
@@ -18,16 +19,17 @@ FORMATS = ("png", "svg", "gif")
 _FIGURES = {"story": "coverage", "clocks": "clocks", "plane": "rotation"}
 
 
-def picture(values: dict[str, Any], specs: Sequence[RopeSpec], form: str) -> bytes:
-    """Return the picture of the page as a file: the charts of its view, or the moving dials if `form` is gif."""
+def picture(values: dict[str, Any], specs: Sequence[RopeSpec], file_format: str) -> bytes:
+    """Return the bytes of a picture of the page: the charts of its view, or the moving dials if the format is gif."""
     look = Look(language=values["language"])
     view = plots.View(specs[-1], values["trained"], values["served"], look)
-    if form == "gif":
+    if file_format == "gif":
         return reading(view)
+    # without a Chinese font the figure is in English
     charts = charts_of(values["view"], specs, view.trained, view.served, translator(values["language"] if look.font else "en"))
     figure = figure_of(charts, look) if charts else plots.draw(_FIGURES[values["view"]], view)
     file = BytesIO()
-    write(figure, file, form)
+    write(figure, file, file_format)
     return file.getvalue()
 
 
@@ -51,19 +53,20 @@ def _lines(ax: Any, chart: dict[str, Any], look: Look) -> None:
     encoding, rows = chart["encoding"], chart["data"]["values"]
     colours = encoding["color"]["scale"]
     for label, colour in zip(colours["domain"], colours["range"], strict=True):
-        points = [(row["x"], row["y"]) for row in rows if row["of"] == label]
+        points = [row for row in rows if row["of"] == label]
+        xs, ys = [point["x"] for point in points], [point["y"] for point in points]
         dashed = label in encoding["strokeDash"]["condition"]["test"]["oneOf"]
-        ax.plot(*zip(*points, strict=True) if points else ((), ()), color=colour, linestyle="--" if dashed else "-", label=label)
+        ax.plot(xs, ys, color=colour, linestyle="--" if dashed else "-", label=label)
     for channel, set_scale in (("x", ax.set_xscale), ("y", ax.set_yscale)):
         set_scale(encoding[channel]["scale"].get("type", "linear"))
     plots.legend(ax, look, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
 def _map(figure: Any, ax: Any, chart: dict[str, Any], look: Look) -> None:
-    """Draw a heat map of the explorer page on matplotlib axes; the values of the chart are sorted by q, then k."""
-    rows = chart["data"]["values"]
-    side = 1 + max(row["q"] for row in rows)
-    values = [[row["s"] for row in rows[start : start + side]] for start in range(0, side * side, side)]
+    """Draw a heat map of the explorer page, given as a Vega-Lite spec, on matplotlib axes."""
+    cells = [row["s"] for row in chart["data"]["values"]]  # sorted by query position, then key position
+    side = math.isqrt(len(cells))
+    values = [cells[start : start + side] for start in range(0, len(cells), side)]
     image = ax.imshow(values, origin="lower", cmap=MAP)
     ax.grid(False)
     bar = figure.colorbar(image, ax=ax)

@@ -28,7 +28,7 @@ def attention(reading: Reading, layer: int, head: int, largest: float, title: st
         for q in range(len(values))
         for k in range(q + 1)
     ]
-    ticks = [int(each) for each in starts[:: max(len(values) // 6, 1)]]
+    ticks = [int(start) for start in starts[:: max(len(values) // 6, 1)]]
     axis = {"type": "ordinal", "axis": {"values": ticks, "labelAngle": 0, "labelOverlap": "greedy", "format": "~s"}}
     colour = {
         "title": translate("attention"),
@@ -40,7 +40,7 @@ def attention(reading: Reading, layer: int, head: int, largest: float, title: st
 
 
 def block_starts(positions: np.ndarray, cells: int) -> np.ndarray:
-    """Return the first position of each block of a map."""
+    """Return the first position of each block, if tokens at `positions` [S] are pooled into `cells` blocks of equal size."""
     blocks = np.arange(len(positions)) * cells // len(positions)
     return positions[np.unique(blocks, return_index=True)[1]]
 
@@ -53,6 +53,6 @@ def losses(readings: Mapping[str, Reading], translate: Translate) -> dict:
 
 
 def binned(values: np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the middle and the mean of each of at most `points` equal parts; the first value belongs to token 1."""
+    """Return the middle token and the mean value of each of at most `points` equal parts; the first value is that of token 1."""
     parts = np.array_split(np.arange(len(values)), min(points, len(values)))
     return np.array([part.mean() + 1 for part in parts]), np.array([values[part].mean() for part in parts])

@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 from ropewalk.explorer import model_charts, reading
 from ropewalk.explorer.controls import MAX_TEXT
 from ropewalk.explorer.reading import OWN, Model, Reading, Request
-from ropewalk.explorer.widgets import draw_control, literal, seeded, show_error
+from ropewalk.explorer.widgets import draw_control, literal, show_error, widget_key
 from ropewalk.explorer.words import Translate
 from ropewalk.interop.fit.methods import NONE, methods
 from ropewalk.lab.downloads import find_fetched
@@ -42,7 +42,7 @@ def draw(values: dict[str, Any], translate: Translate) -> None:
 
 
 def _choose_model(translate: Translate) -> str:
-    """Draw the field for a path, or say which model there is, and return the model's path or name."""
+    """Draw the field for a model's path and return what is in it; a hosted page has no field and returns its owner's model."""
     given = os.environ.get(MODEL, "")
     if not os.environ.get(LOCAL):
         # a hosted page reads only the model that its owner has named
@@ -51,7 +51,7 @@ def _choose_model(translate: Translate) -> str:
             st.info(f"{translate(text)} {translate('To read with a model of your own, run `ropewalk explore` on your machine.')}")
         return given or TINY
     session = st.session_state
-    session.setdefault("model_path", given or _fetched())
+    session.setdefault("model_path", given or _downloaded_model())
     label = translate("Model: the path of a .gguf file or of a Hugging Face folder")
     session["model_path"] = (st.text_input(label, session["model_path"], max_chars=4096) or "").strip()
     if not session["model_path"]:
@@ -63,7 +63,7 @@ def _choose_model(translate: Translate) -> str:
     return session["model_path"]
 
 
-def _fetched() -> str:
+def _downloaded_model() -> str:
     """Return the name of the model that `ropewalk lab fetch` has downloaded, or an empty text."""
     try:
         find_fetched("smollm2")
@@ -73,16 +73,16 @@ def _fetched() -> str:
 
 
 def _controls(values: dict[str, Any], model: Model, translate: Translate) -> str:
-    """Draw the controls of a reading; return the typed text."""
+    """Draw the controls of a reading; return the text that the visitor typed, empty unless a text of his own is chosen."""
     left, middle, right = st.columns(3, gap="large")
-    named = lambda name: translate("no scaling") if name == NONE else name  # noqa: E731 - one line
+    method_text = lambda method: translate("no scaling") if method == NONE else method  # noqa: E731 - one line
     with left:
-        draw_control(values, "model.method", translate("Scaling"), named=named)
-        if methods()[values["model.method"]].factor:
+        draw_control(values, "model.method", translate("Scaling"), option_text=method_text)
+        if methods()[values["model.method"]].factor:  # the method has a factor
             draw_control(values, "model.factor", translate("Factor"))
         st.caption(translate("Trained length: {tokens} tokens", tokens=f"{model.trained:,}"))
     with middle:
-        draw_control(values, "model.text", translate("Text"), named=lambda text: translate(TEXT_TITLES[text]))
+        draw_control(values, "model.text", translate("Text"), option_text=lambda text: translate(TEXT_TITLES[text]))
         draw_control(values, "model.tokens", translate("Tokens"))
     with right:
         draw_control(values, "model.depth", translate("Depth of the pass key: 0 is the start"))
@@ -95,9 +95,8 @@ def _controls(values: dict[str, Any], model: Model, translate: Translate) -> str
 
 
 def _request(values: dict[str, Any], typed: str) -> Request:
-    names = ("method", "factor", "text", "tokens", "depth", "gap")
-    own = {name: values[f"model.{name}"] for name in names}
-    return Request(**own, typed=typed)
+    fields = ("method", "factor", "text", "tokens", "depth", "gap")
+    return Request(**{field: values[f"model.{field}"] for field in fields}, typed=typed)
 
 
 def _read(model: Model, request: Request, translate: Translate) -> tuple[Reading, Reading]:
@@ -127,20 +126,21 @@ def _show(values: dict[str, Any], model: Model, before: Reading, after: Reading,
     rows = [f"| {label} | {first} | {second} |" for label, first, second in numbers]
     st.markdown("\n".join([f"| | {plain} | {chosen} |", "|:---|---:|---:|", *rows]))
     for name, last in (("layer", model.layers - 1), ("head", model.heads - 1)):
-        # another model may have fewer; a slider needs two different ends
+        # the values may be those of a model with more layers or heads
         values[f"model.{name}"] = min(values[f"model.{name}"], last)
-        key = seeded(values, f"model.{name}", (values["language"], last))
-        st.slider(translate(name.capitalize()), 0, last or 1, key=key, disabled=not last)
+        key = widget_key(values, f"model.{name}", (values["language"], last))
+        # a slider needs two different ends
+        st.slider(translate(name.capitalize()), 0, max(last, 1), key=key, disabled=last == 0)
     layer, head = values["model.layer"], values["model.head"]
-    largest = float(max(each.maps[layer, head].max() for each in (before, after)))
+    largest = float(max(before.maps[layer, head].max(), after.maps[layer, head].max()))
     charts = [
-        model_charts.attention(each, layer, head, largest, f"{translate('Attention of one head')}: {title}", translate)
-        for title, each in ((plain, before), (chosen, after))
+        model_charts.attention(result, layer, head, largest, f"{translate('Attention of one head')}: {title}", translate)
+        for title, result in ((plain, before), (chosen, after))
     ]
     for column, chart in zip(st.columns(2, gap="large"), charts, strict=True):
         column.vega_lite_chart(spec=chart, width="stretch")
-    labels = [plain, chosen] if plain != chosen else [plain]
-    st.vega_lite_chart(spec=model_charts.losses(dict(zip(labels, (before, after), strict=False)), translate), width="stretch")
+    # one line if no scaling is chosen, since both readings have the same label then
+    st.vega_lite_chart(spec=model_charts.losses({plain: before, chosen: after}, translate), width="stretch")
     st.caption(
         translate("A pass key is stated in the text and asked for at its end.")
         + translate(" Skipped positions put the same distance between them as a longer text does, without its tokens.")
@@ -148,5 +148,6 @@ def _show(values: dict[str, Any], model: Model, before: Reading, after: Reading,
 
 
 def _title(values: dict[str, Any]) -> str:
+    """Return the name of the chosen method, with its factor if it has one."""
     name = values["model.method"]
     return f"{name} {values['model.factor']:g}x" if methods()[name].factor else name

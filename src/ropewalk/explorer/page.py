@@ -16,10 +16,10 @@ import streamlit as st
 from ropewalk.errors import RopeError
 from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls, model_tab, panels, story
-from ropewalk.explorer.controls import SIDES, VIEWS
-from ropewalk.explorer.session import current, fit, put, remember_view
+from ropewalk.explorer.controls import VIEWS
+from ropewalk.explorer.session import current, fit_scaling, remember_view, set_values
 from ropewalk.explorer.state import layers_of, spec_of
-from ropewalk.explorer.widgets import draw_control, mirror, seeded, show_error
+from ropewalk.explorer.widgets import draw_control, show_error, widget_key, widget_value
 from ropewalk.explorer.words import Translate, about, translator
 from ropewalk.frequencies import SCALINGS
 from ropewalk.interop.config.file import MAX_BYTES
@@ -56,7 +56,7 @@ def _story(values: dict[str, Any], translate: Translate) -> None:
     title, language = st.columns([4, 1], vertical_alignment="center")
     title.markdown(f"**ropewalk** · {translate('Rotary position embedding')}")
     with language:
-        draw_control(values, "language", LANGUAGE, tiles=True, named=LANGUAGES.get)
+        draw_control(values, "language", LANGUAGE, tiles=True, option_text=LANGUAGES.get)
     _show_problem()
     try:
         specs = _specs(values)
@@ -74,7 +74,7 @@ def _free_play(values: dict[str, Any], translate: Translate) -> None:
     """Show the page with all controls in the sidebar and the chosen view."""
     report = os.environ.get(REPORT)
     with st.sidebar:
-        draw_control(values, "language", LANGUAGE, horizontal=True, named=LANGUAGES.get)
+        draw_control(values, "language", LANGUAGE, horizontal=True, option_text=LANGUAGES.get)
         if values["view"] != "model":
             _sidebar(values, translate)
         st.button(translate("Reset"), on_click=_reset, key="reset")
@@ -87,10 +87,10 @@ def _free_play(values: dict[str, Any], translate: Translate) -> None:
         show_error(str(error))
         return
     _write_link(values)
-    with_picture = remember_view(values)  # the code view has no picture: its link restores the view before it
+    values_with_picture = remember_view(values)  # the code view has no picture: its link restores the view before it
     if values["view"] == "code":
         address = (st.context.url or "").split("?")[0]
-        panels.code(values, f"{address}?{urlencode(controls.to_link(with_picture))}", translate)
+        panels.code(values, f"{address}?{urlencode(controls.to_link(values_with_picture))}", translate)
     elif values["view"] == "model":
         model_tab.draw(values, translate)
     elif values["view"] == "report":
@@ -101,7 +101,8 @@ def _free_play(values: dict[str, Any], translate: Translate) -> None:
 
 
 def _specs(values: dict[str, Any]) -> list[RopeSpec]:
-    return [spec_of(values, side) for side in SIDES[: 1 + values["compare"]]]
+    """Return the one or two specs that the page shows."""
+    return [spec_of(values, side) for side in controls.shown_sides(values)]
 
 
 def _write_link(values: dict[str, Any]) -> None:
@@ -137,9 +138,9 @@ def _sidebar(values: dict[str, Any], translate: Translate) -> None:
 
 def _changed(values: dict[str, Any], loaded: dict[str, Any]) -> bool:
     """Return whether a value in use differs from the loaded preset or config."""
-    # both in the form that widgets hold, where a list is text
-    shown = (name for name in loaded if controls.in_use(name, values))
-    return any(mirror(values[name]) != mirror(loaded[name]) for name in shown)
+    names = (name for name in loaded if controls.in_use(name, values))
+    # a widget holds a list as text, so both sides are compared in that form
+    return any(widget_value(values[name]) != widget_value(loaded[name]) for name in names)
 
 
 def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
@@ -147,7 +148,7 @@ def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
     draw_control(values, f"{side}.head_dim", "head_dim")
     draw_control(values, f"{side}.theta", "theta")
     name = f"{side}.scaling"
-    draw_control(values, name, translate("Scaling"), on_change=fit, args=(name, side))
+    draw_control(values, name, translate("Scaling"), on_change=fit_scaling, args=(name, side))
     chosen = values[f"{side}.scaling"]
     st.caption(about(SCALINGS[chosen], values["language"]))
     # the context factor comes first
@@ -163,18 +164,20 @@ def _choose_view(values: dict[str, Any], translate: Translate, report: str | Non
     """Show the choice of a view, and the controls that only this view has."""
     views = [view for view in VIEWS if view != "report" or report]
     if values["view"] not in views:
-        put({"view": "clocks"})
-    draw_control(values, "view", translate("View"), horizontal=True, named=lambda view: translate(TITLES[view]), choices=views)
+        set_values({"view": "clocks"})
+    title = lambda view: translate(TITLES[view])  # noqa: E731 - one line
+    draw_control(values, "view", translate("View"), horizontal=True, option_text=title, choices=views)
     if values["view"] == "clocks":
         draw_control(values, "animate", translate("Animate the clocks"))
     elif values["view"] == "plane":
-        last = min(controls.pairs_of(values, side) for side in SIDES[: 1 + values["compare"]]) - 1
+        last = min(controls.pairs_of(values, side) for side in controls.shown_sides(values)) - 1
+        key = widget_key(values, "pair", (values["language"], last))
         # a slider needs two different ends
-        st.slider(translate("Pair"), 0, last or 1, key=seeded(values, "pair", (values["language"], last)), disabled=not last)
+        st.slider(translate("Pair"), 0, max(last, 1), key=key, disabled=last == 0)
 
 
 def _load(config: dict[str, Any] | bytes) -> None:
-    """Set the controls to the first layer type of a config, or store the error that the page shows."""
+    """Set the controls to the first layer type of a config (bytes: a config.json), or store the error that the page shows."""
     session = st.session_state
     session["problem"] = None
     try:
@@ -183,7 +186,7 @@ def _load(config: dict[str, Any] | bytes) -> None:
         session["problem"] = str(error)
         return
     session.pop("layer", None)
-    put(next(iter(session["layers"].values())))
+    set_values(next(iter(session["layers"].values())))
 
 
 def _load_preset() -> None:
@@ -200,7 +203,7 @@ def _load_upload() -> None:
 
 
 def _load_layer() -> None:
-    put(st.session_state["layers"][st.session_state["layer"]])
+    set_values(st.session_state["layers"][st.session_state["layer"]])
 
 
 def _reset() -> None:
@@ -208,7 +211,7 @@ def _reset() -> None:
     kept = {name: st.session_state["values"][name] for name in ("language", "view")}
     st.session_state["preset"], st.session_state["problem"] = "", None
     st.session_state.pop("layers", None)
-    put(controls.defaults() | kept)
+    set_values(controls.defaults() | kept)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ CAPTIONS = {
 
 def show(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) -> None:
     """Draw the summary numbers of each spec and the chosen view; charts show all specs on the same axes."""
-    view, trained, served = (values[name] for name in ("view", "trained", "served"))
+    view, trained, served = values["view"], values["trained"], values["served"]
     all_facts = [Facts(spec, trained, served) for spec in specs]
     for facts in all_facts:
         _numbers(facts, translate)
@@ -56,14 +56,16 @@ def _drawing(values: dict[str, Any], spec: RopeSpec, translate: Translate) -> st
 
 
 def _memory(all_facts: list[Facts], translate: Translate) -> None:
-    """Show a table of the bytes that cos and sin take in each form."""
+    """Show a table of the bytes that cos and sin take in each form of storage, one column per spec."""
     st.markdown(f"**{translate('Memory of cos and sin')}**")
     forms = dict.fromkeys(form for facts in all_facts for form in facts.memory)
-    heads = " | ".join(f"{translate('bytes')}: {name}" for name in names([facts.spec for facts in all_facts]))
-    cell = lambda facts, form: f"{facts.memory[form]:,}" if form in facts.memory else ""  # noqa: E731 - one line
-    rows = [f"| {form} | {' | '.join(cell(facts, form) for facts in all_facts)} |" for form in forms]
+    titles = " | ".join(f"{translate('bytes')}: {name}" for name in names([facts.spec for facts in all_facts]))
+    rows = []
+    for form in forms:
+        cells = [f"{facts.memory[form]:,}" if form in facts.memory else "" for facts in all_facts]
+        rows.append(f"| {form} | {' | '.join(cells)} |")
     # Markdown instead of st.table, which would import pandas and arrow
-    st.markdown("\n".join([f"| {translate('form')} | {heads} |", f"|:---|{'---:|' * len(all_facts)}", *rows]))
+    st.markdown("\n".join([f"| {translate('form')} | {titles} |", f"|:---|{'---:|' * len(all_facts)}", *rows]))
 
 
 def _numbers(facts: Facts, translate: Translate) -> None:
@@ -85,11 +87,11 @@ def _numbers(facts: Facts, translate: Translate) -> None:
 def export(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) -> None:
     """Draw the buttons that save the picture; it is made when a button is pressed."""
     with st.popover(translate("Save the picture")):
-        for form in FORMATS:
-            data = partial(picture, dict(values), specs, form)
-            label = translate("{form}, in motion", form="GIF") if form == "gif" else form.upper()
-            name = f"ropewalk-{values['view']}.{form}"
-            st.download_button(label, data, name, key=f"save_{form}", on_click="ignore")
+        for file_format in FORMATS:
+            data = partial(picture, dict(values), specs, file_format)
+            label = translate("{form}, in motion", form="GIF") if file_format == "gif" else file_format.upper()
+            name = f"ropewalk-{values['view']}.{file_format}"
+            st.download_button(label, data, name, key=f"save_{file_format}", on_click="ignore")
 
 
 def code(values: dict[str, Any], link: str, translate: Translate) -> None:

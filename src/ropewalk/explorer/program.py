@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from ropewalk.axes import AxisMap
-from ropewalk.explorer.controls import SIDES
+from ropewalk.explorer.controls import shown_sides
 from ropewalk.explorer.state import Values, spec_of
 from ropewalk.frequencies import Scaling
 from ropewalk.spec import RopeSpec
@@ -17,14 +17,14 @@ FIGURES = ("clocks", "spectrum", "coverage", "decay", "similarity_map", "precisi
 
 
 def program(values: Values) -> str:
-    """Return code that makes the shown specs, computes cos and sin at the shown position, and saves the figures."""
-    specs = {f"spec_{side}": spec_of(values, side) for side in SIDES[: 1 + values["compare"]]}
+    """Return Python code that makes the shown specs, computes cos and sin at the shown position, and saves the figures."""
+    specs = {f"spec_{side}": spec_of(values, side) for side in shown_sides(values)}
     lines = ["from pathlib import Path", "", "import torch", "", "import ropewalk as rw", "from ropewalk import plots"]
-    kinds = {type(part) for spec in specs.values() for part in _parts(spec)}
-    lines += sorted(f"from {kind.__module__} import {kind.__name__}" for kind in kinds)
+    classes = {type(part) for spec in specs.values() for part in _parts(spec)}
+    lines += sorted(f"from {each.__module__} import {each.__name__}" for each in classes)
     lines += ["", *(f"{name} = {_call(spec, 'rw.RopeSpec')}" for name, spec in specs.items())]
     for name, spec in specs.items():
-        shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1,)
+        shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1,)  # of the positions of one token
         lines += [
             "",
             f"positions = torch.full({shape}, {values['position']})",
@@ -37,7 +37,7 @@ def program(values: Values) -> str:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield the axis map and scalings that the constructor call of a spec contains."""
+    """Yield the axis map and the scalings inside a spec or scaling that the code of its constructor call has to import."""
     for _, part in _changed_fields(value):
         if isinstance(part, AxisMap | Scaling):
             yield part
@@ -45,20 +45,22 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _changed_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the fields that differ from their defaults; two defaults depend on other fields."""
-    dependent = {}
-    if isinstance(value, RopeSpec):
-        dependent = {"layout_out": value.layout, "rotary_dim": value.head_dim - value.rotary_start}
-    for field in fields(value):
-        part = getattr(value, field.name)
-        if field.default is MISSING or part != dependent.get(field.name, field.default):
-            yield field.name, part
+    """Yield (name, value) of the fields of a dataclass that differ from their defaults, or have none."""
+    defaults = {field.name: field.default for field in fields(value)}
+    if isinstance(value, RopeSpec):  # two of its defaults depend on other fields
+        defaults |= {"layout_out": value.layout, "rotary_dim": value.head_dim - value.rotary_start}
+    for name, default in defaults.items():
+        part = getattr(value, name)
+        if default is MISSING or part != default:
+            yield name, part
 
 
 def _call(value: Any, name: str) -> str:
+    """Return the code of the constructor call `name(...)` that makes the value."""
     arguments = [f"{field}={_source(part)}" for field, part in _changed_fields(value)]
     return f"{name}({', '.join(arguments)})"
 
 
 def _source(value: Any) -> str:
+    """Return Python code for the value of a field."""
     return _call(value, type(value).__name__) if isinstance(value, AxisMap | Scaling) else repr(value)

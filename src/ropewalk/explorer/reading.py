@@ -1,4 +1,4 @@
-"""What a model on this machine makes of one text: its attention, its losses and the probability of a pass key in the text.
+"""A model on this machine reads a text: its attention, its losses and the probability of a pass key in the text.
 
 A model is loaded once and kept; so are the latest readings. One reading has at most MAX_TOKENS tokens.
 """
@@ -92,47 +92,47 @@ class Reading:
 
 
 def load(name: str) -> Model:
-    """Return a model by its path or its name in `ropewalk lab fetch`; it stays loaded until another one is."""
+    """Return a model by its path or its name in `ropewalk lab fetch`; it stays in memory until another one is loaded."""
     with _LOCK:
-        source = (name, _stamp(name))
-        known = _MODELS.newest(source)
-        if known is None:
+        source = (name, _file_times(name))
+        model = _MODELS.newest(source)
+        if model is None:
             _MODELS.clear()  # two models at a time might not fit into memory
-            known = _MODELS.keep(source, _open(source))
-        return known
+            model = _MODELS.keep(source, _open(source))
+        return model
 
 
-def _stamp(name: str) -> tuple[int, ...]:
-    """Return the times at which the files of a model were written; raise an error if they are too large."""
+def _file_times(name: str) -> tuple[int, ...]:
+    """Return when each weight file of a model was written, in ns; raise an error if the files are missing or too large."""
     if name == TINY:
         return ()
     path = find_fetched(name)
     if not path.exists():
         raise RopeError("model", "must be a .gguf file or a Hugging Face folder on this machine", name)
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.suffix in (".gguf", ".safetensors")]
-    size = sum(each.stat().st_size for each in files)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".gguf", ".safetensors")]
+    size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:
         raise RopeError("model", f"must have at most {MAX_BYTES:,} bytes of weights on this page", f"{size:,} bytes")
-    return tuple(each.stat().st_mtime_ns for each in files)
+    return tuple(file.stat().st_mtime_ns for file in files)
 
 
 def _open(source: tuple[str, tuple[int, ...]]) -> Model:
-    """Return the opened model, with the attention implementation that returns its weights."""
+    """Load the model of `source` = (its name, the times of its files) so that its attention also returns the weights."""
     model, encode = open_real(source[0], torch.device("cpu"))
     layers = _layers(model)
     # the other implementations do not return their weights
     model.set_attn_implementation("eager")  # type: ignore[operator]
     # layers may have different numbers of heads; the view offers those that all have
-    found: list[int] = []
-    with _watched(layers, lambda _, weights: found.append(weights.shape[1])), torch.no_grad():
+    head_counts: list[int] = []
+    with _attention_hooks(layers, lambda _, weights: head_counts.append(weights.shape[1])), torch.no_grad():
         model(torch.zeros(1, 2, dtype=torch.long))
-    return Model(source, model, encode, trained_length(model), len(layers), min(found))
+    return Model(source, model, encode, trained_length(model), len(layers), min(head_counts))
 
 
 def _layers(model: nn.Module) -> list[Any]:
     """Return the decoder layers of a model; raise an error if they have no self_attn."""
-    find = getattr(model, "get_decoder", None)
-    layers = list(getattr(find(), "layers", [])) if callable(find) else []
+    get_decoder = getattr(model, "get_decoder", None)
+    layers = list(getattr(get_decoder(), "layers", [])) if callable(get_decoder) else []
     if not layers or not all(hasattr(layer, "self_attn") for layer in layers):
         rule = "must have layers with self_attn, as Llama, Mistral, Qwen and Gemma have"
         raise RopeError("model", rule, type(model).__name__)
@@ -140,32 +140,34 @@ def _layers(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def _watched(layers: list[Any], see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Context manager: `see` gets the number and the attention weights [1, H, S, S] of each layer as soon as it is done."""
+def _attention_hooks(layers: list[Any], on_weights: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Context manager: call on_weights(index of the layer, its attention weights [1, H, S, S]) after each layer's attention."""
 
-    def hook(place: int, module: nn.Module, args: Any, output: Any) -> None:
-        """Pass the attention weights of a layer on to `see`."""
+    def hook(index: int, module: nn.Module, args: Any, output: Any) -> None:
+        """Pass the attention weights of layer number `index` on to `on_weights`."""
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if weights is None:
             raise RopeError("model", "must return the weights of its attention", type(module).__name__)
-        see(place, weights)
+        on_weights(index, weights)
 
     with ExitStack() as stack:
-        for place, layer in enumerate(layers):
-            stack.enter_context(layer.self_attn.register_forward_hook(partial(hook, place)))
+        for index, layer in enumerate(layers):
+            stack.enter_context(layer.self_attn.register_forward_hook(partial(hook, index)))
         yield
 
 
 def read(model: Model, request: Request, report: Report = lambda done, total: None) -> Reading:
-    """Return what the model makes of a request; the latest answers are remembered."""
+    """Return the reading of a request by a model; the latest readings are cached. `report` is called after every layer."""
     choice("method", request.method, offered_methods())
     with _LOCK:
-        known = _READINGS.newest((model.source, request))
-        return known or _READINGS.keep((model.source, request), _read(model, request, report))
+        cached = _READINGS.newest((model.source, request))
+        if cached is not None:
+            return cached
+        return _READINGS.keep((model.source, request), _read(model, request, report))
 
 
 def text_of(model: Model, request: Request) -> PassKey:
-    """Return the tokens of a request: the text with the pass key in it, and the question at its end."""
+    """Return the text of a request as tokens, with the pass key in it and the question at its end."""
     tokens = integer("tokens", request.tokens, low=1, high=MAX_TOKENS)
     if request.text == FILLER:
         return make_passkey(model.encode, tokens, request.depth)
@@ -174,7 +176,7 @@ def text_of(model: Model, request: Request) -> PassKey:
 
 
 def positions_of(key: PassKey, gap: int) -> Tensor:
-    """Return the positions of a pass key's tokens: `gap` is skipped in the middle between statement and question."""
+    """Return the positions [S] of the tokens: 0, 1, ..., with `gap` skipped in the middle between statement and question."""
     positions = torch.arange(len(key.tokens))
     positions[(key.stated + key.asked) // 2 :] += integer("gap", gap, low=0, high=1 << 24)
     return positions
@@ -182,31 +184,31 @@ def positions_of(key: PassKey, gap: int) -> Tensor:
 
 @torch.no_grad()
 def _read(model: Model, request: Request, report: Report) -> Reading:
-    """Return what the model reads of the text: losses, attention maps and the probability of the answer."""
+    """Run the text of a request through the model and return its losses and attention maps."""
     key = text_of(model, request)
     tokens, positions = key.tokens[None], positions_of(key, request.gap)
-    maps: dict[int, np.ndarray] = {}
+    maps: dict[int, np.ndarray] = {}  # by layer
 
-    def see(place: int, weights: Tensor) -> None:
-        maps[place] = pooled(weights[0, : model.heads], CELLS)
+    def keep_map(layer: int, weights: Tensor) -> None:
+        maps[layer] = pooled(weights[0, : model.heads], CELLS)
         report(len(maps), model.layers)
 
     method = methods()[request.method]
-    with extended(model.model, method, request.factor, model.trained), _watched(_layers(model.model), see):
-        # with a mask, transformers does not take a gap of positions for the border of two texts
+    with extended(model.model, method, request.factor, model.trained), _attention_hooks(_layers(model.model), keep_map):
+        # without a mask, transformers would take a gap in the positions for the border of two packed texts
         output = model.model(tokens, attention_mask=torch.ones_like(tokens), position_ids=positions[None], use_cache=False)
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
-    stacked = np.stack([maps[place] for place in range(model.layers)])
+    stacked = np.stack([maps[layer] for layer in range(model.layers)])
     return Reading(positions.numpy(), losses.numpy(), stacked, key.answer)
 
 
 def pooled(weights: Tensor, cells: int) -> np.ndarray:
     """Return attention [H, S, S] as [H, cells, cells]: the mean over a block of queries, the sum over a block of keys.
 
-    So every row has the sum 1, as before.
+    So the sum of every row stays 1. With fewer than `cells` tokens, each token is a block.
     """
-    # the block of each token, and sums and means over blocks as products with one-hot matrices
-    block = torch.arange(weights.shape[-1]) * min(cells, weights.shape[-1]) // weights.shape[-1]
-    keys = F.one_hot(block).float()
-    queries = (keys / keys.sum(0)).T
-    return (queries @ weights.float() @ keys).numpy()
+    tokens = weights.shape[-1]
+    block = torch.arange(tokens) * min(cells, tokens) // tokens  # of each token
+    sum_over_blocks = F.one_hot(block).float()
+    mean_over_blocks = (sum_over_blocks / sum_over_blocks.sum(0)).T
+    return (mean_over_blocks @ weights.float() @ sum_over_blocks).numpy()

@@ -8,12 +8,12 @@ import streamlit as st
 
 from ropewalk.errors import RopeError
 from ropewalk.explorer import controls
-from ropewalk.explorer.state import fitted, settle
-from ropewalk.explorer.widgets import mirror
+from ropewalk.explorer.state import fitted, limited
+from ropewalk.explorer.widgets import widget_value
 
 
 def current() -> dict[str, Any]:
-    """Return the session's values: initially from the link, then updated from the widgets and limited by `settle`."""
+    """Return the session's values: initially from the link, then from the widgets, with `state.limited` applied."""
     session = st.session_state
     if "values" not in session:
         try:
@@ -23,30 +23,30 @@ def current() -> dict[str, Any]:
     values = session["values"]
     # one read of the whole session, because looking up each name takes several milliseconds
     values.update({name: value for name, value in session.to_dict().items() if name in values})
-    put(settle(values))
+    set_values(limited(values))
     return values
 
 
-def put(new: dict[str, Any]) -> None:
-    """Set values of the session and of the widgets that show them."""
+def set_values(new: dict[str, Any]) -> None:
+    """Set the values `new` in the session and in the widgets that show them."""
     values = st.session_state["values"]
     changed = {name: value for name, value in new.items() if values.get(name) != value}
     values.update(changed)
     for name, value in changed.items():
         if name in st.session_state:
-            st.session_state[name] = mirror(value)
+            st.session_state[name] = widget_value(value)
 
 
-def fit(name: str, side: str = "a") -> None:
-    """Take over the widget `name` that was changed, and fit the scaling of one side to the trained and target length."""
+def fit_scaling(name: str, side: str = "a") -> None:
+    """Store the value of the changed widget `name`, then set the scaling's factor and trained length from the two lengths."""
     values = st.session_state["values"]
     values[name] = st.session_state[name]
-    put(fitted(values, side))
+    set_values(fitted(values, side))
 
 
 def remember_view(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the last view that showed a picture: a link from the code view restores that one."""
+    """Return the values with the latest view that shows a picture, which the link on the code view restores."""
     session = st.session_state
     if values["view"] not in ("code", "report"):
-        session["came_from"] = values["view"]
-    return {**values, "view": session.get("came_from", values["view"])}
+        session["picture_view"] = values["view"]
+    return {**values, "view": session.get("picture_view", values["view"])}

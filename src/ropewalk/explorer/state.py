@@ -10,7 +10,7 @@ import numpy as np
 from ropewalk.analysis import read_checkpoint
 from ropewalk.axes import AxisMap
 from ropewalk.errors import RopeError, integer
-from ropewalk.explorer.controls import MAX_HEAD_DIM, SIDES, Control, pairs_of, read, scaling_controls
+from ropewalk.explorer.controls import MAX_HEAD_DIM, SIDES, Control, pairs_of, read, scaling_controls, shown_sides
 from ropewalk.frequencies import SCALINGS, Default, Scaling, Yarn
 from ropewalk.interop.config import file as config_file
 from ropewalk.spec import RopeSpec
@@ -18,56 +18,58 @@ from ropewalk.spec import RopeSpec
 Values = Mapping[str, Any]
 
 
-def settle(values: Values) -> dict[str, Any]:
+def limited(values: Values) -> dict[str, Any]:
     """Return the values, limited where they depend on others; a smaller head, for example, has fewer rotated dimensions."""
     new = dict(values)
     for side in SIDES:
-        head = new[f"{side}.head_dim"]
-        start = new[f"{side}.rotary_start"] = min(new[f"{side}.rotary_start"], max(head - 2, 0))
-        new[f"{side}.rotary_dim"] = min(new[f"{side}.rotary_dim"], (head - start) // 2 * 2)
+        head_dim = new[f"{side}.head_dim"]
+        start = min(new[f"{side}.rotary_start"], max(head_dim - 2, 0))
+        new[f"{side}.rotary_start"] = start
+        new[f"{side}.rotary_dim"] = min(new[f"{side}.rotary_dim"], (head_dim - start) // 2 * 2)  # an even number
     new["position"] = min(new["position"], new["served"] - 1)
-    new["pair"] = min(new["pair"], min(pairs_of(new, side) for side in SIDES[: 1 + new["compare"]]) - 1)
+    new["pair"] = min(new["pair"], min(pairs_of(new, side) for side in shown_sides(new)) - 1)
     return new
 
 
 def spec_of(values: Values, side: str = "a") -> RopeSpec:
     """Return the spec of one side, "a" or "b"; raises a RopeError that names the wrong value."""
-    own = {name.removeprefix(f"{side}."): value for name, value in values.items() if name.startswith(f"{side}.")}
+    of_side = {name.removeprefix(f"{side}."): value for name, value in values.items() if name.startswith(f"{side}.")}
     pairs = pairs_of(values, side)
     # the axis of each pair; the list keeps its proportions when the number of pairs changes
-    axes = tuple(int(axis) for axis in stretched(_numbers("axes", own["axes"]), pairs, nearest=True))
+    axes = tuple(int(axis) for axis in stretched(_numbers("axes", of_side["axes"]), pairs, nearest=True))
     return RopeSpec(
-        head_dim=integer("head_dim", own["head_dim"], low=2, high=MAX_HEAD_DIM),
-        theta=own["theta"],
-        scaling=scaling_of(own["scaling"], own, pairs),
-        layout=own["layout"],
-        layout_out=None if own["layout_out"] == "same" else own["layout_out"],
-        rotary_dim=own["rotary_dim"] or None,
-        rotary_start=own["rotary_start"],
-        axes=AxisMap(axes, max(axes) + 1, own["ladder"]) if axes else None,
-        precision=own["precision"],
-        magnitude_on=own["magnitude_on"],
-        extra_softmax_factor=own["extra_softmax_factor"],
+        head_dim=integer("head_dim", of_side["head_dim"], low=2, high=MAX_HEAD_DIM),
+        theta=of_side["theta"],
+        scaling=scaling_of(of_side["scaling"], of_side, pairs),
+        layout=of_side["layout"],
+        layout_out=None if of_side["layout_out"] == "same" else of_side["layout_out"],
+        rotary_dim=of_side["rotary_dim"] or None,
+        rotary_start=of_side["rotary_start"],
+        axes=AxisMap(axes, max(axes) + 1, of_side["ladder"]) if axes else None,
+        precision=of_side["precision"],
+        magnitude_on=of_side["magnitude_on"],
+        extra_softmax_factor=of_side["extra_softmax_factor"],
     )
 
 
 def fitted(values: Values, side: str) -> dict[str, Any]:
     """Return the values that fit the chosen scaling to the lengths: factor = target / trained, original_length = trained."""
     name = values[f"{side}.scaling"]
-    wanted = {"factor": max(values["served"] / values["trained"], 1.0), "original_length": values["trained"]}
+    new = {"factor": max(values["served"] / values["trained"], 1.0), "original_length": values["trained"]}
     fields = scaling_controls(SCALINGS[name])
-    return {f"{side}.{name}.{field}": value for field, value in wanted.items() if field in fields}
+    return {f"{side}.{name}.{field}": value for field, value in new.items() if field in fields}
 
 
-def scaling_of(name: str, own: Values, pairs: int) -> Scaling:
-    """Return the scaling `name` with the values in `own`, or defaults; lists per pair are interpolated to `pairs` entries."""
-    fields = scaling_controls(SCALINGS[name])
-    field_values = {field: own.get(f"{name}.{field}", control.default) for field, control in fields.items()}
-    return SCALINGS[name](**{field: _field(field, fields[field], value, pairs) for field, value in field_values.items()})
+def scaling_of(name: str, values: Values, pairs: int) -> Scaling:
+    """Return the scaling `name` for `pairs` pairs, with the values under "<name>.<field>", or defaults if there are none."""
+    fields = {}
+    for field, control in scaling_controls(SCALINGS[name]).items():
+        fields[field] = _field_value(field, control, values.get(f"{name}.{field}", control.default), pairs)
+    return SCALINGS[name](**fields)
 
 
-def _field(field: str, control: Control, value: Any, pairs: int) -> Any:
-    """Return the value of a control as a field of a scaling with this number of pairs."""
+def _field_value(field: str, control: Control, value: Any, pairs: int) -> Any:
+    """Return a control's value in the form that the field of a scaling has; lists per pair are stretched to `pairs` entries."""
     if control.kind == "scaling":
         return scaling_of(value, {}, pairs)
     if control.kind == "numbers":
@@ -81,7 +83,7 @@ def _numbers(name: str, value: Any) -> tuple[float, ...]:
 
 
 def stretched(values: tuple[float, ...], count: int, *, nearest: bool = False) -> tuple[float, ...]:
-    """Return a list stretched to `count` entries, linearly or by the nearest entry."""
+    """Return a list stretched or shrunk to `count` entries, linearly or by the nearest entry; an empty one stays empty."""
     if len(values) in (0, count):
         return values
     places = np.linspace(0, len(values) - 1, count)
@@ -96,9 +98,9 @@ def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
         raise RopeError("axes", "must assign each pair to one axis with integer positions, to be shown on the page", spec.axes)
     integer("head_dim", spec.head_dim, low=2, high=MAX_HEAD_DIM)
     axes = spec.axes if isinstance(spec.axes, AxisMap) else None
-    own = {
-        **{name: getattr(spec, name) for name in ("head_dim", "theta", "layout", "rotary_start", "precision")},
-        **{name: getattr(spec, name) for name in ("magnitude_on", "extra_softmax_factor")},
+    same_name = ("head_dim", "theta", "layout", "rotary_start", "precision", "magnitude_on", "extra_softmax_factor")
+    of_side = {
+        **{name: getattr(spec, name) for name in same_name},
         "layout_out": "same" if spec.layout_out == spec.layout else spec.layout_out,
         "rotary_dim": 0 if spec.rotary_dim == spec.head_dim - spec.rotary_start else spec.rotary_dim,
         "axes": tuple(map(float, axes.axis_of_pair)) if axes else (),
@@ -107,8 +109,8 @@ def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
     }
     for field, control in scaling_controls(type(spec.scaling)).items():
         value = getattr(spec.scaling, field)
-        own[f"{spec.scaling.name}.{field}"] = value.name if control.kind == "scaling" else value
-    return {f"{side}.{name}": value for name, value in own.items()}
+        of_side[f"{spec.scaling.name}.{field}"] = value.name if control.kind == "scaling" else value
+    return {f"{side}.{name}": value for name, value in of_side.items()}
 
 
 def layers_of(config: Mapping[str, Any] | bytes) -> dict[str, dict[str, Any]]:
@@ -117,11 +119,12 @@ def layers_of(config: Mapping[str, Any] | bytes) -> dict[str, dict[str, Any]]:
     rotated = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
     if not rotated:
         raise RopeError("config", "must have a rope in at least one layer type", list(checkpoint.layers))
-    return {name: _layer(facts.spec, max(facts.trained, 8), max(facts.served, 8)) for name, facts in rotated.items()}
+    # 8 is the least length that the page has controls for
+    return {name: _layer_values(facts.spec, max(facts.trained, 8), max(facts.served, 8)) for name, facts in rotated.items()}
 
 
-def _layer(spec: RopeSpec, trained: int, served: int) -> dict[str, Any]:
-    """Return values with the spec on side a; on side b it has no scaling, or YaRN with factor 4 if it had none."""
+def _layer_values(spec: RopeSpec, trained: int, served: int) -> dict[str, Any]:
+    """Return the page's values with the spec on side a, and on side b without its scaling, or with YaRN if it has none."""
     scaled = not isinstance(spec.scaling, Default)
     other = spec.with_(scaling=Default() if scaled else Yarn(factor=4.0, original_length=trained))
     return {**values_of(spec), **values_of(other, "b"), "trained": trained, "served": served}

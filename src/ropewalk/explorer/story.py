@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.explorer import charts, dials, drawings, engines, session, story_charts
 from ropewalk.explorer.controls import STEPS
 from ropewalk.explorer.state import fitted, spec_of
-from ropewalk.explorer.widgets import draw_control, seeded
+from ropewalk.explorer.widgets import draw_control, widget_key
 from ropewalk.explorer.words import Translate, about
 from ropewalk.frequencies import SCALINGS
 from ropewalk.plots.numerals import short
@@ -33,27 +33,28 @@ _COLUMNS = (2, 3)
 def draw(values: dict[str, Any], translate: Translate) -> Any:
     """Draw the choice of a step, the chosen step and the buttons below it; return the column beside them, for one more button."""
     title = lambda step: f"{STEPS.index(step) + 1} · {translate(STEP_TITLES[step])}"  # noqa: E731 - one line
-    draw_control(values, "step", translate("Step"), tiles=True, named=title)
+    draw_control(values, "step", translate("Step"), tiles=True, option_text=title)
     spec = spec_of(values)
     facts = Facts(spec, values["trained"], values["served"])
-    _DRAWN[values["step"]](values, facts, translate)
+    _DRAW_STEP[values["step"]](values, facts, translate)
     return _draw_buttons(STEPS.index(values["step"]), translate)
 
 
-def _draw_buttons(place: int, translate: Translate) -> Any:
-    """Show the buttons that lead from step number `place` to other steps and views; return the empty column beside them."""
-    *places, beside = st.columns([2, 2, 2, 3, 3])
-    last = place + 1 == len(STEPS)
+def _draw_buttons(index: int, translate: Translate) -> Any:
+    """Show the buttons that lead from step number `index` to other steps and views; return the empty column beside them."""
+    *columns, beside = st.columns([2, 2, 2, 3, 3])
+    last = index + 1 == len(STEPS)
     # id of a button, its label, the values that it sets, whether it is disabled
     buttons = [
-        ("back", f"← {translate('Back')}", {"step": STEPS[max(place - 1, 0)]}, place == 0),
-        ("next", f"{translate('Next')} →", {"step": STEPS[place if last else place + 1]}, last),
+        ("back", f"← {translate('Back')}", {"step": STEPS[max(index - 1, 0)]}, index == 0),
+        ("next", f"{translate('Next')} →", {"step": STEPS[index if last else index + 1]}, last),
         ("play", translate("Play freely"), {"view": "ladder", "compare": False}, False),
         ("model", translate("Let a model read"), {"view": "model"}, False),
     ]
-    for column, (key, label, target, disabled) in zip(places, buttons, strict=True):
-        kind = "primary" if key == ("play" if last else "next") else "secondary"
-        column.button(label, key=key, type=kind, on_click=session.put, args=(target,), disabled=disabled, width="stretch")
+    recommended = "play" if last else "next"
+    for column, (key, label, target, disabled) in zip(columns, buttons, strict=True):
+        options: dict[str, Any] = {"key": key, "type": "primary" if key == recommended else "secondary", "disabled": disabled}
+        column.button(label, on_click=session.set_values, args=(target,), width="stretch", **options)
     return beside
 
 
@@ -67,8 +68,8 @@ def _question(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
         st.markdown(translate("Grey: angles seen in training. Red: angles that the model has never seen."))
         _choose_remedy(values, translate, ("default", "yarn"))
         _verdict(facts, translate)
-        draw_control(values, "trained", translate("Trained length"), on_change=session.fit, args=("trained",))
-        draw_control(values, "served", translate("Target length"), on_change=session.fit, args=("served",))
+        draw_control(values, "trained", translate("Trained length"), on_change=session.fit_scaling, args=("trained",))
+        draw_control(values, "served", translate("Target length"), on_change=session.fit_scaling, args=("served",))
     with picture:
         st.image(dials.reading(facts.spec, facts.trained, facts.served, translate), width="stretch")
         st.caption(translate("Fast pairs turn more often than a picture can show; they are slowed here."))
@@ -77,22 +78,22 @@ def _question(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
 def _verdict(facts: Facts, translate: Translate) -> None:
     """Show how many pairs reach angles that training never showed."""
     spec, new = facts.spec, facts.new_angles
-    said = {"name": spec.scaling.name, "new": new, "pairs": spec.pairs}
+    placeholders = {"name": spec.scaling.name, "new": new, "pairs": spec.pairs}
     if not new:
-        st.success(translate("{name}: no pair reaches an angle that training did not show.", **said))
+        st.success(translate("{name}: no pair reaches an angle that training did not show.", **placeholders))
     elif spec.scaling.name == "default":
-        st.warning(translate("{new} of {pairs} pairs reach angles that training never showed. Press yarn.", **said))
+        st.warning(translate("{new} of {pairs} pairs reach angles that training never showed. Press yarn.", **placeholders))
     else:
-        st.warning(translate("{name}: {new} of {pairs} pairs reach angles that training never showed.", **said))
+        st.warning(translate("{name}: {new} of {pairs} pairs reach angles that training never showed.", **placeholders))
 
 
 def _choose_remedy(values: dict[str, Any], translate: Translate, names: tuple[str, ...] = REMEDIES) -> None:
-    """Show the choice of a scaling."""
+    """Show the choice of a scaling among `names`; a change fits it to the lengths."""
     # a scaling from a link or a config stays in the list
     names = tuple(dict.fromkeys((*names, values["a.scaling"])))
-    named = lambda name: translate("no scaling") if name == "default" else name  # noqa: E731 - one line
-    fit: dict[str, Any] = {"on_change": session.fit, "args": ("a.scaling",)}
-    draw_control(values, "a.scaling", translate("Scaling"), tiles=True, named=named, choices=names, **fit)
+    scaling_text = lambda name: translate("no scaling") if name == "default" else name  # noqa: E731 - one line
+    after_change: dict[str, Any] = {"on_change": session.fit_scaling, "args": ("a.scaling",)}
+    draw_control(values, "a.scaling", translate("Scaling"), tiles=True, option_text=scaling_text, choices=names, **after_change)
 
 
 def _angles(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
@@ -102,16 +103,16 @@ def _angles(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
     st.subheader(translate("The position turns every pair of q and k by an angle"))
     text, plane, chart = st.columns((3, 3, 5), gap="medium")
     with text:
-        told = {"pair": pair, "radians": f"{step:.4g}", "turn": short(float(wavelengths([step])[0]))}
-        st.markdown(translate("Pair {pair} turns by {radians} radians per token, once around in {turn} tokens.", **told))
+        placeholders = {"pair": pair, "radians": f"{step:.4g}", "turn": short(float(wavelengths([step])[0]))}
+        st.markdown(translate("Pair {pair} turns by {radians} radians per token, once around in {turn} tokens.", **placeholders))
         st.markdown(
             translate("The score of a query and a key depends only on the difference of their angles: on their distance.")
         )
         draw_control(values, "position", translate("Position"))
         last = spec.pairs - 1
         # a slider needs two different ends
-        key = seeded(values, "pair", (values["language"], last))
-        st.slider(translate("Pair"), 0, last or 1, key=key, disabled=not last)
+        key = widget_key(values, "pair", (values["language"], last))
+        st.slider(translate("Pair"), 0, max(last, 1), key=key, disabled=last == 0)
     plane.image(drawings.plane(spec, pair, position, facts.served, translate), width="stretch")
     with chart:
         st.vega_lite_chart(spec=story_charts.wave(spec, pair, position, facts.served, translate), width="stretch")
@@ -122,9 +123,9 @@ def _pairs(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
     """Show the different speeds of the pairs."""
     spec, waves = facts.spec, wavelengths(radians_of(facts.spec, facts.served))
     st.subheader(translate("Every pair has a speed of its own"))
-    told = {"shortest": short(float(waves.min())), "longest": short(float(waves.max()))}
+    placeholders = {"shortest": short(float(waves.min())), "longest": short(float(waves.max()))}
     st.markdown(
-        translate("The fastest pair turns once in {shortest} tokens, the slowest once in {longest}.", **told)
+        translate("The fastest pair turns once in {shortest} tokens, the slowest once in {longest}.", **placeholders)
         + translate(" Fast pairs distinguish neighbours, slow pairs distinguish near from far.")
     )
     left, right = st.columns(2, gap="large")
@@ -138,15 +139,14 @@ def _beyond(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
     """Show that slow pairs reach new angles beyond the trained length."""
     slow = int((turns(plain_radians(facts.spec), facts.trained) < 1).sum())
     st.subheader(translate("Slow pairs leave the angles they were trained on"))
-    told = {"slow": slow, "pairs": facts.spec.pairs, "trained": f"{facts.trained:,}"}
-    st.markdown(
-        translate("{slow} of {pairs} pairs complete no turn within {trained} tokens; beyond, their angles are new.", **told)
-    )
+    placeholders = {"slow": slow, "pairs": facts.spec.pairs, "trained": f"{facts.trained:,}"}
+    sentence = "{slow} of {pairs} pairs complete no turn within {trained} tokens; beyond, their angles are new."
+    st.markdown(translate(sentence, **placeholders))
     left, right = st.columns(2, gap="large")
     plain = facts.spec.with_(scaling=SCALINGS["default"]())
     left.vega_lite_chart(spec=story_charts.beyond(plain, facts.trained, facts.served, translate), width="stretch")
     right.vega_lite_chart(spec=charts.coverage([plain], facts.trained, facts.served, translate), width="stretch")
-    draw_control(values, "served", translate("Target length"), on_change=session.fit, args=("served",))
+    draw_control(values, "served", translate("Target length"), on_change=session.fit_scaling, args=("served",))
 
 
 def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
@@ -175,13 +175,13 @@ def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
 
 
 def _specs(values: dict[str, Any]) -> dict[str, RopeSpec]:
-    """Return the spec with each remedy, fitted to the lengths; the chosen one keeps the values of its controls."""
-    found = {values["a.scaling"]: spec_of(values)}
+    """Return {scaling: spec} of all REMEDIES, fitted to the lengths, and of the chosen scaling as its controls describe it."""
+    chosen = values["a.scaling"]
+    specs = {}
     for name in REMEDIES:
-        if name not in found:
-            tried = values | {"a.scaling": name}
-            found[name] = spec_of(tried | fitted(tried, "a"))
-    return {name: found[name] for name in dict.fromkeys((*REMEDIES, values["a.scaling"]))}
+        with_scaling = values | {"a.scaling": name}
+        specs[name] = spec_of(with_scaling | fitted(with_scaling, "a"))
+    return specs | {chosen: spec_of(values)}
 
 
 def _cost(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
@@ -196,7 +196,7 @@ def _cost(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
     left.vega_lite_chart(spec=charts.precision([facts.spec], facts.trained, facts.served, translate), width="stretch")
     right.vega_lite_chart(spec=story_charts.memory(facts.memory, translate), width="stretch")
     right.caption(translate("`none` computes every angle when it is needed; `two-level` keeps two small tables."))
-    draw_control(values, "served", translate("Target length"), on_change=session.fit, args=("served",))
+    draw_control(values, "served", translate("Target length"), on_change=session.fit_scaling, args=("served",))
 
 
 def _engines(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
@@ -219,7 +219,7 @@ def _engines(values: dict[str, Any], facts: Facts, translate: Translate) -> None
     code.code(json.dumps(config, indent=2), language="json", wrap_lines=True)
 
 
-_DRAWN = {
+_DRAW_STEP = {
     "question": _question, "angles": _angles, "pairs": _pairs, "beyond": _beyond, "remedies": _remedies, "cost": _cost,
     "engines": _engines,
 }  # fmt: skip

@@ -25,6 +25,7 @@ TURNS_SHOWN = 4
 def wave(spec: RopeSpec, pair: int, position: int, served: int, translate: Translate) -> dict:
     """Return a chart of cos and sin of one pair over the positions around `position`, which a dashed line marks."""
     step = float(analysis.radians(spec, served)[pair])
+    # the part of the positions 0 to `served` that is drawn: TURNS_SHOWN turns, with `position` in the middle if possible
     length = min(served, 2 * math.pi * TURNS_SHOWN / abs(step)) if step else served
     start = min(max(position - length / 2, 0), max(served - length, 0))
     positions = np.linspace(start, start + length, POINTS)
@@ -55,13 +56,13 @@ def remedies(specs: Mapping[str, RopeSpec], chosen: str, served: int, translate:
         for name, spec in specs.items()
         if not isinstance(spec.scaling, Default)
     }
-    faint = [name for name in series if chosen in series and name != chosen]
+    faint = [name for name in series if name != chosen] if chosen in series else []
     title, y = translate("Which pairs a scaling slows"), translate("frequency / plain frequency")
     return lines(series, title, translate("pair, fastest first"), y, translate, faint=faint)
 
 
 def memory(sizes: Mapping[str, int], translate: Translate) -> dict:
-    """Return a bar chart of the bytes of cos and sin, by the value of `tables`."""
+    """Return a bar chart of the bytes that cos and sin take, by the value of `Rope(tables=...)`."""
     rows = [{"form": form, "bytes": size, "label": short(size)} for form, size in sizes.items()]
     y = {"field": "form", "type": "nominal", "sort": None, "title": "tables=", "axis": {"labelLimit": 200}}
     x = {"field": "bytes", "type": "quantitative", "title": translate("bytes"), "axis": {"format": "~s", "tickCount": 4}}

@@ -20,7 +20,7 @@ NUMBERS = (
 )  # fmt: skip
 
 #: the same for the view of a model, by control
-OF_MODEL = {
+MODEL_VALUES = {
     "model.tokens": (96, 128, 192, 256, 384, 512, 768, 1024),
     "model.depth": tuple(step / 20 for step in range(21)),
     "model.gap": (0, *(1 << power for power in range(8, 20))),
@@ -28,7 +28,7 @@ OF_MODEL = {
 }
 
 
-def mirror(value: Any) -> Any:
+def widget_value(value: Any) -> Any:
     """Return a value in the form its widget holds: lists are text."""
     return controls.write(value) if isinstance(value, tuple) else value
 
@@ -53,71 +53,73 @@ def draw_control(
     *,
     horizontal: bool = False,
     tiles: bool = False,
-    named: Callable[[str], Any] = str,
+    option_text: Callable[[str], Any] = str,
     choices: Sequence[str] | None = None,
     on_change: Callable[..., None] | None = None,
     args: tuple[Any, ...] = (),
 ) -> None:
     """Draw the widget of the control `name`; its value goes to the session, not to `values`.
 
-    horizontal, tiles  how words are chosen: from radio buttons in a row, or from tiles without a label; else from a list
-    named              value -> the text that is shown for it
-    choices            the words on offer; None = all of the control
+    horizontal, tiles  how to choose one of several values: radio buttons in a row, or tiles without a label; else a list
+    option_text        value -> the text that is shown for it
+    choices            the values on offer; None: all of the control
     on_change, args    a function to call after a change, and its arguments
     """
     control = controls.controls()[name]
-    slides = control.kind in ("integer", "number")
-    options = stops(values, name, control) if slides else list(control.choices if choices is None else choices)
-    seeded(values, name, (label, tiles, *options))
+    is_slider = control.kind in ("integer", "number")
+    options = slider_values(values, name, control) if is_slider else list(control.choices if choices is None else choices)
+    widget_key(values, name, (label, tiles, *options))
     call: dict[str, Any] = {"key": name, "on_change": on_change, "args": args} if on_change else {"key": name}
-    if control.kind in ("word", "scaling") and tiles:
-        st.segmented_control(label, options, format_func=named, required=True, label_visibility="collapsed", **call)
-    elif control.kind in ("word", "scaling") and horizontal:
-        st.radio(label, options, format_func=named, horizontal=True, **call)
-    elif control.kind in ("word", "scaling"):
-        st.selectbox(label, options, format_func=named, **call)
+    if control.kind in ("choice", "scaling") and tiles:
+        st.segmented_control(label, options, format_func=option_text, required=True, label_visibility="collapsed", **call)
+    elif control.kind in ("choice", "scaling") and horizontal:
+        st.radio(label, options, format_func=option_text, horizontal=True, **call)
+    elif control.kind in ("choice", "scaling"):
+        st.selectbox(label, options, format_func=option_text, **call)
     elif control.kind == "flag":
         st.checkbox(label, key=name)
-    elif control.kind == "maybe":
+    elif control.kind == "optional number":
         st.number_input(label, value=None, key=name, placeholder="None")
     elif control.kind == "numbers":
         st.text_input(label, key=name, max_chars=controls.MAX_TEXT)
     else:
-        st.select_slider(label, options, format_func=shown, **call)
+        st.select_slider(label, options, format_func=number_text, **call)
 
 
-def seeded(values: dict[str, Any], name: str, shape: object) -> str:
+def widget_key(values: dict[str, Any], name: str, shape: object) -> str:
     """Store the control's value in the session under the widget's id, and return the id; `shape` is the label and options.
 
     Streamlit treats a widget whose label or options changed as a new widget and resets it, so the value is stored again.
     """
     shapes = st.session_state.setdefault("shapes", {})
     if name not in st.session_state or shapes.get(name) != shape:
-        st.session_state[name], shapes[name] = mirror(values[name]), shape
+        st.session_state[name], shapes[name] = widget_value(values[name]), shape
     return name
 
 
-def stops(values: dict[str, Any], name: str, control: controls.Control) -> list[Any]:
+def slider_values(values: dict[str, Any], name: str, control: controls.Control) -> list[Any]:
     """Return the values that a slider offers: common numbers, the default, and every value it has had."""
     field = name.rpartition(".")[2]
     if field == "rotary_dim":
-        return sorted({0, *(head for head in HEADS if head <= values[f"{name[0]}.head_dim"]), values[name]})
+        head_dim = values[f"{name[0]}.head_dim"]  # the first letter of a control's name is the side of its spec
+        return sorted({0, *(size for size in HEADS if size <= head_dim), values[name]})
     if field == "position":
-        return position_stops(values["served"] - 1, values[name])
-    usual = {"head_dim": HEADS, "theta": THETAS}.get(field, LENGTHS if control.kind == "integer" else NUMBERS)
-    common = OF_MODEL.get(name, usual)
+        return slider_positions(values["served"] - 1, values[name])
+    by_kind = LENGTHS if control.kind == "integer" else NUMBERS
+    by_field = {"head_dim": HEADS, "theta": THETAS}.get(field, by_kind)
+    common = MODEL_VALUES.get(name, by_field)
     seen = st.session_state.setdefault("seen", {}).setdefault(name, set())
     seen.add(values[name])
     return sorted({*common, control.default, *seen})
 
 
-def position_stops(last: int, here: int) -> list[int]:
-    """Return the positions that the slider offers: 0 to 16, then eight in each octave, the last one and `here`."""
-    octaves = int(last).bit_length()
-    steps = (round(2 ** (place / 8)) for place in range(4 * 8, 8 * octaves))  # from 2^4 = 16 on
-    return sorted({here, last, *(stop for stop in (*range(17), *steps) if stop <= last)})
+def slider_positions(last: int, current: int) -> list[int]:
+    """Return the positions that the slider offers: 0 to 16, then eight up to each power of 2, `last`, and the current one."""
+    powers_of_two = int(last).bit_length()
+    steps = (round(2 ** (eighth / 8)) for eighth in range(4 * 8, 8 * powers_of_two))  # from 2^4 = 16 on
+    return sorted({current, last, *(position for position in (*range(17), *steps) if position <= last)})
 
 
-def shown(value: float) -> str:
+def number_text(value: float) -> str:
     """Return the text of a number on a slider."""
     return f"{value:,.6g}" if isinstance(value, float) and abs(value) < 1e6 else f"{value:,.0f}"

@@ -127,11 +127,10 @@ class RoFormerConfig:
             set_field(name, number(name, getattr(self, name), low=0))
         for name in ("bias", "rotary_value", "causal", "tie_embeddings", "summary_projection"):
             flag(name, getattr(self, name))
-        choice("norm", self.norm, NORMS)
-        choice("attention", self.attention, ATTENTIONS)
-        choice("head", self.head, HEAD_CLASSES)
-        choice("summary", self.summary, SUMMARIES)
-        choice("head_dropout", self.head_dropout, HEAD_DROPOUTS)
+        choices = {"norm": NORMS, "attention": ATTENTIONS, "head": HEAD_CLASSES, "summary": SUMMARIES}
+        choices["head_dropout"] = HEAD_DROPOUTS
+        for name, allowed in choices.items():
+            choice(name, getattr(self, name), allowed)
         for name in ("activation", "summary_activation", "classifier_activation", "pooler_activation"):
             if getattr(self, name) is not None or name == "activation":
                 choice(name, getattr(self, name), ACTIVATIONS)

@@ -53,8 +53,8 @@ def contact_sheet(figures: Mapping[str, Any], look: Look = LIGHT, across: int = 
     # `blank` gives the figure its colours and margins; its axes are replaced
     sheet, _ = blank(look, 4.2 * across, 3.0 * math.ceil(len(figures) / across), across=1)
     sheet.clear()
-    for place, (name, figure) in enumerate(figures.items(), start=1):
-        ax = sheet.add_subplot(math.ceil(len(figures) / across), across, place)
+    for number, (name, figure) in enumerate(figures.items(), start=1):
+        ax = sheet.add_subplot(math.ceil(len(figures) / across), across, number)
         ax.imshow(_pixels(figure))
         ax.set_title(name, color=look.ink, fontsize=10)
         # align the titles of a row, even if its pictures have different heights
@@ -77,7 +77,7 @@ def _pixels(figure: Any) -> np.ndarray:
 
 
 def write_all(folder: Path, view: View | None = None, names: list[str] | None = None, suffix: str = "png") -> list[Path]:
-    """Write the named figures (by default all) and a contact sheet of them; return the paths, that of the sheet last.
+    """Write the named figures (by default all) and a contact sheet of them into a folder; return the paths, the sheet's last.
 
     The name `reading` is the moving picture, which is always a GIF and not on the sheet.
     """
@@ -92,25 +92,7 @@ def write_all(folder: Path, view: View | None = None, names: list[str] | None = 
 
 
 __all__ = [
-    "CAPTIONS",
-    "FIGURES",
-    "FORMATS",
-    "LIGHT",
-    "MOTION",
-    "Look",
-    "View",
-    "blank",
-    "clock_faces",
-    "contact_sheet",
-    "draw",
-    "finish",
-    "format_of",
-    "label_axes",
-    "legend",
-    "precision_lines",
-    "ratio_lines",
-    "reading",
-    "save",
-    "save_reading",
+    "CAPTIONS", "FIGURES", "FORMATS", "LIGHT", "MOTION", "Look", "View", "blank", "clock_faces", "contact_sheet", "draw",
+    "finish", "format_of", "label_axes", "legend", "precision_lines", "ratio_lines", "reading", "save", "save_reading",
     "write_all",
-]
+]  # fmt: skip

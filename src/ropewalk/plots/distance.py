@@ -71,11 +71,12 @@ def inner_products(view: View) -> Any:
 
 
 def _square(count: int) -> tuple[float, float, float, float]:
+    """Return the (left, right, bottom, top) of a map of `count` by `count` positions; a cell is centred on its position."""
     return -0.5, count - 0.5, -0.5, count - 0.5
 
 
 def base_bound(view: View) -> Any:
-    """Draw the sum of cosines against distance for several bases; the curves are jagged, without a clear threshold."""
+    """Draw the sum of cosines against distance for several bases."""
     look = view.look
     figure, (ax,) = blank(look)
     distances = np.unique(np.geomspace(1, view.served, 1500).round())

@@ -34,21 +34,19 @@ def loss_by_position(methods: Mapping[str, Sequence[Band]], trained: int, model:
     best = min((name for name in methods if name != PLAIN), key=lambda name: methods[name][-1].mean)
     figure, (ax,) = blank(look, 8.5, 4.4)
     ax.axvspan(0, trained, color=look.quiet, alpha=0.15, linewidth=0)
-    # grey lines first, so that the two in colour lie on them
+    colours = dict.fromkeys(methods, look.quiet) | {PLAIN: look.colour(1), best: look.colour(0)}
+    # grey lines first, so that the two in colour are drawn over them
     for name in sorted(methods, key=lambda name: name in (PLAIN, best)):
-        marked = name in (PLAIN, best)
-        colour = look.colour(0 if name == best else 1) if marked else look.quiet
-        _steps(ax, methods[name], colour, 2.6 if marked else 1.1)
+        _draw_bands(ax, methods[name], colours[name], 2.6 if name in (PLAIN, best) else 1.1)
     means = [band.mean for bands in methods.values() for band in bands]
-    span = max(means) - min(means) or 1.0
-    heights = _apart({name: bands[-1].mean for name, bands in methods.items()}, LABEL * span)
+    span = max(means) - min(means) or 1.0  # equal losses have no span
+    heights = _label_heights({name: bands[-1].mean for name, bands in methods.items()}, LABEL * span)
     ax.set_ylim(min(*means, *heights.values()) - 0.1 * span, max(*means, *heights.values()) + 0.1 * span)
     for name, y in heights.items():
-        marked = name in (PLAIN, best)
-        colour = look.colour(0 if name == best else 1) if marked else look.quiet
         label = f"{look.translate('no scaling') if name == PLAIN else name}  {methods[name][-1].mean:.2f}"
-        ax.annotate(label, (end, y), (6, 0), textcoords="offset points", va="center", color=colour, annotation_clip=False,
-                    fontsize=9, weight="bold" if marked else "normal")  # fmt: skip
+        weight = "bold" if name in (PLAIN, best) else "normal"
+        ax.annotate(label, (end, y), (6, 0), textcoords="offset points", va="center", color=colours[name],
+                    annotation_clip=False, fontsize=9, weight=weight)  # fmt: skip
     ticks = sorted({0, *(band.high for band in methods[best])})
     ax.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
     ax.set_xlim(0, end)
@@ -62,8 +60,8 @@ def loss_by_position(methods: Mapping[str, Sequence[Band]], trained: int, model:
     return finish(figure, look)
 
 
-def _steps(ax: Any, bands: Sequence[Band], colour: str, width: float) -> None:
-    """Draw one step per band with its standard error in the middle."""
+def _draw_bands(ax: Any, bands: Sequence[Band], colour: str, width: float) -> None:
+    """Draw the mean of each band as a horizontal step, with its standard error in the middle."""
     edges = [bands[0].low, *(band.high for band in bands)]
     ax.stairs([band.mean for band in bands], edges, baseline=None, color=colour, linewidth=width)
     middles = [(band.low + band.high) / 2 for band in bands]
@@ -71,13 +69,13 @@ def _steps(ax: Any, bands: Sequence[Band], colour: str, width: float) -> None:
     ax.errorbar(middles, [band.mean for band in bands], errors, fmt="none", ecolor=colour, elinewidth=width / 2, capsize=2)
 
 
-def _apart(places: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Return heights for labels in the same order, at least `gap` apart and as near to their places as possible."""
-    ordered = sorted(places, key=places.__getitem__)
-    # isotonic regression of place - rank * gap: neighbours in the wrong order are pooled to their mean
+def _label_heights(wanted: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Return heights for labels in the same order, at least `gap` apart and as near to their `wanted` heights as possible."""
+    ordered = sorted(wanted, key=wanted.__getitem__)
+    # isotonic regression of wanted - rank * gap: neighbours in the wrong order are pooled to their mean
     pools: list[list[float]] = []
     for rank, name in enumerate(ordered):
-        pools.append([places[name] - rank * gap])
+        pools.append([wanted[name] - rank * gap])
         while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
             pools[-2:] = [pools[-2] + pools[-1]]
     heights = [fmean(pool) for pool in pools for _ in pool]

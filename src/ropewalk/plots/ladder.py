@@ -52,7 +52,7 @@ def coverage(view: View) -> Any:
     """Draw the number of turns of each pair within the trained and the served length, with a line at one turn."""
     look = view.look
     figure, (ax,) = blank(look)
-    spec = view.spec if view.scaled else view.stretched()["yarn"]
+    spec = view.spec if view.scaled else view.stretched()["yarn"]  # a spec without a scaling is shown with YaRN's
     turns = analysis.coverage(spec, view.trained, view.served)
     lines = (
         (look.translate("in training"), turns.trained),
@@ -103,8 +103,9 @@ def beyond(view: View) -> Any:
 
 
 def pairs_with_turns(turns: np.ndarray, targets: Sequence[float]) -> list[int]:
-    """Return the pairs whose numbers of turns are closest to the targets, without duplicates."""
-    return list(dict.fromkeys(int(np.abs(np.log(np.maximum(turns, 1e-12)) - math.log(target)).argmin()) for target in targets))
+    """Return the pair whose number of turns is closest to each target, on a logarithmic scale, without duplicates."""
+    log_turns = np.log(np.maximum(turns, 1e-12))
+    return list(dict.fromkeys(int(np.abs(log_turns - math.log(target)).argmin()) for target in targets))
 
 
 def clocks(view: View) -> Any:
@@ -122,11 +123,13 @@ def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look =
     figure.set_layout_engine("none")
     ax.set_position((0, 0, 1, 1))
     for column, step in enumerate(radians):
-        x, colour, wave = 1.4 * column, look.colour(column), analysis.wavelengths([step])[0]
-        label = look.translate("a turn in {turn}", turn=short(wave)) if math.isfinite(wave) else look.translate("does not rotate")
+        x, colour, wavelength = 1.4 * column, look.colour(column), analysis.wavelengths([step])[0]
+        label = look.translate("a turn in {turn}", turn=short(wavelength))
+        if math.isinf(wavelength):
+            label = look.translate("does not rotate")
         ax.text(x, 0.72, label, ha="center", fontsize=10, color=colour, weight="bold")
         for row, position in enumerate(positions):
-            _face(ax, look, x, -1.2 * row, position * step, colour)
+            _draw_clock(ax, look, x, -1.2 * row, position * step, colour)
     for row, position in enumerate(positions):
         label = look.translate("position {position}", position=f"{position:,}")
         ax.text(-0.7, -1.2 * row, label, ha="right", va="center", fontsize=11, color=look.ink)
@@ -135,8 +138,8 @@ def clock_faces(radians: Sequence[float], positions: Sequence[int], look: Look =
     return finish(figure, look)
 
 
-def _face(ax: Any, look: Look, x: float, y: float, angle: float, colour: str) -> None:
-    """Draw one clock at (x, y): the circle, the shaded path from angle 0, and the hand at `angle`."""
+def _draw_clock(ax: Any, look: Look, x: float, y: float, angle: float, colour: str) -> None:
+    """Draw one clock at (x, y): the circle, the shaded path from angle 0, and the hand at `angle`, in radians."""
     from matplotlib.patches import Circle, Wedge
 
     ax.add_patch(Circle((x, y), 0.5, facecolor=look.paper, edgecolor=look.grid, linewidth=1.6))

@@ -101,7 +101,7 @@ def chinese_font() -> str | None:
 
 
 def _chinese_among(entries: Sequence[Any]) -> str | None:
-    """Return the most preferred font family with Chinese glyphs, or None."""
+    """Return the most preferred family with Chinese glyphs among matplotlib's font entries, or None."""
     from matplotlib.ft2font import FT2Font
 
     # the last-resort font has an empty box for every glyph; a listed file may have been removed
@@ -151,8 +151,8 @@ def label_axes(ax: Any, look: Look, *, title: str = "", x: str = "", y: str = ""
 def subtitle(ax: Any, look: Look, text: str) -> None:
     """Write a line between the title and the axes, and move the title up."""
     ax.set_title(ax.get_title(loc="left"), loc="left", color=look.ink, weight="bold", fontsize=13, pad=28)
-    place = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "ha": "left"}
-    ax.annotate(text, (0, 1), (0, 10), color=look.quiet, fontsize=9, annotation_clip=False, **place)
+    placement = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "ha": "left"}
+    ax.annotate(text, (0, 1), (0, 10), color=look.quiet, fontsize=9, annotation_clip=False, **placement)
 
 
 def legend(ax: Any, look: Look, **options: Any) -> None:
@@ -161,16 +161,10 @@ def legend(ax: Any, look: Look, **options: Any) -> None:
 
 
 def heat(figure: Any, ax: Any, look: Look, values: Any, *, signed: bool, label: str, extent: Sequence[float]) -> None:
-    """Draw a matrix as a heat map with a colour bar; if `signed`, the colours are centred on zero."""
+    """Draw a matrix as a heat map with a colour bar; if `signed`, the colours are centred on 0. `extent` is as in imshow."""
     limit = abs(values).max()
-    image = ax.imshow(
-        values,
-        cmap=SIGNED_MAP if signed else MAP,
-        vmin=-limit if signed else None,
-        vmax=limit if signed else None,
-        extent=extent,
-        origin="lower",
-    )
+    colours = {"cmap": SIGNED_MAP, "vmin": -limit, "vmax": limit} if signed else {"cmap": MAP}
+    image = ax.imshow(values, extent=extent, origin="lower", **colours)
     ax.grid(False)
     bar = figure.colorbar(image, ax=ax)
     bar.outline.set_visible(False)
@@ -189,7 +183,7 @@ def finish(figure: Any, look: Look) -> Any:
 
 
 def format_of(path: Path) -> str:
-    """Return the picture format that the suffix of a path means."""
+    """Return the picture format of a path, which is its suffix; raise an error if it is not one of FORMATS."""
     return choice("format", path.suffix.lower().lstrip("."), FORMATS)
 
 
@@ -201,11 +195,12 @@ def save(figure: Any, path: Path, dpi: int = DPI) -> Path:
     return path
 
 
-def write(figure: Any, file: Path | BytesIO, form: str, dpi: int = DPI) -> None:
+def write(figure: Any, file: Path | BytesIO, file_format: str, dpi: int = DPI) -> None:
     """Write a figure to a path or an open file as PNG, SVG or PDF."""
     from matplotlib import rc_context
 
+    # None leaves out what differs between two machines or days
     metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     # a fixed salt makes the ids of an SVG reproducible; fonttype "none" keeps labels as searchable text
     with rc_context({"svg.hashsalt": "ropewalk", "svg.fonttype": "none"}):
-        figure.savefig(file, format=form, dpi=dpi, metadata=metadata[form], facecolor=figure.get_facecolor())
+        figure.savefig(file, format=file_format, dpi=dpi, metadata=metadata[file_format], facecolor=figure.get_facecolor())

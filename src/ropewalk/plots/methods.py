@@ -19,7 +19,7 @@ def distance_lines(remappings: Mapping[str, Remapping], query: int, trained: int
     One line per remapping; RoPE itself is the diagonal. `trained` draws a line at the trained length.
     """
     figure, (ax,) = blank(look)
-    keys = torch.arange(query, -1, -1)
+    keys = torch.arange(query, -1, -1)  # at the distances 0, 1, ..., query
     ax.plot(range(query + 1), range(query + 1), color=look.quiet, linewidth=1.2, label="RoPE")
     for number, (name, remapping) in enumerate(remappings.items()):
         distances = remapping.distances(torch.tensor([query]), keys)[0]
@@ -49,11 +49,11 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 def method_lines(
     series: Series, *, title: str, x: str, y: str, look: Look = LIGHT, log_x: bool = False, log_y: bool = False
 ) -> Any:
-    """Draw one line for each series, (x values, y values) by name; the first, what is compared with, is thin."""
+    """Draw one line for each series, {name: (x values, y values)}; the first is the baseline, which is thin and grey."""
     figure, (ax,) = blank(look)
-    for number, (name, (across, up)) in enumerate(series.items()):
+    for number, (name, (xs, ys)) in enumerate(series.items()):
         colour, width = (look.quiet, 1.2) if number == 0 else (look.colour(number - 1), 2)
-        ax.plot(across, up, color=colour, linewidth=width, label=name)
+        ax.plot(xs, ys, color=colour, linewidth=width, label=name)
     ax.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
     label_axes(ax, look, title=title, x=x, y=y)
     legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -61,13 +61,13 @@ def method_lines(
 
 
 def stripes(rows: Mapping[str, Sequence[int]], names: Sequence[str], *, title: str, x: str, look: Look = LIGHT) -> Any:
-    """Draw each row as cells in the colour of what they belong to, an index into `names`; -1 is none of them."""
+    """Draw each row as a strip of cells: a cell with the number i has the colour of names[i] in the legend, -1 is grey."""
     figure, (ax,) = blank(look, height=1.4 + 0.55 * len(rows))
-    for place, row in enumerate(rows.values()):
-        colours = [look.grid if each < 0 else look.colour(each) for each in row]
-        ax.barh([place] * len(row), [0.9] * len(row), left=range(len(row)), height=0.62, color=colours)
-    for number, name in enumerate(names):
-        ax.plot([], [], color=look.colour(number), linewidth=6, label=name)
+    for y, row in enumerate(rows.values()):
+        colours = [look.grid if index < 0 else look.colour(index) for index in row]
+        ax.barh([y] * len(row), [0.9] * len(row), left=range(len(row)), height=0.62, color=colours)
+    for index, name in enumerate(names):
+        ax.plot([], [], color=look.colour(index), linewidth=6, label=name)  # an empty line, only for the legend
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
     ax.grid(False)
@@ -87,11 +87,11 @@ def bars(values: Mapping[str, float], *, title: str, x: str, look: Look = LIGHT)
 
 
 def directions(vectors: Tensor, *, title: str, look: Look = LIGHT) -> Any:
-    """Draw vectors [heads, pairs, 2] from the origin, one colour for each head."""
+    """Draw the vectors [heads, pairs, 2] of (radians per column, radians per row) from the origin, one colour for each head."""
     figure, (ax,) = blank(look, 5.4, 4.6)
-    for head, own in enumerate(vectors.tolist()):
-        for number, (across, up) in enumerate(own):
-            ax.plot([0, across], [0, up], color=look.colour(head), linewidth=1.6, label=f"head {head}" if number == 0 else None)
+    for head, pairs in enumerate(vectors.tolist()):
+        for number, (x, y) in enumerate(pairs):
+            ax.plot([0, x], [0, y], color=look.colour(head), linewidth=1.6, label=f"head {head}" if number == 0 else None)
     ax.set_aspect("equal")
     label_axes(ax, look, title=title, x="radians per column", y="radians per row")
     legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))

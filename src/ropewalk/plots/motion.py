@@ -8,11 +8,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ropewalk import analysis
 from ropewalk.caches import cached
 from ropewalk.frequencies import Default
+from ropewalk.plots.ladder import pairs_with_turns
 from ropewalk.plots.look import Look
 from ropewalk.plots.numerals import short
 from ropewalk.plots.view import View
@@ -52,13 +51,13 @@ class Dial:
 
 
 def dials_of(spec: RopeSpec, trained: int, served: int) -> list[Dial]:
-    """Return up to eight pairs, from those that turn often in training to those that hardly turn."""
+    """Return the dials of up to eight pairs, from those that turn often in training to those that hardly turn."""
     turns = analysis.coverage(spec, trained, served)
-    # the pair nearest to each wanted number of turns, on a logarithmic scale; two numbers may have the same pair
-    distance = np.abs(np.log(np.maximum(turns.trained, 1e-12))[:, None] - np.log(_WANTED_TURNS))
-    waves = analysis.wavelengths(analysis.radians(spec, served))
-    pairs = sorted(set(distance.argmin(axis=0).tolist()), key=lambda pair: -turns.trained[pair])
-    return [Dial(pair, float(waves[pair]), float(turns.trained[pair]), float(turns.scaled[pair])) for pair in pairs]
+    wavelengths = analysis.wavelengths(analysis.radians(spec, served))
+    return [
+        Dial(pair, float(wavelengths[pair]), float(turns.trained[pair]), float(turns.scaled[pair]))
+        for pair in pairs_with_turns(turns.trained, _WANTED_TURNS)
+    ]
 
 
 def save_reading(view: View, path: Path) -> Path:
@@ -86,7 +85,7 @@ def reading(view: View) -> bytes:
 
 
 class _Canvas:
-    """A drawing whose lengths are in pixels of the finished picture."""
+    """A drawing whose lengths are in pixels of the finished picture; it is drawn OVERSAMPLING times as large."""
 
     def __init__(self, width: int, height: int, look: Look) -> None:
         from PIL import Image, ImageDraw
@@ -98,7 +97,7 @@ class _Canvas:
         self.draw.text(self._at(x, y), words, fill=colour, font=_font(self.look.font, size * OVERSAMPLING), anchor=anchor)
 
     def ring(self, x: float, y: float, start: float, degrees: float, colour: str, width: int = 7) -> None:
-        """Draw a ring segment counter-clockwise from the angle `start`."""
+        """Draw a ring segment of `degrees` degrees around (x, y), counter-clockwise from the angle `start`."""
         box = (*self._at(x - _RADIUS, y - _RADIUS), *self._at(x + _RADIUS, y + _RADIUS))
         self.draw.arc(box, -start - degrees, -start, fill=colour, width=width * OVERSAMPLING)
 
@@ -124,46 +123,45 @@ def _font(family: str | None, size: int) -> Any:
     return ImageFont.truetype(findfont(FontProperties(family=family or "DejaVu Sans")), size)
 
 
-def _frame(view: View, rows: dict[str, list[Dial]], read: float) -> Any:
-    """Return one frame: the part `read` of the served length has been read."""
+def _frame(view: View, rows: dict[str, list[Dial]], progress: float) -> Any:
+    """Return one frame as an image, in which the part `progress` of the served length has been read; rows by title."""
     look, across = view.look, max(map(len, rows.values()))
     # pixels from top to bottom: 52 for the title, the rows of dials, 64 for the bar and its labels
     width = _LEFT + across * _CELL
     canvas = _Canvas(width, 52 + _ROW * len(rows) + 64, look)
-    new = look.colour(1)
-    said = {"trained": f"{view.trained:,}", "served": f"{view.served:,}"}
-    canvas.text(16, 24, look.translate("Trained on {trained} tokens, reading {served}", **said), look.ink, "lm", 16)
+    new_colour = look.colour(1)  # of angles that training never showed
+    lengths = {"trained": f"{view.trained:,}", "served": f"{view.served:,}"}
+    canvas.text(16, 24, look.translate("Trained on {trained} tokens, reading {served}", **lengths), look.ink, "lm", 16)
     for row, (name, dials) in enumerate(rows.items()):
         y = 52 + _ROW * row + _RADIUS + 8
         canvas.text(16, y, name, look.ink, "lm", 14)
-        for place, dial in enumerate(dials):
-            _draw_dial(canvas, _LEFT + _CELL * (place + 0.5), y, dial, read, new)
+        for column, dial in enumerate(dials):
+            _draw_dial(canvas, _LEFT + _CELL * (column + 0.5), y, dial, progress, new_colour)
     # the bar below the dials: the trained length in one shade, the rest in another, and a dot at the current position
     y, left, right = 52 + _ROW * len(rows) + 22, 16, width - 16
-    mark, here = (left + (right - left) * part for part in (min(view.trained / view.served, 1.0), read))
-    canvas.line(left, y, mark, y, look.quiet, 5)
-    canvas.line(mark, y, right, y, look.grid, 5)
-    beyond = read * view.served > view.trained
-    canvas.dot(here, y, 7, new if beyond else look.colour(0))
-    position = look.translate("position {position}", position=f"{round(read * view.served):,}")
+    trained_x = left + (right - left) * min(view.trained / view.served, 1.0)
+    canvas.line(left, y, trained_x, y, look.quiet, 5)
+    canvas.line(trained_x, y, right, y, look.grid, 5)
+    beyond = progress * view.served > view.trained
+    canvas.dot(left + (right - left) * progress, y, 7, new_colour if beyond else look.colour(0))
+    position = look.translate("position {position}", position=f"{round(progress * view.served):,}")
     canvas.text(left, y + 24, position, look.ink, "lm")
-    told = look.translate("red: angles that training never showed")
-    canvas.text(right, y + 24, told, new, "rm")
+    canvas.text(right, y + 24, look.translate("red: angles that training never showed"), new_colour, "rm")
     return canvas.finished()
 
 
-def _draw_dial(canvas: _Canvas, x: float, y: float, dial: Dial, read: float, new: str) -> None:
-    """Draw one dial: in grey the angles seen in training, the hand after the part `read`, and new angles in the colour `new`."""
+def _draw_dial(canvas: _Canvas, x: float, y: float, dial: Dial, progress: float, new_colour: str) -> None:
+    """Draw one dial when the part `progress` of the served length has been read: trained angles in grey, new ones in colour."""
     look = canvas.look
     canvas.ring(x, y, 0, 360, look.grid, 2)
     seen = 360 * min(dial.trained_turns, 1.0)
     canvas.ring(x, y, 0, seen, look.quiet)
-    turned = 360 * min(dial.served_turns, MAX_TURNS) * read
-    outside = read > dial.leaves_at
+    turned = 360 * min(dial.served_turns, MAX_TURNS) * progress  # degrees; a faster hand could not be followed
+    outside = progress > dial.leaves_at
     if outside:
-        canvas.ring(x, y, seen, min(turned, 360.0) - seen, new)
+        canvas.ring(x, y, seen, min(turned, 360.0) - seen, new_colour)
     angle, reach = math.radians(turned), _RADIUS - 10
-    colour = new if outside else look.colour(0)
+    colour = new_colour if outside else look.colour(0)
     canvas.line(x, y, x + reach * math.cos(angle), y - reach * math.sin(angle), colour)
     canvas.dot(x, y, 3, look.ink)
     canvas.text(x, y + _RADIUS + 14, look.translate("pair {pair}", pair=dial.pair), look.quiet, size=11)

@@ -46,8 +46,8 @@ def precision_lines(
     for i, (name, (positions, errors)) in enumerate(curves.items()):
         ax.plot(positions, errors, color=look.colour(i), linewidth=2.4, solid_capstyle="round", label=name)
     ax.axhline(analysis.BFLOAT16_ROUNDING, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    place = {"textcoords": "offset points", "color": look.quiet, "fontsize": 9, "ha": "right", "va": "top"}
-    ax.annotate(look.translate("rounding to bfloat16"), (FARTHEST, analysis.BFLOAT16_ROUNDING), (0, -4), **place)
+    placement = {"textcoords": "offset points", "color": look.quiet, "fontsize": 9, "ha": "right", "va": "top"}
+    ax.annotate(look.translate("rounding to bfloat16"), (FARTHEST, analysis.BFLOAT16_ROUNDING), (0, -4), **placement)
     ax.set(xscale="log", yscale="log")
     ax.set_xticks([1e3, 1e4, 131_072, 1e6, 1e7, 1e9, 2**40], ["1k", "10k", "128k", "1M", "10M", "1G", "$2^{40}$"])
     ax.minorticks_off()

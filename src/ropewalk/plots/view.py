@@ -35,11 +35,11 @@ class View:
         factor = getattr(spec.scaling, "factor", None)
         scaling = f"{spec.scaling.name} {factor:g}" if self.scaled and factor else spec.scaling.name
         lengths = translate("trained {trained}, read {served}", trained=f"{self.trained:,}", served=f"{self.served:,}")
-        parts = (f"head_dim {spec.head_dim}", f"theta {spec.theta:,.6g}", scaling if self.scaled else "", lengths)
-        return " · ".join(filter(None, parts))
+        parts = [f"head_dim {spec.head_dim}", f"theta {spec.theta:,.6g}", *([scaling] if self.scaled else []), lengths]
+        return " · ".join(parts)
 
     def stretched(self) -> dict[str, RopeSpec]:
-        """Return the spec with each static scaling from the trained to the served length, and the spec itself if it is scaled."""
+        """Return {scaling: the spec with it}, for four scalings from the trained to the served length and the spec's own."""
         factor = max(self.served / self.trained, 1.0)
         scalings = (
             Linear(factor),
