@@ -52,7 +52,7 @@ def picture_path(path: Path) -> Path:
     from ropewalk.plots.look import FORMATS
 
     if path.suffix.lower().lstrip(".") not in FORMATS:
-        raise RopeError("--plot", f"must end with {', '.join(f'.{each}' for each in FORMATS)}", str(path))
+        raise RopeError("--plot", f"must end with {', '.join(f'.{suffix}' for suffix in FORMATS)}", str(path))
     return output_path(path, "--plot")
 
 

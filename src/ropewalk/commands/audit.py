@@ -25,7 +25,10 @@ DETAILS_LEGEND = (
 def audit(
     config: Path | None, example: str | None, length: int | None, max_model_len: int | None, details: bool, json: bool
 ) -> None:
-    """Print a verdict, and what each engine computes from the config."""
+    """Print a verdict, and what each engine computes from the config, or from the config of the well-known model `example`.
+
+    `length` and `max_model_len` are those of `ropewalk.audit`.
+    """
     result = run_audit(config_or_example(config, example), length=length, max_model_len=max_model_len)
     if json:
         print(json_format.dumps(result.as_dict(), indent=2))
@@ -52,7 +55,7 @@ def verdict(result: Audit) -> str:
     for finding in result.disagreements:
         first_disagreements.setdefault(finding.engine, finding)
     different = [name for name in engines if name in first_disagreements]
-    unknown = [name for name in engines if name not in different and any(f.problem for f in result.of(name))]
+    unknown = [name for name in engines if name not in different and any(finding.problem for finding in result.of(name))]
     agree = len(engines) - len(different) - len(unknown)
     parts = [f"{agree} of {len(engines)} engines agree" if different or unknown else f"All {agree} engines agree"]
     parts += [_differs(name, first_disagreements[name]) for name in different]
@@ -61,18 +64,19 @@ def verdict(result: Audit) -> str:
 
 
 def _differs(engine: str, finding: Finding) -> str:
-    """Return what an engine does otherwise, and what follows, as a part of a sentence."""
+    """Return a clause such as "vLLM ignores rope_theta: 12 of 64 pairs differ"."""
     title, difference = ENGINES[engine].title, finding.difference
     if difference is None:
         return f"{title} has {finding.problem}"
     # these two rules are true of the engine, but do not explain a difference of angles or magnitude
     rule = next((rule for rule in finding.rules if rule.about not in ("model code", "K-shift")), None)
-    # a rule such as "not read" says that the engine ignores the config key that it is about
-    what = "differs" if rule is None else f"{'ignores' if rule.does.startswith('not ') else 'differs in'} {rule.about}"
+    verb = "differs" if rule is None else f"differs in {rule.about}"
+    if rule is not None and rule.does.startswith("not "):  # such as "not read"
+        verb = f"ignores {rule.about}"
     effects = [f"logits x {difference.temperature:.2f}"] if abs(difference.temperature - 1) > 1e-6 else []
     if difference.pairs:
         effects.append(f"{difference.pairs} of {len(finding.radians)} pairs differ")
-    return f"{title} {what}: {', '.join(effects)}"
+    return f"{title} {verb}: {', '.join(effects)}"
 
 
 def _table(columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], tuple[str, ...]], note: str) -> RenderableType:
@@ -105,7 +109,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 def _more_cells(finding: Finding) -> tuple[str, ...]:
     """Return the cells of the table of --details: magnitude, first pair, mean change, pi off, tokens that differ, evidence."""
-    magnitude, difference = "" if finding.magnitude is None else f"{finding.magnitude:.5g}", finding.difference
+    magnitude = "" if finding.magnitude is None else f"{finding.magnitude:.5g}"
+    difference = finding.difference
     if difference is None:
         return magnitude, "", "", "", "", finding.evidence
     return (
@@ -120,9 +125,8 @@ def _more_cells(finding: Finding) -> tuple[str, ...]:
 
 def _rules(result: Audit) -> list[str]:
     """Return a line for each rule of an engine, with its source and the date it was read."""
-    lines = {
-        f"{ENGINES[f.engine].title}, {rule.about}: {rule.does} ({rule.reference}; read {rule.read})"
-        for f in result.findings
-        for rule in f.rules
-    }
+    lines = set()
+    for finding in result.findings:
+        title = ENGINES[finding.engine].title
+        lines |= {f"{title}, {rule.about}: {rule.does} ({rule.reference}; read {rule.read})" for rule in finding.rules}
     return sorted(lines)

@@ -103,10 +103,11 @@ def _table(timed: list[dict[str, Any]]) -> RenderableType:
     """Return a table of timed rows; rows of a GPU have `percent_of_copy`, those of a CPU `times_copy`."""
     lines = []
     for row in timed:
+        ratio = ""
         if "percent_of_copy" in row:
             ratio = f"{row['percent_of_copy']} %"
-        else:
-            ratio = f"{row['times_copy']} x" if "times_copy" in row else ""
+        elif "times_copy" in row:
+            ratio = f"{row['times_copy']} x"
         peak = f"{row['peak_bytes'] / 1e6:.2f}" if "peak_bytes" in row else ""
         numbers = (str(row["us"]), str(row.get("copy_us", "")), ratio, peak, str(row["rms_error"]))
         lines.append((row["shape"], row["order"], row["dtype"], row["contender"], row["pass"], *numbers))

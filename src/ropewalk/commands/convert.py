@@ -53,11 +53,11 @@ def _run(source: Path, target: Path, conversion: Conversion, config: Path | None
     layouts = conversion.source_layout, conversion.target_layout
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task("", total=conversion.bytes)
-        convert_checkpoint(source, target, *layouts, config=config, progress=lambda done: bar.advance(task, done))
+        convert_checkpoint(source, target, *layouts, config=config, progress=lambda new_bytes: bar.advance(task, new_bytes))
 
 
 def _show(conversion: Conversion, target: Path | None) -> None:
-    """Print what changes, what is left out, the warnings, and where the result is."""
+    """Print how many tensors change, which files are not copied, the warnings, and where the result is."""
     out = console()
     roles = [*conversion.converted.values()]
     counts = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))

@@ -70,7 +70,7 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, ful
     out.mkdir(parents=True, exist_ok=True)
     report = _run_checks(tokens, device, json)
     sections = [_precision(report), _laws(report), _speed(report, tokens, device)]
-    pictures, missing = _pictures(out)
+    pictures, no_pictures = _pictures(out)
     paths = [out / "report.md", *pictures]
     paths[0].write_text(markdown(report, sections, pictures, device), encoding="utf-8")
     if not json:
@@ -86,11 +86,12 @@ def demo(out: Path, tokens: int, device: str, preset: str, check_only: bool, ful
         claims, page = _run_studies(out, size, preset, device, [*sections, benchmark], json)
         paths.append(page)
     if json:
+        # the fields of the report, `precision`, `laws` and `speed`, are lists of rows
         rows = {name: [asdict(row) | {"ok": row.ok} for row in part] for name, part in vars(report).items()}
         result = {"ok": report.ok, "machine": machine(device), "report": str(paths[0]), **rows}
         print(json_format.dumps(result | ({"page": str(paths[-1]), "studies": claims} if claims else {}), indent=2))
     else:
-        _end(out, paths, missing, time.perf_counter() - start)
+        _print_end(out, paths, no_pictures, time.perf_counter() - start)
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -111,7 +112,7 @@ def _benchmark(rounds: int) -> Table:
 def _run_studies(
     out: Path, size: Size, preset: str, device: str, sections: list[Table], quiet: bool
 ) -> tuple[dict[str, Any], Path]:
-    """Run the studies; return their claims as plain data, and the path of the report."""
+    """Run the studies; return {study: its claims as plain data}, and the path of a report that begins with `sections`."""
     from ropewalk.commands.lab import show
     from ropewalk.lab import report
     from ropewalk.lab import studies as lab
@@ -206,7 +207,7 @@ def _outcome(ok: bool) -> str:
 
 
 def _pictures(out: Path) -> tuple[list[Path], str | None]:
-    """Write the pictures; return their paths, and a message if matplotlib is missing."""
+    """Write two pictures into the folder `out`; return their paths, and a message if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
@@ -246,11 +247,11 @@ def _show_tables(sections: list[Table]) -> None:
         out.print()
 
 
-def _end(out: Path, paths: list[Path], missing: str | None, seconds: float) -> None:
-    """Print what is `missing` (a message about pictures), what to do next, the time and the written files."""
+def _print_end(out: Path, paths: list[Path], no_pictures: str | None, seconds: float) -> None:
+    """Print why there are no pictures (if so), commands to try next, the time and the written files."""
     screen = console()
-    if missing:
-        screen.print(missing)
+    if no_pictures:
+        screen.print(no_pictures)
     screen.print(NEXT.format(out=out), soft_wrap=True)
     # the page with everything comes last
     screen.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)

@@ -16,7 +16,7 @@ from ropewalk.interop.engines.record import verdict_rows
 
 
 def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> None:
-    """Print a verdict for each engine that is installed, and the configs in which it differs from the spec."""
+    """Print a verdict for each engine of `only` (by default all) that is installed, and the configs in which it differs."""
     names = [choice("only", name, TITLES) for name in only or TITLES]
     selected = _rows(match, all_rows)
     not_run = {name: reason for name in names if (reason := why_not(name)) is not None}
@@ -53,7 +53,8 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
     for engine in dict.fromkeys(row["engine"] for row in results):
         of_engine = [row for row in results if row["engine"] == engine]
         counts = Counter(row["verdict"] for row in of_engine)
-        differs = sum(count for name, count in counts.items() if name not in ("same", "error", "no spec"))
+        # every other verdict names what differs
+        differs = sum(count for verdict, count in counts.items() if verdict not in ("same", "error", "no spec"))
         parts = [f"{counts['same']} of {len(of_engine)} as their spec says", f"{differs} differ", f"{counts['error']} refused"]
         lines.append(f"{engine} {of_engine[0]['version']}: {', '.join(parts)}.")
     return lines or ["No engine was run."]

@@ -60,7 +60,7 @@ def extend(
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
     """Return the values of --set by name; a name must be a field of the scaling that has no option of its own."""
     choice("kind", kind, [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk])
-    known = sorted({each.name for each in fields(kinds()[kind])} - OWN_OPTIONS.keys())
+    known = sorted({field.name for field in fields(kinds()[kind])} - OWN_OPTIONS.keys())
     settings = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -75,8 +75,9 @@ def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str, value: str) -> Any:
-    """Return the `value` of `text`, which is name=value; it becomes a JSON object, to be read as strictly as a config.json."""
+    """Return `value`, parsed as JSON; `text` is the whole option name=value, for the error message."""
     try:
+        # as a JSON object it is read by the strict parser of config.json
         (parsed,) = config_file.parse(f'{{"value": {value}}}'.encode()).values()
     except ValueError:  # not JSON, more than one value, or not UTF-8
         raise RopeError("--set", "must be name=JSON with finite numbers, such as beta_fast=16", text) from None

@@ -17,14 +17,19 @@ def fetch(names: list[str], folder: Path | None, archive: Path | None, dry_run: 
         choice("NAME", name, DOWNLOADS)
     if archive is not None and len(names) > 1:
         raise RopeError("--archive", "must be for one name", names)
-    say = (lambda text: None) if json else (lambda text: console().print(text, soft_wrap=True))
+
+    def print_line(text: str) -> None:
+        """Print a line of text, or nothing with --json."""
+        if not json:
+            console().print(text, soft_wrap=True)
+
     if dry_run:
-        described = {name: DOWNLOADS[name].describe() for name in names}
+        descriptions = {name: DOWNLOADS[name].describe() for name in names}
         if json:
-            print(json_format.dumps(described, indent=2))
-        for name, text in described.items():
-            say(f"{name}: {text}")  # prints nothing with --json
+            print(json_format.dumps(descriptions, indent=2))
+        for name, text in descriptions.items():
+            print_line(f"{name}: {text}")
         return
-    paths = {name: str(fetch_one(name, folder, archive=archive, report=say)) for name in names}
+    paths = {name: str(fetch_one(name, folder, archive=archive, report=print_line)) for name in names}
     if json:
         print(json_format.dumps(paths, indent=2))

@@ -15,7 +15,7 @@ NO_FONT = "labels are in English, because no font with Chinese glyphs was found;
 def figures(
     folder: Path, format: str, dark: bool, language: str, only: list[str] | None, config: Path | None, json: bool
 ) -> None:
-    """Write every figure about rotary encodings and a contact sheet, and print their paths."""
+    """Write every figure about rotary encodings (or `only` those) and a contact sheet into a folder, and print their paths."""
     choice("format", format, FORMATS)
     every = [*FIGURES, MOTION]
     names = [choice("only", name, every) for name in only or every]
@@ -37,7 +37,7 @@ def _view_of(config: Path, look: Look) -> View:
     """Return what the figures show of a config: the spec, trained and served length of its first layer type with a rope."""
     from ropewalk.analysis import read_checkpoint
 
-    facts = next((each for each in read_checkpoint(config).layers.values() if each is not None), None)
+    facts = next((facts for facts in read_checkpoint(config).layers.values() if facts is not None), None)
     if facts is None:
         raise RopeError("config", "must have a rope in at least one layer type", str(config))
     return View(facts.spec, facts.trained, facts.served, look)

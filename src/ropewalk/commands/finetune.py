@@ -18,7 +18,10 @@ from ropewalk.lab.samples import write_sample
 
 
 def sample(folder: Path, form: str, count: int, characters: int, seed: int, json: bool) -> None:
-    """Write a small generated sample of labelled files."""
+    """Write a small generated sample of labelled files into a folder, and print their paths.
+
+    form, count, characters and seed are those of `write_sample`.
+    """
     files = write_sample(folder, form, count=count, characters=characters, seed=seed)
     if json:
         print(json_format.dumps({"files": [str(path) for path in files]}))
@@ -28,25 +31,14 @@ def sample(folder: Path, form: str, count: int, characters: int, seed: int, json
 
 
 def finetune(
-    start: Path,
-    train_file: Path,
-    valid: Path | None,
-    test: Path | None,
-    tokenizer: str | None,
-    columns: str | None,
-    folder: Path,
-    length: int,
-    batch: int,
-    epochs: float,
-    learning_rate: float,
-    change: list[str] | None,
-    device: str | None,
-    parallel: str | None,
-    threads: int | None,
-    tensorboard: bool,
-    json: bool,
-) -> None:
-    """Fine-tune a checkpoint on labelled files, and print its accuracy beside published ones."""
+    start: Path, train_file: Path, valid: Path | None, test: Path | None, tokenizer: str | None, columns: str | None,
+    folder: Path, length: int, batch: int, epochs: float, learning_rate: float, change: list[str] | None,
+    device: str | None, parallel: str | None, threads: int | None, tensorboard: bool, json: bool,
+) -> None:  # fmt: skip
+    """Fine-tune the checkpoint `start` on labelled files, and print its accuracy beside published ones.
+
+    `change` are texts name=value, further settings to change; the other arguments are the options of the command.
+    """
     files = Files(train_file, valid, test, tuple(columns.split(",")) if columns else ())
     preset = finetuning_preset(
         start, files, tokenizer=tokenizer, length=length, batch=batch, epochs=epochs, learning_rate=learning_rate,
@@ -65,12 +57,13 @@ def finetune(
 
 
 def evaluate(model: Path, file: Path, predictions: Path | None, length: int | None, device: str, json: bool) -> None:
-    """Evaluate a fine-tuned model on a file."""
+    """Print the accuracy of a fine-tuned model on a file; `predictions` is the path of a file to write its answers to."""
     result, predicted = evaluate_file(model, file, length=length, device=device_of(device), progress=not json)
     if predictions is not None:
         write_atomically(predictions, "".join(f"{label}\n" for label in predicted))
     if json:
-        print(json_format.dumps({"file": str(file), **result.numbers(), "predictions": predictions and str(predictions)}))
+        written = None if predictions is None else str(predictions)
+        print(json_format.dumps({"file": str(file), **result.numbers(), "predictions": written}))
         return
     unlabelled = len(predicted) - result.count  # lines without a right answer to compare with
     note = f"; {unlabelled:,} of {len(predicted):,} lines have no label" if unlabelled else ""
@@ -80,7 +73,7 @@ def evaluate(model: Path, file: Path, predictions: Path | None, length: int | No
 
 
 def _published(objective: str) -> dict[str, Any] | None:
-    """Return the published table to compare with, as plain data."""
+    """Return the published table to compare an objective with, as plain data; None if there is none."""
     if objective not in PUBLISHED_FOR:
         return None
     table = PUBLISHED[PUBLISHED_FOR[objective]]
@@ -88,7 +81,7 @@ def _published(objective: str) -> dict[str, Any] | None:
 
 
 def _show_accuracy(name: str, held_out: dict[str, Measured], objective: str) -> None:
-    """Print the accuracy on valid and test, above published ones."""
+    """Print a table of the accuracy on the valid and test files, with the published ones below."""
     published = _published(objective)
     caption = f"Published: {published['source']}. Compare only runs on the same files." if published else None
     table = Table("model", "valid", "test", title="accuracy", title_justify="left", caption=caption, caption_justify="left")

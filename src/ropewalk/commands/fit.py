@@ -15,20 +15,9 @@ from ropewalk.lab.progress import Progress
 
 
 def fit(
-    model: str,
-    to: int,
-    text: list[str] | None,
-    method: list[str] | None,
-    windows: int,
-    passkeys: int,
-    search: int,
-    long_ppl: bool,
-    trained: int | None,
-    seed: int,
-    out: Path,
-    device: str,
-    json: bool,
-) -> None:
+    model: str, to: int, text: list[str] | None, method: list[str] | None, windows: int, passkeys: int, search: int,
+    long_ppl: bool, trained: int | None, seed: int, out: Path, device: str, json: bool,
+) -> None:  # fmt: skip
     """Measure every method of reading `to` tokens, print the table and the recommendation, and write everything into a folder.
 
     windows, passkeys, search, long_ppl, trained and seed are those of `ropewalk.fit`.

@@ -36,7 +36,7 @@ def info(json: bool) -> None:
         return
     out = console()
     versions = {name: number or "not installed" for name, number in report["versions"].items()}
-    caches = {each.name: _size(each) for each in cache_infos()}
+    caches = {cache.name: _size(cache) for cache in cache_infos()}
     table_bytes = f"Bytes of cos and sin that Rope(tables=...) keeps for {MEMORY_LENGTH:,} tokens of 128 dimensions"
     extras = {
         name: f"needs {', '.join(missing)}; pip install 'ropewalk[{name}]'" if missing else "installed"
@@ -69,7 +69,7 @@ def gather() -> dict[str, Any]:
         "extras": {name: missing for name, missing in extras().items() if name not in _NOT_SHOWN},
         "backends": {device: available(device) for device in devices},
         "plugins": plugins(),
-        "caches": [each._asdict() for each in cache_infos()],
+        "caches": [cache._asdict() for cache in cache_infos()],
         "table_bytes": memory(RopeSpec(128), MEMORY_LENGTH),
     }
 
@@ -78,7 +78,7 @@ def plugins() -> dict[str, str]:
     """Return for each engine whether ropewalk's plug-in is installed, and whether it is on."""
     states = {}
     for engine, (group, switch) in PLUGINS.items():
-        installed = any(each.name == "ropewalk" for each in metadata.entry_points(group=group))
+        installed = any(point.name == "ropewalk" for point in metadata.entry_points(group=group))
         on = "on" if os.environ.get(switch) == "1" else f"off; set {switch}=1 to turn it on"
         states[engine] = f"installed, {on}" if installed else "not installed"
     # transformers has no entry points: the plug-in is on for each model that is loaded with its kernel config
@@ -127,5 +127,6 @@ def _pairs(title: str, rows: dict[str, Any]) -> Table:
     """Return a table of names and values without a header."""
     table = Table("", "", title=title, title_justify="left", show_header=False)
     for name, value in rows.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value))
+        text = f"{value:,}" if isinstance(value, int) else str(value)
+        table.add_row(name, "none" if value is None else text)
     return table

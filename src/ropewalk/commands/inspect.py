@@ -46,7 +46,10 @@ def inspect(
     details: bool,
     json: bool,
 ) -> None:
-    """Print a verdict on each rope of a checkpoint and its main numbers; with `details` every table."""
+    """Print a verdict on each rope of a checkpoint and its main numbers; with `details` every table.
+
+    `config` or `example` names the checkpoint; `guide` adds a table of scalings by use, `plot` is a picture to write.
+    """
     if plot is not None:
         picture_path(plot)  # raise an error for a wrong suffix before the analysis
     checkpoint = analysis.read_checkpoint(config_or_example(config, example), trained, served)
@@ -71,19 +74,20 @@ def gather(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _layer(checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]) -> dict[str, Any]:
-    """Return everything about the layers of type `name`, as plain data; `values` are its settings with their sources."""
+    """Return everything about the layers of type `name` as plain data; `values` is {setting: its value and its source}."""
     if facts is None:
         return {"values": values, "rotates": False}
-    sources = dict(zip(("trained_from", "served_from"), checkpoint.sources[name], strict=True))
-    errors = {name: {"error": error, "used_by": analysis.USED_BY[name]} for name, error in facts.errors.items()}
+    trained_from, served_from = checkpoint.sources[name]
+    lengths = {"trained": facts.trained, "served": facts.served, "trained_from": trained_from, "served_from": served_from}
+    errors = {method: {"error": error, "used_by": analysis.USED_BY[method]} for method, error in facts.errors.items()}
     return {
         "values": values,
         "rotates": True,
-        "summary": {"trained": facts.trained, "served": facts.served} | sources | _summary(facts),
+        "summary": lengths | _summary(facts),
         "pairs": _pairs(facts),
         "precision": errors,
         "memory_bytes": facts.memory,
-        "advice": [asdict(each) for each in analysis.advise(facts)],
+        "advice": [asdict(advice) for advice in analysis.advise(facts)],
     }
 
 
@@ -154,8 +158,8 @@ def _show(out: Console, report: dict[str, Any], details: bool) -> None:
     for name, layer in rotated.items() if details else ():
         out.print()
         out.print(name, style="bold")
-        for each in _tables(layer):
-            out.print(each)
+        for layer_table in _tables(layer):
+            out.print(layer_table)
     if "guide" in report:
         rows = [(use["use"], use["choose"], use["because"], use["figure"]) for use in report["guide"]]
         out.print(table("Which scaling for which use", ("use", "choose", "because", "figure"), rows))
@@ -212,7 +216,7 @@ def _tables(layer: dict[str, Any]) -> list[RenderableType]:
     headers = ("pair", "wavelength", "scaled", "trained", "served, unscaled", "served", "band", "new angles")
     errors = [(name, f"{entry['error']:.1e}", entry["used_by"]) for name, entry in layer["precision"].items()]
     memory = [(strategy, f"{size:,}") for strategy, size in layer["memory_bytes"].items()]
-    advice = [(each["advice"], each["because"], each["figure"]) for each in layer["advice"]]
+    advice = [(item["advice"], item["because"], item["figure"]) for item in layer["advice"]]
     tables = [
         table("Values", ("field of the spec", "value", "from"), values),
         table("Length", ("", ""), summary),
@@ -231,7 +235,9 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "none" if value is None else str(value)
 
 
 def _short(value: Any) -> str:

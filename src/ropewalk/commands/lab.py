@@ -32,16 +32,9 @@ def list_studies(json: bool) -> None:
 
 
 def run(
-    names: list[str],
-    preset: str,
-    seeds: int | None,
-    out: Path,
-    change: list[str] | None,
-    device: str,
-    models: Path | None,
-    workers: int | None,
-    json: bool,
-) -> None:
+    names: list[str], preset: str, seeds: int | None, out: Path, change: list[str] | None, device: str, models: Path | None,
+    workers: int | None, json: bool,
+) -> None:  # fmt: skip
     """Run studies, print their tables and claims, and write the report.
 
     `change` are texts name=value, settings of the preset to change; `models` is a folder of trained models to reuse.
@@ -83,11 +76,11 @@ def _write_report(folder: Path, json: bool, redraw: bool = False) -> None:
 def show(findings: Findings, name: str) -> None:
     """Print the tables and claims of a study, and the results of others that ours can be compared with."""
     out = console()
-    for each in (*findings.tables, *compared(STUDIES[name].published, findings)):
-        table = Table(*each.columns, title=f"{name}: {each.title}", title_justify="left", caption=each.note or None)
-        for cells in each.rows:
-            table.add_row(*cells)
-        out.print(table)
+    for table in (*findings.tables, *compared(STUDIES[name].published, findings)):
+        rich_table = Table(*table.columns, title=f"{name}: {table.title}", title_justify="left", caption=table.note or None)
+        for cells in table.rows:
+            rich_table.add_row(*cells)
+        out.print(rich_table)
     colours: dict[str, Any] = {"holds": "green", "does not hold": "red"}
     for claim in findings.claims:
         out.print(f"{claim.verdict}: {claim.text} ({claim.evidence})", style=colours.get(claim.verdict))

@@ -30,7 +30,7 @@ def train(
     tensorboard: bool,
     json: bool,
 ) -> None:
-    """Train a model from a preset with changed settings, evaluate it on held-out data, and print how it ended."""
+    """Train a model from a preset with changed settings, evaluate it on held-out data, and print the outcome."""
     settings = read_preset(preset, change or ())
     report = run_training(settings, folder, device, parallel, threads, tensorboard, quiet=json)
     if report is not None and json:
@@ -44,13 +44,7 @@ def train(
 
 
 def run_training(
-    preset: Preset,
-    folder: Path,
-    device: str | None,
-    parallel: str | None,
-    threads: int | None,
-    tensorboard: bool,
-    quiet: bool,
+    preset: Preset, folder: Path, device: str | None, parallel: str | None, threads: int | None, tensorboard: bool, quiet: bool
 ) -> Report | None:
     """Train what a preset describes; return the report on the first rank, None on the others.
 
@@ -66,7 +60,8 @@ def run_training(
 def as_json(report: Report, folder: Path) -> dict[str, Any]:
     """Return a report as plain data."""
     held_out = {name: result.numbers() for name, result in report.held_out.items()}
-    return asdict(report.outcome) | {"folder": str(folder), "held_out": held_out, "model": report.model and str(report.model)}
+    model = None if report.model is None else str(report.model)
+    return asdict(report.outcome) | {"folder": str(folder), "held_out": held_out, "model": model}
 
 
 def show(report: Report, folder: Path) -> None:
