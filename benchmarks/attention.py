@@ -27,7 +27,7 @@ def measure_gpu() -> Iterator[dict[str, Any]]:
 
 
 def measure_rotation(seq: int = 32_768) -> Iterator[dict[str, Any]]:
-    """Time one attention layer (32/8 heads x 128, causal, bf16) with and without the rotation of q and k."""
+    """Yield the times of one attention layer (32/8 heads x 128, causal, bf16) with and without the rotation of q and k."""
     q, k, v = (torch.randn(1, heads, seq, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (32, 8, 8))
     grad, rope = torch.randn_like(q), Rope(RopeSpec(head_dim=128))
     cos, sin = rope.cos_sin_hf(torch.arange(seq, device="cuda"), torch.bfloat16)
@@ -54,7 +54,7 @@ def measure_rotation(seq: int = 32_768) -> Iterator[dict[str, Any]]:
 
 
 def measure_linear(seq: int = 65_536) -> Iterator[dict[str, Any]]:
-    """Time causal linear attention with RoPE and torch's fused softmax attention, 16 heads x 64, bf16, forward."""
+    """Yield the times of causal linear attention with RoPE and of torch's fused softmax attention, 16 heads x 64, bf16."""
     q, k, v = (torch.randn(1, 16, seq, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     rope = Rope(RopeSpec(head_dim=64))
     with torch.no_grad():
@@ -66,10 +66,13 @@ def measure_linear(seq: int = 65_536) -> Iterator[dict[str, Any]]:
 
 
 def measure_cpu(lengths: tuple[int, ...] = CPU_LENGTHS, rounds: int = 8) -> Iterator[dict[str, Any]]:
-    """Time causal linear attention by length, one head x 64, float32, one thread; softmax attention at the first length only."""
+    """Yield the times of causal linear attention by length, one head x 64, float32, one thread, and of softmax attention.
+
+    Softmax attention is timed at the first length only.
+    """
     rope = Rope(RopeSpec(head_dim=64))
     inputs = {length: torch.randn(3, 1, 1, length, 64) for length in lengths}
-    calls: dict[str, Callable[[], Any]] = {f"{n}": partial(linear_attention, *qkv, rope) for n, qkv in inputs.items()}
+    calls: dict[str, Callable[[], Any]] = {str(length): partial(linear_attention, *qkv, rope) for length, qkv in inputs.items()}
     calls["softmax"] = partial(F.scaled_dot_product_attention, *inputs[lengths[0]], is_causal=True)
     with one_thread(), torch.no_grad():
         times = alternating_times(calls, rounds)
@@ -77,11 +80,11 @@ def measure_cpu(lengths: tuple[int, ...] = CPU_LENGTHS, rounds: int = 8) -> Iter
     softmax, previous = times["softmax"], None
     yield {**row, "shape": f"attention 1x{lengths[0]} 1x64", "contender": "torch, fused softmax", "us": round(softmax, 1)}
     for length in lengths:
-        us = times[f"{length}"]
-        note = {"times_faster": round(softmax / us, 2)}
+        us = times[str(length)]
+        comparison = {"times_faster": round(softmax / us, 2)}
         if previous is not None:
-            note = {"times_half_the_length": round(us / previous, 2)}
-        yield {**row, "shape": f"attention 1x{length} 1x64", "contender": "ropewalk, linear", "us": round(us, 1), **note}
+            comparison = {"times_half_the_length": round(us / previous, 2)}
+        yield {**row, "shape": f"attention 1x{length} 1x64", "contender": "ropewalk, linear", "us": round(us, 1), **comparison}
         previous = us
 
 

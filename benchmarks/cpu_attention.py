@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from ropewalk.bench.rows import run_script
 from ropewalk.kernels.cpu import attention
 
+#: query heads, key heads, dimensions of a head; and how often each is timed
 HEADS, GROUPS, DIM, ROUNDS = 9, 3, 64, 5
 LENGTHS = (1024, 2048, 4096, 8192)
 #: the largest difference from attention in float64 for inputs of unit variance
@@ -24,31 +25,32 @@ CLOSE = 1e-5
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield a row for each length and kind of attention."""
+    """Yield a row for each length and each contender: ropewalk and torch."""
     torch.set_num_threads(1)
     for length in LENGTHS:
         q, k, v = (torch.randn(1, heads, length, DIM) for heads in (HEADS, GROUPS, GROUPS))
         if (reason := attention.why_not(q, k, v)) is not None:
             raise SystemExit(f"cannot be measured here: {reason}")
-        kinds = {
+        contenders = {
             "ropewalk": partial(attention.attend, q, k, v, DIM**-0.5),
             "torch": partial(sdpa, q, k, v, is_causal=True, enable_gqa=True),
         }
-        part = slice(0, 512)  # a causal result of the first tokens is that of the text cut there
-        exact = sdpa(*(x[:, :, part].double() for x in (q, k, v)), is_causal=True, enable_gqa=True)
-        errors = {name: float((run()[:, :, part] - exact).abs().max()) for name, run in kinds.items()}
+        first = slice(0, 512)  # causal outputs of the first tokens do not depend on later ones, so fewer can be checked
+        exact = sdpa(*(x[:, :, first].double() for x in (q, k, v)), is_causal=True, enable_gqa=True)
+        errors = {name: float((run()[:, :, first] - exact).abs().max()) for name, run in contenders.items()}
         assert max(errors.values()) < CLOSE, errors
-        seconds: dict[str, list[float]] = {name: [] for name in kinds}
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(ROUNDS):
-            for name, run in kinds.items():
+            for name, run in contenders.items():
                 began = time.thread_time()
                 run()
                 seconds[name].append(time.thread_time() - began)
-        for name, own in seconds.items():
-            gflops = 2 * HEADS * DIM * length * (length + 1) / min(own) / 1e9
+        for name, times in seconds.items():
+            # two products (scores, output), each with a multiplication and an addition, over half of the scores
+            gflops = 2 * HEADS * DIM * length * (length + 1) / min(times) / 1e9
             yield {
                 "attention": name, "heads": HEADS, "groups": GROUPS, "dim": DIM, "length": length, "error": errors[name],
-                "seconds": [round(each, 5) for each in own], "gflops": round(gflops, 2),
+                "seconds": [round(value, 5) for value in times], "gflops": round(gflops, 2),
             }  # fmt: skip
 
 

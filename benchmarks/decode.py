@@ -40,7 +40,7 @@ def copy_rate() -> float:
 
 
 def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
-    """Return the shortest time of a call."""
+    """Return the shortest of several times of a call, in seconds, until the GPU has finished."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
@@ -52,7 +52,10 @@ def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
 
 
 def step_row(generate: Callable[[int], Any], limit: float, **row: Any) -> dict[str, Any]:
-    """Return the row of one way to generate: the time of a step, from a long and a short generation."""
+    """Return the row of one way to generate: the time of a step, from a long and a short generation.
+
+    generate  number of new tokens -> the generation; `limit` is the least time of a step, in seconds; `row` are further keys
+    """
     generate(3)  # compiles and captures
     first = seconds(lambda: generate(1))
     step = (seconds(lambda: generate(NEW)) - first) / (NEW - 1)
@@ -80,10 +83,12 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
     for name, sizes in MODELS.items():
         model = _on_gpu(lambda sizes=sizes: Decoder(DecoderConfig(**sizes)))
         config = model.config
-        read = sum(p.numel() for p in model.parameters()) - (0 if config.tie_embeddings else model.embed_tokens.weight.numel())
-        token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        # numbers that a step reads: all weights (of embeddings that are not tied, only one row), and the keys and values
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        weights -= 0 if config.tie_embeddings else model.embed_tokens.weight.numel()
+        per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         for batch in (1, 64):
-            limit = 2 * (read + batch * token * (PROMPT + NEW / 2)) / rate
+            limit = 2 * (weights + batch * per_token * (PROMPT + NEW / 2)) / rate  # a number has 2 bytes
             prompt = torch.randint(0, 1000, (batch, PROMPT), device="cuda")
             row = {"shape": name, "batch": batch, "copy_GBps": round(rate / 1e9)}
             yield step_row(partial(ours, model, prompt, None), limit, contender="ropewalk", **row)
@@ -97,26 +102,26 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
         torch.cuda.empty_cache()
 
 
-def _peer_rows(name: str, prompt: Tensor, limit: float, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _peer_rows(shape: str, prompt: Tensor, limit: float, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the rows of transformers with a dynamic and with a static, compiled cache."""
     import transformers
 
-    sizes = MODELS[name]
+    sizes = MODELS[shape]
     options = {
         "vocab_size": sizes["vocab_size"], "hidden_size": sizes["hidden_size"], "intermediate_size": sizes["intermediate_size"],
         "num_hidden_layers": sizes["num_layers"], "num_attention_heads": sizes["num_heads"],
         "num_key_value_heads": sizes["num_kv_heads"], "head_dim": sizes.get("head_dim", 128),
         "tie_word_embeddings": sizes.get("tie_embeddings", True), "eos_token_id": None, "pad_token_id": 0,
     }  # fmt: skip
-    kind = "Qwen3" if sizes.get("qk_norm") else "Llama"
-    config = getattr(transformers, f"{kind}Config")(**options)
-    model = _on_gpu(lambda: getattr(transformers, f"{kind}ForCausalLM")(config))
-    for way, cache in (("transformers", None), ("transformers, static cache", "static")):
-        yield step_row(partial(theirs, model, prompt, cache), limit, contender=f"{way}, {transformers.__version__}", **row)
+    family = "Qwen3" if sizes.get("qk_norm") else "Llama"
+    config = getattr(transformers, f"{family}Config")(**options)
+    model = _on_gpu(lambda: getattr(transformers, f"{family}ForCausalLM")(config))
+    for name, cache in (("transformers", None), ("transformers, static cache", "static")):
+        yield step_row(partial(theirs, model, prompt, cache), limit, contender=f"{name}, {transformers.__version__}", **row)
 
 
 def _on_gpu(build: Callable[[], Any]) -> Any:
-    """Return a model with random bfloat16 weights, made on the GPU."""
+    """Return the model that `build` creates, with bfloat16 weights on the GPU."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cuda"):

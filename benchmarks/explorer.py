@@ -24,22 +24,21 @@ def _script() -> None:
 
 def measure() -> Iterator[dict[str, Any]]:
     """Yield one row per step of the story and per view of free play: the median milliseconds of several slider moves."""
-    # the lab makes the report; a model has no theta to move, and reads its text once
-    views = [
-        ({"view": view}, None if view == "model" else "a.theta", THETAS, view)
-        for view in controls.VIEWS
-        if view not in ("story", "report")
-    ]
-    steps = [({"step": step}, None, THETAS, f"story: {step}") for step in controls.STEPS]
-    for link, slider, stops, name in (*views, *steps):
+    # name -> the parameters of its link and its slider; a model and the story have no theta to move, and are redrawn
+    pages: dict[str, tuple[dict[str, str], str | None]] = {}
+    for view in controls.VIEWS:
+        if view not in ("story", "report"):  # the lab makes the report
+            pages[view] = {"view": view}, None if view == "model" else "a.theta"
+    pages |= {f"story: {step}": ({"step": step}, None) for step in controls.STEPS}
+    for name, (link, slider) in pages.items():
         with _main_restored():
-            wall, processor = _moves(link, slider, stops)
+            wall, processor = _moves(link, slider, THETAS)
         row = {"shape": "explorer", "contender": "ropewalk", "pass": f"slider, {name}"}
         yield {**row, "ms": round(statistics.median(wall), 1), "cpu_ms": round(statistics.median(processor), 1)}
 
 
-def _moves(link: dict[str, str], slider: str | None, stops: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the wall time and the CPU time of every move of one slider, or of every redrawing, in milliseconds."""
+def _moves(link: dict[str, str], slider: str | None, values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the wall times and the CPU times of moving a slider to each value, in milliseconds; None: of redrawing the page."""
     from streamlit.testing.v1 import AppTest
 
     app = AppTest.from_function(_script, default_timeout=60)
@@ -47,9 +46,9 @@ def _moves(link: dict[str, str], slider: str | None, stops: Sequence[float]) -> 
         app.query_params[name] = text
     app.run()
     wall, processor = [], []
-    for stop in stops:
+    for value in values:
         if slider is not None:
-            app.select_slider(key=slider).set_value(stop)
+            app.select_slider(key=slider).set_value(value)
         start, start_cpu = time.perf_counter(), time.process_time()
         app.run()
         wall.append(1e3 * (time.perf_counter() - start))

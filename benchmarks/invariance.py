@@ -31,7 +31,10 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """One random case: q and k [batch, heads, tokens, head_dim] of a packed qkv, and their positions [batch, tokens]."""
+    """One random case: a packed qkv [batch, tokens, width], its numbers of query and key heads, and positions [batch, tokens].
+
+    `alone` are the indices of the tokens that are also rotated in a call of their own.
+    """
 
     spec: rw.RopeSpec
     qkv: Tensor
@@ -70,8 +73,8 @@ def other_ways(draw: Draw, graph: bool) -> Iterator[tuple[Pair, Pair]]:
     """Yield (expected, found): parts of the rotation of all tokens in one call, and the same tokens rotated another way."""
     rope, (q, k), positions = rw.Rope(draw.spec), draw.pair, draw.positions
     whole = rope(q.contiguous(), k.contiguous(), positions)
-    for place in draw.alone:
-        one = slice(place, place + 1)
+    for token in draw.alone:
+        one = slice(token, token + 1)
         expected = whole[0][:, :, one], whole[1][:, :, one]
         yield expected, rope(q[:, :, one].contiguous(), k[:, :, one].contiguous(), positions[:, one])
     yield whole, rope(q, k, positions)
@@ -90,7 +93,7 @@ def other_ways(draw: Draw, graph: bool) -> Iterator[tuple[Pair, Pair]]:
         yield whole, found
 
 
-def differing(seed: int, dtype: torch.dtype, device: str = "cuda") -> tuple[int, int]:
+def count_differing(seed: int, dtype: torch.dtype, device: str = "cuda") -> tuple[int, int]:
     """Return how many elements of one draw differ between two calls, and how many were compared."""
     wrong = compared = 0
     for expected, found in other_ways(make_draw(seed, dtype, device), graph=seed % 8 == 0):
@@ -103,25 +106,25 @@ def differing(seed: int, dtype: torch.dtype, device: str = "cuda") -> tuple[int,
 
 
 def _count(seeds: list[int], device: str = "cuda") -> list[tuple[str, int, int]]:
-    """Return (dtype, differing elements, compared elements) of each draw."""
+    """Return (dtype, differing elements, compared elements) of the draw of each seed; the dtypes take turns."""
     dtypes = [DTYPES[seed % len(DTYPES)] for seed in seeds]
-    return [(str(dtype), *differing(seed, dtype, device)) for seed, dtype in zip(seeds, dtypes, strict=True)]
+    return [(str(dtype), *count_differing(seed, dtype, device)) for seed, dtype in zip(seeds, dtypes, strict=True)]
 
 
 def measure() -> Iterator[dict[str, Any]]:
     """Yield a row for each dtype, over all draws that ended within SECONDS."""
-    began, found = time.monotonic(), []
+    began, counts = time.monotonic(), []
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
         work = [pool.submit(_count, list(range(first, first + PART))) for first in range(0, DRAWS, PART)]
         for done in as_completed(work):
             if not done.cancelled():
-                found += done.result()
+                counts += done.result()
             if time.monotonic() - began > SECONDS:
                 pool.shutdown(wait=False, cancel_futures=True)
     for dtype in map(str, DTYPES):
-        own = [each for each in found if each[0] == dtype]
-        wrong, compared = (sum(each[place] for each in own) for place in (1, 2))
-        yield {"what": "batch invariance", "dtype": dtype, "draws": len(own), "differing": wrong, "compared": compared}
+        of_dtype = [(wrong, compared) for name, wrong, compared in counts if name == dtype]
+        differing, compared = sum(wrong for wrong, _ in of_dtype), sum(compared for _, compared in of_dtype)
+        yield {"what": "batch invariance", "dtype": dtype, "draws": len(of_dtype), "differing": differing, "compared": compared}
 
 
 if __name__ == "__main__":

@@ -26,17 +26,18 @@ CALLS, ROUNDS = 20, 7
 
 
 def error_at(position: int, spec: RopeSpec) -> float:
-    """Return the largest error of cos and sin near a position."""
+    """Return the largest error of `ropewalk.jax.cos_sin` at a position and the eight before it."""
     import jax
 
     from ropewalk.jax import cos_sin
 
     positions = list(range(position - 8, position + 1))
-    found = jax.jit(lambda p: cos_sin(p, spec))(np.array(positions, dtype=np.int32))
+    cos, sin = jax.jit(lambda p: cos_sin(p, spec))(np.array(positions, dtype=np.int32))
     with mpmath.workdps(40):
-        angles = [[mpmath.mpf(p) * mpmath.mpf(w) for w in spec.frequencies().radians.tolist()] for p in positions]
-        exact = [np.array([[float(f(a)) for a in row] for row in angles]) for f in (mpmath.cos, mpmath.sin)]
-    return max(float(np.abs(np.asarray(ours) - theirs).max()) for ours, theirs in zip(found, exact, strict=True))
+        radians = [mpmath.mpf(value) for value in spec.frequencies().radians.tolist()]
+        exact_cos = np.array([[float(mpmath.cos(p * step)) for step in radians] for p in positions])
+        exact_sin = np.array([[float(mpmath.sin(p * step)) for step in radians] for p in positions])
+    return max(float(np.abs(np.asarray(cos) - exact_cos).max()), float(np.abs(np.asarray(sin) - exact_sin).max()))
 
 
 def seconds(call: Callable[..., Any], *args: Any) -> float:
@@ -56,7 +57,7 @@ def seconds(call: Callable[..., Any], *args: Any) -> float:
 
 
 def measure(shapes: dict[str, tuple[int, ...]] = SHAPES) -> Iterator[dict[str, Any]]:
-    """Yield one row for each shape and kind of positions."""
+    """Yield one row for each shape of q and k and each shape of positions, [S] and [B, S]."""
     import jax
     import jax.numpy as jnp
 
@@ -70,11 +71,11 @@ def measure(shapes: dict[str, tuple[int, ...]] = SHAPES) -> Iterator[dict[str, A
         q, k = (jax.random.normal(jax.random.key(h), (batch, tokens, h, dim), dtype=jnp.bfloat16) for h in (heads, kv_heads))
         add = seconds(jax.jit(lambda q, k: (q + 1, k + 1)), q, k)
         contiguous = jnp.arange(tokens, dtype=jnp.int32)
-        kinds = {"[S]": contiguous, "[B, S]": jax.random.randint(jax.random.key(0), (batch, tokens), 0, FAR)}
-        for kind, positions in kinds.items():
+        by_shape = {"[S]": contiguous, "[B, S]": jax.random.randint(jax.random.key(0), (batch, tokens), 0, FAR)}
+        for positions_shape, positions in by_shape.items():
             took = seconds(jax.jit(lambda q, k, p, spec=spec: rotate(q, k, p, spec)), q, k, positions)
             yield {
-                "shape": name, "positions": kind, "contender": "ropewalk.jax.rotate", "us": round(took * 1e6, 1),
+                "shape": name, "positions": positions_shape, "contender": "ropewalk.jax.rotate", "us": round(took * 1e6, 1),
                 "us_add_one": round(add * 1e6, 1), "percent_of_add_one": round(100 * add / took, 1), "error_at_10M": error,
                 "jax": jax.__version__, "device": jax.devices()[0].device_kind,
             }  # fmt: skip

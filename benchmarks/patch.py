@@ -82,15 +82,17 @@ def contenders_of(model: nn.Module, make_call: MakeCall) -> tuple[dict[str, Cont
 
 
 def measure(seq: int = 8192, batch: int = 64, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
-    """Time the prefill of one row and decode steps of `batch` rows, bf16 on the GPU: medians of alternating contenders."""
+    """Yield the times of the prefill of one row and of decode steps of `batch` rows, bf16 on the GPU, by contender."""
     model = llama(LLAMA_3_8B, "cuda", torch.bfloat16)
     common = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"]}
     with torch.no_grad():
         ids = torch.randint(0, 1024, (1, seq), device="cuda")
-        whole = contenders_of(model, lambda model: (lambda: prefill(model, ids), lambda: None))
-        yield from _rows({**common, "shape": f"llama prefill 1x{seq}"}, *whole, 1, rounds)
-        steps = contenders_of(model, lambda model: decode_step(model, batch))
-        yield from _rows({**common, "shape": f"llama decode {batch}x1 after {CACHED}"}, *steps, STEPS, rounds // 3)
+        # a prefill has no cache to reset
+        contenders, expected = contenders_of(model, lambda model: (lambda: prefill(model, ids), lambda: None))
+        yield from _rows({**common, "shape": f"llama prefill 1x{seq}"}, contenders, expected, 1, rounds)
+        contenders, expected = contenders_of(model, lambda model: decode_step(model, batch))
+        shape = f"llama decode {batch}x1 after {CACHED}"
+        yield from _rows({**common, "shape": shape}, contenders, expected, STEPS, rounds // 3)
 
 
 def prefill(model: nn.Module, ids: Tensor) -> Tensor:
@@ -119,7 +121,11 @@ def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Cal
 def _rows(
     common: dict[str, Any], contenders: dict[str, Contender], expected: Tensor, loops: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each contender; one that cannot run, or is less accurate than transformers, is not timed."""
+    """Yield a row for each contender; one that cannot run, or is less accurate than transformers, is not timed.
+
+    common, expected  keys of every row, and the logits of a float32 run
+    loops, rounds     calls in each timing, and timings of each contender, which alternate
+    """
     errors: dict[str, float] = {}
     for name, contender in contenders.items():
         if name.startswith("liger") and importlib.util.find_spec("liger_kernel") is None:
@@ -150,15 +156,19 @@ def _rows(
 
 
 def lead(ours: list[float], theirs: list[float]) -> list[float]:
-    """Return [low, median, high] of theirs - ours over rounds, with its 95 % interval; clocks are equal within a round."""
+    """Return [low, median, high]: the median of theirs - ours over the rounds, inside its 95 % interval.
+
+    Times of the same round are subtracted, because the GPU's clock changes less within a round.
+    """
     differences = sorted(their - our for our, their in zip(ours, theirs, strict=True))
     count = len(differences)
-    reach = round(0.98 * count**0.5)  # 95 % interval of a median: its binomial ranks
+    reach = round(0.98 * count**0.5)  # half the interval in ranks: 1.96 standard deviations of a binomial, sqrt(count) / 2
     low, high = max(0, count // 2 - reach), min(count - 1, count // 2 + reach)
     return [round(value, 4) for value in (differences[low], statistics.median(differences), differences[high])]
 
 
 def _event_ms(call: Callable[[], Any], rewind: Callable[[], Any], loops: int) -> float:
+    """Return the milliseconds of one of `loops` calls by CUDA events, after one call that is not timed."""
     rewind()
     call()
     rewind()
@@ -185,7 +195,7 @@ def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layer
     """Return a function that runs the rotary part of a forward pass: the rotary module once, then the rotation per layer."""
     from transformers.models.llama import modeling_llama
 
-    replacement = vars(model.model.layers[0].self_attn).get("forward")
+    replacement = vars(model.model.layers[0].self_attn).get("forward")  # a patched layer has a forward of its own
     rotate = modeling_llama.apply_rotary_pos_emb
     if replacement is not None:
         rotate = replacement.method.substitutes["apply_rotary_pos_emb"]
@@ -199,6 +209,7 @@ def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layer
 
 
 def _rotary_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the times of the rotary part of eight layers for `seq` tokens, without and with our patch."""
     model = llama({**LLAMA_3_8B, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "cpu", torch.float32)
     q, k = (torch.randn(1, seq, heads, 128).transpose(1, 2) for heads in (32, 8))
     positions = torch.arange(seq)[None]
@@ -209,9 +220,10 @@ def _rotary_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _forward_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the times of a forward pass of a small Llama with `seq` tokens, without and with our patch."""
     model = llama(SMALL, "cpu", torch.float32)
     models = {"transformers": model, "ropewalk, patch": patch(copy.deepcopy(model))}
-    calls = {name: _forward(each, seq) for name, each in models.items()}
+    calls = {name: _forward(variant, seq) for name, variant in models.items()}
     yield from _cpu_rows(f"small llama 1x{seq} after {256 if seq == 1 else 0}", calls, rounds)
 
 
@@ -232,6 +244,7 @@ def _forward(model: nn.Module, seq: int) -> Callable[[], Any]:
 
 
 def _cpu_rows(shape: str, calls: dict[str, Callable[[], Any]], rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row with the time of each call, in turns, and how many times faster than transformers it is."""
     times = alternating_times(calls, rounds)
     common = {"shape": shape, "pass": "forward", "order": "bhsd", "dtype": "float32", "threads": 1}
     for name, us in times.items():

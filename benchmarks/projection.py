@@ -34,6 +34,7 @@ class Projection:
     """Inputs for a number of tokens, larger than the L2 cache in all, and the ways to project them."""
 
     def __init__(self, rows: int) -> None:
+        """Make random inputs of `rows` tokens: `count` pairs of x and weight, a norm, and a cache with a slot for each token."""
         self.spec, self.rope = RopeSpec(HEAD_DIM), Rope(RopeSpec(HEAD_DIM))
         make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
         width = (Q_HEADS + 2 * K_HEADS) * HEAD_DIM
@@ -47,18 +48,22 @@ class Projection:
         self.rows = rows
 
     def product(self, i: int) -> Tensor:
+        """Return x @ weight^T of the i-th inputs, the packed qkv."""
         return torch.mm(self.xs[i], self.weights[i].t())
 
     def rotated(self, i: int) -> Any:
+        """Compute the product, then rotate q and k in place by a second launch."""
         heads = self.product(i).view(1, self.rows, -1, HEAD_DIM)
         q, k = heads[:, :, :Q_HEADS], heads[:, :, Q_HEADS : Q_HEADS + K_HEADS]
         return self.rope(q, k, self.positions[None], seq_dim=-3, inplace=True)
 
     def stored(self, i: int) -> Any:
+        """Compute the product, then norm, rotate and write to the cache by a second launch."""
         where = {"positions": self.positions, "slots": self.slots, "cache": self.cache}
         return qk_norm_rope(self.product(i), spec=self.spec, heads=(Q_HEADS, K_HEADS), norm=self.norm, **where)
 
     def inside(self, i: int, norm: bool, stored: bool, backend: str | None = "triton") -> Any:
+        """Rotate inside the product's kernel, with the norm if `norm` and the cache write if `stored`."""
         where = {"slots": self.slots, "cache": self.cache} if stored else {}
         return qkv_norm_rope(
             self.xs[i], self.weights[i], spec=self.spec, positions=self.positions, heads=(Q_HEADS, K_HEADS),
@@ -66,7 +71,7 @@ class Projection:
         )  # fmt: skip
 
     def ways(self) -> dict[str, Callable[[int], Any]]:
-        """Return the calls to time by name; those with the rotation inside only where a kernel takes them."""
+        """Return {name: call to time, a function of the index of the inputs}; some numbers of tokens have no kernel."""
         ways: dict[str, Callable[[int], Any]] = {
             "product": self.product,
             "product, then rotation": self.rotated,
@@ -81,24 +86,24 @@ class Projection:
         return ways
 
     def error(self, norm: bool) -> float:
-        """Return the relative error of q, k and v with everything inside, from float64."""
+        """Return the largest relative error of q, k and v of `inside`, compared with float64."""
         packed = (self.xs[0].double() @ self.weights[0].double().t()).view(self.rows, -1, HEAD_DIM)
         q, k, v = packed.split((Q_HEADS, K_HEADS, K_HEADS), dim=1)
         if norm:
             q, k = (
-                t / (t.square().mean(-1, keepdim=True) + self.norm.eps).sqrt() * w.double()  # type: ignore[union-attr]
-                for t, w in ((q, self.norm.q_weight), (k, self.norm.k_weight))
+                x / (x.square().mean(-1, keepdim=True) + self.norm.eps).sqrt() * weight.double()  # type: ignore[union-attr]
+                for x, weight in ((q, self.norm.q_weight), (k, self.norm.k_weight))
             )
         exact = Rope(self.spec, backend="reference")
         q, k = exact(q[None], k[None], self.positions[None], seq_dim=-3)
-        got = (self.inside(0, norm, True), self.cache.k[self.slots], self.cache.v[self.slots])
-        pairs = zip(got, (q[0], k[0], v), strict=True)
+        computed = (self.inside(0, norm, True), self.cache.k[self.slots], self.cache.v[self.slots])
+        pairs = zip(computed, (q[0], k[0], v), strict=True)
         return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
 
 
 @torch.no_grad()
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield the rows of all numbers of tokens."""
+    """Yield a row for each number of tokens and each way but the product alone, with which they are compared."""
     torch.manual_seed(0)
     for rows in ROWS:
         case = Projection(rows)
@@ -116,7 +121,7 @@ def measure() -> Iterator[dict[str, Any]]:
         alone = statistics.median(times["product"])
         for way in list(ways)[1:]:
             us = statistics.median(times[way])
-            over = [100 * (mine / product - 1) for mine, product in zip(times[way], times["product"], strict=True)]
+            over = [100 * (time / product - 1) for time, product in zip(times[way], times["product"], strict=True)]
             yield {
                 "what": "qkv", "shape": "Llama-3-8B", "rows": rows, "way": way, "us": round(us, 2),
                 "product_us": round(alone, 2), "over_percent": round(statistics.median(over), 1),

@@ -28,13 +28,13 @@ def texts_of(folder: Path) -> list[Path]:
 
 
 def changes_of(texts: list[Path], args: argparse.Namespace) -> list[str]:
-    """Return the settings that all studies have in common, such as the model; the smallest preset has a model of its own."""
+    """Return the changed settings of all studies as texts name=JSON; the preset "smoke" has a model and texts of its own."""
     if args.preset == "smoke":
         return args.set
     # windows are taken from the first characters of each text, training from the rest of the largest
     largest = max(texts, key=lambda text: text.stat().st_size)
-    named = {"model": str(args.model), "text": [str(text) for text in texts], "train_text": str(largest)}
-    return [*(f"{name}={json.dumps(value)}" for name, value in named.items()), *args.set]
+    settings = {"model": str(args.model), "text": [str(text) for text in texts], "train_text": str(largest)}
+    return [*(f"{name}={json.dumps(value)}" for name, value in settings.items()), *args.set]
 
 
 def run_here(part: str, args: argparse.Namespace) -> None:
@@ -51,24 +51,25 @@ def run_here(part: str, args: argparse.Namespace) -> None:
         def report(text: str) -> None:
             print(f"{time.perf_counter() - began:.1f} s {text}", flush=True)
 
-        found = fit(
+        result = fit(
             args.model, args.to, text=texts, windows=args.windows, passkeys=args.passkeys, search=args.search,
             trained=args.trained, out=args.out / part, device=device, report=report,
         )  # fmt: skip
-        print(f"fit took {time.perf_counter() - began:.1f} s", found, sep="\n", flush=True)
-        write_page(found, args.out / part)
+        print(f"fit took {time.perf_counter() - began:.1f} s", result, sep="\n", flush=True)
+        write_page(result, args.out / part)
         return
     from ropewalk.lab.studies import STUDIES, read_study, run_study
 
     study = STUDIES[part]
-    known = [change for change in changes_of(texts, args) if change.partition("=")[0] in study.presets[args.preset]]
+    # a study takes only the settings that it has
+    changes = [change for change in changes_of(texts, args) if change.partition("=")[0] in study.presets[args.preset]]
     folder = run_study(
-        study, args.preset, args.out, changes=known, device=device, models=args.out / "models", workers=args.workers
+        study, args.preset, args.out, changes=changes, device=device, models=args.out / "models", workers=args.workers
     )
-    found = study.findings(*read_study(folder))
-    for table in found.tables:
+    findings = study.findings(*read_study(folder))
+    for table in findings.tables:
         print(table.title, *(" | ".join(cells) for cells in (table.columns, *table.rows)), table.note or "", sep="\n")
-    for claim in found.claims:
+    for claim in findings.claims:
         print(f"{claim.verdict}: {claim.text} ({claim.evidence})")
 
 
@@ -81,7 +82,7 @@ def start(part: str, args: argparse.Namespace) -> subprocess.Popen:
 
 
 def wait_for(running: dict[str, subprocess.Popen], limits: dict[str, float]) -> list[dict[str, object]]:
-    """Wait for the parts, stop each at its limit, and return how they ended."""
+    """Wait for the parts, stop each at its limit in seconds, and return a row about each: exit code (124: stopped), seconds."""
     began, ended = time.perf_counter(), []
     while running:
         for part, process in list(running.items()):
@@ -135,12 +136,14 @@ def main() -> None:
         return
     began, ended = time.perf_counter(), []
     args.out.mkdir(parents=True, exist_ok=True)
-    first = [part for part in args.parts if part == "fit" or not args.together]
-    others = [part for part in args.parts if part not in first]
-    for group in [*([part] for part in first), others]:
+    alone = [part for part in args.parts if part == "fit" or not args.together]
+    together = [part for part in args.parts if part not in alone]
+    for group in [*([part] for part in alone), together]:
         left = float("inf") if args.seconds is None else args.seconds - (time.perf_counter() - began) - 2 * GRACE
-        own = {part: args.limit or (left if args.together and part != "fit" else LIMITS[part]) for part in group}
-        ended += wait_for({part: start(part, args) for part in group}, {part: min(left, own[part]) for part in group})
+        limits = {part: left if part in together else LIMITS[part] for part in group}
+        if args.limit:
+            limits = dict.fromkeys(group, args.limit)
+        ended += wait_for({part: start(part, args) for part in group}, {part: min(left, limits[part]) for part in group})
         (args.out / "parts.json").write_text(json.dumps(ended, indent=2) + "\n", encoding="utf-8")
         pack(args.out)
 

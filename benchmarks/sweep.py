@@ -33,7 +33,9 @@ def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iter
 
     for warps, tokens, heads in itertools.product(WARPS, TOKENS, HEADS):
         per_thread = tokens * heads * pairs / (32 * warps)
-        if heads > q_heads or not 2 <= per_thread <= 16 or (order == "bshd") != (tokens == 1) or (order == "bhsd" and heads > 4):
+        # in "bshd" the heads of one token are contiguous, in "bhsd" the tokens of one head
+        contiguous = tokens == 1 if order == "bshd" else tokens > 1 and heads <= 4
+        if heads > q_heads or not 2 <= per_thread <= 16 or not contiguous:
             continue
         for q_and_k, hints in itertools.product((False, True), (False, True)):
             if (decode and hints) or (order == "bhsd" and q_and_k):
@@ -50,15 +52,16 @@ def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = 
     default_positions = variant == "plain" and not case.decode
     request = Request(case.spec, case.seq_dim, None if default_positions else case.positions)
 
-    def call(each: Case, config: Any) -> tuple[torch.Tensor, ...]:
-        xs = each.q, each.k
+    def call(case: Case, config: Any) -> tuple[torch.Tensor, ...]:
+        """Rotate q and k of a case by the kernel with this configuration."""
+        xs = case.q, case.k
         outs = xs if inplace else tuple(map(torch.empty_like, xs))
         launch(xs, outs, request, config=config)
         return outs  # `replay_us` keeps them, so that no two calls write to the same memory
 
     # a partly rotated head is loaded and stored whole
     configs = rotation_configs(order, case.spec.head_dim // 2, case.q.shape[2 if order == "bshd" else 1], case.decode)
-    calls = {config: [partial(call, each, config) for each in sets] for config in configs}
+    calls = {config: [partial(call, one_set, config) for one_set in sets] for config in configs}
     return _sweep({"shape": name, "order": order, "variant": variant, "pass": "sweep"}, calls, ceiling_us(sets))
 
 
@@ -78,12 +81,15 @@ def sweep_fused(name: str) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def _sweep(common: dict[str, Any], calls: dict[Any, list[Callable[[], Any]]], copy: float) -> list[dict[str, Any]]:
-    """Return one row per configuration, the fastest first; configurations that fail come last, with the error."""
+    """Return one row per configuration, the fastest first; configurations that fail come last, with the error.
+
+    common, copy  keys of every row, and the microseconds of a copy of the same bytes
+    """
     rows = []
-    for config, each in calls.items():
+    for config, calls_of_config in calls.items():
         row = {**common, "config": str(config)}
         try:
-            us = replay_us(each, replays=7)
+            us = replay_us(calls_of_config, replays=7)
         except RuntimeError as error:
             rows.append({**row, "us": float("inf"), "error": str(error)[:200]})
             continue

@@ -47,6 +47,7 @@ def bare_loop(trainer: Trainer) -> Callable[[int], None]:
     (batch,) = Loader(trainer.batches, trainer.settings.stages, 1, trainer.parallel).load(0).micro_batches
 
     def run(count: int) -> None:
+        """Train for `count` steps."""
         for _ in range(count):
             with autocast(precision, device):
                 loss = model.loss(batch.inputs, batch.targets)
@@ -58,11 +59,13 @@ def bare_loop(trainer: Trainer) -> Callable[[int], None]:
 
 
 def _with_many_steps(preset: Preset) -> Preset:
+    """Return the preset with its first stage alone, which has more steps than are timed."""
     stage = preset.train.stages[0]
     return replace(preset, train=replace(preset.train, stages=(Stage(stage.length, stage.batch, MANY_STEPS),)))
 
 
 def _seconds(loop: Callable[[int], Any], steps: int, device: torch.device) -> float:
+    """Return the seconds that `steps` steps of a loop take."""
     start = time.perf_counter()
     loop(steps)
     if device.type == "cuda":
@@ -78,6 +81,7 @@ def _data_seconds(trainer: Trainer) -> float:
 
 
 def _rows(preset: Preset, times: dict[str, float], data: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each loop from its seconds per step, and one for the seconds `data` that loading a batch takes."""
     stage = preset.train.stages[0]
     tokens = stage.length * stage.batch
     row = {"shape": f"train {stage.batch}x{stage.length}", "dtype": preset.train.precision, "pass": "step"}

@@ -94,6 +94,8 @@ def _loss_error(theirs: nn.Module, ours: Any, tokens: Tensor) -> float:
 
 
 def _step(loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Step:
+    """Return a function that runs one training step: loss, backward and optimiser."""
+
     def step() -> None:
         loss().backward()
         optimizer.step()
@@ -117,6 +119,7 @@ def _peak_growth(step: Step, device: str) -> int:
 
 
 def _seconds(step: Step, steps: int, device: str) -> float:
+    """Return the mean seconds of a step over `steps` steps, after one that is not timed."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     step()
     wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,8 @@ from ropewalk.bench.rows import run_script
 
 
 def measure(names: tuple[str, ...] = ("A", "D")) -> Iterator[dict[str, Any]]:
-    """Yield rows of every variant; each should be about as fast as the plain case."""
-    for name, order in ((name, order) for name in names for order in ("bshd", "bhsd")):
+    """Yield rows of every variant, for shapes by name and both orders of axes; each should be about as fast as the plain case."""
+    for name, order in itertools.product(names, ("bshd", "bhsd")):
         for variant in VARIANTS:
             sets = copies(make_case(name, order, "cuda", variant=variant))
             row = {"shape": name, "order": order, "dtype": "bfloat16", "variant": variant}

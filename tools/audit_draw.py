@@ -54,8 +54,10 @@ def kind_of(finding: Finding, rope: Rope) -> str:
     """Return one of KINDS for what audit says and what was run: a rope, the text of an error, or None for no rotation."""
     if finding.problem is not None and finding.problem.startswith("not known"):
         return "not known"
+    if isinstance(rope, str) and "no weights" in rope:
+        return "not run"
     if isinstance(rope, str):
-        return "not run" if "no weights" in rope else "wrong" if finding.problem is None else "right error"
+        return "wrong" if finding.problem is None else "right error"
     if finding.problem is not None:
         return "wrong"
     ours = Table.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
@@ -67,26 +69,27 @@ def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[st
     engine = KEYS.get(output["engine"], output["engine"])
     for row, layer_type, rope in cells(output, {row.id: row for row in rows}):
         try:
-            found = audit(row.config, length=row.length, max_model_len=row.max_model_len)
+            result = audit(row.config, length=row.length, max_model_len=row.max_model_len)
         except RopeError as error:
             yield "refused", f"{row.id}: {error}"
             continue
-        for finding in found.of(engine):
+        for finding in result.of(engine):
             if finding.layer_type == layer_type:
                 yield kind_of(finding, rope), f"{engine}: {row.id}, {layer_type}: {_in_words(finding, rope)}"
 
 
 def _in_words(finding: Finding, rope: Rope) -> str:
-    """Return what audit says and what was run, for a look at a wrong cell."""
-    if finding.problem is not None or not isinstance(rope, Mapping):
-        ran = rope if isinstance(rope, str) else "rotates" if rope else "does not rotate"
-        return f"audit: {finding.problem or 'rotates'}; the engine: {ran}"
+    """Return a line with what audit says and what the engine did, to explain a wrong cell."""
+    if isinstance(rope, str):
+        return f"audit: {finding.problem or 'rotates'}; the engine: {rope}"
+    if finding.problem is not None or rope is None:
+        return f"audit: {finding.problem or 'rotates'}; the engine: {'rotates' if rope else 'does not rotate'}"
     ours = Table.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
     theirs = Table.read(rope)
     pair = first_difference(ours, theirs)
     sizes = f"{len(ours.radians)} and {len(theirs.radians)} pairs, magnitude {ours.magnitude:.5g} and {theirs.magnitude:.5g}"
-    at = [] if pair is None else [table.radians[pair : pair + 1] for table in (ours, theirs)]
-    return f"{sizes}, first other pair {pair} {at}"
+    radians = [] if pair is None else [table.radians[pair : pair + 1] for table in (ours, theirs)]
+    return f"{sizes}, first other pair {pair} {radians}"
 
 
 def main() -> None:
@@ -111,11 +114,11 @@ def main() -> None:
         if not given.again:
             run(engine, source, given.engines, target)
         output = json.loads(target.read_text(encoding="utf-8"))
-        found = list(compare(rows, output))
-        counts = Counter(kind for kind, _ in found)
+        compared = list(compare(rows, output))
+        counts = Counter(kind for kind, _ in compared)
         wrong += counts["wrong"]
         print(f"{ENGINES[engine].title} {output['version']}:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
-        for kind, line in found:
+        for kind, line in compared:
             if kind == "wrong":
                 print(f"    {line}")
         if given.record:

@@ -1,4 +1,4 @@
-"""Draw random configs for the engines: the small models of the matrix, with ropes whose keys and lengths nobody chose.
+"""Draw random configs for the engines: the small models of the matrix, with random rope keys and lengths.
 
 A seed gives the same configs everywhere. Most are unusual, some are wrong: keys are missing, null or in an unusual place.
 """
@@ -78,19 +78,20 @@ def _row(random: Random, name: str) -> Row:
 
 def _head(random: Random, model_type: str) -> Config:
     """Return another size of the head, sometimes, if the family's config has a key for it."""
-    own = FAMILIES[model_type][1]
-    if "qk_rope_head_dim" in own and random.random() < 0.3:
+    family_keys = FAMILIES[model_type][1]
+    if "qk_rope_head_dim" in family_keys and random.random() < 0.3:
         return {"qk_rope_head_dim": 64}
-    if "head_dim" in own and model_type not in FIXED_HEAD and random.random() < 0.3:
+    if "head_dim" in family_keys and model_type not in FIXED_HEAD and random.random() < 0.3:
         return {"head_dim": random.choice((32, 96, 128))}
     return {}
 
 
 def _pairs(model_type: str, keys: Config) -> int:
     """Return how many pairs a whole head has, or its rotated part in latent attention."""
-    text = config_of(model_type, 4, 1, **keys)
-    text = text.get("text_config", text)
-    return text.get("qk_rope_head_dim", text.get("head_dim", text["hidden_size"] // text["num_attention_heads"])) // 2
+    config = config_of(model_type, 4, 1, **keys)
+    config = config.get("text_config", config)
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return config.get("qk_rope_head_dim", head_dim) // 2
 
 
 def _scaling(random: Random, model_type: str, kind: str | None, served: int, trained: int, pairs: int) -> Config:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 
 def _each(folder: str, names: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The same tests for several modules of a folder."""
+    """Return {module: tests} with the same tests for several modules of a folder; `names` are separated by spaces."""
     return {f"{folder}/{name}": tests for name in names.split()}
 
 
 def _in(folder: str, names: str) -> tuple[str, ...]:
-    """The paths of test files of a folder of tests/."""
+    """Return the paths of test files in a folder of tests/, without "test_" in their `names`."""
     return tuple(f"{folder}/test_{name}" for name in names.split())
 
 
 def _interpreted(names: str) -> tuple[str, ...]:
-    """The paths of laws of Triton kernels."""
+    """Return the paths of the files with laws of Triton kernels."""
     return tuple(f"kernels/interpreted_{name}" for name in names.split())
 
 

@@ -44,7 +44,7 @@ class Mutant:
 
 
 def mutants(module: str, source: str, choose: Callable[[list], list] = list) -> list[Mutant]:
-    """The mutants of a module that `choose` takes from all, without changes that leave it the same."""
+    """Return the mutants of a module that `choose` takes from all (line, before, after) that differ from the source."""
     tree = ast.parse(source)
     made: dict[tuple[int, str, str], Change] = {}
     for statement, change in _changes(tree):
@@ -60,6 +60,7 @@ def mutants(module: str, source: str, choose: Callable[[list], list] = list) -> 
 
 
 def _text(tree: ast.Module, change: Change) -> str:
+    """Return the source of the module with one change; the tree is the same afterwards."""
     undo = change()
     text = ast.unparse(tree)
     undo()
@@ -71,19 +72,20 @@ Change = Callable[[], Callable[[], None]]
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[ast.stmt, Change]]:
+    """Yield every change of a module, with the statement that it changes."""
     for statement in _statements(tree.body):
-        for change in _of_statement(statement):
+        for change in _statement_changes(statement):
             yield statement, change
-        for node in _own_expressions(statement):
-            for change in _of_expression(node):
+        for node in _expressions(statement):
+            for change in _expression_changes(node):
                 yield statement, change
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements except docstrings, imports and `__all__`."""
+    """Yield all statements, also those in blocks, except docstrings, imports and `__all__`."""
     for statement in body:
-        text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if text or isinstance(statement, ast.Import | ast.ImportFrom) or _assigns_all(statement):
+        docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if docstring or isinstance(statement, ast.Import | ast.ImportFrom) or _assigns_all(statement):
             continue
         yield statement
         for name in ("body", "orelse", "finalbody"):
@@ -91,24 +93,26 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _assigns_all(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in statement.targets)
+    """Return whether a statement sets `__all__`."""
+    return isinstance(statement, ast.Assign) and "__all__" in map(ast.unparse, statement.targets)
 
 
-def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """The expressions of a statement, without its block, annotations, decorators and error messages."""
+def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yield the expressions of a statement, without its block, annotations, decorators and error messages."""
     skipped = {"body", "orelse", "finalbody", "handlers", "annotation", "returns", "decorator_list", "bases", "exc"}
     for name, value in ast.iter_fields(statement):
         if name in skipped:
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.arguments):
-                yield from (node for default in [*child.defaults, *filter(None, child.kw_defaults)] for node in _walk(default))
+            if isinstance(child, ast.arguments):  # of a function: only the default values
+                for default in [*child.defaults, *filter(None, child.kw_defaults)]:
+                    yield from _walk(default)
             elif isinstance(child, ast.AST):
                 yield from _walk(child)
 
 
 def _walk(node: ast.AST) -> Iterator[ast.expr]:
-    """A node and its descendants, without messages: f-strings and the arguments of an error."""
+    """Yield a node and its descendants, without messages: f-strings and the arguments of an error."""
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "RopeError"):
         return
     if isinstance(node, ast.expr):
@@ -118,19 +122,21 @@ def _walk(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _header(statement: ast.stmt) -> str:
-    """A statement in one line; a compound statement without its block."""
+    """Return the code of a statement in one line; that of a compound statement without its block."""
     lines = ast.unparse(statement).splitlines()
     decorators = len(getattr(statement, "decorator_list", []))
     return lines[decorators] if len(lines) > decorators else lines[0]
 
 
-def _put(target: object, **values: object) -> Change:
-    def write(content: dict[str, object]) -> None:
-        for name, value in content.items():
-            setattr(target, name, value)
+def _set(node: ast.AST, **values: object) -> Change:
+    """Return the change that sets attributes of a node."""
+
+    def write(attributes: dict[str, object]) -> None:
+        for name, value in attributes.items():
+            setattr(node, name, value)
 
     def change():
-        old = {name: getattr(target, name) for name in values}
+        old = {name: getattr(node, name) for name in values}
         write(values)
         return lambda: write(old)
 
@@ -138,72 +144,76 @@ def _put(target: object, **values: object) -> Change:
 
 
 def _become(node: ast.AST, other: ast.AST) -> Change:
-    """Replace `node` by `other` in place, so that its parent need not be known."""
+    """Return the change that makes `node` a copy of `other`, in place, so that its parent need not be known."""
     other = copy.deepcopy(other)
 
     def change():
-        kind, content = node.__class__, dict(node.__dict__)
-        node.__class__, node.__dict__ = other.__class__, {**content, **other.__dict__}
+        """Give the node the class and the attributes of the other, and return the function that undoes it."""
+        old_class, old_attributes = node.__class__, dict(node.__dict__)
+        node.__class__, node.__dict__ = other.__class__, {**old_attributes, **other.__dict__}
 
         def undo():
-            node.__class__, node.__dict__ = kind, content
+            node.__class__, node.__dict__ = old_class, old_attributes
 
         return undo
 
     return change
 
 
-def _of_statement(statement: ast.stmt) -> Iterator[Change]:
+def _statement_changes(statement: ast.stmt) -> Iterator[Change]:
+    """Yield the changes of a statement: return None, do nothing, another operator, the opposite condition."""
     if isinstance(statement, ast.Return) and statement.value is not None and not _is_none(statement.value):
-        yield _put(statement, value=ast.Constant(None))
+        yield _set(statement, value=ast.Constant(None))
     if isinstance(statement, ast.Raise | ast.Expr | ast.AugAssign):
         yield _become(statement, ast.Pass())
     if isinstance(statement, ast.AugAssign):
-        yield from _operator(statement)
+        yield from _operator_changes(statement)
     if isinstance(statement, ast.If | ast.While):
-        yield _put(statement, test=ast.UnaryOp(ast.Not(), statement.test))
+        yield _set(statement, test=ast.UnaryOp(ast.Not(), statement.test))
 
 
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _operator(node: ast.BinOp | ast.AugAssign) -> Iterator[Change]:
+def _operator_changes(node: ast.BinOp | ast.AugAssign) -> Iterator[Change]:
     if other := ARITHMETIC.get(type(node.op)):
-        yield _put(node, op=other())
+        yield _set(node, op=other())
 
 
-def _of_expression(node: ast.expr) -> Iterator[Change]:
+def _expression_changes(node: ast.expr) -> Iterator[Change]:
+    """Yield the changes of an expression: other operators, values and names, operands left out, arguments exchanged."""
     match node:
         case ast.BinOp():
-            yield from _operator(node)
+            yield from _operator_changes(node)
         case ast.Compare():
             for i, op in enumerate(node.ops):
                 for other in COMPARISONS[type(op)]:
-                    yield _put(node, ops=[*node.ops[:i], other(), *node.ops[i + 1 :]])
+                    yield _set(node, ops=[*node.ops[:i], other(), *node.ops[i + 1 :]])
         case ast.BoolOp():
-            yield _put(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+            yield _set(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
             for i in range(len(node.values)):
                 kept = node.values[:i] + node.values[i + 1 :]
-                yield _become(node, kept[0]) if len(kept) == 1 else _put(node, values=kept)
+                yield _become(node, kept[0]) if len(kept) == 1 else _set(node, values=kept)
         case ast.UnaryOp():
             yield _become(node, node.operand)
         case ast.IfExp():
             yield _become(node, node.body)
             yield _become(node, node.orelse)
         case ast.Constant():
-            yield from (_put(node, value=value) for value in _other_values(node.value))
+            yield from (_set(node, value=value) for value in _other_values(node.value))
         case ast.Name(id=name) if name in ONLY_TEXTS:
             return
         case ast.Name(id=name) | ast.Attribute(attr=name) if name in TWIN and isinstance(node.ctx, ast.Load):
-            yield _put(node, **{"id" if isinstance(node, ast.Name) else "attr": TWIN[name]})
+            yield _set(node, **{"id" if isinstance(node, ast.Name) else "attr": TWIN[name]})
         case ast.Call():
-            yield from _of_call(node)
+            yield from _call_changes(node)
         case ast.Tuple(elts=[first, second]) if isinstance(node.ctx, ast.Load):
-            yield _put(node, elts=[second, first])
+            yield _set(node, elts=[second, first])
 
 
 def _other_values(value: object) -> Iterator[object]:
+    """Yield the values that replace a constant."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
@@ -214,12 +224,13 @@ def _other_values(value: object) -> Iterator[object]:
         yield TWIN[value]
 
 
-def _of_call(node: ast.Call) -> Iterator[Change]:
+def _call_changes(node: ast.Call) -> Iterator[Change]:
+    """Yield the changes of a call: its first two arguments exchanged, a keyword left out, a method without arguments left out."""
     plain = len(node.args) >= 2 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
     if plain and ast.unparse(node.func).rpartition(".")[2] not in NOT_EXCHANGED:
-        yield _put(node, args=[node.args[1], node.args[0], *node.args[2:]])
+        yield _set(node, args=[node.args[1], node.args[0], *node.args[2:]])
     for i, keyword in enumerate(node.keywords):
         if keyword.arg is not None and keyword.arg not in NOT_DROPPED:
-            yield _put(node, keywords=node.keywords[:i] + node.keywords[i + 1 :])
+            yield _set(node, keywords=node.keywords[:i] + node.keywords[i + 1 :])
     if isinstance(node.func, ast.Attribute) and not node.args and not node.keywords:
         yield _become(node, node.func.value)  # x.clone() -> x

@@ -39,7 +39,7 @@ STAGES = ("quick", "long", "interpreted")
 
 
 def test_files(module: str) -> list[str]:
-    """The test files of a module, in order; some of their tests may come first, as path::test."""
+    """Return the test files of a module, in order; some of their tests may come first, as path::test."""
     return ["tests/{}.py{}{}".format(*name.partition("::")) for name in TESTS[module]]
 
 
@@ -51,20 +51,25 @@ class Baseline:
     failed: dict[str, list[str]]
 
     def files(self, module: str) -> list[str]:
-        """The test files of a module that can be run."""
+        """Return the test files of a module that can be run."""
         return [path for path in test_files(module) if not any(path.startswith(failed) for failed in self.failed[path])]
 
     def choice(self, module: str, stage: str) -> tuple[list[str], frozenset[str], float]:
-        """The test files of a module in a stage, the tests left out of them, and the limit of seconds.
+        """Return the test files of a module in a stage, the tests left out of them, and the limit of seconds.
 
         Tests that fail are left out, and those of another stage. A mutant that takes longer than the limit counts as found.
         """
         interpreted = stage == "interpreted"
         files = [path for path in self.files(module) if is_interpreted(path) == interpreted]
-        seconds = {test: s for path in files for test, s in self.seconds[path].items()}
-        failed = {test for path in files for test in self.failed[path]}
-        other_stage = {test for test, s in seconds.items() if not interpreted and (s <= QUICK) != (stage == "quick")}
-        return files, frozenset(failed | other_stage), 20 + 2 * sum(seconds.values())
+        seconds: dict[str, float] = {}
+        for path in files:
+            seconds |= self.seconds[path]
+        left_out = {test for path in files for test in self.failed[path]}
+        if stage == "quick":
+            left_out |= {test for test, time in seconds.items() if time > QUICK}
+        elif stage == "long":
+            left_out |= {test for test, time in seconds.items() if time <= QUICK}
+        return files, frozenset(left_out), 20 + 2 * sum(seconds.values())
 
 
 class Worker:
@@ -79,7 +84,7 @@ class Worker:
 
     @classmethod
     def measure(cls, path: str) -> tuple[str, Outcome]:
-        """Run a test file on the unchanged code."""
+        """Run a test file on the unchanged code, and return its path and how its tests ended."""
         return path, cls.bench.run_unchanged([path], timeout=300)
 
     @classmethod
@@ -95,7 +100,7 @@ class Worker:
 
 
 def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
-    """A sample of the mutants of a module, without those known to change no result."""
+    """Return a sample of `count` mutants of a module (None: all), without those known to change no result."""
     path, known = ROOT / "src" / "ropewalk" / f"{module}.py", equivalents()
     if not path.is_file():
         print(f"left out, because there is no such module: {module}", file=sys.stderr)
@@ -109,19 +114,22 @@ def chosen(module: str, count: int | None, seed: int) -> list[Mutant]:
     return [m for m in picked if (m.module, m.before, m.after) not in known]
 
 
-def measure(pool: ProcessPoolExecutor, paths: list[str], kept: Path | None) -> Baseline:
-    """Run every test file once on the unchanged code, unless `kept` has it, and name the tests that fail there."""
+def measure(pool: ProcessPoolExecutor, paths: list[str], saved: Path | None) -> Baseline:
+    """Return the results of every test file on the unchanged code; print the tests that fail there.
+
+    Files whose results are in the file `saved` are not run again.
+    """
     baseline = Baseline({}, {})
-    if kept is not None and kept.exists():
-        baseline = Baseline(**json.loads(kept.read_text(encoding="utf-8")))
+    if saved is not None and saved.exists():
+        baseline = Baseline(**json.loads(saved.read_text(encoding="utf-8")))
     for done in as_completed([pool.submit(Worker.measure, path) for path in paths if path not in baseline.seconds]):
         path, outcome = done.result()
         baseline.seconds[path] = outcome.seconds
         baseline.failed[path] = outcome.failed or ([path] if outcome.verdict != "survived" else [])
         for test in baseline.failed[path]:
             print(f"left out, because it fails on the unchanged code: {test}", flush=True)
-        if kept is not None:  # now, because a run may be stopped
-            kept.write_text(json.dumps(vars(baseline)), encoding="utf-8")
+        if saved is not None:  # now, because a run may be stopped
+            saved.write_text(json.dumps(vars(baseline)), encoding="utf-8")
     spent = sum(sum(tests.values()) for tests in baseline.seconds.values())
     print(f"{len(baseline.seconds)} test files take {spent:.0f} s of one core on the unchanged code", flush=True)
     return baseline
@@ -130,8 +138,8 @@ def measure(pool: ProcessPoolExecutor, paths: list[str], kept: Path | None) -> B
 def study(pool: ProcessPoolExecutor, picked: list[Mutant], options: argparse.Namespace) -> Iterator[tuple[Mutant, Outcome]]:
     """Run the mutants, in any order, and yield each with its outcome; stop at the limit of time."""
     deadline = time.monotonic() + options.limit
-    baseline = measure(pool, sorted({path for m in picked for path in test_files(m.module)}), options.baseline)
-    # those of modules without a test that can be run have no outcome
+    baseline = measure(pool, sorted({path for mutant in picked for path in test_files(mutant.module)}), options.baseline)
+    # a mutant -> its outcome so far; mutants of modules without a test that can be run have none
     waiting = {mutant: None for mutant in picked if baseline.files(mutant.module)}
     unfinished = set()
     for stage in STAGES:
@@ -154,8 +162,8 @@ def study(pool: ProcessPoolExecutor, picked: list[Mutant], options: argparse.Nam
 
 
 def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:
-    """Whether every replacement (module, before, after, test) makes its test fail, and all tests pass without it."""
-    unchanged = bench.run_unchanged(sorted({each[3] for each in replacements}), 120)
+    """Return whether every replacement (module, before, after, test) makes its test fail; exit if a test fails without it."""
+    unchanged = bench.run_unchanged(sorted({test for _, _, _, test in replacements}), 120)
     if unchanged.verdict != "survived":
         sys.exit(f"the tests fail on the unchanged modules; fix them first\n{unchanged.log[-2000:]}")
     killed = []
@@ -170,6 +178,7 @@ def run_replacements(bench: Bench, replacements: list[list[str]]) -> bool:
 
 
 def arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--module", action="append", metavar="NAME[=N]", help="a module or folder; may be repeated; default: all")
     parser.add_argument("--per-module", type=int, metavar="N", help="sample N mutants of each module; default: all")
@@ -191,19 +200,19 @@ def arguments() -> argparse.Namespace:
 
 
 def wanted(options: argparse.Namespace) -> dict[str, int | None]:
-    """How many mutants of which modules are asked for."""
+    """Return {module: how many mutants to sample}, by --module and --per-module; None: all."""
     counts: dict[str, int | None] = {}
-    for asked in options.module or [""]:
-        name, _, count = asked.partition("=")
-        found = [module for module in TESTS if not name or f"{module}/".startswith(f"{name}/")]
-        if not found:
+    for option in options.module or [""]:  # NAME or NAME=N; an empty name means all modules
+        name, _, count = option.partition("=")
+        modules = [module for module in TESTS if not name or f"{module}/".startswith(f"{name}/")]
+        if not modules:
             sys.exit(f"--module: must be a module or folder in tools/mutant_tests.py; got {name}")
-        counts |= dict.fromkeys(found, int(count) if count else options.per_module)
+        counts |= dict.fromkeys(modules, int(count) if count else options.per_module)
     return counts
 
 
 def run(options: argparse.Namespace, picked: list[Mutant], write: Callable[[Mutant, Row], object]) -> int:
-    """Run the mutants, print what became of them, call `write` with the row of each, and return the number of survivors."""
+    """Run the mutants, print their verdicts, call `write` with each and its row, and return the number of survivors."""
     counts: Counter[str] = Counter()
     random.Random(options.seed).shuffle(picked)  # so that a run that stops early leaves a fair sample
     with ProcessPoolExecutor(options.workers, mp_context=get_context("fork"), initializer=Worker.start) as pool:
@@ -231,7 +240,7 @@ def run_again(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Return 0 if every mutant was killed."""
+    """Run what the command line asks for; return 0 if every mutant was killed."""
     options = arguments()
     if options.replace:
         preload()
@@ -248,7 +257,12 @@ def main() -> int:
         print(*picked, sep="\n")
         return 0
     preload()
-    return 1 if run(options, not_in(options.out, picked), lambda _, row: options.out and append_row(options.out, row)) else 0
+
+    def write(_: Mutant, row: Row) -> None:
+        if options.out:
+            append_row(options.out, row)
+
+    return 1 if run(options, not_in(options.out, picked), write) else 0
 
 
 if __name__ == "__main__":

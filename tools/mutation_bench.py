@@ -55,7 +55,7 @@ def preload() -> None:
 
 
 def is_interpreted(path: str) -> bool:
-    """Whether a test file has laws of Triton kernels, which run in Triton's interpreter."""
+    """Return whether a test file has laws of Triton kernels, which run in Triton's interpreter."""
     return Path(path.partition("::")[0]).name.startswith("interpreted_")
 
 
@@ -76,11 +76,13 @@ class Record:
         self.path, self.left_out = path, left_out
 
     def pytest_collection_modifyitems(self, config, items: list) -> None:
+        """Remove the tests to leave out, and put those first that were asked for as path::test."""
         first = tuple(argument for argument in config.args if "::" in argument)
         kept = [item for item in items if item.nodeid not in self.left_out]
         items[:] = sorted(kept, key=lambda item: not item.nodeid.startswith(first))
 
     def note(self, report) -> None:
+        """Append [test, seconds, whether it failed] to the file."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([report.nodeid, getattr(report, "duration", 0), report.failed]) + "\n")
 
@@ -91,6 +93,7 @@ class Bench:
     """A copy of src/ in which one module at a time is replaced by a mutant."""
 
     def __init__(self) -> None:
+        """Copy src/ to a temporary folder and compile it."""
         self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
         self.record = self.folder / "record.jsonl"
         shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -103,7 +106,7 @@ class Bench:
         return self.folder / "src" / "ropewalk" / f"{module}.py"
 
     def run(self, module: str, source: str, tests: list[str], timeout: float, left_out: frozenset[str] = frozenset()) -> Outcome:
-        """Run `tests`, up to the first that fails, with `source` as the module."""
+        """Run `tests`, up to the first that fails, with `source` as the module, and return how they ended."""
         original = self.path(module).read_text(encoding="utf-8")
         # bytecode is reused if its source has the same size and the same second of change
         Path(importlib.util.cache_from_source(str(self.path(module)))).unlink(missing_ok=True)
@@ -114,31 +117,35 @@ class Bench:
             self.path(module).write_text(original, encoding="utf-8")
 
     def run_unchanged(self, tests: list[str], timeout: float, left_out: frozenset[str] = frozenset()) -> Outcome:
-        """Run `tests` on the copy as it is."""
+        """Run `tests` in a forked process on the copy as it is, for at most `timeout` seconds, and return how they ended."""
         log, deadline = self.folder / "log.txt", time.monotonic() + timeout
         self.record.write_text("", encoding="utf-8")
         child = os.fork()
         if child == 0:
-            self._child(tests, left_out, log)
+            self._run_child(tests, left_out, log)
         status = _wait(child, deadline)
         with contextlib.suppress(ProcessLookupError):
             # the whole process group, because some tests start processes
             os.killpg(child, signal.SIGKILL)
         if status is None:
             os.waitpid(child, 0)
-        passed = status is not None and os.waitstatus_to_exitcode(status) in PASSED
-        verdict = "timeout" if status is None else "survived" if passed else "killed"
+        verdict = "timeout"
+        if status is not None:
+            verdict = "survived" if os.waitstatus_to_exitcode(status) in PASSED else "killed"
         return Outcome(verdict, *self._recorded(), log.read_text(encoding="utf-8", errors="replace"))
 
     def _recorded(self) -> tuple[list[str], dict[str, float]]:
+        """Return the tests that failed, and {test: its seconds}, from the record."""
         failed, seconds = [], {}
         for line in self.record.read_text(encoding="utf-8").splitlines():
-            name, duration, fails = json.loads(line)
+            name, duration, has_failed = json.loads(line)
             seconds[name] = seconds.get(name, 0) + duration
-            failed += [name] * fails
+            if has_failed:
+                failed.append(name)
         return failed, seconds
 
-    def _child(self, tests: list[str], left_out: frozenset[str], log: Path) -> None:
+    def _run_child(self, tests: list[str], left_out: frozenset[str], log: Path) -> None:
+        """Run pytest in the forked process, with its output in `log`, and exit with pytest's code."""
         os.setsid()
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
@@ -170,6 +177,7 @@ class Bench:
 
 
 def _wait(child: int, deadline: float) -> int | None:
+    """Return the status of a child process when it ends; None if it runs at the deadline."""
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:

@@ -16,13 +16,13 @@ Row = dict[str, object]
 
 
 def equivalents() -> set[tuple[str, str, str]]:
-    """(module, before, after) of the mutants known to change no result."""
+    """Return (module, before, after) of the mutants known to change no result."""
     listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"] if EQUIVALENT.exists() else []
     return {(entry["module"], entry["before"], entry["after"]) for entry in listed}
 
 
 def row_of(mutant: Mutant, verdict: str, caught_by: str | None = None) -> Row:
-    """The row of a mutant."""
+    """Return the row of a mutant; `caught_by` is the first test that failed."""
     where = {"file": f"{mutant.module}.py", "line": mutant.line, "before": mutant.before, "after": mutant.after}
     return {**where, "verdict": verdict, "caught_by": caught_by}
 
@@ -42,7 +42,7 @@ def replace_rows(path: Path, rows: dict[int, Row]) -> None:
 
 
 def not_in(out: Path | None, picked: list[Mutant]) -> list[Mutant]:
-    """The mutants without a row in `out`."""
+    """Return the mutants of `picked` without a row in the file `out`."""
     if out is None or not out.exists():
         return picked
     rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
@@ -51,7 +51,7 @@ def not_in(out: Path | None, picked: list[Mutant]) -> list[Mutant]:
 
 
 def survivors_in(path: Path, modules: Collection[str]) -> dict[Mutant, int]:
-    """The mutants of `modules` that survive in a file, each with the number of its line there, from 0.
+    """Return {mutant: number of its line, from 0} for the mutants of `modules` that survive in a file.
 
     A mutant is found by its text, so it may have moved within its module; one whose text is gone is named and left out.
     """
@@ -63,6 +63,7 @@ def survivors_in(path: Path, modules: Collection[str]) -> dict[Mutant, int]:
             continue
 
         def nearest(keys: list, row: dict = row) -> list:
+            """Return the (line, before, after) with the text of the row whose line is nearest to the row's, in a list."""
             same = [key for key in keys if key[1:] == (row["before"], row["after"])]
             return sorted(same, key=lambda key: abs(key[0] - row["line"]))[:1]
 
