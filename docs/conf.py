@@ -59,7 +59,7 @@ def setup(app: Any) -> None:
 
 
 def complete(app: Any, page: str, source: list[str]) -> None:
-    """Add what Sphinx needs to a page: the menu, and the reference from docstrings."""
+    """Add to a page what Sphinx needs: the menu in the index, and the reference from docstrings in api.md."""
     up = r"\.\./" * (page.count("/") + 1)  # leads out of docs/
     text = re.sub(rf"\[(?P<text>[^\]]*)\]\({up}(?P<path>[^)#\s]+)\)", named_only, source[0])
     if page == "index":
@@ -75,7 +75,7 @@ def named_only(link: re.Match[str]) -> str:
 
 
 def with_menu(text: str) -> str:
-    """Add a menu part for every section of the index whose table links pages."""
+    """Return the index with a menu part for every section whose table links pages."""
     title, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     menus = []
     for section in sections:
@@ -86,7 +86,7 @@ def with_menu(text: str) -> str:
 
 
 def with_reference(text: str) -> str:
-    """Add the docstrings of the public names below the table of modules, whose rows link the pages of the modules."""
+    """Return api.md with the docstrings of the public names below the table of modules, whose rows link their pages."""
     names = "\n\n".join(directive(name) for name in rw.__all__ if not isinstance(getattr(rw, name), ModuleType))
     linked = ROW_MODULE.sub(lambda row: f"| [`{row['module']}`](reference/{row['module']}.md) | {row['says']} |", text)
     menu = [
@@ -132,7 +132,7 @@ def with_dark_pictures(app: Any, doctree: Any) -> None:
 
 
 def of_module(name: str) -> str:
-    """The directives for a module: its docstring, its registries with their entries, and its other documented members."""
+    """Return the directives for a module: its docstring, its registries with their entries, and its other members."""
     module = importlib.import_module(name)
     annotated = [key for key in getattr(module, "__annotations__", {}) if key.isupper() and not key.startswith("_")]
     registries = [key for key in annotated if isinstance(getattr(module, key), dict)]
@@ -142,7 +142,7 @@ def of_module(name: str) -> str:
 
 
 def directive(name: str) -> str:
-    """The autodoc directive for one public name."""
+    """Return the autodoc directive for one public name."""
     value = getattr(rw, name)
     if inspect.isclass(value):
         return f".. autoclass:: ropewalk.{name}\n   :members:"
@@ -152,27 +152,29 @@ def directive(name: str) -> str:
 
 
 def in_rst(text: str) -> str:
+    """Return reStructuredText as a block of a Markdown page."""
     return f"```{{eval-rst}}\n{text}\n```\n"
 
 
 def as_restructured_text(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Convert a docstring, plain text with `names`, lists and indented blocks, to reStructuredText."""
+    """Convert a docstring (plain text with `names`, lists and indented blocks) to reStructuredText, in place in `lines`."""
     if what == "data" and isinstance(value, dict):
-        own = [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines  # not the docstring of dict itself
-        lines[:] = [*own, "", "Entries: " + ", ".join(f"`{key}`" for key in value if isinstance(key, str))]
+        docstring = [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines  # not the docstring of dict itself
+        lines[:] = [*docstring, "", "Entries: " + ", ".join(f"`{key}`" for key in value if isinstance(key, str))]
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
     lines[:] = "\n\n".join(paragraph_in_rst(paragraph) for paragraph in paragraphs).split("\n")
 
 
 def paragraph_in_rst(paragraph: str) -> str:
-    """One paragraph: a list stays a list, indented lines and columns become a literal block, the rest is text."""
+    """Return one paragraph: a list stays a list, indented lines and columns become a literal block, the rest is text."""
     rows = paragraph.split("\n")
     if rows[0].startswith("- "):
         return "\n".join(words(row) for row in rows)
     columns = re.compile(r"\S {2,}\S")  # "q, k       [B, H, S, D]"
-    flush = next((n for n, row in enumerate(rows) if row.startswith(" ") or columns.search(row)), len(rows))
-    block = textwrap.indent(textwrap.dedent("\n".join(rows[flush:])), "   ")
-    parts = [words("\n".join(rows[:flush])), f"::\n\n{block}" if block else ""]
+    # the number of lines of text before the first indented line or row of columns
+    text_lines = next((n for n, row in enumerate(rows) if row.startswith(" ") or columns.search(row)), len(rows))
+    block = textwrap.indent(textwrap.dedent("\n".join(rows[text_lines:])), "   ")
+    parts = [words("\n".join(rows[:text_lines])), f"::\n\n{block}" if block else ""]
     return "\n\n".join(filter(None, parts))
 
 
@@ -183,7 +185,7 @@ def words(text: str) -> str:
 
 
 def by_public_name(app: Any, env: Any, node: Any, content: Any) -> Any:
-    """Resolve a type by its public name; a type that is not on the page, such as torch's, stays plain text."""
+    """Return the link to a type by its public name; a type that is not on the page, such as torch's, stays plain text."""
     target = node.get("reftarget", "")
     module, _, name = target.rpartition(".")
     if node.get("refdomain") != "py" or node.get("refexplicit"):

@@ -43,12 +43,12 @@ def mathml(formula: str, *, block: bool = False) -> str:
 
 
 def _row(tokens: list[re.Match[str]], until: str | None) -> tuple[str, list[re.Match[str]]]:
-    """Return the elements up to a closing brace, in one row, and the tokens after it."""
+    """Return the elements up to the closing brace `until`, in one row, and the tokens after it; None: up to the end."""
     parts: list[str] = []
     while tokens:
         if tokens[0]["sign"] == "}":
             if until is None:
-                return "", tokens
+                return "", tokens  # the caller reports the brace
             return _joined(parts), tokens[1:]
         part, tokens = _atom(tokens)
         parts.append(part)
@@ -81,27 +81,31 @@ def _atom(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
 
 
 def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
+    """Return the element that begins with the first token, without exponent and index, and the tokens after it."""
     first, rest = tokens[0], tokens[1:]
     if first["sign"] == "{":
         return _row(rest, until="}")
     if first["text"] is not None:
         words = escape(first["text"]).replace(" ", NO_BREAK)  # a space at an end would not be drawn
         return f"<mtext>{words}</mtext>", rest
-    if first["command"] is None:
-        kind, tag = next((kind, tag) for kind, tag in (("number", "mn"), ("letter", "mi"), ("sign", "mo")) if first[kind])
-        return _sign(first[kind]) if tag == "mo" else f"<{tag}>{first[kind]}</{tag}>", rest
+    if first["number"]:
+        return f"<mn>{first['number']}</mn>", rest
+    if first["letter"]:
+        return f"<mi>{first['letter']}</mi>", rest
+    if first["sign"]:
+        return _sign(first["sign"]), rest
     name = first["command"]
     if name in LETTERS:
         return f"<mi>{LETTERS[name]}</mi>", rest
     if name in SIGNS:
         return _sign(SIGNS[name]), rest
-    if name in ("frac", "sqrt", "overline", "bar"):
-        parts = []
-        for _ in range(2 if name == "frac" else 1):
-            part, rest = _element(rest)
-            parts.append(part)
-        tag = {"frac": "mfrac", "sqrt": "msqrt"}.get(name)
-        return (f"<{tag}>{''.join(parts)}</{tag}>" if tag else f"<mover>{parts[0]}<mo>‾</mo></mover>"), rest
+    if name == "frac":
+        numerator, rest = _element(rest)
+        denominator, rest = _element(rest)
+        return f"<mfrac>{numerator}{denominator}</mfrac>", rest
+    if name in ("sqrt", "overline", "bar"):
+        inner, rest = _element(rest)
+        return (f"<msqrt>{inner}</msqrt>" if name == "sqrt" else f"<mover>{inner}<mo>‾</mo></mover>"), rest
     raise FormulaError(f"unknown command \\{name}")
 
 
@@ -114,8 +118,11 @@ def _sign(sign: str) -> str:
 def setup(app: Any) -> dict[str, bool]:
     """Register the renderer with Sphinx."""
 
-    def visit(block: bool) -> Any:
-        def draw(translator: Any, node: Any) -> None:
+    def visitor(block: bool) -> Any:
+        """Return the function that writes a formula of Sphinx's tree to the page, inside a line or as a block."""
+
+        def write(translator: Any, node: Any) -> None:
+            """Append the formula to the page; SkipNode says that the node is done."""
             from docutils import nodes
 
             formula = mathml(node.astext(), block=block)
@@ -123,7 +130,7 @@ def setup(app: Any) -> dict[str, bool]:
             translator.body.append(f'<div class="formula">{formula}</div>' if block else formula)
             raise nodes.SkipNode
 
-        return draw
+        return write
 
-    app.add_html_math_renderer("mathml", (visit(False), None), (visit(True), None))
+    app.add_html_math_renderer("mathml", (visitor(False), None), (visitor(True), None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,39 +22,43 @@ AXES = ("time", "height", "width")
 
 
 def _radians(scaling: Any, head_dim: int = 128, theta: float = 1e4) -> list[float]:
+    """Return the radians per token of every pair of a scaling, for a long sequence."""
     return rw.RopeSpec(head_dim, theta=theta, scaling=scaling).frequencies(length=1 << 20).radians.tolist()
 
 
 def cope(look: Look) -> Any:
-    """Frequencies of every pair: plain, clipped softly and hard, and with learned factors."""
+    """Draw the frequencies of every pair: plain, clipped softly and hard, and with learned factors."""
     waves = tuple(0.3 * math.sin(i / 5) for i in range(64))
     scalings = {
         "RoPE": Default(), "CoPE, 20 pairs": Clipped(Default(), 20), "hard, 20 pairs": Clipped(Default(), 20, soft=False),
         "LeRoPE, some factors": Learned(Default(), waves),
     }  # fmt: skip
-    series = {name: (range(64), [value or float("nan") for value in _radians(each)]) for name, each in scalings.items()}
+    series = {}
+    for name, scaling in scalings.items():
+        series[name] = range(64), [value or float("nan") for value in _radians(scaling)]  # a logarithmic axis has no 0
     title = "Frequencies after clipping, or times a learned factor"
     return methods.method_lines(series, title=title, x="pair", y="radians per token", look=look, log_y=True)
 
 
 def derotated(look: Look) -> Any:
-    """What a value's first dimension contributes, by its distance to the query."""
-    at = torch.arange(0, 65)
-    turned = {f"pair {i}": (omega * at).cos().tolist() for i, omega in ((0, 1.0), (1, 0.1), (2, 0.01))}
-    series = {"not rotated": (at.tolist(), [1.0] * 65)} | {name: (at.tolist(), values) for name, values in turned.items()}
+    """Draw what a value's first dimension contributes, by its distance to the query."""
+    distances = torch.arange(0, 65)
+    series = {"not rotated": (distances.tolist(), [1.0] * 65)}
+    for pair, omega in enumerate((1.0, 0.1, 0.01)):
+        series[f"pair {pair}"] = distances.tolist(), (omega * distances).cos().tolist()
     title = "A value (1, 0) as the query sees it"
     return methods.method_lines(series, title=title, x="distance", y="first dimension of the pair", look=look)
 
 
 def diffusion(look: Look) -> Any:
-    """The axis of every pair of a head."""
+    """Draw the axis of every pair of a head."""
     dims = {"Flux, Qwen-Image, HunyuanVideo": (8, 28, 28), "Wan": (22, 21, 21), "Flux-2, with an axis for text": (16, 16, 16, 16)}
     rows = {name: [axis for axis, count in enumerate(counts) for _ in range(count)] for name, counts in dims.items()}
     return methods.stripes(rows, (*AXES, "text"), title="The axis of every pair", x="pair", look=look)
 
 
 def fope(look: Look) -> Any:
-    """The cosine of one pair, plain and mixed."""
+    """Draw the cosine of one pair, plain and mixed."""
     torch.manual_seed(0)
     encoding = Fourier(Sizes(num_heads=1, head_dim=32, model_dim=32, length=256))
     at = torch.arange(256)
@@ -65,14 +69,14 @@ def fope(look: Look) -> Any:
 
 
 def golden(look: Look) -> Any:
-    """The direction along which every pair of three heads rotates."""
+    """Draw the direction along which every pair of three heads rotates."""
     scaling = rw.frequencies.geometric(16, slowest=0.2, fastest=2.0)
     spec = rw.RopeSpec(32, axes=rw.axes.GoldenAxes(num_heads=3, pairs=16), scaling=scaling)
     return methods.directions(spec.frequencies().radians, title="The direction of every pair", look=look)
 
 
 def image_encoders(look: Look) -> Any:
-    """The coordinate of every row in images of two sizes."""
+    """Draw the coordinate of every row in images of two sizes."""
     series = {}
     for rows in (14, 28):
         dino, eva = rw.positions.patch_centres(rows, 1)[0, 0], rw.positions.stretched_grid(rows, 1, pretrained=16)[0, 0]
@@ -84,7 +88,7 @@ def image_encoders(look: Look) -> Any:
 
 
 def latent(look: Look) -> Any:
-    """Numbers that a cache holds for one token and layer, with 128 heads of 128 dimensions."""
+    """Draw how many numbers a cache holds for one token and layer, with 128 heads of 128 dimensions."""
     values = {
         "every head": 2 * 128 * 128,
         "8 heads of keys (GQA)": 2 * 8 * 128,
@@ -95,7 +99,7 @@ def latent(look: Look) -> Any:
 
 
 def unrotated(look: Look) -> Any:
-    """Which layers rotate, in models of twelve layers."""
+    """Draw which layers rotate, in models of twelve layers."""
     rows = {}
     for name, family in {"SmolLM3, Llama 4": "smollm3", "Muse Spark": "muse_spark_text"}.items():
         specs = layer_specs({"model_type": family, "head_dim": 64, "num_hidden_layers": 12})
@@ -105,7 +109,7 @@ def unrotated(look: Look) -> Any:
 
 
 def longrope2(look: Look) -> Any:
-    """The factor of every pair for four times the length."""
+    """Draw the factor of every pair for four times the length."""
     plain = torch.tensor(_radians(Default(), theta=5e5))
     critical = 30
     factors = rescale_factors(critical, tuple(4 + 2 * i / 33 for i in range(64 - critical)))
@@ -121,7 +125,7 @@ def longrope2(look: Look) -> Any:
 
 
 def mrope(look: Look) -> Any:
-    """The axis of every pair, and of every head."""
+    """Draw the axis of every pair, and of every head."""
     rows = {
         "M-RoPE": [0] * 8 + [1] * 12 + [2] * 12, "MRoPE-I": list(rw.axes.interleaved([12, 10, 10]).axis_of_pair),
         "MHRoPE, heads": [0] * 2 + [1] * 3 + [2] * 3,
@@ -130,7 +134,7 @@ def mrope(look: Look) -> Any:
 
 
 def path(look: Look) -> Any:
-    """Scores of equal q and k: by RoPE, and by PaTH with reflections at two tokens."""
+    """Draw the scores of equal q and k: by RoPE, and by PaTH with reflections at two tokens."""
     size, dim = 48, 16
     q = torch.ones(1, 1, size, dim, dtype=torch.float64)
     turned = rw.Rope(rw.RopeSpec(dim)).rotate(q, torch.arange(size))[0, 0]
@@ -143,13 +147,13 @@ def path(look: Look) -> Any:
 
 
 def _kernel(omega: Tensor, phase: float = 0.0, longest: int = 512) -> tuple[list[float], list[float]]:
-    """The mean of cos(distance omega + phase) over all pairs."""
+    """Return distances, and the mean of cos(distance omega + phase) over all pairs at each of them."""
     at = torch.arange(longest, dtype=torch.float64)
     return at.tolist(), (at[:, None] * omega + phase).cos().mean(-1).tolist()
 
 
 def pope(look: Look) -> Any:
-    """The score of equal vectors of ones by distance."""
+    """Draw the score of equal vectors of ones by distance."""
     series = {
         name: _kernel(rw.RopeSpec(width).frequencies().radians)
         for name, width in {"RoPE, 32 pairs": 64, "PoPE, 64 channels": 128}.items()
@@ -160,7 +164,7 @@ def pope(look: Look) -> Any:
 
 
 def riflex(look: Look) -> Any:
-    """The pair that repeats, before and after."""
+    """Draw the pair that repeats, before and after."""
     at = range(67)
     plain, slowed = (_radians(each, 16, 256.0)[3] for each in (Default(), Riflex(frames=66, repeat=48)))
     series = {
@@ -170,14 +174,14 @@ def riflex(look: Look) -> Any:
 
 
 def plus(look: Look) -> Any:
-    """Real and imaginary score of equal vectors by distance."""
+    """Draw the real and the imaginary score of equal vectors by distance."""
     omega = rw.RopeSpec(64).frequencies().radians
     series = {"real, as RoPE": _kernel(omega), "imaginary": _kernel(omega, -math.pi / 2)}
     return methods.method_lines(series, title="Both scores of equal vectors", x="distance", y="score / score at 0", look=look)
 
 
 def selective(look: Look) -> Any:
-    """The angle of one pair after each token."""
+    """Draw the angle of one pair after each token."""
     at = torch.arange(48)
     phi = torch.where((at // 8) % 2 == 0, 1.6, 0.1)
     series = {"RoPE, φ = 1": (at.tolist(), (at + 1).tolist()), "some φ of the tokens": (at.tolist(), phi.cumsum(0).tolist())}
@@ -185,7 +189,7 @@ def selective(look: Look) -> Any:
 
 
 def videorope(look: Look) -> Any:
-    """Time, height and width of the tokens of a text with a video."""
+    """Draw time, height and width of the tokens of a text with a video."""
     at, _ = rw.positions.multimodal([[Text(4), Video(4, 3, 3, interval=2), Text(4)]], origin="time")
     tokens = range(at.shape[-1])
     series = {"token": (tokens, list(tokens))} | {name: (tokens, at[axis, 0].tolist()) for axis, name in enumerate(AXES)}

@@ -56,24 +56,24 @@ START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
 
 
 def filled(text: str, name: str, table: str) -> str:
-    """The page with the text between the markers of `name` replaced."""
+    """Return the page with the text between the markers of `name` replaced."""
     start, end = START.format(name), END.format(name)
     return text[: text.index(start) + len(start)] + table + text[text.index(end) :]
 
 
 def benchmark_page(text: str) -> str:
-    """The benchmark page with every table made from the committed rows."""
+    """Return the benchmark page with every table made from the committed rows."""
     for name, (file, table) in tables.TABLES.items():
         text = filled(text, name, table(rows.read(RESULTS / file)))
     return text
 
 
 def peers_table(measured: list[dict[str, Any]]) -> str:
-    """The contenders: version, error against the float64 definition, and time of a forward pass over that of a copy."""
+    """Return a table of the contenders: version, error against the float64 definition, and time over that of a copy."""
     timed = [row for row in measured if (row.get("pass"), row["shape"], row.get("dtype")) in PEER_CASES and "variant" not in row]
     orders = [order for order in ("bshd", "bhsd") if any(row["order"] == order for row in timed)]
-    heads = [f"time over a copy, [{','.join(order.upper())}]" for order in orders]
-    lines = [f"| contender | version | rms error | {' | '.join(heads)} |", "|---|---|---:|" + "---:|" * len(orders)]
+    titles = [f"time over a copy, [{','.join(order.upper())}]" for order in orders]
+    lines = [f"| contender | version | rms error | {' | '.join(titles)} |", "|---|---|---:|" + "---:|" * len(orders)]
     for name in dict.fromkeys(row["contender"] for row in timed):
         of_one = [row for row in timed if row["contender"] == name]
         package = name.split(",")[0]
@@ -85,19 +85,19 @@ def peers_table(measured: list[dict[str, Any]]) -> str:
 
 
 def _over_copy(runs: list[dict[str, Any]]) -> str:
-    """The mean over runs of time / time of a copy."""
+    """Return the mean over runs of time / time of a copy, as text."""
     return f"{sum(row['us'] / row['copy_us'] for row in runs) / len(runs):.2f}" if runs else "-"
 
 
 def peers_page(text: str) -> str:
-    """The page about peers with its tables made from the committed rows."""
+    """Return the page about peers with its tables made from the committed rows."""
     for name, file in PEER_TABLES.items():
         text = filled(text, name, peers_table(rows.read(RESULTS / file)))
     return text
 
 
 def study_block(folder: Path, count: int, published: tuple[str, ...]) -> str:
-    """The first tables of a study, made from its committed rows, others' results beside them, and the verdict on each claim."""
+    """Return the first `count` tables of a study, from its committed rows, others' results, and the verdict on each claim."""
     measured, facts = read_study(folder)
     page = STUDIES[facts["study"]].findings(measured, facts)
     parts = [tables.markdown(list(table.columns), [list(row) for row in table.rows]) for table in page.tables[:count]]
@@ -105,13 +105,13 @@ def study_block(folder: Path, count: int, published: tuple[str, ...]) -> str:
         note = f"{table.title}. {table.note}"
         parts.append(f"{note}\n\n{tables.markdown(list(table.columns), [list(row) for row in table.rows])}")
     claims = [f"- {claim.text}: **{claim.verdict}** ({claim.evidence})." for claim in page.claims]
-    made = facts["machine"]
-    where = f"{facts['seeds']} seed{'s' * (facts['seeds'] > 1)}, {made['device']}, torch {made['torch']}, {made['date']}."
+    machine, seeds = facts["machine"], facts["seeds"]
+    where = f"{seeds} seed{'s' if seeds > 1 else ''}, {machine['device']}, torch {machine['torch']}, {machine['date']}."
     return "\n".join([*parts, *claims, "", where]) + "\n"
 
 
 def guide_page(text: str) -> str:
-    """The page with the guide: each recommendation, its reason, and what the committed runs measured."""
+    """Return the page with the guide: each recommendation, its reason, and what the committed runs measured."""
     measured = evidence(read_results(RESULTS / "lab"))
     lines = ["| use | start with | because | measured |", "|---|---|---|---|"]
     lines += [f"| {use.use} | {_code(use.choose)} | {use.because} | {measured[use.use]} ({_runs(use.use)}) |" for use in GUIDE]
@@ -119,6 +119,7 @@ def guide_page(text: str) -> str:
 
 
 def _runs(use: str) -> str:
+    """Return the names of the runs that are the evidence for a recommendation."""
     return ", ".join(f"`{run}`" for run in EVIDENCE[use][0])
 
 
@@ -128,51 +129,53 @@ def _code(text: str) -> str:
 
 
 def lab_page(text: str) -> str:
-    """The page of the lab's results with its tables made from the committed rows."""
+    """Return the page of the lab's results with its tables made from the committed rows."""
     for name, (count, published) in LAB.items():
         text = filled(text, name, study_block(RESULTS / "lab" / name, count, published))
     return text
 
 
 def families_page(text: str) -> str:
-    """The page about families with its tables made from the committed rows."""
+    """Return the page about families with its tables made from the committed rows."""
     walked = rows.read(RESULTS / "families.jsonl")
-    of = {verdict: [row for row in walked if row["verdict"] == verdict] for verdict in FAMILY_VERDICTS}
-    count = ", ".join(f"{len(of[verdict])} {verdict}" for verdict in FAMILY_VERDICTS)
+    by_verdict = {verdict: [row for row in walked if row["verdict"] == verdict] for verdict in FAMILY_VERDICTS}
+    count = ", ".join(f"{len(by_verdict[verdict])} {verdict}" for verdict in FAMILY_VERDICTS)
     text = filled(text, "families-summary", f"transformers {walked[0]['transformers']}, {len(walked)} families: {count}.\n")
     columns = ["family", "class", "outputs differ by", "gradients differ by", "greedy tokens"]
     cells = [
         [row["family"], row["class"], f"{row['outputs']:.0e}", f"{row['gradients']:.0e}", "the same" if row["tokens"] else "-"]
-        for row in of["equal"]
+        for row in by_verdict["equal"]
     ]
     text = filled(text, "families-equal", tables.markdown(columns, cells))
     for verdict in ("refused", "not built"):
-        lines = "".join(f"- `{row['family']}`: {row['reason'].removeprefix('LookupError: ')}\n" for row in of[verdict])
+        lines = "".join(f"- `{row['family']}`: {row['reason'].removeprefix('LookupError: ')}\n" for row in by_verdict[verdict])
         text = filled(text, f"families-{verdict.replace(' ', '-')}", lines)
     for verdict in ("no rotation", "unused"):
-        names = ", ".join(f"`{row['family']}`" for row in of[verdict])
+        names = ", ".join(f"`{row['family']}`" for row in by_verdict[verdict])
         text = filled(text, f"families-{verdict.replace(' ', '-')}", f"{names}.\n")
     return text
 
 
 def engines_page(text: str) -> str:
-    """The page about engines: how many configs each computes as their spec says, and every config with every engine."""
+    """Return the page about engines: how many configs each computes as their spec says, and every config with every engine."""
     measured = rows.read(RESULTS / "engines.jsonl")
     engines = list(dict.fromkeys(row["engine"] for row in measured))
     summary = ["| engine | run | as the spec says | differ | refused |", "|---|---|---:|---:|---:|"]
     for engine in engines:
-        own = [row for row in measured if row["engine"] == engine]
-        counts = Counter(row["verdict"] for row in own)
-        differ = len(own) - counts["same"] - counts["error"] - counts["no spec"]
-        summary.append(f"| {engine} {own[0]['version']} | {own[0]['date']} | {counts['same']} | {differ} | {counts['error']} |")
-    cells: dict[str, dict[str, list[str]]] = {}
+        of_engine = [row for row in measured if row["engine"] == engine]
+        version, date = of_engine[0]["version"], of_engine[0]["date"]
+        counts = Counter(row["verdict"] for row in of_engine)
+        differ = len(of_engine) - counts["same"] - counts["error"] - counts["no spec"]
+        summary.append(f"| {engine} {version} | {date} | {counts['same']} | {differ} | {counts['error']} |")
+    cells: dict[str, dict[str, list[str]]] = {}  # config and length -> engine -> what it does in each layer type
     for row in measured:
         started = "" if row["max_model_len"] is None else f", started for {row['max_model_len']:,}"
         name = f"{row['config']}, {row['length']:,} tokens{started}"
         cells.setdefault(name, {}).setdefault(row["engine"], []).append(_engine_cell(row))
     lines = [f"| config | {' | '.join(engines)} |", "|---|" + "---|" * len(engines)]
-    for name, found in cells.items():
-        lines.append(f"| {name} | {' | '.join(' / '.join(dict.fromkeys(found[engine])) for engine in engines)} |")
+    for name, by_engine in cells.items():
+        texts = [" / ".join(dict.fromkeys(by_engine[engine])) for engine in engines]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
     releases = ["| engine | release | compared with | cells | differ | the first of them |", "|---|---|---|---:|---:|---|"]
     for row in rows.read(RESULTS / "engine_releases.jsonl"):
         facts = row["engine"], row["version"], row["compared_with"], row["cells"], row["differ"], row["first"] or ""
@@ -188,7 +191,7 @@ def engines_page(text: str) -> str:
 
 
 def _engine_cell(row: dict[str, Any]) -> str:
-    """What one engine does with one config: same, or the first pair that differs and the factor on the logits."""
+    """Return what one engine does with one config: same, or the first pair that differs and the factor on the logits."""
     if row["verdict"] in ("same", "no spec"):
         return row["verdict"]
     if row["verdict"] == "error":
@@ -202,23 +205,24 @@ def _engine_cell(row: dict[str, Any]) -> str:
 
 
 def fit_block(folder: Path) -> str:
-    """The table of a fit and its recommendation, from its committed rows."""
+    """Return the table of a fit and its recommendation, from its committed rows."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     columns, cells = summary.table(rows.read(folder / ROWS), facts)
     chosen = facts["recommended"]
     lines = [f"Recommended: `{chosen['method']}`. {chosen['reason']}."]
     lines += [f"No difference beyond the noise: {', '.join(chosen['equal'])}."] if chosen["equal"] else []
-    table, made = tables.markdown(columns, cells), facts["machine"]
-    return f"{summary.note(facts)}\n\n{table}\n{' '.join(lines)}\n\n{made['machine']}, {made['date']}.\n"
+    table, machine = tables.markdown(columns, cells), facts["machine"]
+    return f"{summary.note(facts)}\n\n{table}\n{' '.join(lines)}\n\n{machine['machine']}, {machine['date']}.\n"
 
 
 def tutorial_page(text: str, missing: str) -> str:
-    """A tutorial with the tables of every study on a pretrained model; `missing` is said where there are no rows of a GPU."""
+    """Return a tutorial with the tables of every study on a pretrained model; `missing` stands where a GPU has no rows."""
     fitted = RESULTS / "lab" / FIT
     parts = [f"### fit\n\n{fit_block(fitted)}"] if fitted.exists() else []
     for study in REAL:
         parts.append(f"### {study}\n\n{STUDIES[study].about}\n")
-        runs = [folder for folder in (RESULTS / "lab" / f"{place}_{study}" for place in ("h200", "cpu")) if folder.exists()]
+        folders = [RESULTS / "lab" / f"{machine}_{study}" for machine in ("h200", "cpu")]
+        runs = [folder for folder in folders if folder.exists()]
         for folder in runs:
             notes = "\n".join(f"{table.title}. {table.note}" for table in STUDIES[study].findings(*read_study(folder)).tables)
             parts.append(f"{notes}\n\n{study_block(folder, 4, ())}")
