@@ -26,7 +26,7 @@ def start_processes(work: Callable[..., None], arguments: tuple[Any, ...], count
 
 
 def run_tests(files: Sequence[Path], full: bool, *options: str, **environment: str) -> None:
-    """Run the tests of files, with `full` also the cases that `sampled` leaves out; fail with the output if one fails."""
+    """Run test files with pytest in another process, with `full` also the cases that `sampled` leaves out; fail if one fails."""
     folders = [TESTS, files[0].parent, Path(ropewalk.__file__).parents[1], os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, *(["--full"] if full else []))

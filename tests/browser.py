@@ -21,6 +21,7 @@ class Browser:
     """One tab; every `wait_*` fails with what it waited for."""
 
     def __init__(self, folder: Path) -> None:
+        """Start Chromium with a profile in `folder`, and connect to its first tab."""
         from websockets.sync.client import connect
 
         self.folder, self.count = folder, 0
@@ -41,7 +42,7 @@ class Browser:
         self.process.wait(timeout=20)
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of one DevTools command; events in between are dropped."""
+        """Return the result of one DevTools command; events in between are dropped."""
         self.count += 1
         self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
         while True:
@@ -51,7 +52,7 @@ class Browser:
                 return answer["result"]
 
     def js(self, expression: str) -> Any:
-        """The value of a JavaScript expression on the page; what reads an element that is not drawn yet is read again."""
+        """Return the value of a JavaScript expression on the page; one that reads an element not drawn yet is evaluated again."""
         end = time.monotonic() + 45.0
         while True:
             result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -64,10 +65,11 @@ class Browser:
             time.sleep(0.1)
 
     def wait(self, expression: str, why: str, seconds: float = 45.0) -> Any:
-        """The value of the expression, as soon as it is true."""
+        """Return the value of the expression, as soon as it is true."""
         return _until(lambda: self.js(expression), f"{why}: {expression}", seconds)
 
     def open(self, address: str) -> None:
+        """Open an address, and wait until the page is drawn."""
         self.send("Page.navigate", url=address)
         self.wait(
             "document.querySelectorAll('[data-testid=stRadio], [data-testid=stButtonGroup]').length > 1", "the page to be drawn"
@@ -75,7 +77,7 @@ class Browser:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until no run is going on."""
+        """Wait until streamlit runs no script."""
         self.wait("document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'", "the run to end")
 
     def focus(self, selector: str) -> None:
@@ -112,6 +114,7 @@ class Browser:
         return self.js("location.search")
 
     def picture(self, path: Path) -> bytes:
+        """Write a screenshot to a file, and return its bytes."""
         data = base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -124,6 +127,7 @@ def _tabs(port: str) -> list[dict[str, Any]]:
 
 
 def _until(read: Any, why: str, seconds: float = 60.0) -> Any:
+    """Return the first true value of `read()`; fail after some seconds, with `why`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -6,7 +6,7 @@ from ropewalk import cli
 
 
 def call(capsys, *args) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)."""
+    """Run a command; return (exit code, stdout, stderr)."""
     capsys.readouterr()  # what was said before is not this command's
     code = 0
     try:

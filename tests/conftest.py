@@ -44,6 +44,7 @@ def _seeded():
 
 
 def pytest_collection_modifyitems(items):
+    """Put the files that take longest first, and skip GPU tests without a GPU."""
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     if not torch.cuda.is_available():
         for item in items:

@@ -10,7 +10,7 @@ from ropewalk.errors import RopeError
 
 @contextmanager
 def as_users_call():
-    """The suite checks types at run time; a user's process does not."""
+    """Context manager: turn off the suite's type checks at run time, which a user's process does not have."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
@@ -20,7 +20,7 @@ def as_users_call():
 
 
 def assert_refused(field: str, call) -> RopeError:
-    """`call()` raises RopeError about `field`, and its message starts with that name."""
+    """Check that `call()` raises a RopeError about `field`, whose message starts with that name; return the error."""
     with as_users_call(), pytest.raises(RopeError) as caught:
         call()
     name = caught.value.field.split("[")[0]  # a list names the entry too: short_factor[3]

@@ -25,7 +25,7 @@ RULES = {
 
 
 def draw(rule: str, seed: int) -> rw.RopeSpec:
-    """A spec with random parameters; even seeds have a usual theta and head_dim."""
+    """Return a spec with random parameters; even seeds have a usual theta and head_dim."""
     r = random.Random(f"{rule} {seed}")
     usual = seed % 2 == 0
     theta = r.choice([10_000.0, 500_000.0, 1_000_000.0]) if usual else 10 ** r.uniform(0.5, 9)
@@ -34,20 +34,20 @@ def draw(rule: str, seed: int) -> rw.RopeSpec:
 
 
 def near(bits: int, count: int, seed: int = 0) -> list[int]:
-    """2^bits and its neighbours, and random positions from half to one and a half times as far, some of them negative."""
+    """Return 2^bits, its neighbours, and random positions from half to one and a half times as far, some of them negative."""
     r = random.Random(seed)
     far = [r.randrange(2 ** (bits - 1), 3 * 2 ** (bits - 1)) for _ in range(count - 3)]
     return [2**bits - 1, 2**bits, 2**bits + 1, *(p if i % 4 else -p for i, p in enumerate(far))]
 
 
 def expected(spec: rw.RopeSpec, positions: list[int]):
-    """cos + i sin of the rule's own formula, complex128 [positions, pairs]."""
+    """Return cos + i sin of the rule's own formula, complex128 [positions, pairs]."""
     with mpmath.workdps(60):
         return rotations(oracle(spec.scaling, spec.head_dim, spec.theta)[0], positions)
 
 
 def rotated_units(spec: rw.RopeSpec, positions: list[int], backend: str, dtype: torch.dtype):
-    """What a backend makes of (1, 0) in every pair: cos + i sin, complex128 [positions, pairs]."""
+    """Return (1, 0) of every pair rotated by a backend, as cos + i sin, complex128 [positions, pairs]."""
     x = torch.zeros(1, 1, len(positions), spec.head_dim, dtype=dtype)
     x[..., : spec.pairs] = 1.0
     found = rotation.rotate(x, spec, torch.tensor(positions), backend=backend)[0, 0].double().numpy()
@@ -55,6 +55,6 @@ def rotated_units(spec: rw.RopeSpec, positions: list[int], backend: str, dtype: 
 
 
 def largest_error(found, wanted) -> float:
-    """The largest difference of a cos or a sin."""
+    """Return the largest difference of a cos or a sin."""
     difference = found - wanted
     return float(max(abs(difference.real).max(), abs(difference.imag).max()))

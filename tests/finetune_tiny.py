@@ -14,7 +14,7 @@ SIZES = {"hidden_size": 24, "num_layers": 1, "num_heads": 2, "intermediate_size"
 
 
 def write_checkpoint(folder: Path, seed: int = 0, **changes) -> Path:
-    """A RoFormer with random weights, saved with its vocabulary."""
+    """Save a RoFormer with random weights and its vocabulary into a folder, and return the folder."""
     torch.manual_seed(seed)
     rw.save(RoFormer(RoFormerConfig(**{"vocab_size": len(TOKENS), "head": "masked_lm", **SIZES, **changes})), folder)
     (folder / "vocab.txt").write_text("\n".join(TOKENS) + "\n", encoding="utf-8")
@@ -22,7 +22,7 @@ def write_checkpoint(folder: Path, seed: int = 0, **changes) -> Path:
 
 
 def triplet_lines(count: int, seed: int) -> list[dict]:
-    """The nearer text has 甲 in it and the other 乙, so that one row alone tells its score."""
+    """Return lines {A, B, C, label}: the nearer text contains 甲 and the other 乙, so one row alone tells its score."""
     draw = random.Random(seed)
     lines = []
     for _ in range(count):
@@ -33,12 +33,13 @@ def triplet_lines(count: int, seed: int) -> list[dict]:
 
 
 def write_triplets(path: Path, count: int, seed: int = 0) -> Path:
+    """Write triplets as JSON lines, and return the path."""
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in triplet_lines(count, seed)), encoding="utf-8")
     return path
 
 
 def write_classes(path: Path, count: int, seed: int = 0, classes: str = "甲乙丙") -> Path:
-    """The class is the Chinese character of the text."""
+    """Write sentences with labels as TSV; the class of a sentence is its Chinese character."""
     draw = random.Random(seed)
     rows = ["sentence\tlabel"]
     for _ in range(count):

@@ -11,6 +11,7 @@ mpmath.mp.dps = 50
 
 
 def omega(d, theta):
+    """Return the plain frequencies theta^(-2i/d)."""
     return [mpf(theta) ** (-mpf(2 * i) / d) for i in range(d // 2)]
 
 
@@ -27,10 +28,12 @@ def _ntk(d, theta, length, f):
 
 
 def _ntk_base(d, theta, stretch):
+    """Return the base of NTK scaling for a context `stretch` times longer."""
     return mpf(theta) if d == 2 else mpf(theta) * stretch ** (mpf(d) / (d - 2))
 
 
 def _dynamic(d, theta, length, f):
+    """Dynamic NTK: the base grows with the length beyond the trained one."""
     trained = f["original_length"]
     reached = max(trained if length is None else length, trained)
     s = mpf(f["factor"])
@@ -38,7 +41,7 @@ def _dynamic(d, theta, length, f):
 
 
 def _ramp(d, theta, trained, fast, slow, truncate):
-    """gamma of each pair: 0 keeps its frequency, 1 interpolates it whole."""
+    """Return gamma of each pair: 0 keeps its frequency, 1 interpolates it whole."""
     pair_of = lambda turns: d * mpmath.log(trained / (2 * mpmath.pi * mpf(turns))) / (2 * mpmath.log(theta))
     low, high = pair_of(fast), pair_of(slow)
     if truncate:
@@ -50,6 +53,7 @@ def _ramp(d, theta, trained, fast, slow, truncate):
 
 
 def _ntk_by_parts(d, theta, length, f):
+    """NTK-by-parts: a mixture of linear, NTK and plain frequencies, by the turns of each pair."""
     to_linear = _ramp(d, theta, f["original_length"], *f["ntk_turns"], True)
     to_scaled = _ramp(d, theta, f["original_length"], *f["keep_turns"], True)
     ntk_share = [(1 - g) * mpf(f["ntk_weight"]) for g in to_linear]
@@ -65,6 +69,7 @@ def yarn_magnitude(s, weight=1):
 
 
 def _yarn_at(s, d, theta, f):
+    """YaRN with the factor s: frequencies and magnitude."""
     gamma = _ramp(d, theta, f["original_length"], f["beta_fast"], f["beta_slow"], f["truncate"])
     radians = [w * (1 - g) + w / s * g for w, g in zip(omega(d, theta), gamma, strict=True)]
     if f["attention_factor"] is not None:
@@ -84,6 +89,7 @@ def _dynamic_yarn(d, theta, length, f):
 
 
 def _longrope(d, theta, length, f):
+    """LongRoPE: frequencies divided by a factor for each pair, which is another one beyond the trained length."""
     long = length is not None and length > f["original_length"]
     factors = f["long_factor"] if long else f["short_factor"]
     s = mpf(f["factor"])
@@ -93,6 +99,7 @@ def _longrope(d, theta, length, f):
 
 
 def _llama3(d, theta, length, f):
+    """Llama 3.1: slow pairs are divided by the factor, fast ones stay, those between are blended."""
     low, high, trained, s = (mpf(f[k]) for k in ("low_freq_factor", "high_freq_factor", "original_length", "factor"))
 
     def scaled(w):
@@ -117,6 +124,7 @@ def _linear_frequencies(d, theta, length, f):
 
 
 def _riflex(d, theta, length, f):
+    """RIFLEx: the pair whose wavelength is nearest to `repeat` is slowed."""
     radians = omega(d, theta)
     distances = [abs(2 * mpmath.pi / w - f["repeat"]) for w in radians]
     radians[distances.index(min(distances))] = mpf(f["share"]) * 2 * mpmath.pi / f["frames"]
@@ -132,6 +140,7 @@ def _learnable(d, theta, length, f):
 
 
 def _clipped(d, theta, length, f):
+    """CoPE: the slowest pairs of another scaling taper off to 0."""
     radians, magnitude = oracle(f["inner"], d, theta, length)
     n, count = min(f["pairs"], d // 2), d // 2
     for m in range(n):
@@ -169,23 +178,23 @@ ORACLE = {
 
 
 def oracle(scaling, d, theta, length=None):
-    """(radians of each pair, magnitude) as mpmath numbers."""
+    """Return (radians of each pair, magnitude) as mpmath numbers."""
     return ORACLE[scaling.name](d, theta, length, vars(scaling))
 
 
 def xpos_log_decay(d, scale_base):
-    """ln(zeta_i) / scale_base, zeta_i = (2i + 0.4 d) / (1.4 d)."""
+    """Return ln(zeta_i) / scale_base, zeta_i = (2i + 0.4 d) / (1.4 d)."""
     return [mpmath.log((2 * i + mpf(4) * d / 10) / (mpf(14) * d / 10)) / mpf(scale_base) for i in range(d // 2)]
 
 
 def cos_sin(radians, position):
-    """cos and sin of position * radians, with an exact angle; radians are an mpmath number or a float64, taken at its word."""
+    """Return cos and sin of position * radians, with an exact angle; a float64 frequency is taken as exact."""
     angle = mpf(radians) * int(position)
     return mpmath.cos(angle), mpmath.sin(angle)
 
 
 def rotations(radians, positions):
-    """e^(i position radians) of mpmath frequencies, complex128 [positions, pairs]; angles are whole numbers of 2^-190 turns."""
+    """Return e^(i position radians) of mpmath frequencies, complex128 [positions, pairs]; angles are rounded to 2^-190 turns."""
     with mpmath.workdps(60):
         steps = [int(mpmath.nint(r / (2 * mpmath.pi) * 2**190)) for r in radians]
     turns = np.array([[(int(position) * step % 2**190) / 2**190 for step in steps] for position in positions])

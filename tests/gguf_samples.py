@@ -16,7 +16,7 @@ def string(text: str | bytes) -> bytes:
 
 
 def value(content) -> bytes:
-    """A value with its type in front: bool, int (uint32), float (float32), str, or a list of one of them (ints as int32)."""
+    """Return the bytes of a value with its type in front: bool, int (uint32), float (float32), str, or a list (ints as int32)."""
     if isinstance(content, bool):
         return struct.pack("<I?", BOOL, content)
     if isinstance(content, int):
@@ -31,7 +31,7 @@ def value(content) -> bytes:
 
 
 def header(pairs: list[bytes], tensors: list[bytes], *, version: int = 3, counts: tuple[int, int] | None = None) -> bytes:
-    """The bytes before the data; `counts` may lie about the number of tensors and pairs."""
+    """Return the bytes before the data; `counts` may be wrong numbers of tensors and pairs."""
     numbers = (len(tensors), len(pairs)) if counts is None else counts
     return b"GGUF" + struct.pack("<IQQ", version, *numbers) + b"".join(pairs) + b"".join(tensors)
 
@@ -41,7 +41,7 @@ def pair(key: str, content) -> bytes:
 
 
 def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
-    """The entry of a tensor; GGUF has the fastest dimension first."""
+    """Return the bytes of a tensor's entry; GGUF has the fastest dimension first."""
     return (
         string(name)
         + struct.pack("<I", len(shape))
@@ -65,7 +65,7 @@ def write(path: Path, metadata: dict, tensors: dict | None = None) -> Path:
 
 
 def sizes(architecture: str = "llama", **more) -> dict:
-    """The metadata of a model with 2 heads of 16 dimensions, without its rope; `more` by names with _ for the dot."""
+    """Return the metadata of a model with 2 heads of 16 dimensions, without its rope; `more` are further keys."""
     keys = {
         "context_length": 512, "embedding_length": 32, "block_count": 2, "feed_forward_length": 48,
         "attention.head_count": 2, "attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 1e-5, **more,
@@ -74,7 +74,7 @@ def sizes(architecture: str = "llama", **more) -> dict:
 
 
 def interleaved(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows of q or k in the order of a Llama file: dimension i of the first half, then dimension i of the second half."""
+    """Return the rows of q or k in the order of a Llama file: dimension i of the first half, then i of the second half."""
     order = [
         head + half + i for head in range(0, len(weight), head_dim) for i in range(head_dim // 2) for half in (0, head_dim // 2)
     ]
@@ -82,7 +82,7 @@ def interleaved(weight: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def byte_tokens() -> list[str]:
-    """The 256 letters that byte-level BPE writes bytes with: printable ones stand for themselves."""
+    """Return the 256 letters by which byte-level BPE writes bytes; a printable byte is written as itself."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in kept]
     letters = {byte: chr(byte) for byte in kept} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -92,7 +92,7 @@ def byte_tokens() -> list[str]:
 def llama_weights(
     seed: int = 0, *, vocab: int, hidden: int = 32, inner: int = 48, heads: int = 2, kv_heads: int = 1, dim: int = 16
 ):
-    """Random weights of a Llama with two layers, by their names in a GGUF file; q and k are in the file's order."""
+    """Return random weights of a Llama with two layers, by their names in a GGUF file; q and k are in the file's order."""
     draw = np.random.default_rng(seed)
     normal = lambda *shape: (draw.standard_normal(shape) * 0.3).astype(np.float32)
     weights = {"token_embd.weight": normal(vocab, hidden), "output_norm.weight": 1 + normal(hidden)}

@@ -14,13 +14,13 @@ from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.request import Request
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: worst error of a turn of numbers of size 1: one rounding, and the float32 or float64 arithmetic before it
+#: worst error of a rotation of numbers of size 1: one rounding, and the float32 or float64 arithmetic before it
 TOLERANCE = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-21, torch.float64: 1e-12}
 
-#: two dims pass before the ten that turn, two after them: a slice that starts or stops wrongly is seen
+#: ten rotated dimensions, with two unrotated ones before and two after them, so that a wrong slice is seen
 HEAD_DIM, ROTARY_DIM, ROTARY_START = 14, 10, 2
 
-#: every axis map over five pairs, except `axial`, which wants equal ladders for scalings that list a factor a pair
+#: every axis map over five pairs, except `axial`, which needs equal ladders for scalings with one factor for each pair
 AXES = {
     "one": None,
     "chunked": axes.chunked([2, 1, 2]),
@@ -32,7 +32,7 @@ AXES = {
 
 
 def sample_scaling(name: str, pairs: int = ROTARY_DIM // 2) -> frequencies.Scaling:
-    """A scaling whose every parameter matters: short trained lengths, factors that differ from 1."""
+    """Return a scaling whose every parameter matters: short trained lengths, factors that differ from 1."""
     spread = tuple(1.0 + 0.5 * i for i in range(pairs))
     samples = {
         "default": lambda: frequencies.Default(),
@@ -59,39 +59,39 @@ def sample_scaling(name: str, pairs: int = ROTARY_DIM // 2) -> frequencies.Scali
 
 
 def sample_spec(name: str = "default", axis: str = "one", **changes) -> rw.RopeSpec:
-    """A spec of one scaling over one axis map, with dims that pass through on both sides."""
+    """Return a spec of one scaling over one axis map, with unrotated dimensions on both sides."""
     axis_map = AXES[axis]
     pairs = ROTARY_DIM // 2 if axis_map is None else axis_map.pairs
     ladder = pairs if axis_map is None else len(axis_map.ladders()[0][0])
-    about = {"head_dim": 2 * pairs + 4, "rotary_dim": 2 * pairs, "rotary_start": ROTARY_START, "axes": axis_map}
-    return rw.RopeSpec(**{**about, "scaling": sample_scaling(name, ladder), **changes})
+    fields = {"head_dim": 2 * pairs + 4, "rotary_dim": 2 * pairs, "rotary_start": ROTARY_START, "axes": axis_map}
+    return rw.RopeSpec(**{**fields, "scaling": sample_scaling(name, ladder), **changes})
 
 
 def x_of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random activations, [2, 3, 7, D] unless said otherwise."""
+    """Return random activations, [2, 3, 7, D] unless a shape is given."""
     return torch.randn(shape or (2, 3, 7, HEAD_DIM)).to(dtype)
 
 
 def sample_positions(spec: rw.RopeSpec, batch: int, seq: int, high: int = 1000) -> Tensor:
-    """Random positions of the spec's own shape: [B, S] or [axes, B, S]."""
+    """Return random positions of the spec's own shape: [B, S] or [axes, B, S]."""
     shape = (batch, seq) if spec.num_axes == 1 else (spec.num_axes, batch, seq)
     return torch.randint(0, high, shape)
 
 
 def members(spec: rw.RopeSpec, layout: str) -> tuple[np.ndarray, np.ndarray]:
-    """The two dims of every pair."""
+    """Return the first and the second dimension of every pair."""
     pair = np.arange(spec.pairs)
     first, second = (pair, pair + spec.pairs) if layout == "half" else (2 * pair, 2 * pair + 1)
     return spec.rotary_start + first, spec.rotary_start + second
 
 
 def rotate_qk(q: Tensor, k: Tensor, spec: rw.RopeSpec, positions: Tensor | None = None, *, backend=None, **how):
-    """q and k rotated in one call by a named backend."""
+    """Return q and k rotated in one call by a named backend."""
     return rw.Rope(spec, backend=backend)(q, k, positions, **how)
 
 
 def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False) -> np.ndarray:
-    """The complex number [..., S, pairs] that multiplies each pair: A e^{i F p}, summed over the axes.
+    """Return the complex number [..., S, pairs] that multiplies each pair: A e^{i F p}, summed over the axes.
 
     float64 angles: right to 1e-9 up to position 10^7. Frequencies come from the spec; their formulas have tests of their own.
     """
@@ -114,7 +114,7 @@ def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False
 
 
 def definition(x: Tensor, spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False) -> Tensor:
-    """x [B, H, S, D] turned in complex float64."""
+    """Return x [B, H, S, D] rotated in complex float64."""
     z = factors(spec, positions, length, key)
     z = z[:, None] if z.ndim == 3 else z
     wide = x.detach().double().numpy()
@@ -127,14 +127,14 @@ def definition(x: Tensor, spec: rw.RopeSpec, positions: Tensor, length=None, key
 
 
 def backend_or_skip(name: str, x: Tensor, spec: rw.RopeSpec, seq_dim: int = -2) -> str:
-    """The backend's name, or a skip that says why it cannot take this tensor here."""
+    """Return the backend's name, or skip the test with the reason why the backend does not support this tensor."""
     if reason := BACKENDS[name].why_not(x, Request(spec, seq_dim)):
         pytest.skip(f"backend {name}: {reason}")
     return name
 
 
 def widest(backend: str, spec: rw.RopeSpec) -> tuple[torch.dtype, float]:
-    """The widest dtype a backend takes here and the error it may make on numbers of size 1; a skip if it takes none."""
+    """Return the widest dtype that a backend supports and its error on numbers of size 1; skip if it supports none."""
     if not BACKENDS[backend].why_not(torch.empty(1, 1, 1, spec.head_dim, dtype=torch.float64), Request(spec, -2)):
         return torch.float64, 1e-12
     backend_or_skip(backend, torch.empty(1, 1, 1, spec.head_dim), spec)
@@ -142,12 +142,12 @@ def widest(backend: str, spec: rw.RopeSpec) -> tuple[torch.dtype, float]:
 
 
 def ulps(found: Tensor, exact: Tensor) -> float:
-    """The largest distance from the exact value, in units in the last place of it in `found`'s dtype."""
+    """Return the largest distance from the exact value, in units in the last place of it in `found`'s dtype."""
     info = torch.finfo(found.dtype)
     unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp(min=info.tiny)))) * info.eps
     return float(((found.double() - exact).abs() / unit).max())
 
 
 def exactly(found: Tensor, exact: Tensor, tolerance: float = 3e-6) -> None:
-    """Equal to a float64 value within an absolute tolerance."""
+    """Check that values equal float64 values within an absolute tolerance."""
     assert_close(found.double(), exact, rtol=0, atol=tolerance)

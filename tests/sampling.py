@@ -36,12 +36,14 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and hasattr(item, "callspec"):
-            apart = (item.callspec.params[name] for name in mark.kwargs.get("by", ()))
-            grids[item.nodeid.partition("[")[0], mark.kwargs.get("every"), *apart].append(item)
+            by = (item.callspec.params[name] for name in mark.kwargs.get("by", ()))
+            grids[item.nodeid.partition("[")[0], mark.kwargs.get("every"), *by].append(item)
     dropped = set()
     for (name, every, *_), cases in grids.items():
-        few = every and Random(name).sample(range(len(cases)), math.ceil(len(cases) / every))
-        kept = few or sample([values(case) for case in cases])
+        if every:
+            kept = Random(name).sample(range(len(cases)), math.ceil(len(cases) / every))
+        else:
+            kept = sample([values(case) for case in cases])
         dropped |= {case for i, case in enumerate(cases) if i not in kept}
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
@@ -49,18 +51,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 def values(case: pytest.Item) -> set[tuple]:
-    """Return what each `parametrize` of a test gives to one of its cases; names that it gives together are one value."""
-    marks = [mark.args[0] for mark in case.iter_markers("parametrize")]
-    together = [names.replace(" ", "").split(",") if isinstance(names, str) else names for names in marks]
-    return {(tuple(names), *(id(case.callspec.params[name]) for name in names)) for names in together}
+    """Return the values of a case, one for each `parametrize` of its test, as (names, id of the value of each name)."""
+    arguments = [mark.args[0] for mark in case.iter_markers("parametrize")]  # "a" or "a, b" or ("a", "b")
+    all_names = [names.replace(" ", "").split(",") if isinstance(names, str) else names for names in arguments]
+    return {(tuple(names), *(id(case.callspec.params[name]) for name in names)) for names in all_names}
 
 
 def sample(cases: Sequence[set[tuple]]) -> set[int]:
     """Return the indices of a few cases that have all values of all cases."""
     missing, chosen = list(cases), set()
     while any(missing):
-        best = max(range(len(cases)), key=lambda i: len(missing[i]))
+        best = max(range(len(cases)), key=lambda i: len(missing[i]))  # the case with most values that are still missing
         chosen.add(best)
         covered = missing[best]
-        missing = [each - covered for each in missing]
+        missing = [values_of_case - covered for values_of_case in missing]
     return chosen

@@ -21,6 +21,7 @@ def needs_torch_2_7(reason: str) -> pytest.MarkDecorator:
 
 
 def _triton() -> str:
+    """Return the version of the installed Triton, or 0.0."""
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:

@@ -12,7 +12,7 @@ FEATURES = {"elu": lambda x: elu(x) + 1, "relu": relu}
 
 
 def rotated(x, positions):
-    """RoPE with base 10,000 and the pairs (i, i + D/2), as a complex product; positions are [B, S]."""
+    """Return x rotated by RoPE with base 10,000 and the pairs (i, i + D/2), as a complex product; positions are [B, S]."""
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = positions[:, None, :, None] * radians
@@ -21,7 +21,7 @@ def rotated(x, positions):
 
 
 def counted(padding, documents=None):
-    """The number of real tokens before each token in its row, or in its document: the default positions."""
+    """Return the default positions: the number of real tokens before each token in its row, or in its document."""
     found = torch.zeros(padding.shape, dtype=torch.int64)
     for b, row in enumerate(padding.tolist()):
         before = {}
@@ -33,7 +33,7 @@ def counted(padding, documents=None):
 
 
 def visible(indices, *, causal=True, window=None, padding=None, documents=None):
-    """[B, 1, S, S]: whether token i attends to token j; `indices` [S] is the place of each token in the text."""
+    """Return [B, 1, S, S]: whether token i attends to token j; `indices` [S] is the place of each token in the text."""
     j_minus_i = indices[None, :] - indices[:, None]
     allowed = j_minus_i <= 0 if causal else torch.ones_like(j_minus_i, dtype=torch.bool)
     if window is not None:
@@ -47,7 +47,7 @@ def visible(indices, *, causal=True, window=None, padding=None, documents=None):
 
 
 def softmax(q, k, v, allowed, scale):
-    """Softmax attention with all weights in one piece; a query without keys gives 0."""
+    """Return softmax attention with all weights in one piece; a query without keys gives 0."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     scores = (q @ k.mT) * scale
     largest = scores.masked_fill(~allowed, -torch.inf).amax(dim=-1, keepdim=True).detach()
@@ -57,7 +57,7 @@ def softmax(q, k, v, allowed, scale):
 
 
 def linear(q, k, v, positions, allowed, *, form="numerator", phi="elu", scale=1.0):
-    """Linear attention with all weights in one piece; a query without keys gives 0."""
+    """Return linear attention with all weights in one piece; a query without keys gives 0."""
     if form == "numerator":
         q, k = FEATURES[phi](q), FEATURES[phi](k)
         top, bottom = rotated(q, positions) @ rotated(k, positions).mT, q @ k.mT
@@ -70,9 +70,10 @@ def linear(q, k, v, positions, allowed, *, form="numerator", phi="elu", scale=1.
 
 
 def random_padding(draw: random.Random, batch, seq):
-    """[B, S], True for real tokens, or None: padding on the left, on the right, in the middle or anywhere, row by row."""
+    """Return [B, S], True for real tokens, or None: padding left, right, in the middle or anywhere, row by row."""
 
     def row():
+        """Return which tokens of one row are real."""
         kind, a, b = (
             draw.choice(["left", "right", "middle", "anywhere", "none", "all"]),
             *sorted(draw.choices(range(seq + 1), k=2)),
@@ -85,9 +86,10 @@ def random_padding(draw: random.Random, batch, seq):
 
 
 def random_documents(draw: random.Random, batch, seq):
-    """[B, S] document numbers: runs whose numbers grow, runs that use numbers again, or any number anywhere; or None."""
+    """Return [B, S] document numbers, or None: runs with growing numbers, runs that repeat numbers, or any number anywhere."""
 
     def row():
+        """Return the document number of each token of one row."""
         kind = draw.choice(["grow", "again", "anywhere"])
         numbers, number = [], draw.randint(-2, 3)
         for _ in range(seq):

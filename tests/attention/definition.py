@@ -8,7 +8,7 @@ from ropewalk.encodings.base import Encoding
 
 
 def may_look(layer, b, h, i, j, mask, padding, documents):
-    """Whether query i of row b sees key j."""
+    """Return whether query i of row b and head h may attend to key j."""
     if (layer.causal and j > i) or (layer.window and abs(i - j) >= layer.window):
         return False
     if padding is not None and not padding[b, j]:
@@ -19,7 +19,7 @@ def may_look(layer, b, h, i, j, mask, padding, documents):
 
 
 def attention_by_definition(layer, x, positions, *, mask=None, padding=None, documents=None):
-    """The output of `layer` on x [B, S, D] with positions [B, S] (or [axes, B, S]), one query at a time."""
+    """Return the output and the weights of `layer` on x [B, S, D] with positions [B, S] or [axes, B, S], query by query."""
     encoding = layer.encoding
     batch, seq, _ = x.shape
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, layer.head_dim

@@ -6,18 +6,22 @@ import numpy as np
 
 
 def rerope(i, j, window):
+    """Return the distance of query i and key j under ReRoPE."""
     return min(i - j, window)
 
 
 def leaky_rerope(i, j, window, slowdown):
+    """Return the distance of query i and key j under leaky ReRoPE."""
     return i - j if i - j < window else window + (i - j - window) / slowdown
 
 
 def self_extend(i, j, group, window):
+    """Return the distance of query i and key j under SelfExtend."""
     return i - j if i - j < window else i // group + window - window // group - j // group
 
 
 def dca(i, j, chunk, local):
+    """Return the distance of query i and key j under dual chunk attention."""
     size = chunk - local
     between = i // size - j // size
     if between == 0:
@@ -31,7 +35,7 @@ RULES = {"rerope": rerope, "leaky_rerope": leaky_rerope, "self_extend": self_ext
 
 
 def score(q, k, distance, theta=10_000.0):
-    """q . R(-distance omega) k for pairs (c, c + d/2)."""
+    """Return q . R(-distance omega) k for pairs (c, c + d/2)."""
     half = len(q) // 2
     angle = distance * theta ** (-np.arange(half) / half)
     q, k = q[:half] + 1j * q[half:], k[:half] + 1j * k[half:]
@@ -39,7 +43,7 @@ def score(q, k, distance, theta=10_000.0):
 
 
 def attend(q, k, v, scale, distance, sees, factor=lambda i: 1.0):
-    """Output [H, S, D] of q [H, S, D], k and v [Hk, S, D]: softmax over the j that `sees(i, j)`."""
+    """Return the output [H, S, D] of q [H, S, D], k and v [Hk, S, D]: softmax over the keys j with sees(i, j)."""
     heads, seq, _ = q.shape
     out = np.zeros((heads, seq, v.shape[-1]))
     for h in range(heads):

@@ -14,7 +14,7 @@ SEQ, HEADS, HEAD_DIM = 256, 4, 64
 
 
 def case(engine, order, dtype, encoding=None, kv_heads=HEADS):
-    """[largest error of output and gradients, beside what one process in this dtype is off by]."""
+    """Return the largest error of the output and the gradients of ring_attention, compared with one process in float64."""
     q, k, v, towards = (torch.randn(2, h, SEQ, HEAD_DIM).cuda().to(dtype) for h in (HEADS, kv_heads, kv_heads, HEADS))
     bias = None if encoding is None else make_encoding(encoding, num_heads=HEADS, head_dim=HEAD_DIM)
     local = [shard(t, 2, None, order).requires_grad_() for t in (q, k, v)]
@@ -34,12 +34,12 @@ def case(engine, order, dtype, encoding=None, kv_heads=HEADS):
 
 
 def gathered_by_host(x, gather_dim, group):
-    """all_gather_tensor for two ranks on one GPU, which NCCL refuses and gloo has not."""
+    """Return what all_gather_tensor would, for two ranks on one GPU, which NCCL refuses and gloo cannot do."""
     return torch.cat(tuple(gather(x.cpu())), dim=gather_dim).to(x.device)
 
 
 def of_torch() -> dict:
-    """torch's engine on two ranks."""
+    """Return the results of torch's engine on two ranks, by case."""
     _functional_collectives.all_gather_tensor = gathered_by_host
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     cases = {f"torch {dtype}": partial(case, "torch", "head_tail", dtype) for dtype in dtypes}
@@ -48,7 +48,7 @@ def of_torch() -> dict:
 
 
 def of_ring() -> dict:
-    """Our ring, which needs NCCL between GPUs; one rank goes through all but the sending."""
+    """Return the results of our ring, by case; it needs NCCL between GPUs, so one rank runs all but the sending."""
     return each(
         {
             f"ring {order} {encoding} {dtype}": partial(case, "ring", order, dtype, encoding, 2)

@@ -16,6 +16,7 @@ LOST = 7  # the exit code of the second rank
 
 
 def attempt() -> dict:
+    """Call ring_attention; return the seconds until it fails, and the error."""
     q = torch.randn(1, 2, 4, 6)
     began = time.monotonic()
     try:
@@ -27,6 +28,7 @@ def attempt() -> dict:
 
 
 def work(rank: int, folder: str, how: str) -> None:
+    """Run one of two ranks: the first calls the ring and writes what happened, the second stays `silent` or is `lost`."""
     found = Path(folder, f"{how}.json")
     join(rank, 2, folder, how, datetime.timedelta(seconds=SECONDS[how]))
     if rank == 0:

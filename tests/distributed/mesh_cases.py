@@ -23,7 +23,7 @@ AXES = ("rows", "heads", "tokens", "head_dim", "nothing")
 
 
 def rotated(x, positions, seq_dim=-2, sign=1):
-    """RoPE as a complex product; x is [B, H, S, D] or [B, S, H, D], positions [S] or [B, S]."""
+    """Return x rotated as a complex product; x is [B, H, S, D] or [B, S, H, D], positions [S] or [B, S]."""
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = positions.double()[..., None] * radians * sign
@@ -44,7 +44,7 @@ def positions_of(kind):
 
 
 def rotate_case(mesh, order, axis, kind):
-    """[error of the result and its gradient, whether the cut of x stayed as it was]."""
+    """Return [error of the result and its gradient, whether the sharding of x stayed as it was]."""
     shape, seq_dim, batch, head, seq = SHAPES[order]
     placement = {"rows": Shard(batch), "heads": Shard(head), "tokens": Shard(seq), "head_dim": Shard(3), "nothing": Replicate()}
     whole, towards, at = torch.randn(shape), torch.randn(shape), positions_of(kind)
@@ -61,7 +61,7 @@ def rotate_case(mesh, order, axis, kind):
 
 
 def qk_case(mesh, kv_heads):
-    """q cut by heads, and k too where it has enough of them."""
+    """Rotate q sharded by heads, and k too if it has enough heads; return [error, whether the shardings stayed]."""
     q, k = torch.randn(BATCH, HEADS, SEQ, HEAD_DIM), torch.randn(BATCH, kv_heads, SEQ, HEAD_DIM)
     k_at = Shard(1) if kv_heads % mesh.size() == 0 else Replicate()
     parts = distribute_tensor(q, mesh, [Shard(1)]), distribute_tensor(k, mesh, [k_at])
@@ -71,7 +71,7 @@ def qk_case(mesh, kv_heads):
 
 
 def inplace_case(mesh, axis):
-    """Written where it lies, or refused where the cut would have to change."""
+    """Rotate in place, which is refused if the sharding would have to change; return [error, whether it was right]."""
     whole = torch.randn(BATCH, HEADS, SEQ, HEAD_DIM)
     x = distribute_tensor(whole, mesh, [Shard(axis)])
     try:
@@ -82,7 +82,7 @@ def inplace_case(mesh, axis):
 
 
 def both_axes_case():
-    """Rows over one axis of the mesh, heads over the other."""
+    """Rotate with rows over one axis of the mesh and heads over the other; return [error, whether the sharding stayed]."""
     mesh = init_device_mesh("cpu", (2, 2))
     whole, at = torch.randn(BATCH, HEADS, SEQ, HEAD_DIM), positions_of("rows")
     x, where = distribute_tensor(whole, mesh, [Shard(0), Shard(1)]), distribute_tensor(at, mesh, [Shard(0), Replicate()])
@@ -91,7 +91,7 @@ def both_axes_case():
 
 
 def rerotate_case(mesh, axis):
-    """Tables, and the rotation by them."""
+    """Rotate by tables, from some positions to others; return [error, whether the sharding stayed]."""
     whole, before, after = torch.randn(BATCH, HEADS, SEQ, HEAD_DIM), positions_of("rows"), positions_of("rows")
     x = distribute_tensor(whole, mesh, [Shard(axis)])
     where = [distribute_tensor(t, mesh, [Replicate()]) for t in (before, after)]
@@ -109,7 +109,7 @@ class Watched(Rotary):
 
 
 def fsdp_case(mesh):
-    """[error of the rotation beyond one bfloat16 rounding, whether positions came whole and weights learned]."""
+    """Return [error of the rotation beyond one bfloat16 rounding, whether positions came whole and weights learned]."""
     layer = Attention(12, 2, head_dim=6, encoding=Watched(Sizes(2, 6, 12, 64)))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -124,6 +124,7 @@ def fsdp_case(mesh):
 
 
 def everything() -> dict:
+    """Return {case: its result} of all cases on this mesh."""
     register_rules()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     cases = {

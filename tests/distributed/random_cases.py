@@ -27,13 +27,13 @@ def start(seed):
 
 
 def cut(draw, total, parts):
-    """`total` in as many parts, of any sizes: some may be empty, some one token."""
+    """Return the sizes of `parts` parts of `total`, drawn at random: some may be empty, some one token."""
     ends = sorted(draw.randint(0, total) for _ in range(parts - 1))
     return [b - a for a, b in zip([0, *ends], [*ends, total], strict=True)]
 
 
 def random_shards(draw, runs_only=False):
-    """(number of tokens, the `order` argument, the indices of this rank's tokens)."""
+    """Return (number of tokens, the `order` argument, the indices of this rank's tokens)."""
     rank, world = dist.get_rank(), dist.get_world_size()
     kind = draw.choice(["contiguous", "head_tail", "runs", *([] if runs_only else ["striped", "shuffled"])])
     if kind == "head_tail":
@@ -61,6 +61,7 @@ def random_tokens(draw, batch, total):
 
 
 def at(mine, tokens):
+    """Return the padding and the documents of this rank's tokens."""
     return {name: None if t is None else t[:, mine] for name, t in tokens.items()}
 
 
@@ -69,13 +70,14 @@ def largest(got, expected):
 
 
 def compare(mine, local, out, whole, expected, towards):
-    """The largest error of this rank's outputs and of the gradients of its q, k and v."""
+    """Return the largest error of this rank's outputs and of the gradients of its q, k and v."""
     out.backward(towards[:, :, mine])
     expected.backward(towards)
     return largest([out, *(t.grad for t in local)], [expected[:, :, mine], *(t.grad[:, :, mine] for t in whole)])
 
 
 def softmax_draw(seed):
+    """Return the largest error of ring_attention on random shards, padding and documents, compared with the definition."""
     draw = start(seed)
     total, order, mine = random_shards(draw)
     batch, kv_heads, causal, window = draw.randint(1, 2), draw.choice([1, 2]), draw.random() < 0.7, draw.choice([None, 1, 3])
@@ -94,6 +96,7 @@ def softmax_draw(seed):
 
 
 def linear_draw(seed):
+    """Return the largest error of ring_linear_attention and its state on random shards, compared with the definition."""
     draw = start(seed)
     total, order, mine = random_shards(draw, runs_only=True)
     batch, causal = draw.randint(1, 2), draw.random() < 0.7
@@ -122,7 +125,7 @@ def own(real, mine):
 
 
 def state_by_definition(k, v, kept, positions, form="numerator", phi="elu", scale=None):
-    """The sums over the kept keys, and their number."""
+    """Return the sums over the kept keys, and their number."""
     if form == "numerator":
         plain = FEATURES[phi](k)
         features = rotated(plain, positions)
@@ -133,7 +136,7 @@ def state_by_definition(k, v, kept, positions, form="numerator", phi="elu", scal
 
 
 def unshard_draw(seed):
-    """unshard gives the whole back, and its gradient is the sum of what all ranks ask for."""
+    """Return the largest error of unshard and of its gradient, which is the sum of the gradients of all ranks."""
     draw, rank, world = start(seed), dist.get_rank(), dist.get_world_size()
     total, dim = draw.randint(1, 9), draw.randint(-3, 2)
     x = torch.randn([total if axis == dim % 3 else 2 for axis in range(3)], dtype=torch.float64)
@@ -145,7 +148,7 @@ def unshard_draw(seed):
 
 
 def layer_draw(seed):
-    """A whole layer whose frequencies depend on the length of the whole sequence."""
+    """Return the largest error of a whole layer whose frequencies depend on the length of the whole sequence."""
     draw = start(seed)
     total, order, mine = random_shards(draw)
     batch = draw.randint(1, 2)
@@ -162,7 +165,7 @@ def layer_draw(seed):
 
 
 def turned(a, b, angle):
-    """One pair of dimensions rotated, [.., 2]."""
+    """Return one pair of dimensions rotated, [.., 2]."""
     return torch.stack((a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1)
 
 
@@ -170,11 +173,12 @@ DRAWS = {"softmax": softmax_draw, "linear": linear_draw, "unshard": unshard_draw
 
 
 def everything(draws) -> dict:
-    """{name: {seed: error or traceback}} of the draws that differ from the definition."""
+    """Return {name: {seed: error or traceback}} of the draws that differ from the definition."""
     return {name: wrong_ones(name, case, draws) for name, case in DRAWS.items()}
 
 
 def wrong_ones(name, case, draws):
+    """Return {seed: error or traceback} of the draws of a case whose error exceeds the bound."""
     found, bound = {}, 1e-7 if name == "layer" else 1e-10  # frequencies that depend on the length have the accuracy of a phase
     for seed in range(draws if name in ("softmax", "linear") else draws // 10):
         try:
@@ -187,7 +191,7 @@ def wrong_ones(name, case, draws):
 
 
 def refused(call):
-    """The field that a call is refused for."""
+    """Return the field that a call is refused for."""
     try:
         call()
     except RopeError as error:
@@ -196,7 +200,7 @@ def refused(call):
 
 
 def refusals() -> dict:
-    """{case: the field}, for calls in which the ranks do not agree; every rank must refuse them, and none may hang."""
+    """Return {case: the field} for calls in which the ranks do not agree; every rank must refuse them, and none may hang."""
     rank, world = dist.get_rank(), dist.get_world_size()
     x = lambda tokens=4, batch=1, dtype=torch.float32: torch.randn(batch, HEADS, tokens, HEAD_DIM, dtype=dtype)
     ring = lambda q, **options: ring_attention(q, q, q, **options)

@@ -26,6 +26,7 @@ def count_within(documents):
 
 
 def positions_for(encoding, documents):
+    """Return positions for an encoding: on its axes, within each document, or shifted from row to row."""
     if encoding in ("rope_2d", "rope_3d"):
         return torch.randint(0, 9, (int(encoding[5]), BATCH, SEQ))
     if documents is not None:
@@ -34,13 +35,14 @@ def positions_for(encoding, documents):
 
 
 def cut(x, order, group, dim=-1):
-    """This rank's tokens, whether the order has a name or is a list of all indices."""
+    """Return this rank's tokens of x, whether the order has a name or is a list of all indices."""
     if isinstance(order, str):
         return shard(x, dim, group, order)
     return x.index_select(dim, order.chunk(dist.get_world_size(group))[dist.get_rank(group)])
 
 
 def joined(x, order, group, dim):
+    """Return the whole tensor from the parts of all ranks, in the original order."""
     if isinstance(order, str):
         return unshard(x, dim, group, order)
     return unshard(x, dim, group).index_select(dim, order.argsort())
@@ -53,11 +55,12 @@ def summed(x, group):
 
 
 def error(got, expected):
+    """Return the largest difference between two lists of tensors."""
     return max(float((a.double() - b.double()).abs().max()) for a, b in zip(got, expected, strict=True))
 
 
 def layer_by_definition(layer, x, positions, documents, padding):
-    """The layer on the whole sequence, its n x n weights in one piece."""
+    """Return the output of the layer on the whole sequence, with its n x n weights in one piece."""
     encoding, seq = layer.encoding, torch.arange(SEQ)
     x = encoding.embed(x, positions)
     q, k, v = (proj(x).view(BATCH, SEQ, -1, HEAD_DIM).transpose(1, 2) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
@@ -83,7 +86,7 @@ def weights_by_definition(q, k, allowed, bias, scale):
 
 
 def layer_case(group, encoding, order, *, dtype=torch.float64, kv_heads=2, documents=None, padding=None, tile=64, **options):
-    """A whole attention layer: output, gradient of x and of every weight."""
+    """Return the largest error of a whole attention layer: output, gradient of x and of every weight."""
     layer = Attention(MODEL, HEADS, kv_heads, HEAD_DIM, encoding=encoding, length=64, qk_norm=True, **options).to(dtype)
     x, towards = torch.randn(BATCH, SEQ, MODEL, dtype=dtype), torch.randn(BATCH, SEQ, MODEL, dtype=dtype)
     positions = positions_for(encoding, documents)
@@ -110,7 +113,7 @@ def layer_case(group, encoding, order, *, dtype=torch.float64, kv_heads=2, docum
 
 
 def plain_case(group, order, dtype, causal=True, distance_bias=False):
-    """ring_attention on bare tensors, with wide values, one set of keys and a bias that is any function of positions."""
+    """Return the largest error of ring_attention on bare tensors, with wide values, one key head and any bias."""
     q, k, v, towards = (torch.randn(BATCH, h, SEQ, d).to(dtype) for h, d in ((4, 6), (1, 6), (1, 5), (4, 5)))
     positions = torch.arange(SEQ) * 3
     hook = (lambda q, a, b: (a[:, None] - b[None, :]).abs().sqrt() * q.mean(-1, keepdim=True)) if distance_bias else None
@@ -128,7 +131,7 @@ def plain_case(group, order, dtype, causal=True, distance_bias=False):
 
 
 def linear_case(group, form, causal, dtype=torch.float64, padding=None):
-    """States exchanged: output, gradients of q, k, v and of a trained scale, and the state to go on from."""
+    """Return the largest error of ring_linear_attention: output, gradients of q, k, v and a trained scale, and the state."""
     rope = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM))
     q, k, v, towards = (torch.randn(BATCH, 3, SEQ, d, dtype=dtype) for d in (6, 6, 5, 5))
     scale = torch.tensor(0.7, dtype=dtype, requires_grad=True)
@@ -152,7 +155,7 @@ def linear_case(group, form, causal, dtype=torch.float64, padding=None):
 
 
 def roundtrip_case(group, kind):
-    """unshard(shard(x)) is x, and its gradient the sum of what all ranks ask."""
+    """Return the error of unshard(shard(x)), which is x, and of its gradient, the sum of the gradients of all ranks."""
     x = torch.randn(3, SEQ, 2)
     local = shard(x, 1, group, kind).requires_grad_()
     whole = unshard(local, 1, group, kind)
@@ -164,6 +167,7 @@ def roundtrip_case(group, kind):
 
 
 def softmax_cases(group) -> dict:
+    """Return {name: case} of softmax attention in a process group."""
     cases = {}
     for kind in ("contiguous", "head_tail"):
         cases |= {
@@ -192,11 +196,12 @@ def softmax_cases(group) -> dict:
 
 
 def encoding_cases(group) -> dict:
-    """Every encoding, whatever its entry point."""
+    """Return {name: case} of every encoding, whatever its entry point."""
     return {f"encoding {name}": partial(layer_case, group, name, "head_tail") for name in ENCODINGS}
 
 
 def linear_cases(group) -> dict:
+    """Return {name: case} of linear attention in a process group."""
     runs = {}
     for form in ("numerator", "cosine"):
         runs[f"linear {form} causal"] = partial(linear_case, group, form, True)
@@ -207,7 +212,7 @@ def linear_cases(group) -> dict:
 
 
 def everything() -> dict:
-    """All cases on four ranks, then on two groups of two, whose ranks are not those of the world."""
+    """Return the results of all cases on four ranks, then on two groups of two, whose ranks are not those of the world."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = pairs[dist.get_rank() // 2]
     four = each(softmax_cases(None) | linear_cases(None))
@@ -218,7 +223,7 @@ def everything() -> dict:
 
 
 def of_all_files(draws: int) -> dict:
-    """One start of the ranks serves all files."""
+    """Return the results of the cases of three files, so that the ranks are started once for all of them."""
     import mesh_cases
     import random_cases
 

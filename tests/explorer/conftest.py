@@ -44,7 +44,7 @@ MODEL = os.environ.get("ROPEWALK_MODEL")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The address of a running page that has a report."""
+    """Yield the address of a running page that has a report."""
     pytest.importorskip("streamlit", reason="needs streamlit: pip install 'ropewalk[explorer]'")
     folder, port = tmp_path_factory.mktemp("explore"), free_port()
     (folder / "report.html").write_text("<h1>Studies of the lab</h1>", encoding="utf-8")

@@ -49,7 +49,7 @@ SLACK = 3.0
 
 
 def overlaps(browser: Any, root: str = "document.querySelector('[data-testid=stMain]')") -> list[tuple[str, str]]:
-    """The pairs of different texts whose boxes intersect by more than SLACK in both directions."""
+    """Return the pairs of different texts whose boxes intersect by more than SLACK in both directions."""
     boxes = browser.js(BOXES % root)
     assert len(boxes) > 10, boxes
     pairs = ((first, second) for place, first in enumerate(boxes) for second in boxes[place + 1 :])
@@ -57,10 +57,10 @@ def overlaps(browser: Any, root: str = "document.querySelector('[data-testid=stM
 
 
 def cut(browser: Any) -> list[str]:
-    """The texts that are partly outside of their chart, where they are not drawn."""
+    """Return the texts that are partly outside of their chart, where they are not drawn."""
     return browser.js(CUT % SLACK)
 
 
 def _shared(first: list[Any], second: list[Any]) -> float:
-    """The smaller side of the common part of two boxes."""
+    """Return the smaller side of the common part of two boxes."""
     return min(min(first[end], second[end]) - max(first[start], second[start]) for start, end in ((1, 3), (2, 4)))

@@ -31,7 +31,7 @@ MODELS = {
 
 
 def build(model_type: str, **changed):
-    """A seeded tiny model whose norms are not all ones, in evaluation mode."""
+    """Return a seeded tiny model whose norms are not all ones, in evaluation mode."""
     torch.manual_seed(1)
     config = config_of(model_type, **{**SMALL, **changed})
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -43,7 +43,7 @@ def build(model_type: str, **changed):
 
 
 def logits(model, length: int = 9, start: int = 0):
-    """The logits of one fixed sequence, as it stands at `start`."""
+    """Return the logits of one fixed sequence whose first position is `start`."""
     tokens = torch.arange(length)[None] * 7 % 31
     with torch.no_grad():
         return model(tokens, position_ids=start + torch.arange(length)[None]).logits

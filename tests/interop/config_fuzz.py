@@ -38,7 +38,7 @@ Meant = dict[str, Any]
 
 
 def draw_rope(draw: random.Random, rope_type: str, pairs: int) -> dict:
-    """The keys of a scaling with random values; optional keys are given, null or absent."""
+    """Return the keys of a scaling with random values; optional keys are given, null or absent."""
     rope: dict = {}
     if rope_type in ("linear", "dynamic", "yarn", "llama3"):
         rope["factor"] = draw.choice([1, 2, 1.5, draw.uniform(1, 64)])
@@ -62,7 +62,7 @@ def draw_rope(draw: random.Random, rope_type: str, pairs: int) -> dict:
 
 
 def draw_config(draw: random.Random) -> tuple[dict, dict[str, Meant]]:
-    """A valid config in a random spelling, and the plain values that each layer type means."""
+    """Return a valid config in a random spelling, and the plain values that each layer type means."""
     family = draw.choice([*FAMILIES, None, "tomorrow", "llama"])
     if family == "gemma3_text" or (family in (None, "llama") and draw.random() < 0.2):
         config, meant = draw_layers(draw, family)
@@ -81,7 +81,7 @@ def draw_config(draw: random.Random) -> tuple[dict, dict[str, Meant]]:
 
 
 def draw_flat(draw: random.Random, family: str | None) -> tuple[dict, Meant]:
-    """A config with one rope for all layers."""
+    """Return a config with one rope for all layers, and the values that it means."""
     layout, layout_out, own_theta, reads_partial = FAMILIES[family]
     rope_type = "longrope" if family == "phi3" and draw.random() < 0.8 else draw.choice(ROPE_TYPES)
     rope_type = "default" if family == "phi3" and rope_type != "longrope" else rope_type
@@ -132,7 +132,7 @@ def draw_flat(draw: random.Random, family: str | None) -> tuple[dict, Meant]:
 
 
 def draw_layers(draw: random.Random, family: str | None) -> tuple[dict, dict[str, Meant]]:
-    """A config with one rope for each layer type: nested, or in the old keys of Gemma 3."""
+    """Return a config with one rope for each layer type, nested or in the old keys of Gemma 3, and what it means."""
     config, one = draw_flat(draw, "llama")
     rope = config.pop("rope_parameters", None) or config.pop("rope_scaling", None) or {}
     config.pop("rope_scaling", None)
@@ -159,15 +159,16 @@ def draw_layers(draw: random.Random, family: str | None) -> tuple[dict, dict[str
 
 
 def draw_head(draw: random.Random, head_dim: int) -> dict:
+    """Return config keys from which the head has `head_dim` dimensions; beside the key head_dim the other sizes are free."""
     if draw.random() < 0.4:
         return {draw.choice(["head_dim", "attention_head_dim", "kv_channels"]): head_dim}
     size, heads = draw.choice([("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("d_model", "n_heads")])
     config = {size: 4 * head_dim, heads: 4}
-    # beside head_dim the other sizes are free
     return config if draw.random() < 0.6 else {**config, size: 7 * head_dim + 1, "head_dim": head_dim}
 
 
 def draw_sections(draw: random.Random, family: str | None, pairs: int) -> tuple[list, bool, tuple[int, ...]]:
+    """Return random sections of the axes, whether they are interleaved, and the axis of each pair."""
     interleaved = family == "qwen3_vl_text" or (family is None and draw.random() < 0.5)
     third = pairs // 3
     sections = [pairs - 2 * third, third, third] if interleaved else [1, pairs - 2, 1]
@@ -179,7 +180,7 @@ def draw_sections(draw: random.Random, family: str | None, pairs: int) -> tuple[
 
 
 def spell(draw, config: dict, rope: dict, name: str, theta: Any, partial: dict, width: int | None, own: bool) -> dict:
-    """Put theta, the rope and the fraction into the config in one of their spellings; `own`: in those of GPT-NeoX alone."""
+    """Return the config with theta, the rope and the fraction in one of their spellings; `own`: in those of GPT-NeoX alone."""
     names = draw.choice([{"rope_type": name}, {"type": name}, {"type": name, "rope_type": name}])
     rope = {**names, **rope}
     if draw.random() < 0.5:
@@ -199,13 +200,13 @@ def spell(draw, config: dict, rope: dict, name: str, theta: Any, partial: dict, 
 
 
 def softmax_factor(rope: dict) -> float:
-    """DeepSeek's own factor on the softmax scale."""
+    """Return DeepSeek's own factor on the softmax scale."""
     weight = rope.get("mscale_all_dim")
     return (1 + 0.1 * weight * math.log(rope["factor"])) ** 2 if weight and rope.get("factor", 1) > 1 else 1.0
 
 
 def oracle(meant: Meant, length: int) -> tuple[np.ndarray, float]:
-    """Radians per step and magnitude in float64, straight from the published formulas."""
+    """Return radians per step and magnitude in float64, straight from the published formulas."""
     d, theta, s = meant["dim"], meant["theta"], meant.get("factor", 1.0)
     i = np.arange(d // 2)
     plain = theta ** (-2.0 * i / d)
@@ -247,7 +248,7 @@ def yarn_magnitude(meant: Meant, s: float) -> float:
 
 
 def read_valid(draw: random.Random) -> None:
-    """One valid config: read, and right to the last digits of float64."""
+    """Check one valid config: it is read, and right to the last digits of float64."""
     config, meant = draw_config(draw)
     before, length = repr(config), draw.choice([1, 16, 17, 2048, 200_000])
     specs = from_hf(config, per_layer=True, precision="exact")
@@ -271,7 +272,7 @@ def read_valid(draw: random.Random) -> None:
 
 
 def refuse_spoiled(draw: random.Random) -> None:
-    """One config with one field spoiled: refused by that field's name, and left as it was."""
+    """Check one config with one field spoiled: it is refused by that field's name, and left unchanged."""
     config = copy.deepcopy(draw_config(draw)[0])
     names = spoil(draw, config)
     before = repr(config)

@@ -20,6 +20,7 @@ LONGROPE = {
 
 
 def refused(config, field: str, **keywords) -> RopeError:
+    """Check that from_hf refuses a config with an error about `field`; return the error."""
     with pytest.raises(RopeError) as error:
         from_hf(config, **keywords)
     assert error.value.field == field

@@ -134,7 +134,7 @@ def layers_of(rope: dict) -> list[dict]:
 
 
 def spoil_config(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[str, ...]:
-    """A key of the config: half of the time one that it has."""
+    """Spoil a key of the config, half of the time one that it has; return its name."""
     present = [key for key in CONFIG if config.get(key) is not None]
     key = draw.choice(present if draw.random() < 0.5 else [*CONFIG])
     config[key] = copy.deepcopy(draw.choice(CONFIG[key]))
@@ -142,7 +142,7 @@ def spoil_config(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[
 
 
 def spoil_rope(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[str, ...]:
-    """A key of a rope: one that it has, one that its rope_type requires, or one that it could do without."""
+    """Spoil a key of a rope: one that it has, one that its rope_type requires, or an optional one; return the names."""
     rope = draw.choice(ropes)
     name = rope.get("rope_type") or rope.get("type") or "default"
     name = "longrope" if "short_factor" in rope else name
@@ -174,7 +174,7 @@ def spoiled_list(draw: random.Random, values: list) -> Any:
 
 
 def add_unknown(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[str, ...]:
-    """A key that no scaling has, most often a misspelt one."""
+    """Add a key that no scaling has, most often a misspelt one; return it."""
     rope = draw.choice(ropes)
     known = draw.choice([*ROPE])
     place = draw.randrange(len(known))
@@ -186,7 +186,7 @@ def add_unknown(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[s
 
 
 def contradict(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[str, ...]:
-    """Two keys that say different things, or a scaling without its name."""
+    """Write two keys that contradict each other, or a scaling without its name; return the names."""
     rope = draw.choice(ropes)
     name = rope.get("rope_type") or rope.get("type") or "default"
     other = draw.choice([each for each in ("linear", "llama3", "proportional", "dynamic") if each != name])

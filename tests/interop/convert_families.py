@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def tiny(model_type: str, keys: dict[str, Any]):
-    """A model with random weights, none of them so small that a part does not matter."""
+    """Return a model with random weights, none of them so small that a part does not matter."""
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"{HERE} has no {model_type}")
     kind = CONFIG_MAPPING[model_type]
@@ -128,7 +128,7 @@ def rotated_specs(config) -> list[rw.RopeSpec]:
 
 
 def places(rotary_dim: int, start: int, width: int, layout: str) -> torch.Tensor:
-    """For each dimension of a head, where it stands after a conversion to `layout`: written from the definition."""
+    """Return the new index of each dimension of a head after a conversion to `layout`, written from the definition."""
     where, pairs = list(range(width)), rotary_dim // 2
     for pair in range(pairs):
         halves, neighbours = (start + pair, start + pair + pairs), (start + 2 * pair, start + 2 * pair + 1)
@@ -140,7 +140,7 @@ def places(rotary_dim: int, start: int, width: int, layout: str) -> torch.Tensor
 
 @contextmanager
 def taking_the_other_layout(model, specs: list[rw.RopeSpec], layout: str):
-    """The functions that rotate in the model's file take q and k in `layout`, and return them so."""
+    """Context manager: the model's own functions that rotate take q and k in `layout`, and return them so."""
     code = importlib.import_module(type(model).__module__)
     originals = {
         name: each for name, each in vars(code).items() if re.match(r"apply_\w*rotary", name) and inspect.isfunction(each)
@@ -148,12 +148,14 @@ def taking_the_other_layout(model, specs: list[rw.RopeSpec], layout: str):
     calls = []
 
     def index_of(x: torch.Tensor) -> torch.Tensor:
+        """Return the indices that bring the last dimension of x from `layout` back to the model's own."""
         whole = [spec for spec in specs if spec.head_dim == x.shape[-1]]
         part = [spec for spec in specs if spec.rotary_dim == x.shape[-1]]  # the code cut it off itself
         spec = (whole or part)[0]
         return places(spec.rotary_dim, spec.rotary_start if whole else 0, x.shape[-1], layout)
 
     def changed(original):
+        """Return a rotation function that takes and returns q and k in `layout`."""
         names = list(inspect.signature(original).parameters)
 
         def rotate(*given, **named):

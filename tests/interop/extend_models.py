@@ -29,6 +29,7 @@ every = pytest.mark.parametrize(("family", "kind"), CASES)
 
 
 def lengthen(model, kind, **more):
+    """Extend a model or config by FACTOR with the parameters of GIVEN, without warnings."""
     factor = {} if kind == "dynamic_yarn" else {"factor": FACTOR}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -49,7 +49,7 @@ SECTIONS = {8: [4, 2, 2], 4: [2, 1, 1]}
 
 
 def families() -> tuple[str, ...]:
-    """The model types whose defaults have a rope for text, and that an auto class builds; slow, because all are imported."""
+    """Return the model types whose defaults have a rope for text, and that an auto class builds; slow, as all are imported."""
     built = {*AutoModelForCausalLM._model_mapping, *AutoModel._model_mapping}
     found = []
     for name in CONFIG_MAPPING:
@@ -63,7 +63,7 @@ def families() -> tuple[str, ...]:
 
 
 def unscaled(rope: dict[str, Any]) -> dict[str, Any]:
-    """A rope without its scaling; of each layer type, if it is nested."""
+    """Return a rope without its scaling; of each layer type, if it is nested."""
     nested = {key: unscaled(value) for key, value in rope.items() if isinstance(value, dict)}
     if nested or not rope:
         return nested
@@ -73,7 +73,7 @@ def unscaled(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny(family: str, **changed: Any) -> PreTrainedModel:
-    """A seeded model with random weights, the caller's own; an error where the rules above give no consistent config."""
+    """Return a new seeded model with random weights; raises an error if the rules above give no consistent config."""
     return copy.deepcopy(_built(family)) if not changed else _build(family, **changed)
 
 
@@ -83,6 +83,7 @@ def _built(family: str) -> PreTrainedModel:
 
 
 def _build(family: str, **changed: Any) -> PreTrainedModel:
+    """Build the tiny unscaled model of a family, with `changed` config keys."""
     kind = CONFIG_MAPPING[family]
     defaults = kind().to_dict()
     keys = {**SIZES, **{key: size for key, size in MORE.items() if type(defaults.get(key)) is int}}
@@ -113,13 +114,14 @@ def has_frequencies(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def angles_in_forward(model: nn.Module, last: int) -> dict[tuple[str, str | None], tuple[Tensor, float]]:
-    """Radians of each pair at position 1, sorted, and the magnitude: of every rotary module that a forward calls.
+    """Return {(module, layer type): (sorted radians of the pairs at position 1, magnitude)} of a forward's rotary modules.
 
     `last` is the position of the last token, which sets the length.
     """
     found = {}
 
     def record(module, arguments, named, output):
+        """Store the angles and the magnitude of a rotary module's output."""
         layer_type = named.get("layer_type", arguments[2] if len(arguments) > 2 else None)
         cos, sin = (output.real, output.imag) if isinstance(output, Tensor) else output
         cos, sin = (table.double().flatten(0, -3)[0, 1] for table in (cos, sin))
@@ -139,6 +141,6 @@ def angles_in_forward(model: nn.Module, last: int) -> dict[tuple[str, str | None
 
 
 def theta_of(angles: Tensor) -> float:
-    """The base of an unscaled ladder, from its slowest pair: that pair is theta^(-(d - 2) / d)."""
+    """Return the base of an unscaled ladder, from its slowest pair: that pair is theta^(-(d - 2) / d)."""
     dim = 2 * angles.numel()
     return angles[0].item() ** (-dim / (dim - 2))

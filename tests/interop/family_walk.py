@@ -52,7 +52,7 @@ BATCH = 40
 
 
 def families() -> list[str]:
-    """Each model_type with a causal language model, or whose code names rotary positions."""
+    """Return each model_type with a causal language model, or whose code names rotary positions."""
     folder = Path(transformers.__file__).parent / "models"
     rotary = {path.parent.name for path in folder.glob("*/modeling_*.py") if re.search(r"rotary|rotate_half", path.read_text())}
     return [
@@ -63,7 +63,7 @@ def families() -> list[str]:
 
 
 def tiny_model(family: str) -> PreTrainedModel:
-    """A model with random weights, so large that a wrong rotation changes the outputs."""
+    """Return a model with random weights, so large that a wrong rotation changes the outputs."""
     kind, config = model_class(family), tiny_config(family)
     if kind is None:
         raise LookupError("has no model class of its own")
@@ -84,7 +84,7 @@ def tiny_model(family: str) -> PreTrainedModel:
 
 
 def compare(family: str) -> dict[str, Any]:
-    """The row of one family."""
+    """Return the row of one family: its verdict, and what was measured or the reason."""
     try:
         model = tiny_model(family)
     except UNFIT as error:
@@ -104,6 +104,7 @@ def compare(family: str) -> dict[str, Any]:
 
 
 def _verdict(model: PreTrainedModel, given: dict[str, Any], plain: list[Tensor]) -> dict[str, Any]:
+    """Return the verdict on a patched model, compared with the unpatched outputs, and the measured differences."""
     slopes, generated = _gradients(model, plain), _generated(model)
     try:
         with patched(model):
@@ -123,7 +124,7 @@ def _verdict(model: PreTrainedModel, given: dict[str, Any], plain: list[Tensor])
 
 
 def _first_run(model: PreTrainedModel) -> tuple[dict[str, Any], list[Tensor]]:
-    """The first inputs that the unpatched model takes, and its outputs."""
+    """Return the first inputs that the unpatched model accepts, and its outputs."""
     reasons = []
     for given in inputs_for(model):
         try:
@@ -143,6 +144,7 @@ def _run(model: PreTrainedModel, given: dict[str, Any]) -> list[Tensor]:
 
 
 def _tensors(found: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors in outputs of any nesting, with masked values set to 0."""
     if isinstance(found, Tensor) and found.is_floating_point() and found.numel():
         yield found.masked_fill(found.abs() >= MASKED, 0)
     elif isinstance(found, dict | list | tuple):
@@ -157,7 +159,7 @@ def _gradients(model: PreTrainedModel, outputs: list[Tensor]) -> list[Tensor]:
 
 
 def _gap(ours: list[Tensor], theirs: list[Tensor], least: float = 0.0) -> float:
-    """The largest difference in parts of the largest entry of each tensor, which counts as `least` parts of all at least."""
+    """Return the largest difference relative to the largest entry of each tensor, or to `least` times the largest of all."""
     if [each.shape for each in ours] != [each.shape for each in theirs]:
         return float("inf")
     floor = least * max((each.abs().max().item() for each in theirs), default=0.0) + 1e-12
@@ -166,7 +168,7 @@ def _gap(ours: list[Tensor], theirs: list[Tensor], least: float = 0.0) -> float:
 
 
 def _generated(model: PreTrainedModel) -> Tensor | None:
-    """Greedy tokens; None if this class does not generate from tokens alone."""
+    """Return greedy tokens; None if this class does not generate from tokens alone."""
     if not model.can_generate() or "input_ids" not in inspect.signature(model.forward).parameters:
         return None
     prompt = tokens(5)
@@ -186,7 +188,7 @@ def _generated(model: PreTrainedModel) -> Tensor | None:
 
 @contextmanager
 def without_rotation() -> Iterator[None]:
-    """Replacements return their inputs unrotated: what the comparison must notice."""
+    """Context manager: patched functions return their inputs unrotated, which the comparison must notice."""
     call = RotationFunction.__call__
 
     def unrotated(self: RotationFunction, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +208,7 @@ def _short(error: Exception) -> str:
 
 
 def walk(names: list[str], see: Callable[[dict[str, Any]], None] = lambda row: None) -> list[dict[str, Any]]:
-    """The rows of some families, each batch in a process of its own."""
+    """Return the rows of some families, each batch in a process of its own."""
     rows = []
     for start in range(0, len(names), BATCH):
         command = [sys.executable, "-W", "ignore", __file__, *names[start : start + BATCH]]

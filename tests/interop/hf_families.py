@@ -58,6 +58,7 @@ class Case:
         return torch.stack([positions, positions * 2 + 1, positions // 2 + 3]) if self.axes == 3 else positions
 
     def rotary_module(self):
+        """Return the family's rotary module; skip the test if it cannot be built from the config."""
         config, kind = self.config, self.rotary_class
         takes = inspect.signature(kind.forward).parameters
         if "position_ids" not in takes:
@@ -69,7 +70,7 @@ class Case:
         return kind(config)
 
     def table(self, positions: torch.Tensor = POSITIONS) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin as the family's own code makes them, each pair from its axis."""
+        """Return cos and sin as the family's own code makes them, each pair from its axis."""
         made = self.made(positions)
         if made[0].ndim == 3:
             return made
@@ -78,13 +79,13 @@ class Case:
         return tuple(torch.cat([part[i % 3] for i, part in enumerate(each.split(sections, -1))], -1) for each in made)
 
     def made(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin as the rotary module returns them."""
+        """Return cos and sin as the rotary module returns them."""
         kind = {} if self.layer_type is None else {"layer_type": self.layer_type}
         made = self.rotary_module()(torch.zeros(1), self.placed(positions), **kind)
         return (made.real, made.imag) if isinstance(made, torch.Tensor) else made
 
     def rotated(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """q and k [B, H, S, D] after the family's own apply function."""
+        """Return q and k [B, H, S, D] after the family's own apply function."""
         code = self.code
         cos, sin = self.table()
         if not hasattr(code, "apply_rotary_pos_emb") and hasattr(code, "apply_multimodal_rotary_pos_emb"):  # transformers 4

@@ -36,7 +36,7 @@ def skip_old_cache(family: str) -> None:
 
 
 def skip_old_yarn() -> None:
-    """Leave out YaRN where a release takes its factor from two lengths, and knows no truncate."""
+    """Skip YaRN if this release takes its factor from two lengths, or knows no truncate."""
     rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "rope_theta": 1e4}
     plain, other = (
         config_of("llama", max_position_embeddings=2048, rope_parameters={**rope, "factor": each}) for each in (2.0, 3.0)
@@ -46,21 +46,21 @@ def skip_old_yarn() -> None:
 
 
 def config_of(model_type: str, **keys: Any) -> PretrainedConfig:
-    """A config of a family, with `rope_parameters` in the spelling of this release."""
+    """Return a config of a family, with `rope_parameters` in the spelling of this release."""
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"{HERE} has no {model_type}")
     return AutoConfig.for_model(model_type, **spelled(model_type, keys))
 
 
 def code_of(folder: str) -> ModuleType:
-    """The modeling file of a family."""
+    """Return the modeling file of a family."""
     if importlib.util.find_spec(f"transformers.models.{folder}") is None:
         pytest.skip(f"{HERE} has no {folder}")
     return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
 
 
 def spelled(model_type: str, keys: dict[str, Any]) -> dict[str, Any]:
-    """Before v5: `rope_parameters` as `rope_theta`, `rope_scaling` and what else stood beside them."""
+    """Return config keys in the spelling before v5: `rope_parameters` as `rope_theta`, `rope_scaling` and keys beside them."""
     if "layer_types" in keys and not LAYER_TYPES:
         keys = {**keys, "sliding_window_pattern": 2}
     rope = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
@@ -82,5 +82,5 @@ def spelled(model_type: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def rope_of(config: PretrainedConfig) -> dict[str, Any]:
-    """The keys of a config's rope in either spelling."""
+    """Return the keys of a config's rope in either spelling."""
     return config.rope_parameters if V5 else {"rope_theta": config.rope_theta, **(config.rope_scaling or {})}

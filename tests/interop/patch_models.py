@@ -89,7 +89,7 @@ FAMILIES = {**CAUSAL, **MASKED}
 
 @cache
 def model_of(family: str) -> PreTrainedModel:
-    """The tiny model of a family in float32; shared, so tests leave it as they found it."""
+    """Return the tiny model of a family in float32; it is shared, so tests leave it unchanged."""
     model_type, keys = FAMILIES[family]
     if family == "llama-4":
         skip_old_cache(family)
@@ -120,7 +120,7 @@ def apply_rotary_squares(x, cos, sin):
 
 
 def squaring() -> PreTrainedModel:
-    """A Llama that patch does not support."""
+    """Return a Llama that patch does not support."""
     model = copy.deepcopy(model_of("llama"))
     model.model.layers[1].self_attn.__class__ = Squaring
     return model
@@ -131,7 +131,7 @@ def tokens(batch: int = 2, length: int = 11) -> Tensor:
 
 
 def outputs(model: nn.Module, ids: Tensor | None = None, **given: Any) -> Tensor:
-    """Logits, or last hidden states."""
+    """Return the logits, or the last hidden states."""
     found = model(tokens() if ids is None else ids, **given)
     return found[0] if not hasattr(found, "logits") else found.logits
 

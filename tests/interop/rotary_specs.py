@@ -12,7 +12,7 @@ from ropewalk import RopeError, RopeSpec, from_hf
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules with frequencies and a config of their own, one of each class and config."""
+    """Return the modules with frequencies and a config of their own, one of each class and config."""
     found = [
         module
         for module in model.modules()
@@ -22,7 +22,7 @@ def rotary_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def spec_verdicts(model: nn.Module) -> dict[str, str]:
-    """For each rotary module as it is, and built from the defaults of its config class: equal, refused or wrong, and why."""
+    """Return the verdict on each rotary module, as it is and built from the defaults of its config class, and why."""
     verdicts = {}
     for module in rotary_modules(model):
         name = type(module).__name__
@@ -36,7 +36,7 @@ def spec_verdicts(model: nn.Module) -> dict[str, str]:
 
 
 def spec_verdict(module: nn.Module) -> str:
-    """Whether from_hf(config) has the frequencies and the magnitude of a rotary module, or why it has not."""
+    """Return whether from_hf(config) has the frequencies and the magnitude of a rotary module, or why it has not."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about keys that are not read
@@ -57,7 +57,7 @@ def spec_verdict(module: nn.Module) -> str:
 
 
 def _are_those_of(spec: RopeSpec, module: Any, prefix: str) -> bool:
-    """Whether a spec has the frequencies, in any order of the axes, and the magnitude that a module keeps under `prefix`."""
+    """Return whether a spec has the frequencies, in any order of the axes, and the magnitude that a module keeps."""
     own, frequencies = getattr(module, f"{prefix}inv_freq"), spec.ladder_frequencies()
     ours = frequencies.radians.reshape(-1).to(own.dtype)
     scaling = getattr(module, f"{prefix}attention_scaling", 1.0)

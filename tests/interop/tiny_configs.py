@@ -117,7 +117,7 @@ def tiny_config(model_type: str) -> PretrainedConfig:
 
 
 def tiny_keys(default: PretrainedConfig) -> dict[str, Any]:
-    """The keys of a tiny config, its nested configs among them, where they differ from the class's defaults."""
+    """Return the keys of a tiny config, with its nested configs, that differ from the class's defaults."""
     values = {key: value for key, value in default.to_dict().items() if key not in KEPT}
     kept = _kept_layers(values)
     keys: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def _layer_count(values: dict[str, Any]) -> int | None:
 
 
 def _kept_layers(values: dict[str, Any]) -> list[int]:
-    """The first layer of each type, and the first two at least; [] for two layers or fewer."""
+    """Return the index of the first layer of each type, and at least 0 and 1; [] for two layers or fewer."""
     count = _layer_count(values)
     if count is None or count <= 2:
         return []
@@ -161,6 +161,7 @@ def _kept_layers(values: dict[str, Any]) -> list[int]:
 
 
 def _tiny(key: str, value: Any) -> Any:
+    """Return a small value for a config key, by the rules of SIZES."""
     if isinstance(value, list | tuple):
         return [_tiny(key, each) for each in value] if re.fullmatch(LISTS, key) else value
     if not isinstance(value, int) or isinstance(value, bool) or not value:
@@ -172,7 +173,7 @@ def _tiny(key: str, value: Any) -> Any:
 
 
 def _tiny_rope(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
-    """The rope of the class's defaults with theta, factors and sections that fit the tiny head."""
+    """Return the rope of the class's defaults with theta, factors and sections that fit the tiny head."""
     rope = values["rope_parameters"]
     if any(isinstance(value, dict) for value in rope.values()):
         parts = {name: {**values, "rope_parameters": part} for name, part in rope.items() if isinstance(part, dict)}
@@ -188,7 +189,7 @@ def _tiny_rope(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, An
 
 
 def _default_sections(config: PretrainedConfig) -> list[int]:
-    """The sections that a family's code takes where the config has none."""
+    """Return the sections that a family's code uses if the config has none."""
     if not hasattr(config, "vocab_size"):
         return []
     found = re.search(r'get\("mrope_section", (\[.*?\])\)', inspect.getsource(code_of(type(config))))
@@ -196,7 +197,7 @@ def _default_sections(config: PretrainedConfig) -> list[int]:
 
 
 def _share_out(pairs: int, sections: list[int]) -> list[int]:
-    """As many sections in about the same proportion, for `pairs` pairs."""
+    """Return as many sections in about the same proportion, for `pairs` pairs."""
     shares = [pairs * section // sum(sections) for section in sections]
     for axis in range(pairs - sum(shares)):
         shares[-1 - axis if sections[-1] >= sections[0] else axis] += 1
@@ -204,7 +205,7 @@ def _share_out(pairs: int, sections: list[int]) -> list[int]:
 
 
 def code_of(config_class: type[PretrainedConfig]) -> ModuleType:
-    """The modeling file beside the file of a config class."""
+    """Return the modeling file beside the file of a config class."""
     return importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
 
 
@@ -214,7 +215,7 @@ ENDINGS = ("ForConditionalGeneration", "ForCausalLM", "ForMaskedLM", "ForCTC", "
 
 
 def model_class(model_type: str) -> type[PreTrainedModel] | None:
-    """The class of a family with the most of its parts: with a language model's head, or else the last in its file."""
+    """Return the class of a family with the most of its parts: with a language model's head, or else the last in its file."""
     config_class = CONFIG_MAPPING[model_type]
     code = code_of(config_class)
     for names in (

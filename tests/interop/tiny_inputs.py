@@ -18,7 +18,7 @@ GRID = (1, 4, 4)
 
 
 def part_of(model: PreTrainedModel) -> nn.Module:
-    """The part of a model that is run: all of it, or the memory attention of a video tracker, which needs no session."""
+    """Return the part of a model to run: all of it, or the memory attention of a video tracker, which needs no session."""
     return getattr(model, "memory_attention", model)
 
 
@@ -41,12 +41,12 @@ def inputs_for(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
 
 
 def tokens(count: int = TOKENS, rows: int = ROWS) -> Tensor:
-    """Ids of ordinary tokens."""
+    """Return ids of ordinary tokens."""
     return torch.randint(PLAIN_TOKENS, VOCAB, (rows, count), generator=torch.Generator().manual_seed(3))
 
 
 def positions_for(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Positions that differ on every axis, for models with several; {} for the others, which count."""
+    """Return positions that differ on every axis, for models with several axes; {} for all others."""
     axes = axes_of(model)
     if axes == 1 or "position_ids" not in inspect.signature(model.forward).parameters:
         return {}
@@ -55,7 +55,7 @@ def positions_for(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def axes_of(model: PreTrainedModel) -> int:
-    """How many axes the text positions of a model have."""
+    """Return how many axes the text positions of a model have."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):
         if part.get("mrope_section"):
@@ -68,7 +68,7 @@ def _random(*shape: int) -> Tensor:
 
 
 def _patches(config: Any, names: Collection[str]) -> list[Tensor]:
-    """The patches of GRID, flat or as small images; whole images for a tower that takes no grid."""
+    """Return the patches of GRID, flat or as small images; whole images for a tower that takes no grid."""
     side, size = getattr(config, "image_size", 16), getattr(config, "patch_size", 4)
     images = [_random(ROWS, 3, *((side, side) if isinstance(side, int) else side))]
     if not {"grid_thw", "hidden_states", "pixel_position_ids"} & set(names):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
-    """The kernel compiled for one call's arguments, by name."""
+    """Return the kernel compiled for one call's arguments, given by name."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
@@ -40,7 +40,7 @@ class CompileInstead:
 
 
 def machine_code(built: Any, folder: Path, *what: str) -> str:
-    """What cuobjdump says of a compiled kernel."""
+    """Return the output of cuobjdump for a compiled kernel."""
     import triton
 
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -50,7 +50,7 @@ def machine_code(built: Any, folder: Path, *what: str) -> str:
 
 
 def registers_and_spills(built: Any, folder: Path) -> tuple[int, int]:
-    """(registers of a thread, bytes of them that live in memory)."""
+    """Return (registers of a thread, bytes of registers that are spilled to memory)."""
     used = machine_code(built, folder, "--dump-resource-usage")
     registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", used).groups())
     return registers, stack + local

@@ -42,6 +42,7 @@ class Case:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self):
+        """Draw a packed qkv and the norm's weights; take the first positions and slots."""
         generator = torch.Generator().manual_seed(7)
         make = lambda *shape: torch.randn(*shape, generator=generator).to(self.dtype)
         self.qkv = make(self.tokens, (Q + 2 * K) * self.spec.head_dim) * 3
@@ -50,6 +51,7 @@ class Case:
         self.slots = torch.tensor(WHERE[: self.tokens])
 
     def normed(self, wide: bool) -> QKNorm | None:
+        """Return the norm of the case, in float64 on the CPU if `wide`; None without a norm."""
         if not self.norm:
             return None
         if self.norm == "no weight":
@@ -58,7 +60,7 @@ class Case:
         return QKNorm(*weights, eps=0.01, plus_one=self.norm == "1+w")
 
     def run(self, make_cache, config: Config, **how):
-        """(q, k, v, k cache, v cache) by the kernel."""
+        """Return (q, k, v, k cache, v cache) by the kernel."""
         cache = make_cache(self.spec.head_dim)
         call = dict(spec=self.spec, norm=self.normed(False), heads=(Q, K), cache=cache, **self.tensors(DEVICE))
         assert why_not(self.qkv.to(DEVICE), **call) is None
@@ -66,6 +68,7 @@ class Case:
         return (*outs, cache.k, cache.v)
 
     def exact(self):
+        """Return (q, k, v, k cache, v cache) by the definition in float64."""
         cache = contiguous(torch.float64, "cpu")(self.spec.head_dim)
         call = dict(spec=self.spec, norm=self.normed(True), heads=(Q, K), cache=cache, **self.tensors("cpu"))
         outs = qk_norm_rope(self.qkv.double(), **call, backend="definition", return_kv=True)
@@ -76,7 +79,7 @@ class Case:
 
 
 def poisoned(*shape, dtype, device=None) -> Tensor:
-    """NaN, so that whatever was not written is seen."""
+    """Return a tensor of NaN, so that elements which were not written are seen."""
     return torch.full(shape, float("nan"), device=device or DEVICE).to(dtype)
 
 
@@ -93,7 +96,7 @@ def paged_heads_first(dtype=torch.float32):
 
 
 def near(found: Tensor, exact: Tensor, rounding: float | None = None) -> None:
-    """Within one rounding, and NaN in exactly the same places."""
+    """Check that values are within one rounding, and NaN in exactly the same places."""
     found, rounding = found.cpu(), ROUNDING[found.dtype] if rounding is None else rounding
     found, exact = found.double(), exact.reshape(found.shape)
     assert torch.equal(found.isnan(), exact.isnan())

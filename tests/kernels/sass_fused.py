@@ -29,7 +29,7 @@ INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_.]+)
 
 
 def call_of(tokens, q_heads, k_heads, head_dim=128, *, cache=torch.bfloat16, **spec) -> Call:
-    """A bf16 decode or prefill call with norm; tensors of no content, sizes and strides as a model has them."""
+    """Return a bf16 decode or prefill call with norm; its tensors are empty, with the sizes and strides of a model's."""
     qkv = torch.empty(tokens, q_heads + 2 * k_heads, head_dim, dtype=torch.bfloat16)
     q, k, v = qkv.split([q_heads, k_heads, k_heads], dim=1)
     norm = QKNorm(*(torch.empty(head_dim, dtype=torch.bfloat16) for _ in "qk"))
@@ -42,7 +42,7 @@ def call_of(tokens, q_heads, k_heads, head_dim=128, *, cache=torch.bfloat16, **s
 
 
 def assembled(kernel, values: dict, warps: int, loose: tuple[str, ...], pdl: bool = False) -> dict:
-    """Instruction counts of `kernel` for these arguments, specialised as Triton's launch would."""
+    """Return the instruction counts of `kernel` for these arguments, specialised as Triton's launch would."""
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name, value = parameter.name, values[parameter.name]
@@ -72,6 +72,7 @@ def assembled(kernel, values: dict, warps: int, loose: tuple[str, ...], pdl: boo
 
 
 def forward(call: Call, config: Config | None = None) -> dict:
+    """Return the instruction counts of the forward kernel for a call."""
     config = config or pick_config(call.q.shape[0], call.q.shape[1], call.q.shape[2])
     names = fused_kernel.forward.arg_names
     values = fused_launch.forward_values(call, config) | {"tokens": call.q.shape[0], "PDL": config.pdl, "QUICK": True}
@@ -80,6 +81,7 @@ def forward(call: Call, config: Config | None = None) -> dict:
 
 
 def backward(call: Call) -> dict:
+    """Return the instruction counts of the backward kernel for a call."""
     q, k = call.q, call.k
     groups, warps = fused_launch.backward_blocks(call)
     values = fused_launch.backward_values(call, q, k, q, k, groups) | {"WEIGHT_GRAD": True, "tokens": q.shape[0]}

@@ -17,7 +17,7 @@ WORDS = ("the", "rope", "is", "twisted", "in", "a", "long", "straight", "lane", 
 
 
 def write_text(folder: Path, files: int = 30) -> Path:
-    """A folder of short files, all different."""
+    """Write a folder of short files, all different, and return it."""
     if folder.exists():  # other ranks may be reading it
         return folder
     folder.mkdir(parents=True)
@@ -38,6 +38,7 @@ def tiny_batches(folder: Path, seed: int = 0) -> TextBatches:
 
 
 def tiny_model(encoding: str = "rope", dropout: float = 0.0, seed: int = 0) -> Decoder:
+    """Return a seeded Decoder of two layers with a few thousand weights."""
     torch.manual_seed(seed)
     return Decoder(
         DecoderConfig(264, 20, 28, num_layers=2, num_heads=2, head_dim=10, encoding=encoding, dropout=dropout, length=16)
@@ -45,12 +46,14 @@ def tiny_model(encoding: str = "rope", dropout: float = 0.0, seed: int = 0) -> D
 
 
 def tiny_settings(**changes) -> Settings:
+    """Return settings of two stages with nine steps in all, with some changed."""
     stages = (Stage(12, 4, 5), Stage(16, 4, 4))
     chosen = {"stages": stages, "warmup": 2, "log_every": 4, "save_every": 3, "learning_rate": 1e-2} | changes
     return Settings(**chosen)
 
 
 def tiny_trainer(folder: Path, run: str | None = "run", **options) -> Trainer:
+    """Return a trainer of a tiny model on a tiny text; `options` may replace each part."""
     settings = options.pop("settings", None) or tiny_settings()
     model = options.pop("model", None) or tiny_model()
     batches = options.pop("batches", None) or tiny_batches(folder)

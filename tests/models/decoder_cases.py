@@ -57,7 +57,7 @@ CASES = {
 
 
 def theirs(name: str) -> torch.nn.Module:
-    """A transformers model with weights large enough for every part to matter."""
+    """Return a transformers model with weights large enough for every part to matter."""
     family, options = CASES[name]
     torch.manual_seed(list(CASES).index(name))
     config = getattr(transformers, f"{family}Config")(**(SIZES | options))

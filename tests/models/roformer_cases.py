@@ -50,7 +50,7 @@ BERTS = {
 
 
 def theirs(family, name, spread=0.3, **changes):
-    """A transformers model in evaluation, every trained weight drawn anew."""
+    """Return a transformers model in evaluation mode with all trained weights drawn anew."""
     ending, extra = (ROFORMERS if family == "RoFormer" else BERTS)[name]
     config = getattr(transformers, family + "Config")(**(SMALL | extra | changes))
     model = getattr(transformers, family + ending)(config).eval()
@@ -67,7 +67,7 @@ def words(shape, name=""):
 
 
 def answer(model, tokens, types, padding=None):
-    """What a transformers model says, as one tensor."""
+    """Return the output of a transformers model as one tensor."""
     said = model(tokens, token_type_ids=types, attention_mask=None if padding is None else padding.long())
     if hasattr(said, "start_logits"):
         return torch.stack((said.start_logits, said.end_logits), dim=-1)

@@ -35,7 +35,7 @@ SCALINGS = (
 
 
 def specs(layout: str) -> list[rw.RopeSpec]:
-    """One spec for each thing in which a spec can differ from the plain rotation."""
+    """Return one spec for each thing in which a spec can differ from the plain rotation."""
     plain, other = rw.RopeSpec(HEAD_DIM, layout=layout), "half" if layout == "interleaved" else "interleaved"
     changes = (
         {}, {"precision": "hf"}, {"precision": "hf_frequencies"}, {"theta": 300.0}, {"layout": other}, {"layout_out": other},
@@ -85,7 +85,7 @@ def alone(kind: type, count: int | None, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def together(kind: type, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """A few fields changed at once; half of the draws keep the plain rotation, so that the other fields are saved."""
+    """Return a few fields changed at once; half of the draws keep the plain rotation, so that the other fields are saved."""
     draw, values = random.Random(seed), CONFIGS[kind][1]
     for _ in range(count):
         names = draw.sample(sorted(values), draw.randint(2, 6))
@@ -95,7 +95,7 @@ def together(kind: type, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def build(kind: type, changes: dict[str, Any], seed: int) -> torch.nn.Module | None:
-    """A model whose weights are large enough for every part to matter; None if the fields contradict each other."""
+    """Return a model whose weights are large enough for every part to matter; None if the fields contradict each other."""
     maker, values = CONFIGS[kind]
     fields = {name: each[0] for name, each in values.items()} | changes
     try:
@@ -115,7 +115,7 @@ def tokens_for(model: torch.nn.Module) -> torch.Tensor:
 
 
 def peer_of(folder) -> torch.nn.Module:
-    """The model that transformers makes of a saved folder; tables that follow from the config may be absent from it."""
+    """Return the transformers model of a saved folder; tables that follow from the config may be absent from it."""
     config = json.loads((folder / "config.json").read_text())
     experts = {"experts_implementation": "eager"} if config["model_type"] == "qwen3_moe" else {}
     kind = getattr(transformers, config["architectures"][0])
@@ -127,7 +127,7 @@ def peer_of(folder) -> torch.nn.Module:
 
 
 def answer(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """The output of a transformers model as one tensor."""
+    """Return the output of a transformers model as one tensor."""
     found = model(tokens)
     if hasattr(found, "start_logits"):
         return torch.stack((found.start_logits, found.end_logits), dim=-1)

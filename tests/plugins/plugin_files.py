@@ -9,6 +9,7 @@ FOLDER = Path(__file__).parents[2] / "plugins"
 
 
 def load(engine):
+    """Return the plug-in of an engine, imported from its file."""
     path = FOLDER / engine / f"ropewalk_{engine}.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -29,7 +30,7 @@ KINDS = {
 
 
 def error_at(module, kind, position):
-    """The largest error of a row of the module's table against float64 angles of the module's own frequencies."""
+    """Return the largest error of a row of the module's table, compared with float64 angles of its own frequencies."""
     inv_freq = module._compute_inv_freq(module.scaling_factor if kind == "yarn" else module.base).double()
     angles = position * inv_freq / (4.0 if kind == "linear" else 1.0)
     table = module.cos_sin_cache.double()
