@@ -20,6 +20,8 @@ from ropewalk.plots import Look, methods
 
 #: the rows of `ropewalk lab run real_extend` on a GPU
 FURTHER = Path(__file__).parents[1] / "results" / "lab" / "h200_real_extend"
+#: the README shows this multiple of the trained length, at which pass keys are measured too
+MULTIPLE = 4
 IMAGES = Path(__file__).parent / "images"
 LOOKS = {"": Look(), "-dark": Look(dark=True)}
 
@@ -54,8 +56,10 @@ def main() -> None:
 
 def draw_further(run: Path, folder: Path) -> None:
     """Write the loss of a pretrained model by position, from the rows of a run, on light and dark paper."""
+    measured, facts = read_study(run)
+    shown = [row for row in measured if row["factor"] == MULTIPLE]
     for suffix, look in LOOKS.items():
-        print(reduced(plots.save(picture(*read_study(run), look), folder / f"further{suffix}.png")))
+        print(reduced(plots.save(picture(shown, facts, look), folder / f"further{suffix}.png")))
 
 
 def reduced(path: Path) -> Path:
