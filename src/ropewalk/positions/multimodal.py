@@ -144,8 +144,9 @@ def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, origin: str, r
     first = 0  # the position of the next segment's first token
     for segment in row:
         if isinstance(segment, Text):
-            run = _Run(segment.tokens, (first,) * 3, (1, 1, 1), (segment.tokens,) * 3)
-            first += segment.tokens
+            tokens = segment.tokens
+            run = _Run(tokens, (first, first, first), (1, 1, 1), (tokens, tokens, tokens))
+            first += tokens
         elif not isinstance(segment, Image | Video):
             raise RopeError("rows", "must be rows of Text, Image and Video segments", segment)
         else:
