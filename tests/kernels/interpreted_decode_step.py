@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.models import Decoder, DecoderConfig, generation
 from ropewalk.models.decode_step import DecodeStep, captured_step
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu captures the step")
@@ -47,3 +47,18 @@ def test_every_step_gives_the_logits_of_the_whole_text(rows, options):
             torch.testing.assert_close(logits.double(), expected, atol=2e-5, rtol=0)
             token = expected.argmax(-1)
             assert torch.equal(step.token, token)
+
+
+def test_yielded_tokens_outlive_the_next_generation(monkeypatch):
+    """The step of a model is used again, and with it the memory in which it writes tokens."""
+    monkeypatch.setattr(generation, "why_not_graph", lambda *_: None)
+    torch.manual_seed(5)
+    model = Decoder(DecoderConfig(**SIZES, head_dim=8, init_std=1.0)).eval()
+    prompts = torch.randint(0, 11, (2, 1, 4))
+    plain = [generation.generate(model, prompt, 4, graph=False)[0, 4:].tolist() for prompt in prompts]
+    assert plain[0] != plain[1]
+    streamed: list[torch.Tensor] = []
+    first = list(generation.steps(model, prompts[0], 4, graph=True))
+    whole = generation.generate(model, prompts[0], 4, graph=True, stream=streamed.append)
+    assert generation.generate(model, prompts[1], 4, graph=True)[0, 4:].tolist() == plain[1]
+    assert [int(token) for token in first] == [int(token) for token in streamed] == whole[0, 4:].tolist() == plain[0]
