@@ -56,7 +56,7 @@ class Cache(dict):
         _CACHES[name] = self  # for `cache_infos` and `clear_caches`
 
     def keep(self, key: Hashable, value: Any, size: int = 0) -> Any:
-        """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest until the others are in bounds."""
+        """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest until the rest is in bounds."""
         dropped = False
         with self._lock:
             self._put(key, value, size)
@@ -64,7 +64,7 @@ class Cache(dict):
                 self._drop(next(iter(self)))
                 dropped = True
         if dropped:
-            self._empty_dependents()
+            self._empty_dependent_caches()
         return value
 
     def newest(self, key: Hashable) -> Any:
@@ -81,7 +81,7 @@ class Cache(dict):
             super().clear()
             self._sizes.clear()
             self.bytes = 0
-        self._empty_dependents()
+        self._empty_dependent_caches()
 
     def info(self) -> CacheInfo:
         """Return the size now, and the bounds."""
@@ -91,7 +91,7 @@ class Cache(dict):
         return len(self) > self.most_entries or (self.most_bytes is not None and self.bytes > self.most_bytes)
 
     def _put(self, key: Hashable, value: Any, size: int) -> None:
-        """Store an entry as the last one of the dict, which keeps the order of insertion: the newest."""
+        """Store an entry as the newest: the last one of the dict, which keeps the order of insertion."""
         self._drop(key)
         self[key], self._sizes[key] = value, size
         self.bytes += size
@@ -100,7 +100,7 @@ class Cache(dict):
         self.pop(key, None)
         self.bytes -= self._sizes.pop(key, 0)
 
-    def _empty_dependents(self) -> None:
+    def _empty_dependent_caches(self) -> None:
         for cache in self._dependents:
             cache.clear()
 

@@ -79,15 +79,17 @@ class RopeSpec:
             raise RopeError("axes", f"must cover the {self.pairs} pairs of rotary_dim = {self.rotary_dim}", self.axes.pairs)
         if self.mixed and not isinstance(self.scaling, Default):
             raise RopeError("scaling", "must be Default() with MixedAxes, whose frequencies are learned", self.scaling)
-        for scaling, dim in self._scaled_ladders():
+        for scaling, dim in self._scaling_of_ladders():
             scaling.check(dim, self.theta)
-        growth, _ = self.scaling._growth(dim=2)  # not None for xPos, whose magnitude depends on the position
+        # not None for xPos alone, whose magnitude depends on the position; whether it is None does not depend on dim
+        growth, _ = self.scaling._growth(dim=2)
         fixed = not self.scaling.needs_length and not self.scaling.learned and growth is None
         if not fixed and (self.per_head or (isinstance(self.axes, AxisMap) and self.axes.scaled is not None)):
             rule = "must have fixed frequencies and one magnitude if axes differ from head to head or only some are scaled"
             raise RopeError("scaling", rule, self.scaling)
         put("_fingerprint", repr(_as_tuples(self)))
-        if not torch.compiler.is_compiling():  # a compiler cannot trace weak references
+        # so that `spec_of` returns this object for its fingerprint; a compiler cannot trace weak references
+        if not torch.compiler.is_compiling():
             _LIVE.setdefault(self.fingerprint, self)
 
     def _resolved_layout_out(self) -> str:
@@ -176,7 +178,7 @@ class RopeSpec:
     def ladder_frequencies(self, length: Length = None) -> Frequencies:
         """Return radians per step of each pair along its own axis: [pairs], or [rows, pairs] for a length per row."""
         dtype = torch.float64 if self.precision == "exact" else torch.float32
-        return self._merged([s.frequencies(dim, self.theta, length, dtype) for s, dim in self._scaled_ladders()])
+        return self._merged([s.frequencies(dim, self.theta, length, dtype) for s, dim in self._scaling_of_ladders()])
 
     def for_each_head(self, ladder: Frequencies) -> Frequencies:
         """Return the frequencies [heads, pairs, axes] of axes that differ from head to head: ladder [pairs] times directions."""
@@ -191,7 +193,7 @@ class RopeSpec:
         """
         if self.precision != "exact":
             return self.ladder_frequencies()
-        return self._merged([scaling.exact_frequencies(dim, self.theta) for scaling, dim in self._scaled_ladders()])
+        return self._merged([scaling.exact_frequencies(dim, self.theta) for scaling, dim in self._scaling_of_ladders()])
 
     @property
     def softmax_factor(self) -> float:
@@ -214,7 +216,7 @@ class RopeSpec:
     def _merged(self, ladders: list[Frequencies]) -> Frequencies:
         """Return the frequencies of all pairs, given those of each ladder in the order of `_ladders`."""
         # magnitude and center are those of the first ladder with the scaling; torch 2.6 cannot compile next() with a default
-        scalings = [scaling for scaling, _ in self._scaled_ladders()]
+        scalings = [scaling for scaling, _ in self._scaling_of_ladders()]
         scaled = [ladder for ladder, scaling in zip(ladders, scalings, strict=True) if scaling is self.scaling]
         first = scaled[0] if scaled else ladders[0]
         radians, growth, low = first.radians, first.growth, first.low
@@ -226,8 +228,8 @@ class RopeSpec:
             )
         return Frequencies(radians.to(torch.float64), first.magnitude, growth, first.center, low)  # type: ignore[union-attr]
 
-    def _scaled_ladders(self) -> list[tuple[Scaling, int]]:
-        """Return (scaling, dim) of every ladder; axes that are not scaled have the plain frequencies."""
+    def _scaling_of_ladders(self) -> list[tuple[Scaling, int]]:
+        """Return (scaling, dim) of every ladder: a series of frequencies theta^(-2i/dim). Unscaled axes have Default()."""
         if not isinstance(self.axes, AxisMap):
             return [(self.scaling, dim) for _, dim in self._ladders()]
         return [(self.scaling if self.axes.is_scaled(pairs[0]) else Default(), dim) for pairs, dim in self._ladders()]

@@ -46,7 +46,7 @@ def matrix(probe, size, radians, layouts, magnitude=1.0):
 @pytest.mark.parametrize(("size", "magnitude"), [(10, 1.0), (14, 1.3)])
 def test_a_rotation_is_read_back(probe, layouts, size, magnitude):
     radians = [1.0, 0.3, 0.02, 1e-4, 1e-7]
-    found = probe.read_back([matrix(probe, size, radians, layouts, magnitude)])
+    found = probe.rope_of_matrices([matrix(probe, size, radians, layouts, magnitude)])
     assert found["radians"] == pytest.approx(radians, rel=1e-6)
     assert (found["layout"], found["layout_out"], found["width"], found["axis"]) == (*layouts, 10, [0] * 5)
     assert found["magnitude"] == pytest.approx(magnitude)
@@ -55,10 +55,10 @@ def test_a_rotation_is_read_back(probe, layouts, size, magnitude):
 def test_axes_are_read_back_and_what_is_no_rotation_is_refused(probe):
     radians = np.array([1.0, 0.5, 0.1])
     steps = [matrix(probe, 6, np.where(np.array([0, 2, 1]) == axis, radians, 0), ("half", "half")) for axis in range(3)]
-    assert probe.read_back(steps)["axis"] == [0, 2, 1]
-    assert probe.read_back([np.eye(6)]) is None
+    assert probe.rope_of_matrices(steps)["axis"] == [0, 2, 1]
+    assert probe.rope_of_matrices([np.eye(6)]) is None
     with pytest.raises(ValueError, match="not a rotation"):
-        probe.read_back([np.arange(36.0).reshape(6, 6)])
+        probe.rope_of_matrices([np.arange(36.0).reshape(6, 6)])
 
 
 @pytest.mark.parametrize("engine", ["hf", "mlx-lm", "onnxruntime"])

@@ -89,7 +89,7 @@ def lucidrains(case: Case) -> Call:
 
 def liger(case: Case) -> Call:
     """Return a function that runs liger-kernel, in place, on [B, H, S, D] views of [B, S, H, D] memory."""
-    from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]  # a peer, not an extra
+    from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]  # compared with, not a dependency
 
     cos, sin = (table.squeeze(case.head_axis) for table in hf_tables(case))
     if case.order == "bshd":
@@ -99,7 +99,7 @@ def liger(case: Case) -> Call:
             return rotated_q.transpose(1, 2), rotated_k.transpose(1, 2)
 
         return call
-    return lambda q, k: LigerRopeFunction.apply(q, k, cos, sin)
+    return lambda q, k: LigerRopeFunction.apply(q, k, cos, sin)  # q and k are such views already
 
 
 #: name of a contender -> the function that prepares it for a case
@@ -122,10 +122,11 @@ MODULES = {"rotary-embedding-torch": "rotary_embedding_torch", "liger-kernel": "
 
 def contender_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of contenders without repetition; an unknown name is an error."""
-    for name in names:
+    distinct = tuple(dict.fromkeys(names))
+    for name in distinct:
         if name not in CONTENDERS:
             raise RopeError("contender", f"must be one of {', '.join(map(repr, CONTENDERS))}", name)
-    return tuple(dict.fromkeys(names))
+    return distinct
 
 
 def why_not(name: str, case: Case) -> str | None:

@@ -108,7 +108,11 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def _more_cells(finding: Finding) -> tuple[str, ...]:
-    """Return the cells of the table of --details: magnitude, first pair, mean change, pi off, tokens that differ, evidence."""
+    """Return the cells of the table of --details.
+
+    They are: magnitude, first pair that differs, mean change of the scores, position after which a pair is half a turn off,
+    tokens that differ, evidence.
+    """
     magnitude = "" if finding.magnitude is None else f"{finding.magnitude:.5g}"
     difference = finding.difference
     if difference is None:

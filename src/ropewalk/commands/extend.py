@@ -59,6 +59,7 @@ def extend(
 
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
     """Return the values of --set by name; a name must be a field of the scaling that has no option of its own."""
+    # configs have no name for NTK: it is written as a larger theta
     choice("kind", kind, [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk])
     known = sorted({field.name for field in fields(kinds()[kind])} - OWN_OPTIONS.keys())
     settings = {}

@@ -16,7 +16,7 @@ from ropewalk.kernels.request import token_axes
 
 
 def register_rules() -> None:
-    """Register the rules with DTensor; call it once in each process, before the first DTensor is rotated."""
+    """Register the sharding rules with DTensor; call it once in each process, before the first DTensor is rotated."""
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:
@@ -26,7 +26,7 @@ def register_rules() -> None:
     register_sharding(ops.rotate.default)(_rotate_rules)
     register_sharding(ops.rotate_.default)(_rotate_inplace_rules)
     register_sharding(ops.rotate_qk.default)(_rotate_qk_rules)
-    register_sharding(ops.turn.default)(_rotate_by_rules)
+    register_sharding(ops.turn.default)(_turn_rules)
     register_sharding(ops.cos_sin.default)(_cos_sin_rules)
 
 
@@ -97,7 +97,7 @@ def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magni
     return rules
 
 
-def _rotate_by_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
+def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
     """Return the rules of the operator `ropewalk::turn`: x and its tables cos and sin are sharded along the same axis."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
     rest = [None] * 4  # the four arguments that are no tensors have no placement

@@ -32,14 +32,17 @@ class VJepa2(Encoding):
         self.theta = theta
 
     def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """Return x with one slice per axis changed by the positions on that axis; the dims beyond the three slices stay."""
+        """Return x [B, H, S, D] with one slice per axis encoded by `_encoded`; the dims beyond the three slices stay.
+
+        positions  [3, B, S], or [B, S] or [S]: the same on all axes. q and k are encoded alike, whatever the length
+        """
         if positions.ndim < 3:
             positions = positions.expand(3, *positions.shape)
         *slices, unchanged = x.split([self.slice_dim] * 3 + [x.shape[-1] - 3 * self.slice_dim], dim=-1)
-        mixed = [self._mixed(part, on_axis) for part, on_axis in zip(slices, positions, strict=True)]
-        return torch.cat([*mixed, unchanged], dim=-1)
+        encoded = [self._encoded(part, on_axis) for part, on_axis in zip(slices, positions, strict=True)]
+        return torch.cat([*encoded, unchanged], dim=-1)
 
-    def _mixed(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return x cos + (x turned by a quarter) sin for one axis; cos and sin are repeated in halves, x is interleaved."""
         pairs = self.slice_dim // 2
         frequencies = self.theta ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)

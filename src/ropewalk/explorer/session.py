@@ -13,7 +13,7 @@ from ropewalk.explorer.widgets import widget_value
 
 
 def current() -> dict[str, Any]:
-    """Return the session's values: initially from the link, then from the widgets, with `state.limited` applied."""
+    """Return the session's values by name: first those of the link, then those of the widgets, within the controls' limits."""
     session = st.session_state
     if "values" not in session:
         try:
@@ -23,7 +23,7 @@ def current() -> dict[str, Any]:
     values = session["values"]
     # one read of the whole session, because looking up each name takes several milliseconds
     values.update({name: value for name, value in session.to_dict().items() if name in values})
-    set_values(limited(values))
+    set_values(limited(values))  # also changes `values`
     return values
 
 
@@ -45,7 +45,7 @@ def fit_scaling(name: str, side: str = "a") -> None:
 
 
 def remember_view(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the latest view that shows a picture, which the link on the code view restores."""
+    """Return the values with `view` replaced by the latest view that shows a picture; a link from the code leads back to it."""
     session = st.session_state
     if values["view"] not in ("code", "report"):
         session["picture_view"] = values["view"]

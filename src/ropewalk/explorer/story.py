@@ -110,8 +110,8 @@ def _angles(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
         )
         draw_control(values, "position", translate("Position"))
         last = spec.pairs - 1
-        # a slider needs two different ends
         key = widget_key(values, "pair", (values["language"], last))
+        # a slider needs two different ends, even if there is one pair
         st.slider(translate("Pair"), 0, max(last, 1), key=key, disabled=last == 0)
     plane.image(drawings.plane(spec, pair, position, facts.served, translate), width="stretch")
     with chart:
@@ -187,11 +187,8 @@ def _specs(values: dict[str, Any]) -> dict[str, RopeSpec]:
 def _cost(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
     """Show the cost in precision and memory."""
     st.subheader(translate("What it costs in precision and memory"))
-    st.markdown(
-        translate(
-            "A scaling costs neither; the length does. Most libraries compute the angle in float32 and store one row per token."
-        )
-    )
+    text = "The length costs both; a scaling neither. Most libraries compute the angle in float32 and store one row per token."
+    st.markdown(translate(text))
     left, right = st.columns((3, 2), gap="large")
     left.vega_lite_chart(spec=charts.precision([facts.spec], facts.trained, facts.served, translate), width="stretch")
     right.vega_lite_chart(spec=story_charts.memory(facts.memory, translate), width="stretch")

@@ -13,7 +13,7 @@ CHINESE: dict[str, str] = {
         "模型的训练长度是 {trained} 个词元，现在要读 {served} 个。对它来说，什么是新的？",
     "A remedy that slows the fastest pair blurs neighbours; one that leaves the slowest alone leaves new angles.":
         "减慢最快的维度对，相邻词元就难以区分；不减慢最慢的维度对，新角度就仍然存在。",
-    "A scaling costs neither; the length does. Most libraries compute the angle in float32 and store one row per token.":
+    "The length costs both; a scaling neither. Most libraries compute the angle in float32 and store one row per token.":
         "代价来自长度，而不是缩放方法。多数库用 float32 计算角度，并为每个词元保存一行。",
     "A scaling slows pairs down, so that their angles stay in the trained range":
         "缩放减慢维度对的旋转，使角度保持在训练过的范围内",

@@ -156,7 +156,7 @@ def _sharded_like(pattern: Tensor, value: Tensor) -> Tensor:
     return value
 
 
-def random_tensors(parallel: Parallel) -> dict[str, Tensor]:
+def random_states(parallel: Parallel) -> dict[str, Tensor]:
     """Return {"cpu" and, on a GPU, "cuda": the states of torch's random generator on all ranks, [world, bytes]}."""
     states = {"cpu": parallel.gather(torch.get_rng_state())}
     if parallel.device.type == "cuda":

@@ -238,7 +238,7 @@ class Trainer:
         files = {
             "model.safetensors": checkpoint.model_tensors(self.model),
             "optimizer.safetensors": checkpoint.optimizer_tensors(self.model, self.optimizer),
-            "random.safetensors": checkpoint.random_tensors(self.parallel),
+            "random.safetensors": checkpoint.random_states(self.parallel),
         }
         state = {"settings": self.settings.fixed(), "data": self.batches.fingerprint, "average": self._average}
         try:

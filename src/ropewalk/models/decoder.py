@@ -75,6 +75,8 @@ class Decoder(nn.Module):
                 nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+            if isinstance(module, nn.RMSNorm):
+                module.reset_parameters()
             if isinstance(module, Experts):
                 nn.init.normal_(module.gate_up_proj, std=std)
                 nn.init.normal_(module.down_proj, std=std)
@@ -154,7 +156,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, list[Routes]]:
         """Return the normed output of the last layer, and the routes of the layers with experts; arguments as in `forward`."""
         layer_caches = check_caches(caches, len(self.layers))
-        if positions is None:
+        if positions is None:  # all layers use the same, so those of the first
             positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]
         x = self.embed_tokens(tokens)
         if self.encoding is not None:

@@ -68,7 +68,7 @@ def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roform
     """Return our name of the tensor that transformers calls `hf_name`, or None if a model of this config does not use it.
 
     Weights of other heads are None too, so that a model with any head can load any checkpoint. An unknown name is
-    returned unchanged, and the caller reports it as unexpected.
+    returned as transformers calls it, and the caller reports it as unexpected.
     """
     if is_legacy(hf_name) or IGNORED.search(hf_name):
         return None
@@ -76,10 +76,10 @@ def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roform
     hf_name = hf_name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     prefix = model_type + "."
     # a bare encoder has "pooler." where a model with a head has "roformer.pooler.", and HEAD_NAMES has only the latter
-    in_head = prefix + hf_name if hf_name.startswith("pooler.") else hf_name
+    name_with_prefix = prefix + hf_name if hf_name.startswith("pooler.") else hf_name
     for theirs, ours in _head_prefixes(config, model_type):
-        if in_head.startswith(theirs):
-            return ours + in_head.removeprefix(theirs)
+        if name_with_prefix.startswith(theirs):
+            return ours + name_with_prefix.removeprefix(theirs)
     bare = hf_name.removeprefix(prefix)
     if ANY_HEAD.match(bare):
         return None

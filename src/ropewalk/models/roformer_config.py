@@ -154,6 +154,7 @@ class RoFormerConfig:
             names = ", ".join(name for name, encoding in ENCODINGS.items() if encoding.linear)
             rule = f"must not be a bias on the scores, which linear attention never computes; use one of {names}"
             raise RopeError("encoding", rule, self.encoding)
+        # an encoding enters at "qk" if it rotates q and k
         if self.rotary_value and (encoding.entry != "qk" or self.attention == "linear"):
             raise RopeError("rotary_value", "must be false without a rotary encoding and softmax attention", self.rotary_value)
 
@@ -244,7 +245,10 @@ def plain_rope(head_dim: int) -> RopeSpec:
 
 
 def _own_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
-    """Return the fields under "ropewalk", which only this package writes: those that the model of `head` does not use."""
+    """Return the fields under "ropewalk", which only this package writes.
+
+    They are those that transformers' config of a model with `head` has no place for, because that model does not use them.
+    """
     own_fields = hf_config.get("ropewalk", {})
     # transformers has no similarity head, so its `architectures` name a model without one
     if isinstance(own_fields, Mapping) and own_fields.get("head") == "similarity" and head == "none":

@@ -44,7 +44,7 @@ def _config_keys_in_errors(layer: Layer) -> Iterator[None]:
         yield
     except RopeError as error:
         name, bracket, index = error.field.partition("[")  # the field may be one entry of a list, such as sections[1]
-        value = layer.names.get("mrope_section" if name in ("sections", "axes") else name)
+        value = layer.sources.get("mrope_section" if name in ("sections", "axes") else name)
         if value is None:
             raise
         raise RopeError(value.key + bracket + index, f"{error.rule} ({value})", error.value) from None
@@ -199,5 +199,5 @@ def _softmax_factor(layer: Layer, scaling: Scaling) -> float:
     if not isinstance(scaling, Yarn) or not scaling.mscale_all_dim or layer.config.get(keys.LATENT_KEY) is None:
         return 1.0
     extra = float(mscale(scaling.factor, scaling.mscale_all_dim)) ** 2
-    layer.record("extra_softmax_factor", extra, layer.names["mscale_all_dim"])
+    layer.record("extra_softmax_factor", extra, layer.sources["mscale_all_dim"])
     return extra

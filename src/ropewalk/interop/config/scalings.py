@@ -42,7 +42,7 @@ def inner_keys() -> set[str]:
 def read_scaling(layer: Layer) -> Scaling:
     """Return the scaling that the rope of a layer type names; warn about keys that this scaling does not read."""
     scaling_class = SCALINGS[layer.rope_type]
-    # keys that give no warning; the keys that the scaling's fields came from follow below, from `layer.names`
+    # keys that give no warning; the keys that the scaling's fields came from follow below, from `layer.sources`
     read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(scaling_class).keys())}
     if TEMPERATURE_KEY in layer.rope:
         read_keys |= {*OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them
@@ -51,7 +51,7 @@ def read_scaling(layer: Layer) -> Scaling:
         read_keys |= UNREAD_WITH_ALPHA
     else:
         scaling = scaling_class(**_fields(layer, scaling_class))
-    unread = sorted(layer.rope.keys() - read_keys - {value.key for value in layer.names.values()})
+    unread = sorted(layer.rope.keys() - read_keys - {value.key for value in layer.sources.values()})
     if unread:
         layer.warnings.append(f"{', '.join(unread)}: not read by rope_type {layer.rope_type!r} of {layer.model}")
     return scaling
@@ -102,7 +102,7 @@ def _value(layer: Layer, scaling_class: type[Scaling], key: str, setting: Settin
 
 def _ratio_of_lengths(layer: Layer, key: str) -> Value | None:
     """Return served length / trained length as the value of `key`; None if the config gives only one of the two lengths."""
-    served, trained = served_length(layer.config), layer.names["original_length"]
+    served, trained = served_length(layer.config), layer.sources["original_length"]
     if served is None or served.key == trained.key:  # equal keys: the served length stands for the trained one, too
         return None
     return Value(served.value / trained.value, key, f"{served.key} / original_length", derived=True)

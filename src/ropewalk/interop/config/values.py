@@ -72,7 +72,7 @@ class Layer:
     rope: dict[str, Value]
     rope_type: str = ""
     #: the config's value behind each field of the spec, so that errors about a field can name its config key
-    names: dict[str, Value] = field(default_factory=dict)
+    sources: dict[str, Value] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class Layer:
 
     def check_and_record(self, name: str, value: Value, check: Callable[[str, Any], Any] | None = None) -> Any:
         """Check a value, record it as the field `name` of the spec, and return it."""
-        self.names[name] = value
+        self.sources[name] = value  # before the check, so that its error can name the config key
         checked = value.value if check is None else check(name, value.value)
         self.record(name, checked, value)
         return checked

@@ -85,17 +85,18 @@ def read_llama_cpp(case: Case) -> Reading:
 
 
 def _refusal(case: Case) -> str | None:
-    """Return why the converter fails; None if it does not."""
+    """Return why the converter fails; None if it does not. "No table" is the audit's word for an engine that computes none."""
     scaling, config = case.spec.scaling, case.config
     original = case.original_length
-    writes_length = isinstance(scaling, Yarn) and case.model_type not in NO_SCALING - {"cohere", "cohere2"}
-    if original is None and (writes_length or case.model_type == "phimoe" or _old_class_refuses(case)):
+    # the converter reads yarn's length for Cohere too, though it does not write the scaling
+    reads_length = isinstance(scaling, Yarn) and case.model_type not in NO_SCALING - {"cohere", "cohere2"}
+    if original is None and (reads_length or case.model_type == "phimoe" or _old_class_refuses(case)):
         return "no table: the converter fails without original_max_position_embeddings"
     if not case.gives_theta and _old_class_refuses(case):
         return "no table: the converter fails without rope_theta"
     reads_llama3 = case.model_type in LLAMA3 and isinstance(scaling, Llama3)
     reads_phi = case.model_type in ("phi3", "phimoe") and isinstance(scaling, (Llama3, LongRope))
-    if (reads_llama3 or reads_phi) and (problem := case.null_problem(TRAINED)) is not None:
+    if (reads_llama3 or reads_phi) and (problem := case.problem_if_null(TRAINED)) is not None:
         return problem
     if case.model_type in NO_HEAD_DIM and case.spec.head_dim != case.derived_head_dim:
         return f"no table: {case.model_type} takes heads of hidden_size / num_attention_heads alone"
@@ -131,7 +132,10 @@ def _lacks_length(case: Case) -> bool:
 
 
 def _old_class_refuses(case: Case) -> bool:
-    """Return whether transformers 4.57's class of Phi-3 or PhiMoE refuses the config: the converter then has no defaults."""
+    """Return whether transformers 4.57's class of Phi-3 or PhiMoE refuses the config; the converter then reads plain JSON.
+
+    Plain JSON has no defaults of keys that are absent.
+    """
     scaling = case.config.get("rope_scaling")
     if not scaling or case.model_type not in ("phi3", "phimoe"):
         return False

@@ -38,9 +38,9 @@ def read_sglang(case: Case) -> Reading:
 
     A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
-    if case.exceeds_served_length(stretch(case)):
+    if case.exceeds_served_length(length_factor(case)):
         return Reading(case).fail("no table: the context length is above the served length of the config")
-    if _reads_factor(case) and (problem := case.null_problem("factor")) is not None:
+    if _reads_factor(case) and (problem := case.problem_if_null("factor")) is not None:
         return Reading(case).fail(problem)
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
@@ -84,10 +84,10 @@ def read_sglang(case: Case) -> Reading:
 def _olmo3_refusal(case: Case) -> str | None:
     """Return why SGLang's class of OLMo 3 fails: the trained length of its rope is null, and there is none beside the rope."""
     needs_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and case.config.get(TRAINED) is None
-    return case.null_problem(TRAINED) if case.model_type == "olmo3" and needs_length else None
+    return case.problem_if_null(TRAINED) if case.model_type == "olmo3" and needs_length else None
 
 
-def stretch(case: Case) -> float:
+def length_factor(case: Case) -> float:
     """Return the factor by which SGLang multiplies max_position_embeddings: that of the rope, or 1 if SGLang does not read it."""
     return float(case.rope.get("factor") or 1.0) if _reads_factor(case) else 1.0
 
@@ -154,7 +154,7 @@ def _trained_length(reading: Reading, where: str) -> None:
     if case.config.get(TRAINED) is None or case.model_type in READS_BESIDE:
         return
     length = case.rope.get(TRAINED) or case.max_position
-    if (problem := case.null_problem(TRAINED)) is not None:
+    if (problem := case.problem_if_null(TRAINED)) is not None:
         reading.fail(problem)
     elif isinstance(case.spec.scaling, (Yarn, Llama3, LongRope)) and length and reading.change_scaling(original_length=length):
         reading.add_rule(TRAINED, f"not read beside the rope: {length} is used", where)
@@ -205,7 +205,7 @@ def _set_scaling(reading: Reading, where: str) -> None:
 def _latent_attention(reading: Reading) -> None:
     """Record how SGLang treats latent attention: it computes YaRN, whatever the scaling is, from the keys that the rope has."""
     case, rope, where = reading.case, reading.case.rope, "rope_variant.py"
-    if (problem := case.null_problem(*YARN_KEYS, "mscale", "mscale_all_dim")) is not None:
+    if (problem := case.problem_if_null(*YARN_KEYS, "mscale", "mscale_all_dim")) is not None:
         reading.fail(problem)
         return
     if not isinstance(case.spec.scaling, Yarn):
@@ -224,7 +224,7 @@ def _latent_attention(reading: Reading) -> None:
 def _yarn(reading: Reading, yarn: Yarn) -> None:
     """Record the magnitude of YaRN that SGLang computes."""
     case = reading.case
-    if (problem := case.null_problem(*YARN_KEYS)) is not None:
+    if (problem := case.problem_if_null(*YARN_KEYS)) is not None:
         reading.fail(problem)
         return
     if case.model_type == "qwen3_moe" and case.rope.get("attention_factor") is not None:

@@ -25,7 +25,7 @@ def refusal(case: Case) -> str | None:
     # whether the trained length is a key of the config itself, beside the rope object
     is_beside = case.config.get(TRAINED) is not None and not case.by_layer_type and case.model_type != "phimoe"
     needs_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope))
-    if needs_length and not ignores_scaling(case) and not is_beside and (problem := case.null_problem(TRAINED)):
+    if needs_length and not ignores_scaling(case) and not is_beside and (problem := case.problem_if_null(TRAINED)):
         return problem
     if case.model_type == "gemma4_text" and needs_length and case.rope.get(TRAINED) is None:
         return f"no table: gemma4_text refuses rope_type {case.rope_type} without original_max_position_embeddings"

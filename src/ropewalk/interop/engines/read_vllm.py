@@ -31,7 +31,7 @@ def read_vllm(case: Case) -> Reading:
 
     A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
-    if case.exceeds_served_length(stretch(case)):
+    if case.exceeds_served_length(length_factor(case)):
         return Reading(case).fail("no table: max_model_len is above the served length of the config")
     if case.model_type in BY_LAYER_TYPE and not case.by_layer_type and case.is_named_by_type and case.rope_type != "default":
         return Reading(case).fail("no table: `type` is refused beside the rope_type default")
@@ -64,7 +64,7 @@ def read_vllm(case: Case) -> Reading:
     return reading
 
 
-def stretch(case: Case) -> float:
+def length_factor(case: Case) -> float:
     """Return the factor by which vLLM multiplies max_position_embeddings: that of the last rope with one, except SERVED_TYPES."""
     if "gemma3" in str(case.model_type):
         return 1.0
@@ -93,7 +93,7 @@ def _set_scaling(reading: Reading) -> None:
         reading.fail(problem)
     elif case.latent and not isinstance(scaling, Default):
         _latent_attention(reading)
-    elif isinstance(scaling, Yarn) and (problem := case.null_problem(*BETAS)) is not None:
+    elif isinstance(scaling, Yarn) and (problem := case.problem_if_null(*BETAS)) is not None:
         reading.fail(problem)
     elif isinstance(scaling, Yarn):
         # gpt-oss passes neither of these keys on
@@ -121,7 +121,7 @@ def _set_scaling(reading: Reading) -> None:
 def _latent_attention(reading: Reading) -> None:
     """Record how vLLM treats latent attention: it computes YaRN, whatever the scaling is, from the keys that the rope has."""
     case, scaling, where = reading.case, reading.case.spec.scaling, "deepseek_scaling_rope.py"
-    if (problem := case.null_problem(*BETAS, "mscale", "mscale_all_dim")) is not None:
+    if (problem := case.problem_if_null(*BETAS, "mscale", "mscale_all_dim")) is not None:
         reading.fail(problem)
         return
     if not isinstance(scaling, Yarn):

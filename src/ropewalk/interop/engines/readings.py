@@ -104,7 +104,7 @@ class Case:
         rope = v5.get(self.layer_type) or {} if self.by_layer_type else v5
         return {**(self.config.get("rope_scaling") or {}), **rope}
 
-    def null_problem(self, *keys: str) -> str | None:
+    def problem_if_null(self, *keys: str) -> str | None:
         """Return why an engine that computes with these keys fails if the config writes one of them as null; else None."""
         nulls = [key for key in keys if key in self.rope_with_nulls and self.rope_with_nulls[key] is None]
         return f"no table: {nulls[0]} must be a number or absent, not null" if nulls else None
@@ -260,7 +260,7 @@ class Engine:
     tree: str
     read: Callable[[Case], Reading]
     #: the factor by which the engine multiplies max_position_embeddings to get the longest sequence that it serves
-    stretch: Callable[[Case], float] = lambda case: 1.0
+    length_factor: Callable[[Case], float] = lambda case: 1.0
 
 
 def _same_frequencies(first: RopeSpec, second: RopeSpec, length: int) -> bool:

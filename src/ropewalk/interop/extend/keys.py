@@ -284,7 +284,7 @@ def _notes(scaling: Scaling, config: Mapping[str, Any], specs: Mapping[str, Rope
         return ()
     layer_type, spec = next(iter(specs.items()))
     case = case_of(config, spec, layer_type, served)
-    limited = [name for name in LENGTH_LIMITED if case.exceeds_served_length(ENGINES[name].stretch(case))]
+    limited = [name for name in LENGTH_LIMITED if case.exceeds_served_length(ENGINES[name].length_factor(case))]
     others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
     multiplied = f": {' and '.join(others)} {'multiply' if len(others) > 1 else 'multiplies'} it by factor" if others else ""
     refusals = (f"{ENGINES[name].title} does not multiply it for {case.model_type}: set {LENGTH_LIMITED[name]}=1 "

@@ -39,7 +39,10 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> str |
 
 @cached("GPUs with tensor copies", entries=64)
 def _has_tensor_copies(device: torch.device) -> bool:
-    """Return whether the GPU and Triton have tensor descriptors, which copy whole tiles: Hopper and Triton 3.4."""
+    """Return whether the GPU and Triton have tensor descriptors, which copy whole tiles: Hopper and Triton 3.4.
+
+    Newer GPUs have them too, but the tiles were chosen and measured on Hopper.
+    """
     if device.type != "cuda" or torch.version.hip is not None or not TRITON_INSTALLED:
         return False
     import triton
@@ -48,7 +51,10 @@ def _has_tensor_copies(device: torch.device) -> bool:
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-    """Return x [T, K] @ weight^T + bias as packed [T, N], its heads of q and k normed and rotated; fill the call's cache."""
+    """Return x [T, K] @ weight^T + bias, [T, N], with the heads of q and k in it normed and rotated; fill the call's cache.
+
+    The N columns are the heads of q, then of k, then of v. `call` has their numbers, the norm, the positions and the cache.
+    """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from ropewalk.kernels.fused.launch import cache_strides
@@ -77,16 +83,18 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
     count = -(-tokens // ROWS) * (columns // COLUMNS)  # tiles of the product
     programs = min(multiprocessors(x.device), count)
     qkv_tiles: Any = kernel.qkv_tiles
-    eps = 0.0 if norm is None else norm.eps
+    eps, norm_weights = 0.0 if norm is None else norm.eps, call.weights
+    # Triton's interpreter cannot loop to a computed bound, so it gets the number of tiles as a constant
+    constant_count = count if interpreting() else 0
     with torch.cuda.device_of(x):
         qkv_tiles[(programs,)](
-            x_tiles, weight_tiles, out_tiles, bias, *call.weights, *stores, *scales, call.positions, call.slots,
+            x_tiles, weight_tiles, out_tiles, bias, *norm_weights, *stores, *scales, call.positions, call.slots,
             spec_tables.steps, spec_tables.axis_of_pair, tokens, 0 if cache is None else cache.num_slots, eps,
             q_magnitude, k_magnitude, call.positions.stride(0) if spec.num_axes > 1 else 0, *k_strides, *v_strides,
             Q_TILES=call.q.shape[1] // heads, K_TILES=call.k.shape[1] // heads, K=depth, HALF=half, HEADS=heads,
             AXES=spec.num_axes, INTERLEAVED=interleaved, BIAS=bias is not None, NORM=norm is not None, WEIGHT=call.weight_form,
             CACHE=cache is not None, PAGE_SIZE=page_size, QUANTISED=cache is not None and cache.quantised,
             QUICK=has_sine_unit(x), ROWS=ROWS, DEPTH=DEPTH, GROUP=GROUP, PROGRAMS=programs,
-            COUNT=count if interpreting() else 0, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **OPTIONS,
+            COUNT=constant_count, PRECISION="ieee" if x.dtype == torch.float32 else "tf32", **OPTIONS,
         )  # fmt: skip
     return out

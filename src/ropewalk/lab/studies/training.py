@@ -136,11 +136,15 @@ def loss_rows(model: nn.Module, windows: np.ndarray, lengths: Sequence[int], tai
 def train_and_measure(
     workspace: Workspace, name: str, preset: Preset, multiples: Sequence[int], windows: int, /, **fields: Any
 ) -> list[Row]:
-    """Train or load the model of a preset, and return its loss rows at multiples of the trained length."""
+    """Train or load the model of a preset, and return its loss rows at multiples of the trained length.
+
+    windows  how many texts, each of the largest length
+    fields   further columns of each row, such as the seed
+    """
     length = trained_length(preset)
     lengths = [length * multiple for multiple in multiples]
     model = train_or_load(workspace, name, preset).model
-    return loss_rows(model, held_out_windows(preset, windows, lengths[-1]), lengths, length, **fields)
+    return loss_rows(model, held_out_windows(preset, windows, max(lengths)), lengths, length, **fields)
 
 
 def preset_facts(name: str, changes: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Read a rope back from the vectors it rotated. Used by the runners, which run in an engine's own environment: numpy only.
 
 A runner rotates the D unit vectors of a head at a position that is 1 on one axis and 0 on the others. The results are the
-columns of a D x D matrix. `read_back` finds the pairs in it, their angles and the common magnitude.
+columns of a D x D matrix. `rope_of_matrices` finds the pairs in it, their angles and the common magnitude.
 """
 
 # pyright: reportMissingImports=false
@@ -31,7 +31,7 @@ def members(layout: str, width: int, start: int = 0) -> tuple[np.ndarray, np.nda
     return first + start, second + start
 
 
-def read_back(matrices: Sequence[Any]) -> dict[str, Any] | None:
+def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
     """Return the rope that makes these matrices, one for a step on each axis: radians and axis of each pair, magnitude, layouts.
 
     Column i of the matrix of an axis is the unit vector e_i, rotated by one step on that axis. None if nothing rotates;

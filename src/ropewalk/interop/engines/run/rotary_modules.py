@@ -38,7 +38,7 @@ def layers_of(
         if type(module).__module__.startswith(package) and hasattr(module, "rotary_dim"):
             owner = model.get_submodule(name.rpartition(".")[0])
             used = _uses(owner, module, axes, is_attending, call)
-            ropes[int(number[1])] = probe.read_back(_matrices(module, axes, length)) if used else None
+            ropes[int(number[1])] = probe.rope_of_matrices(_matrices(module, axes, length)) if used else None
     if not ropes:  # transformers' own code, run by the engine
         return transformers_tables.layers_of(model, length)
     return [ropes.get(layer) for layer in range(max(layers) + 1)]

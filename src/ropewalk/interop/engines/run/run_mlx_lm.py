@@ -28,7 +28,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     ropes: list[dict[str, Any] | None] = []
     for layer in model.layers:
         rope, size = _rope_of(layer, config)
-        ropes.append(None if rope is None else probe.read_back([_matrix(rope, size, row["length"])]))
+        ropes.append(None if rope is None else probe.rope_of_matrices([_matrix(rope, size, row["length"])]))
     return probe.distinct(ropes)
 
 

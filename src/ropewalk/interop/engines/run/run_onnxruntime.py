@@ -38,7 +38,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
-    """Return the rope that the operator computes with the cos and sin of a spec; None if there is no spec."""
+    """Return what `rope_of_matrices` finds of the rotation that the operator computes from a spec; None if there is no spec."""
     if spec is None:
         return None
     if spec.needs_length:
@@ -52,7 +52,7 @@ def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
     # the unit vectors of a head as [1, heads, tokens, size], the same for each token
     units = np.repeat(np.eye(spec.head_dim, dtype=np.float32)[None, :, None], axes, axis=2)
     rotated = _session(spec).run(None, {"x": units, "cos": cos, "sin": sin})[0]
-    return probe.read_back([rotated[0, :, step].T for step in range(axes)])
+    return probe.rope_of_matrices([rotated[0, :, step].T for step in range(axes)])
 
 
 def _session(spec: RopeSpec) -> onnxruntime.InferenceSession:

@@ -34,7 +34,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     current = [0]  # the layer that runs; a list, because the hooks and the recorder share it
 
     def enter(index: int):
-        """Return a hook that sets the layer that runs."""
+        """Return a hook that notes in `current` that layer `index` runs."""
 
         def hook(*_: Any) -> None:
             current[0] = index
@@ -62,7 +62,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     for index in range(len(layers)):
         matrices = recorded.get(index)
         steps = None if matrices is None else [matrix.numpy() for matrix in matrices[1 : 1 + axes]]  # position 0 comes first
-        ropes.append(None if steps is None else probe.read_back(steps))
+        ropes.append(None if steps is None else probe.rope_of_matrices(steps))
     return probe.distinct(ropes)
 
 
