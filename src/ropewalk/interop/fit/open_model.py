@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +42,24 @@ def open_model(
 def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     """Return the model of a transformers folder, and the function that encodes text for it."""
     transformers = import_transformers()
-    logging = transformers.utils.logging
-    had_bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # stderr is for one line of an error, or for the progress of the fit
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        with _no_progress_bar(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         return model, encoder(tokenizer)
     except Exception as error:  # transformers raises errors of many types for a folder that it cannot read
         reason = " ".join(str(error).split())[:200]
         raise RopeError("model", f"must be a folder that transformers loads, with its tokenizer ({reason})", str(path)) from None
+
+
+@contextmanager
+def _no_progress_bar(transformers: Any) -> Iterator[None]:
+    """Context manager: transformers shows no progress; stderr is for one line of an error, or for the progress of the fit."""
+    logging = transformers.utils.logging
+    had_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
     finally:
         if had_bar:
             logging.enable_progress_bar()
@@ -58,13 +68,17 @@ def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     """Return a transformers model with the dequantised weights of a GGUF file, and the file's own tokenizer."""
     weights, transformers = GgufWeights(path), import_transformers()
-    config = {key: value for key, value in weights.config.items() if key != "rope_theta"} | hf_config(weights.file)
-    model = cast_weights(transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config)), dtype)
-    missing, unexpected = model.load_state_dict({name: weights.read(name) for name in weights.names}, strict=False)
+    fields = {key: value for key, value in weights.config.items() if key != "rope_theta"} | hf_config(weights.file)
+    config = transformers.AutoConfig.for_model(**fields)
+    with torch.device("meta"):  # for its class and its names; weights of its own would be drawn at random, which takes seconds
+        outline = transformers.AutoModelForCausalLM.from_config(config)
+    expected, found = set(outline.state_dict()), set(weights.names)
     # a file without an output matrix is that of a model that shares the embeddings
-    if unexpected or set(missing) - {"lm_head.weight"}:
-        raise RopeError("model", "must hold the weights of its architecture and no others", [*missing, *unexpected])
-    model.tie_weights()
+    if wrong := sorted((expected ^ found) - ({"lm_head.weight"} - found)):
+        raise RopeError("model", "must hold the weights of its architecture and no others", wrong)
+    state = {name: weights.read(name) for name in weights.names}
+    with _no_progress_bar(transformers):
+        model = type(outline).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
     made = gguf_tokenizer(path)
     return model, lambda text: made.encode(text, add_special_tokens=False).ids
 
