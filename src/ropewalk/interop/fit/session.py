@@ -26,6 +26,7 @@ from ropewalk.interop.fit.open_model import encoder, open_model
 from ropewalk.interop.fit.passkeys import Encode, depths, passkey_lengths, shortest_passkey, wording
 from ropewalk.interop.fit.reader import Reader, evaluating, trained_length
 from ropewalk.interop.fit.text import bands_of, read_text, windows_of
+from ropewalk.interop.fit.weight_layout import weights_by_columns
 from ropewalk.interop.patch import patched
 from ropewalk.machine import machine
 from ropewalk.models.decoder import Decoder
@@ -113,7 +114,7 @@ def fit(
     tokens = _tokens(text, encode)
     samples, spare = _samples(tokens, encode, trained, to, windows, passkeys, seed, bool(search))
     facts = _facts(name, model, text, tokens, samples) | {"long_ppl": long_ppl}
-    with evaluating(model), _on_our_kernels(model) as kernels, native_attention(model) as attention:
+    with evaluating(model), weights_by_columns(model), _on_our_kernels(model) as kernels, native_attention(model) as attention:
         reader = Reader(model)
         ledger = Ledger(None if out is None else Path(out) / ROWS, facts)
         meter = Meter(reader, samples, ledger, report or _to_terminal, long_ppl)
