@@ -40,7 +40,8 @@ class AxisMap:
         if self.scaled is not None:
             if self.ladder == "shared":
                 raise RopeError("scaled", "needs ladder='per_axis': axes that share a ladder also share its scaling", self.scaled)
-            object.__setattr__(self, "scaled", tuple(integer("scaled", a, low=0, high=num_axes - 1) for a in self.scaled))
+            scaled = tuple(integer("scaled", axis, low=0, high=num_axes - 1) for axis in self.scaled)
+            object.__setattr__(self, "scaled", scaled)
         object.__setattr__(self, "axis_of_pair", axes)
         object.__setattr__(self, "num_axes", num_axes)
 
@@ -84,9 +85,8 @@ class MixedAxes:
         put("seed", integer("seed", self.seed, low=0))
         put("theta", number("theta", self.theta, low=1e-30))
         if self.pairs % 2:
-            raise RopeError(
-                "pairs", "must be even: half of the pairs start along a direction, half perpendicular to it", self.pairs
-            )
+            rule = "must be even: half of the pairs start along a direction, half perpendicular to it"
+            raise RopeError("pairs", rule, self.pairs)
         if self.num_axes != 2:
             raise RopeError("num_axes", "must be 2: mixed frequencies are defined for (height, width)", self.num_axes)
 

@@ -77,7 +77,7 @@ def cos_sin(xp: Any, spec: RopeSpec, positions: Any, length: int | None, key: bo
     # without a magnitude on q alone, keys have the table of queries, which a compiler then computes once
     for table in levels(spec, length, key and spec.magnitude_on == "q"):
         parts.append(rows_at(xp, array(xp, table), (positions >> shift) & (len(table) - 1), spec))
-        shift += len(table).bit_length() - 1
+        shift += len(table).bit_length() - 1  # a table of 2^n rows covers n bits of a position
     return cos_sin_of_sum(parts)
 
 

@@ -27,7 +27,7 @@ def execute(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend:
     """Run a kernel and return the rotated tensors: new ones, or `xs` themselves if `inplace`."""
     outs = xs if inplace else tuple(torch.empty_like(x) for x in xs)
     if any(x.is_cpu and x.stride(-1) != 1 for x in (*xs, *outs)):
-        _on_copies(xs, outs, request, backend)
+        _on_copies(xs, outs, request, backend)  # the native CPU kernel needs a last stride of 1
     else:
         pick(xs, request, backend).run(xs, outs, request)
     if inplace:
@@ -263,9 +263,8 @@ def request_tables(request: Request, seq: int, device: torch.device, dtype: torc
     positions = request.explicit_positions(seq, device)
     if _Replaced.tables is not None:
         return _Replaced.tables(request, positions, dtype, key)
-    return torch.ops.ropewalk.cos_sin(
-        positions, _as_tensor(request.length, device), _as_text(request), dtype, request.magnitude_power, key
-    )
+    length = _as_tensor(request.length, device)
+    return torch.ops.ropewalk.cos_sin(positions, length, _as_text(request), dtype, request.magnitude_power, key)
 
 
 def _as_tensor(length: Length, device: torch.device) -> Tensor | None:

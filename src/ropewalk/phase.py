@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-# 1 / (2 pi) as an unevaluated sum of two doubles, good to 107 bits
+# 1 / (2 pi) as the sum of two float64 numbers, good to 107 bits
 _INVERSE_TWO_PI = 0.15915494309189535
-_INVERSE_TWO_PI_REST = -9.839338337591243e-18
+_INVERSE_TWO_PI_LOW = -9.839338337591243e-18
 
 
 def phase_steps(radians: Tensor, low: Tensor | None = None) -> Tensor:
@@ -46,11 +46,11 @@ def cos_sin_of_turns(phase: Tensor) -> tuple[Tensor, Tensor]:
 def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x / (2 pi) as high + low; both factors are split into halves of 26 bits, so every partial product is exact."""
     x_top = _top_half(x)
-    x_rest = x - x_top
+    x_bottom = x - x_top
     high = x * _INVERSE_TWO_PI
-    # the rounding error of `high`: the exact product, as the sum of four partial products, minus `high`
-    low = ((x_top * _C_TOP - high) + x_top * _C_REST + x_rest * _C_TOP) + x_rest * _C_REST
-    return high, low + x * _INVERSE_TWO_PI_REST
+    # the rounding error of `high`: the exact product, as the sum of four products of halves, minus `high`
+    low = ((x_top * _FACTOR_TOP - high) + x_top * _FACTOR_BOTTOM + x_bottom * _FACTOR_TOP) + x_bottom * _FACTOR_BOTTOM
+    return high, low + x * _INVERSE_TWO_PI_LOW
 
 
 def _top_half(x: Tensor) -> Tensor:
@@ -59,5 +59,6 @@ def _top_half(x: Tensor) -> Tensor:
     return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)
 
 
-_C_TOP = float(_top_half(torch.tensor(_INVERSE_TWO_PI, dtype=torch.float64, device="cpu")))
-_C_REST = _INVERSE_TWO_PI - _C_TOP
+# the halves of the factor 1 / (2 pi)
+_FACTOR_TOP = float(_top_half(torch.tensor(_INVERSE_TWO_PI, dtype=torch.float64, device="cpu")))
+_FACTOR_BOTTOM = _INVERSE_TWO_PI - _FACTOR_TOP

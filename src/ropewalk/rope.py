@@ -125,28 +125,22 @@ class Rope(nn.Module):
     ) -> Inexact[Tensor, "... D"]:
         """Move keys rotated at `from_positions` to `to_positions` (under `to`, if given); see `rotation.rerotate`."""
         if self.spec.learned or (to is not None and to.spec.learned):
-            raise RopeError(
-                "rerotate", "needs fixed frequencies, but these are learned; compute the keys again", self.spec.scaling
-            )
+            rule = "needs fixed frequencies, but these are learned; compute the keys again"
+            raise RopeError("rerotate", rule, self.spec.scaling)
         options |= {"to": None if to is None else to.spec, "backend": self.backend, "tables": self.tables}
         return rotation.rerotate(k, self.spec, from_positions, to_positions, **options)
 
     def cos_sin(
-        self,
-        positions: Shaped[Tensor, "..."],
-        dtype: torch.dtype = torch.float32,
-        length: Length = None,
-        *,
-        key: bool = False,
+        self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None, *, key: bool = False
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
         """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included; `key` for those of keys."""
         if not positions.ndim:
             raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
         seq, device = positions.shape[-1], positions.device
-        request = request_for_tokens(self.spec, positions, 0, length, -2, seq, batch, device, self.tables)
+        request = request_for_tokens(self.spec, positions, 0, length, -2, seq, batch, device, self.tables)  # offset 0, seq_dim -2
         if self.spec.learned:
-            cos, sin = self._trained_tables(request.positions, key, 1)  # type: ignore[arg-type]  # they were given
+            cos, sin = self._trained_tables(request.positions, key, magnitude_power=1)  # type: ignore[arg-type]  # they were given
             return cos.to(dtype), sin.to(dtype)
         return request_tables(request, seq, device, dtype, key)
 

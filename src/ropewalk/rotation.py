@@ -21,7 +21,7 @@ from ropewalk.table import strategies
 from ropewalk.tracing import are_batched_gradients, in_forward_mode, is_traced, is_vmap, transforms
 
 #: axes whose frequencies differ from head to head
-OF_HEADS = (MixedAxes, *PER_HEAD)
+DIFFERENT_BY_HEAD = (MixedAxes, *PER_HEAD)
 
 
 def rotate(
@@ -97,9 +97,8 @@ def rerotate(
         return k.copy_(moved) if inplace else moved
     # the angle of both rotations together, by the addition theorems
     cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
-    both = TableRequest(
-        cos.to(table_dtype(k)), sin.to(table_dtype(k)), back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start
-    )
+    cos, sin = cos.to(table_dtype(k)), sin.to(table_dtype(k))
+    both = TableRequest(cos, sin, back.seq_dim, old.layout_in, new.layout_out, spec.rotary_start)
     return run((k,), both, inplace, backend)[0]
 
 
@@ -112,9 +111,8 @@ def _as_table_request(request: Request, x: Tensor, dtype: torch.dtype, key: bool
         heads_per_table = x.shape[head_axis] // cos.shape[1]  # type: ignore[index]  # checked: there is an axis of heads
         if heads_per_table > 1:
             cos, sin = (table.repeat_interleave(heads_per_table, dim=1) for table in (cos, sin))
-    return TableRequest(
-        cos, sin if request.sign > 0 else -sin, request.seq_dim, request.layout_in, request.layout_out, request.start
-    )
+    sin = sin if request.sign > 0 else -sin
+    return TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start)
 
 
 def rotate_by(
@@ -200,14 +198,14 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
     Without gradients a kernel runs directly; with gradients, inside an autograd function; under torch.compile or another
     tracer, as a registered op; where other derivatives are needed, by plain torch.
     """
-    if isinstance(request, Request) and isinstance(request.spec.axes, OF_HEADS):
+    if isinstance(request, Request) and isinstance(request.spec.axes, DIFFERENT_BY_HEAD):
         return _by_head(xs, request, inplace, backend)
     traced = is_traced(xs)
     if inplace:
         check_no_overlap(xs, addresses=not traced)
     transforms_around = transforms() if traced else []
-    if _needs_formula(request, transforms_around) or (not traced and are_batched_gradients(xs)):
-        rotated = tuple(_by_formula(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
+    if _needs_plain_torch(request, transforms_around) or (not traced and are_batched_gradients(xs)):
+        rotated = tuple(_by_plain_torch(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
         return through_op(xs, request, inplace, mapped=bool(transforms_around))  # all of them are vmap
@@ -233,7 +231,7 @@ def _by_head(xs: tuple[Tensor, ...], request: Request, inplace: bool, backend: s
     return tuple(rotated)
 
 
-def _by_formula(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
+def _by_plain_torch(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
     """Return x rotated by plain torch operations, which are differentiable in every way that torch knows."""
     if isinstance(request, Request):
         request = _as_table_request(request, x, table_dtype(x), key)
@@ -241,7 +239,7 @@ def _by_formula(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
     return differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request)
 
 
-def _needs_formula(request: AnyRequest, transforms_around: list) -> bool:
+def _needs_plain_torch(request: AnyRequest, transforms_around: list) -> bool:
     """Return whether x cos + rotate_half(x) sin must be computed by torch's own differentiable operations.
 
     They are needed for derivatives that the autograd rule does not cover: derivatives with respect to tables, forward-mode

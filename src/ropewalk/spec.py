@@ -105,9 +105,8 @@ class RopeSpec:
         if self.rotary_dim is None or isinstance(self.rotary_dim, _WholeHead):
             if width % 2:
                 field = "rotary_start" if self.head_dim % 2 == 0 else "head_dim"
-                raise RopeError(
-                    field, "must leave an even number of dimensions to rotate; give rotary_dim to rotate fewer", width
-                )
+                rule = "must leave an even number of dimensions to rotate; give rotary_dim to rotate fewer"
+                raise RopeError(field, rule, width)
             return _WholeHead(width)
         rotary_dim = integer("rotary_dim", self.rotary_dim, low=2, high=width)
         if rotary_dim % 2:

@@ -218,7 +218,7 @@ def with_magnitude(
     key: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin times the magnitude to the power `magnitude_power`, rounded once to `dtype`."""
+    """Return cos and sin times the magnitude, with xPos's growth, to the power `magnitude_power`, rounded once to `dtype`."""
     factor = magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power
     if isinstance(factor, Tensor) and factor.ndim:
         factor = factor[:, None, None]  # [B] against [B, S, pairs]

@@ -22,7 +22,8 @@ def torch_why_not(q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, m
         return "this torch has no context parallel"
     if masking.bias is not None:
         return "torch's context parallel supports no bias on the scores"
-    if unsupported := [*masks, *(["window"] if masking.window is not None else [])]:
+    unsupported = list(masks) if masking.window is None else [*masks, "window"]
+    if unsupported:
         return f"torch's context parallel masks by causality only, not by {', '.join(unsupported)}"
     if not (isinstance(order, str) and order == "head_tail") or not masking.causal:
         return "torch's context parallel supports only causal attention over head_tail shards"
@@ -35,7 +36,7 @@ def torch_why_not(q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, m
 
 @contextmanager
 def _torch_context(mesh) -> Iterator[None]:
-    """Enter torch's context_parallel. It requires a buffer to shard: 2W tokens are the fewest that head_tail allows."""
+    """Enter torch's context_parallel. It requires a buffer to shard; on W ranks, 2W tokens are the fewest it accepts."""
     from torch.distributed.tensor.experimental import context_parallel
 
     buffer = torch.empty(2 * mesh.size(), device=mesh.device_type)

@@ -70,9 +70,9 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
 
 def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key) -> list:
     """Return the rules of `rotate`: a list of (placements of the outputs, placements of the arguments)."""
-    rest = [None] * 5  # the arguments after `length` are no tensors
+    others = [None] * 5  # the arguments after `length` are no tensors
     return [
-        ([x_at], [x_at, positions_at, None, length_at, *rest])
+        ([x_at], [x_at, positions_at, None, length_at, *others])
         for x_at, positions_at, length_at in _angle_rules(x, positions, length, seq_dim)
     ]
 
@@ -83,44 +83,44 @@ def _rotate_inplace_rules(*args) -> list:
 
 
 def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power) -> list:
-    """Return the rules of `rotate_qk`, where q and k are sharded alike, or q by heads with k replicated."""
-    rest = [None] * 4
+    """Return the rules (placements of outputs, of arguments) of `rotate_qk`: q and k sharded alike, or q alone, by heads."""
+    others = [None] * 4  # the arguments that are no tensors
     rules = [
-        ([x_at, x_at], [x_at, x_at, positions_at, None, length_at, *rest])
+        ([x_at, x_at], [x_at, x_at, positions_at, None, length_at, *others])
         for x_at, positions_at, length_at in _angle_rules(q, positions, length, seq_dim)
     ]
-    head = token_axes(q.ndim, seq_dim)[2]
+    _, _, head = token_axes(q.ndim, seq_dim)
     if head is not None:
         # k with too few heads to shard stays replicated while q is sharded
         q_at, k_at = _shard(q, head), _replicate(k)
-        rules.append(([q_at, k_at], [q_at, k_at, _replicate(positions), None, _replicate(length), *rest]))
+        rules.append(([q_at, k_at], [q_at, k_at, _replicate(positions), None, _replicate(length), *others]))
     return rules
 
 
 def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
-    """Return the rules of the operator `ropewalk::turn`: x and its tables cos and sin are sharded along the same axis."""
+    """Return the rules (placements of the outputs, of the arguments) of `ropewalk::turn`: x and its tables are sharded alike."""
     seq, batch, head = token_axes(x.ndim, seq_dim)
-    rest = [None] * 4  # the four arguments that are no tensors have no placement
+    others = [None] * 4  # the arguments that are no tensors
     placements = [(_replicate(x), _replicate(cos)), (_shard(x, seq), _shard(cos, -2))]
     # tables are [S, P], [B, S, P] or [B, H, S, P]; an axis of size 1 is broadcast
     for axis, dim, min_ndim in ((batch, 0, 3), (head, 1, 4)):
         if axis is not None:
             varies = cos.ndim >= min_ndim and cos.shape[dim] > 1
             placements.append((_shard(x, axis), _shard(cos, dim) if varies else _replicate(cos)))
-    return [([x_at], [x_at, table_at, table_at, *rest]) for x_at, table_at in placements]
+    return [([x_at], [x_at, table_at, table_at, *others]) for x_at, table_at in placements]
 
 
 def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list:
-    """Return the rules of `cos_sin`: the tables are sharded as positions are, along tokens or batch rows."""
+    """Return the rules (placements of the outputs, of the arguments) of `cos_sin`: tables are sharded as positions are."""
     from torch.distributed.tensor import Shard
 
     # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]
-    rest = [None] * 4
+    others = [None] * 4  # the arguments that are no tensors
     per_row = getattr(length, "ndim", 0) == 1
     replicated, tokens = _replicate(positions), Shard(1 if positions.ndim > 1 or per_row else 0)
-    rules = [([replicated, replicated], [replicated, _replicate(length), *rest])]
-    rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *rest]))
+    rules = [([replicated, replicated], [replicated, _replicate(length), *others])]
+    rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *others]))
     if positions.ndim > 1 and (length is None or (per_row and length.shape[0] == positions.shape[-2])):
         rows = Shard(0)
-        rules.append(([rows, rows], [_shard(positions, -2), None if length is None else rows, *rest]))
+        rules.append(([rows, rows], [_shard(positions, -2), None if length is None else rows, *others]))
     return rules

@@ -89,8 +89,9 @@ def ring_attention(
     masking = Masking(bias_of(encoding), scale, causal, None if window is None else integer("window", window, low=1))
     if masking.bias is not None and q_positions is None:
         raise RopeError("q_positions", "must be given: the bias depends on them", None)
-    picked = pick_engine(q, k, masking, order, masks, engine)[0]
-    positions = (q_positions, q_positions if k_positions is None else k_positions) if masking.bias is not None else (None, None)
+    picked, _ = pick_engine(q, k, masking, order, masks, engine)
+    k_positions = q_positions if k_positions is None else k_positions
+    positions = (None, None) if masking.bias is None else (q_positions, k_positions)
     ring = Ring(group)
     facts = _facts(q, k, v, positions[1], masking) | {name: name in masks for name in ("documents", "padding")}
     facts |= {"order": order_number(order), "engine": ENGINES.index(picked)}
@@ -105,8 +106,8 @@ def ring_attention(
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) -> None:
     """Raise an error unless q, k, v and (q_positions, k_positions) fit together."""
-    same = q.ndim == k.ndim == v.ndim == 4 and k.shape == (q.shape[0], k.shape[1], *q.shape[2:]) and v.shape[:-1] == k.shape[:-1]
-    if not same or q.shape[1] % k.shape[1]:
+    fit = q.ndim == k.ndim == v.ndim == 4 and k.shape == (q.shape[0], k.shape[1], *q.shape[2:]) and v.shape[:-1] == k.shape[:-1]
+    if not fit or q.shape[1] % k.shape[1]:
         rule = "must be [B, heads, S, D] with q's tokens, and its heads must divide q's; v must have k's heads and tokens"
         raise RopeError("k", rule, [list(t.shape) for t in (q, k, v)])
     for name, each in zip(("q_positions", "k_positions"), positions, strict=True):
@@ -115,15 +116,13 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) ->
 
 
 def _facts(q: Tensor, k: Tensor, v: Tensor, k_positions: Tensor | None, masking: Masking) -> dict[str, int | torch.dtype]:
-    """Return what all ranks must have in common, because they send each other k, v and k_positions."""
-    names, shapes = (
-        ("batch", "q heads", "k heads", "head_dim", "v head_dim"),
-        (*q.shape[:2], k.shape[1], k.shape[-1], v.shape[-1]),
-    )
+    """Return the sizes, dtypes and masks that all ranks must have in common: they send each other k, v and k_positions."""
+    batch, q_heads, _, head_dim = q.shape
+    sizes = {"batch": batch, "q heads": q_heads, "k heads": k.shape[1], "head_dim": head_dim, "v head_dim": v.shape[-1]}
     dtypes = {"k dtype": k.dtype, "v dtype": v.dtype, "positions dtype": torch.bool if k_positions is None else k_positions.dtype}
     rows = () if k_positions is None else k_positions.shape[:-1]
     axes = {"positions axes": len(rows), "positions rows": math.prod(rows), "bias": masking.bias is not None}
-    return dict(zip(names, shapes, strict=True)) | dtypes | axes | {"causal": masking.causal, "window": masking.window or 0}
+    return sizes | dtypes | axes | {"causal": masking.causal, "window": masking.window or 0}
 
 
 def pick_engine(
@@ -192,18 +191,10 @@ def _tiles(call: RingCall, q: Tensor, keys: dict[str, Tensor], source: int) -> I
             allowed = mask if allowed is None else allowed & mask
         parts = (q[:, :, q_slice], keys["k"][:, :, k_slice], keys["v"][:, :, k_slice])
         q_part, k_part, v_part = (part.detach().to(compute_dtype) for part in parts)
-        yield (
-            q_slice,
-            k_slice,
-            Tile(
-                q_part,
-                k_part,
-                v_part,
-                None if q_positions is None else q_positions[..., q_slice],
-                None if k_positions is None else k_positions[..., k_slice],
-                allowed,
-            ),
-        )
+        tile = Tile(q_part, k_part, v_part, allowed=allowed)
+        if q_positions is not None and k_positions is not None:
+            tile = tile._replace(q_positions=q_positions[..., q_slice], k_positions=k_positions[..., k_slice])
+        yield q_slice, k_slice, tile
 
 
 def _token_masks(call: RingCall, keys: dict[str, Tensor], q_slice: slice, k_slice: slice) -> Iterator[Tensor]:
@@ -219,8 +210,8 @@ def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[st
     optional = {"positions": call.positions[1], "documents": call.documents, "padding": call.padding}
     keys = {"k": k, "v": v} | {name: t for name, t in optional.items() if t is not None}
     for step in range(call.ring.size):
-        coming = len(call.indices[call.ring.source(step + 1)])  # how many keys arrive next
-        receive = call.ring.send_next(list(keys.values()), coming) if step + 1 < call.ring.size else None
+        next_count = len(call.indices[call.ring.source(step + 1)])  # how many keys arrive next
+        receive = call.ring.send_next(list(keys.values()), next_count) if step + 1 < call.ring.size else None
         yield call.ring.source(step), keys
         keys = keys if receive is None else dict(zip(keys, receive(), strict=True))
 
@@ -258,19 +249,19 @@ class _RingAttention(torch.autograd.Function):
         receive = None
         with torch.autocast(q.device.type, enabled=False):
             for step, (source, keys) in enumerate(_rounds(call, k, v)):
-                step_grads = [torch.zeros_like(keys[name], dtype=out.dtype) for name in "kv"]
+                step_grads = [torch.zeros_like(keys[name], dtype=out.dtype) for name in ("k", "v")]
                 for q_slice, k_slice, tile in _tiles(call, q, keys, source):
                     per_query = (grad[:, :, q_slice], grad_dot_out[:, :, q_slice], log_sum[:, :, q_slice])
-                    dq, dk, dv, *rest = _tile_grads(call.masking, tile, *per_query, parameters)
+                    dq, dk, dv, *parameter_parts = _tile_grads(call.masking, tile, *per_query, parameters)
                     q_grad[:, :, q_slice] += dq
                     step_grads[0][:, :, k_slice] += dk
                     step_grads[1][:, :, k_slice] += dv
-                    for total, part in zip(parameter_grads, rest, strict=True):
+                    for total, part in zip(parameter_grads, parameter_parts, strict=True):
                         total += part
                 # the gradients of these keys follow them one step later
                 so_far = [k_grad, v_grad] if receive is None else receive()
-                coming = len(call.indices[call.ring.source(step + 1)])
-                receive = call.ring.send_next([a + b for a, b in zip(so_far, step_grads, strict=True)], coming)
+                totals = [total + part for total, part in zip(so_far, step_grads, strict=True)]
+                receive = call.ring.send_next(totals, len(call.indices[call.ring.source(step + 1)]))
             k_grad, v_grad = receive()  # type: ignore[misc]  # a ring has at least one rank
         return None, q_grad.to(q.dtype), k_grad.to(k.dtype), v_grad.to(v.dtype), *parameter_grads
 

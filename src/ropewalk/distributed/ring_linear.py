@@ -65,7 +65,8 @@ def ring_linear_attention(
     check_linear(q, k, v, rope, form, phi, None, chunk)
     check_token_masks(q.shape[0], q.shape[-2], padding, None)
     check_order(order, q.shape[-2])
-    ring, sizes = Ring(group), {"batch": q.shape[0], "heads": q.shape[1], "head_dim": q.shape[-1], "v head_dim": v.shape[-1]}
+    ring = Ring(group)
+    sizes = {"batch": q.shape[0], "heads": q.shape[1], "head_dim": q.shape[-1], "v head_dim": v.shape[-1]}
     facts = {"dtype": q.dtype, "form": FORMS.index(form), "causal": causal, "order": order_number(order)}
     lengths = exchange_lengths(q.shape[-2], q.device, group, sizes | facts)
     runs, most = _runs(token_indices(order, lengths, ring), ring.rank)
@@ -78,17 +79,18 @@ def ring_linear_attention(
         parts = [left_padded(real[:, run.local]) + base[:, None] for run, base in zip(runs, before, strict=True)]
         positions = torch.cat(parts, dim=-1)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
-    of_runs = [(Features(*(t[:, :, run.local] for t in features)), v[:, :, run.local]) for run in runs]
+    features_of_runs = [Features(*(t[:, :, run.local] for t in features)) for run in runs]
+    values_of_runs = [v[:, :, run.local] for run in runs]
     # second exchange: the sums over the keys of every run; other ranks need only these sums, not the keys
-    own_sums = [key_sums(*each) for each in of_runs]
-    kv_shape, k_shape = (each.shape for each in own_sums[0])
-    joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in own_sums]
+    our_sums = [key_sums(*of_run) for of_run in zip(features_of_runs, values_of_runs, strict=True)]
+    kv_shape, k_shape = (sums.shape for sums in our_sums[0])
+    joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in our_sums]
     kv_sums, k_sums = _of_all_runs(joined, most, group).split((kv_shape[1:].numel(), k_shape[1:].numel()), dim=-1)
     outs, states = [], []
-    for run, each, base in zip(runs, of_runs, before, strict=True):
+    for run, run_features, values, base in zip(runs, features_of_runs, values_of_runs, before, strict=True):
         visible = run.earlier if causal else run.others
         state = State(kv_sums[visible].sum(dim=0).view(kv_shape), k_sums[visible].sum(dim=0).view(k_shape), base)
-        out, kv_sum, k_sum = attend(*each, state, causal, chunk, eps)
+        out, kv_sum, k_sum = attend(run_features, values, state, causal, chunk, eps)
         outs.append(out)
         states.append(State(kv_sum, k_sum, counts[[*visible, run.number]].sum(dim=0)))
     # the run with the most earlier runs is the last of this rank
@@ -109,21 +111,21 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
         rule = f"must give a rank at most {MAX_RUNS} runs of consecutive tokens; use 'contiguous' or 'head_tail', or softmax"
         raise RopeError("order", rule, [len(each) for each in bounds])
     # number of a run (its row in `_of_all_runs`) -> index of its first token in the sequence; an empty run is after all tokens
-    first = {
-        owner * most + i: int(indices[owner][start]) if end > start else 2**62
-        for owner, each in enumerate(bounds)
-        for i, (start, end) in enumerate(each)
-    }
+    first_token = {}
+    for owner, runs in enumerate(bounds):
+        for i, (start, end) in enumerate(runs):
+            first_token[owner * most + i] = int(indices[owner][start]) if end > start else 2**62
+    our_runs = []
+    for i, (start, end) in enumerate(bounds[rank]):
+        number = rank * most + i
+        earlier = [other for other in first_token if first_token[other] < first_token[number]]
+        others = [other for other in first_token if other != number]
+        our_runs.append(Run(slice(start, end), number, earlier, others))
+    return our_runs, most
 
-    def run(number: int, start: int, end: int) -> Run:
-        """Return the run with this number, which holds tokens start ... end - 1 of the rank."""
-        earlier = [other for other in first if first[other] < first[number]]
-        return Run(slice(start, end), number, earlier, [other for other in first if other != number])
 
-    return [run(rank * most + i, *each) for i, each in enumerate(bounds[rank])], most
-
-
-def _of_all_runs(own: list[Tensor], most: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the tensors of the runs of all ranks, [world * most, ...]; missing runs are zeros."""
-    filled = [*own, *[torch.zeros_like(own[0])] * (most - len(own))]
+def _of_all_runs(of_our_runs: list[Tensor], most: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the tensors of the runs of all ranks, [world * most, ...]; a rank with fewer than `most` runs adds zeros."""
+    missing = most - len(of_our_runs)
+    filled = [*of_our_runs, *[torch.zeros_like(of_our_runs[0])] * missing]
     return gather(torch.stack(filled), group).flatten(0, 1)

@@ -68,8 +68,8 @@ def exchange_lengths(
     lengths, *columns = gather(torch.tensor([tokens, *numbers], device=device), group).T.tolist()
     for (name, fact), column in zip(facts.items(), columns, strict=True):
         if len(set(column)) > 1:
-            found = [DTYPES[number] for number in column] if isinstance(fact, torch.dtype) else column
-            raise RopeError(name, "must be the same on every rank", found)
+            by_rank = [DTYPES[number] for number in column] if isinstance(fact, torch.dtype) else column
+            raise RopeError(name, "must be the same on every rank", by_rank)
     return lengths
 
 

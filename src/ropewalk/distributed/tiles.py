@@ -31,15 +31,16 @@ class Span(NamedTuple):
 
 def runs_of(indices: Tensor) -> list[tuple[int, int]]:
     """Return (start, end) of every run of consecutive indices."""
-    return list(pairwise([0, *((indices.diff() != 1).nonzero().flatten() + 1).tolist(), len(indices)]))
+    starts_after_jumps = (indices.diff() != 1).nonzero().flatten() + 1
+    return list(pairwise([0, *starts_after_jumps.tolist(), len(indices)]))
 
 
 def spans(indices: Tensor, tile: int) -> list[Span]:
     """Return a rank's tokens divided into tiles; a tile ends early where the indices jump: zigzag sharding gives two runs."""
     runs = runs_of(indices)
     runs = runs if len(runs) <= MAX_RUNS else [(0, len(indices))]  # scattered tokens would give tiny tiles
-    slices = [slice(a, min(a + tile, end)) for start, end in runs for a in range(start, end, tile)]
-    return [Span(part, int(indices[part].min()), int(indices[part].max())) for part in slices]
+    slices = [slice(first, min(first + tile, end)) for start, end in runs for first in range(start, end, tile)]
+    return [Span(local, int(indices[local].min()), int(indices[local].max())) for local in slices]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +73,9 @@ def bias_of(encoding: Encoding | Bias | None) -> Encoding | Bias | None:
     """Return `encoding`, or None if it is an Encoding that adds nothing to scores and outputs."""
     if not isinstance(encoding, Encoding):
         return encoding
-    kind = type(encoding)
-    return None if kind.bias is Encoding.bias and kind.value_bias is Encoding.value_bias else encoding
+    cls = type(encoding)
+    adds_nothing = cls.bias is Encoding.bias and cls.value_bias is Encoding.value_bias
+    return None if adds_nothing else encoding
 
 
 class Tile(NamedTuple):
@@ -92,9 +94,10 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     q, k, v, q_positions, k_positions, allowed = tile
     grouped = k.shape[1], q.shape[1] // k.shape[1]  # key heads, and the query heads that share each of them
     scores = (q.unflatten(1, grouped) @ k.unsqueeze(2).mT).flatten(1, 2) * masking.scale
-    is_encoding = isinstance(masking.bias, Encoding)
-    if masking.bias is not None:
-        bias = (masking.bias.bias if is_encoding else masking.bias)(q, q_positions, k_positions)  # type: ignore[union-attr, operator]
+    encoding = masking.bias if isinstance(masking.bias, Encoding) else None
+    bias_function = masking.bias if encoding is None else encoding.bias
+    if bias_function is not None:
+        bias = bias_function(q, q_positions, k_positions)  # type: ignore[operator]
         scores = scores if bias is None else scores + bias.to(scores.dtype)
     empty = None
     if allowed is not None:
@@ -107,7 +110,7 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     if empty is not None:
         weights, log_sum = weights.masked_fill(empty, 0.0), log_sum.masked_fill(empty, -math.inf)
     out = (weights.unflatten(1, grouped) @ v.unsqueeze(2)).flatten(1, 2)
-    value_term = masking.bias.value_bias(weights, q_positions, k_positions) if is_encoding else None  # type: ignore[union-attr]
+    value_term = None if encoding is None else encoding.value_bias(weights, q_positions, k_positions)  # type: ignore[arg-type]
     return out if value_term is None else out + value_term.to(out.dtype), log_sum.squeeze(-1)
 
 
