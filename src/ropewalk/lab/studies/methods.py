@@ -177,7 +177,7 @@ def _how(method: str, facts: dict[str, Any]) -> str:
 
 
 def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
-    """Return the time of every method over the median of RoPE's, with its quartiles, and the peak memory over RoPE's."""
+    """Return a table of the time of every method, divided by the median of RoPE's, and of its peak memory, divided by RoPE's."""
 
     def times_rope(metric: str, name: str, what: str) -> str:
         """Return a cost of a method divided by RoPE's, with its quartiles if they differ."""
@@ -208,7 +208,7 @@ def found(rows: list[Row], name: str, length: int) -> Score | None:
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Return what the authors of these methods report, tested on these rows."""
+    """Return the claims of the authors of these methods, tested on these rows."""
     near, double, far = lengths[0], lengths[1], lengths[-1]
     losses = {length: {name: score(rows, "loss", model=name, length=length) for name in ALL} for length in lengths}
     hits = {name: found(rows, name, double) for name in ALL}

@@ -130,7 +130,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     ]
     series = {f"stage {stage}, at {trained[stage]}": by_length(rows, lengths, stage=stage) for stage in stages}
     figure = line_figure(series, title="Masked loss by length", x="length of the input", y="loss, nats per byte")
-    ours = Ours(columns[1:], {stage: tuple(rest) for stage, *rest in cells})
+    ours = Ours(columns[1:], {stage: tuple(values) for stage, *values in cells})
     return Findings(tables, {"mlm_lengths": figure}, claims(rows, stages, trained), {"roformer-stages": ours})
 
 

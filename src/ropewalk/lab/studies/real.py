@@ -74,8 +74,8 @@ def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int, 
         raise RopeError("text", rule, f"{[len(each) for each in tokens]} tokens")
     shares = [0] * len(texts)
     for _ in range(min(count, sum(available))):  # one window more of the text that has the fewest yet
-        unfinished = [text for text in range(len(texts)) if shares[text] < available[text]]
-        shares[min(unfinished, key=lambda text: shares[text])] += 1
+        unfinished = [i for i in range(len(texts)) if shares[i] < available[i]]
+        shares[min(unfinished, key=lambda i: shares[i])] += 1
     shares[0] += spare
     by_text = [windows_of(each, length, share) for each, share in zip(tokens, shares, strict=True) if share]
     first_spare = len(by_text[0]) - spare

@@ -85,7 +85,7 @@ class Continuation:
         return self.model(tokens[None], past_key_values=cache, position_ids=positions, use_cache=True).logits[0].float()
 
     def cached(self, tokens: Tensor, first: int = 0) -> Any:
-        """Return the cache after tokens [S]."""
+        """Return a new cache that has read tokens [S] at positions from `first`."""
         cache = self.new_cache()
         self.read(tokens, cache, first)
         return cache
@@ -102,9 +102,9 @@ class Continuation:
         return cache
 
     def losses(self, window: Tensor, count: int, sinks: int, shift: int) -> dict[str, float]:
-        """Return the loss of the last `count` tokens of a window for every way of continuing.
+        """Return the loss of the last `count` tokens of a window for every way to continue from a cache.
 
-        A cache holds the tokens before them but the last, which is read again because its logits predict the next token.
+        The cache has all tokens before them except the last one, which is read again because its logits predict the next token.
         """
         length = len(window) - count
         last, half = length - 1, length // 2

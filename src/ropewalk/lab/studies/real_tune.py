@@ -121,7 +121,7 @@ def cudnn_first() -> AbstractContextManager[Any]:
 
 
 def _method(name: str, meter: Meter, spare: Tensor | None, search: int, spec: RopeSpec) -> Method:
-    """Return a method by name: longrope with searched factors, clipped with all pairs that turn less than once in training."""
+    """Return a method by name: longrope has searched factors, clipped the number of pairs with less than one turn in training."""
     if name == "clipped":
         trained, wavelengths = meter.samples.trained, 2 * math.pi / spec.frequencies().radians
         return Method(name, factor=False, options={"pairs": int((wavelengths > trained).sum())})
@@ -168,7 +168,7 @@ def train(
 
 
 def _is_large(model: Any, tokens: int) -> bool:
-    """Return whether the activations of a training step may not fit in 70 % of the GPU memory it can have; True on a CPU."""
+    """Return whether the activations of a training step may need more than 70 % of the unused GPU memory; True on a CPU."""
     device, config = next(model.parameters()).device, model.config
     if device.type != "cuda":
         return True
@@ -254,7 +254,7 @@ def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
 
 def _verdict(value: float, error: float, limit: float) -> str:
     """Return whether a value is at most the limit, with two standard errors of margin."""
-    if value + 2 * error <= limit + 1e-9:  # more than rounding errors above it
+    if value + 2 * error <= limit + 1e-9:  # 1e-9 for rounding errors
         return HOLDS
     return FAILS if value - 2 * error > limit else TIED
 
