@@ -33,7 +33,7 @@ def calls(remapping, batch, heads, k_heads, tokens, head_dim, width, dtype=torch
 def compare_with_plain_torch() -> None:
     """Odd sizes, grouped heads, values of another width, and queries that see no key of a piece."""
     for remapping in (SelfExtend(4, 64), DualChunk(96, 20)):
-        for sizes in ((2, 6, 2, 301, 20, 20), (1, 2, 1, 5, 16, 24)):
+        for sizes in ((1, 4, 2, 261, 20, 20), (2, 6, 2, 5, 16, 24)):
             for call in calls(remapping, *sizes):
                 assert lse.triton_why_not(call) is None
                 expected, found = lse.run_math(call), lse.attend_with_lse(call)
