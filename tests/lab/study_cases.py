@@ -1,9 +1,11 @@
 """Studies on a few kilobytes of text, and a way to start one in a process of its own."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,8 +33,10 @@ def tiny(name: str, folder: Path, **settings) -> Study:
     return replace(study, presets={"smoke": smoke})
 
 
-def run_tiny(name: str, folder: Path, out: str = "out", workers: int = 1, **settings) -> Path:
-    return run_study(tiny(name, folder, **settings), "smoke", folder / out, workers=workers, quiet=True)
+def run_tiny(name: str, folder: Path, out: str = "out", workers: int = 1, figures: bool = False, **settings) -> Path:
+    """The folder of a tiny study that has run; figures take longer than all else, so they are drawn where they are asked for."""
+    with nullcontext() if figures else mock.patch("ropewalk.lab.studies.study.draw_figures"):
+        return run_study(tiny(name, folder, **settings), "smoke", folder / out, workers=workers, quiet=True)
 
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}

@@ -53,7 +53,7 @@ class Reader(HTMLParser):
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("report")
     for name in RUN:
-        run_tiny(name, place)
+        run_tiny(name, place, figures=True)
     return place / "out"
 
 

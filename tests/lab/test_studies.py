@@ -31,7 +31,7 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_runs_and_writes_rows_facts_and_figures(name, place):
-    folder = run_tiny(name, place)
+    folder = run_tiny(name, place, figures=True)
     rows, facts = read_study(folder)
     assert rows == [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
     assert (facts["study"], facts["preset"]) == (name, "smoke")
@@ -187,8 +187,8 @@ def test_a_study_that_was_killed_goes_on_to_the_same_rows(tmp_path):
 
 
 def test_two_workers_give_the_rows_of_one(place):
-    alone = read_study(run_tiny("base", place, "alone"))[0]
-    assert read_study(run_tiny("base", place, "together", workers=2))[0] == alone
+    alone = read_study(run_tiny("base", place, "alone", bases=[100.0]))[0]
+    assert read_study(run_tiny("base", place, "together", workers=2, bases=[100.0]))[0] == alone
     assert distinct(alone, "loss", "seed") == [0, 1]
 
 
