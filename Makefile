@@ -26,10 +26,14 @@ help:
 
 setup: $(VENV)/.ready
 
+# two cores: one compiles the native library while the other installs torch, then the modules of torch that tests import while the
+# other installs the rest
+TORCH_PARTS := import torch._dynamo, torch._inductor.compile_fx, torch.distributed.tensor, torch.export
+
 $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/kernels/cpu/*.c src/ropewalk/kernels/cpu/*.inc src/ropewalk/kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) -c constraints.txt torch
-	$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
+	$(BIN)/python $(PIP) -c constraints.txt torch numpy & $(BIN)/python $(PIP) --no-deps -e . && wait
+	$(BIN)/python -c "$(TORCH_PARTS)" & $(BIN)/python $(PIP) -c constraints.txt "ropewalk[dev]" && wait
 	$(BIN)/ropewalk inspect --help > $(VENV)/help.txt
 	touch $@
 
