@@ -4,6 +4,7 @@ import ast
 import functools
 import http.server
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 import ropewalk as rw
 from browser import CHROMIUM, Browser
+from short_menus import WITH_MENU
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -38,7 +40,7 @@ MADE = re.compile(r"^<!-- (?P<name>[\w-]+): start -->$.*?^<!-- (?P=name): end --
 
 WIDTHS = (390, 1280, 1600)
 #: pages with long lines, wide tables, pictures, signatures and Chinese text; --full opens every page
-SAMPLE = ("index", "formulas", "gallery", "benchmarks", "zh/start", "reference/ropewalk.attention.softmax")
+SAMPLE = tuple(page for page in WITH_MENU if page != "start")
 #: what sticks out of the page, and code blocks whose lines are cut off
 FAULTS = """
 (() => {
@@ -65,15 +67,19 @@ class Links(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory, request) -> Path:
     """The site, built once in a process of its own: the runtime checks of the tests change signatures.
 
-    Without functions and classes in the contents of a page: for the menu, the theme copies the contents of all pages on each.
+    Without functions and classes in the contents of a page: for the menu, the theme copies the contents of all pages on each;
+    and, but with --full, with the menu on a few pages only.
     """
     folder = tmp_path_factory.mktemp("site")
     options = ["-W", "--keep-going", "-n", "-q", "-D", "toc_object_entries=0", "-d", folder / "trees"]
+    if not request.config.getoption("--full"):
+        options += ["-D", "extensions=myst_parser,sphinx.ext.autodoc,mathml,short_menus"]
     command = [sys.executable, "-m", "sphinx", *options, DOCS, folder / "html"]
-    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400, env=environment)
     assert built.returncode == 0, built.stderr
     return folder / "html"
 
