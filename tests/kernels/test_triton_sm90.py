@@ -130,10 +130,14 @@ def test_the_kernel_waits_before_it_reads_and_lets_the_next_one_start(case):
     assert ptx.index("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents") < ptx.index("st.global")
 
 
-def test_the_sine_unit_serves_16_bits_alone(case, tmp_path):
+def test_the_sine_unit_serves_16_bits_alone(case):
     """Its error vanishes in their rounding; float32 gets short polynomials, and rows come with their cos and sin."""
-    found = "MUFU.SIN" in machine_code(compiled(case), tmp_path, "-sass")
+    found = "sin.approx" in compiled(case).asm["ptx"]
     assert found == (case.dtype.itemsize == 2 and case.angles != "rows")
+
+
+def test_the_approximate_sine_is_that_of_the_sine_unit(tmp_path):
+    assert "MUFU.SIN" in machine_code(compiled(DECODE["64 rows"]), tmp_path, "-sass")
 
 
 def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
