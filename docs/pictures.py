@@ -1,12 +1,14 @@
 """Draw the pictures of the documentation: `python docs/pictures.py` writes docs/images/*.png.
 
-`python docs/pictures.py further` draws only the loss of a pretrained model by position, from committed rows.
+`python docs/pictures.py further` draws only what committed rows say about a pretrained model: its loss by position, and the pass
+keys that it finds after training.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from method_pictures import METHOD_PICTURES  # beside this file
 from PIL import Image
@@ -22,6 +24,8 @@ from ropewalk.plots import Look, methods
 FURTHER = Path(__file__).parents[1] / "results" / "lab" / "h200_real_extend"
 #: the README shows this multiple of the trained length, at which pass keys are measured too
 MULTIPLE = 4
+#: the rows of `ropewalk lab run real_tune` on a GPU -> what a line of the picture says about its training windows
+TUNED = {"h200_real_tune_200": "", "h200_real_tune_codes": ", codes"}
 IMAGES = Path(__file__).parent / "images"
 LOOKS = {"": Look(), "-dark": Look(dark=True)}
 
@@ -30,6 +34,7 @@ def main() -> None:
     """Write every picture, on light and on dark paper, and print its path."""
     if FURTHER.is_dir():
         draw_further(FURTHER, IMAGES)
+        draw_tuned({FURTHER.with_name(run): said for run, said in TUNED.items()}, IMAGES)
     if sys.argv[1:] == ["further"]:
         return
     # this figure compares with 60 digits of the definition instead of float64 frequencies
@@ -60,6 +65,31 @@ def draw_further(run: Path, folder: Path) -> None:
     shown = [row for row in measured if row["factor"] == MULTIPLE]
     for suffix, look in LOOKS.items():
         print(reduced(plots.save(picture(shown, facts, look), folder / f"further{suffix}.png")))
+
+
+def draw_tuned(runs: dict[Path, str], folder: Path) -> None:
+    """Write which of the pass keys far away each trained model finds, on light and dark paper; `runs` has a text for each."""
+    found: dict[str, list[float]] = {}
+    for run, said in runs.items():
+        keys = [row for row in read_study(run)[0] if row["metric"] == "found"]
+        far = max(row["length"] for row in keys)
+        found |= {f"{row['method']}, {row['objective']}{said}": row["values"] for row in keys if row["length"] == far}
+    for suffix, look in LOOKS.items():
+        print(reduced(plots.save(keys_by_place(found, look), folder / f"tuned{suffix}.png")))
+
+
+def keys_by_place(found: dict[str, list[float]], look: Look) -> Any:
+    """Return a figure with a line for each model: a mark for each pass key, from the start of the text to its end."""
+    figure, (ax,) = plots.blank(look, 8.0, 1.2 + 0.35 * len(found))
+    for line, values in enumerate(found.values()):
+        for kind, colour, mark in ((1, look.colour(0), "o"), (0, look.colour(1), "x")):
+            places = [place / (len(values) - 1) for place, value in enumerate(values) if value == kind]
+            ax.plot(places, [line] * len(places), mark, color=colour, markersize=7, markeredgewidth=2)
+    ax.set_yticks(range(len(found)), [f"{name}: {sum(values):.0f} of {len(values)}" for name, values in found.items()])
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["start", "25 %", "50 %", "75 %", "end"])
+    ax.invert_yaxis()
+    plots.label_axes(ax, look, title="Pass keys found (o) and missed (x)", x="place of the key in the text")
+    return plots.finish(figure, look)
 
 
 def reduced(path: Path) -> Path:

@@ -39,6 +39,7 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "h200_matching": (1, ("roformer-cail",)), "h200_migrate": (2, ()),
     "h200_methods": (2, ()), "h200_multimodal": (1, ()), "h200_real_extend": (4, ()), "h200_real_passkey": (2, ()),
     "h200_real_tune": (1, ()), "h200_real_tune_200": (1, ()), "h200_real_tune_small_rate": (1, ()),
+    "h200_real_tune_codes": (1, ()), "h200_real_tune_codes_large_rate": (1, ()),
     "h200_real_precision": (1, ()),
     "h200_real_kv": (1, ()), "cpu_relative": (1, ()), "cpu_linear": (2, ("roformer-linear",)), "cpu_precision": (1, ()),
 }  # fmt: skip

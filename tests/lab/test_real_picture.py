@@ -72,16 +72,30 @@ def test_the_report_shows_it():
     assert "SmolLM2-135M" in drawn.axes[0].get_title(loc="left")
 
 
-def test_one_command_draws_it_for_the_readme(tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    run.mkdir()
-    write_rows(run / "rows.jsonl", rows())
-    (run / "study.json").write_text(json.dumps(FACTS))
+@pytest.fixture
+def pictures(monkeypatch):
+    """The script that draws the pictures of the pages."""
     place = Path(__file__).parents[2] / "docs" / "pictures.py"
     monkeypatch.syspath_prepend(place.parent)  # it imports the file beside it
     spec = importlib.util.spec_from_file_location("pictures_of_docs", place)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.draw_further(run, tmp_path)
+    return module
+
+
+def test_one_command_draws_it_for_the_readme(pictures, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_rows(run / "rows.jsonl", [*rows(), *rows(8)])
+    (run / "study.json").write_text(json.dumps(FACTS))
+    pictures.draw_further(run, tmp_path)
     assert {path.name for path in tmp_path.glob("*.png")} == {"further.png", "further-dark.png"}
     assert all(path.stat().st_size < 100_000 for path in tmp_path.glob("*.png"))
+
+
+def test_pass_keys_stand_at_their_place_in_the_text(pictures):
+    (ax,) = pictures.keys_by_place({"yarn": [1.0, 0.0, 1.0], "ntk": [0.0, 0.0, 1.0]}, Look()).axes
+    marks = [(line.get_marker(), list(line.get_xdata()), set(line.get_ydata())) for line in ax.lines]
+    assert marks == [("o", [0, 1], {0}), ("x", [0.5], {0}), ("o", [1], {1}), ("x", [0, 0.5], {1})]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["yarn: 2 of 3", "ntk: 1 of 3"]
+    assert ax.get_ylim()[0] > ax.get_ylim()[1]  # the first line is on top

@@ -56,7 +56,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "gpu": {
         **SOURCES["gpu"], "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped"], "objectives": [CE, LONG_CE],
-        "factor": 4.0, "steps": 200, "rate": 5e-5, "train_text": "sotu", "codes": 0, "windows": 6, "depths": 20,
+        "factor": 4.0, "steps": 200, "rate": 1e-4, "train_text": "sotu", "codes": 128, "windows": 6, "depths": 20,
         "search": 64,
     },
     "cluster": {
