@@ -146,7 +146,7 @@ def _frame(view: View, rows: dict[str, list[Dial]], progress: float) -> Any:
     canvas.dot(left + (right - left) * progress, y, 7, new_colour if beyond else look.colour(0))
     position = look.translate("position {position}", position=f"{round(progress * view.served):,}")
     canvas.text(left, y + 24, position, look.ink, "lm")
-    canvas.text(right, y + 24, look.translate("red: angles that training never showed"), new_colour, "rm")
+    canvas.text(right, y + 24, look.translate("this colour: angles that training never showed"), new_colour, "rm")
     return canvas.finished()
 
 
@@ -159,7 +159,7 @@ def _draw_dial(canvas: _Canvas, x: float, y: float, dial: Dial, progress: float,
     turned = 360 * min(dial.served_turns, MAX_TURNS) * progress  # degrees; a faster hand could not be followed
     outside = progress > dial.leaves_at
     if outside:
-        canvas.ring(x, y, seen, min(turned, 360.0) - seen, new_colour)
+        canvas.ring(x, y, seen, max(min(turned, 360.0) - seen, 0.0), new_colour)  # a capped hand may lag behind
     angle, reach = math.radians(turned), _RADIUS - 10
     colour = new_colour if outside else look.colour(0)
     canvas.line(x, y, x + reach * math.cos(angle), y - reach * math.sin(angle), colour)

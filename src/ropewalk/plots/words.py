@@ -35,7 +35,7 @@ CHINESE: dict[str, str] = {
     "position": "位置",
     "position {position}": "位置 {position}",
     "query position": "查询的位置",
-    "red: angles that training never showed": "红色：训练中从未出现的角度",
+    "this colour: angles that training never showed": "此色：训练中从未出现的角度",
     "rounding to bfloat16": "bfloat16 舍入误差",
     "served unscaled": "目标长度内（未缩放）",
     "similarity": "相似度",
