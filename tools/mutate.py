@@ -29,7 +29,7 @@ from pathlib import Path
 
 from mutant_tests import TESTS
 from mutants import Mutant, mutants
-from mutation_bench import ROOT, Bench, Outcome, is_interpreted, preload
+from mutation_bench import BASICS, ROOT, Bench, Outcome, is_interpreted, preload
 from mutation_rows import Row, append_row, equivalents, not_in, replace_rows, row_of, survivors_in
 
 #: seconds that a quick test takes at most
@@ -243,7 +243,7 @@ def main() -> int:
     """Run what the command line asks for; return 0 if every mutant was killed."""
     options = arguments()
     if options.replace:
-        preload()
+        preload(BASICS)
         bench = Bench()
         try:
             return 0 if run_replacements(bench, options.replace) else 1

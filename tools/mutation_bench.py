@@ -14,16 +14,20 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: imported once, before the first fork
+#: imported once, before the first fork: what the tests of known mistakes need, and what the tests of all modules need
+BASICS = (
+    "torch", "torch.testing", "numpy", "mpmath", "jaxtyping", "hypothesis", "hypothesis.strategies", "pytest",
+    "transformers.models.llama.modeling_llama", "transformers.models.gptj.modeling_gptj",
+)  # fmt: skip
 PRELOAD = (
-    "torch", "torch.testing", "torch.distributed", "torch.nn.attention.flex_attention", "torch._dynamo", "numpy", "mpmath",
-    "jaxtyping", "hypothesis", "hypothesis.strategies", "pytest", "safetensors.torch", "tokenizers",
+    *BASICS, "torch.distributed", "torch.nn.attention.flex_attention", "torch._dynamo", "safetensors.torch", "tokenizers",
     "transformers.models.auto.modeling_auto", "transformers.generation.logits_process",
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "gemma3", "phi3", "gptj", "roformer", "t5")),
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("qwen2", "gemma3", "phi3", "roformer", "t5")),
 )  # fmt: skip
 #: exit codes of pytest: every test passed, or none was selected
 PASSED = (0, 5)
@@ -46,10 +50,10 @@ class Outcome:
         return self.failed[0] if self.failed else "import"
 
 
-def preload() -> None:
+def preload(names: Iterable[str] = PRELOAD) -> None:
     """Import the packages that every child needs, so that no child imports them again."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in PRELOAD:
+    for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
@@ -96,8 +100,9 @@ class Bench:
         """Copy src/ to a temporary folder and compile it."""
         self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
         self.record = self.folder / "record.jsonl"
-        shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        compileall.compile_dir(self.folder / "src", quiet=2)  # once, because no child writes bytecode
+        # without what another process is writing
+        shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
+        compileall.compile_dir(self.folder / "src", quiet=2)  # what is not compiled yet, because no child writes bytecode
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
