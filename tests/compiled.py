@@ -1,6 +1,11 @@
-"""What torch.compile makes of a rotation: one graph, no break, the same bits. Run by test_ops.py in a process of its own."""
+"""What torch.compile and torch.export make of a rotation: one graph, the same bits. Run by test_ops.py in another process."""
 
 from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -216,3 +221,31 @@ def test_inductor():
     for s in (3, 9):
         q, k = torch.randn(2, B, H, s, HEAD_DIM)
         assert_close(compiled(q, k), scores(q, k))
+
+
+class Rotated(torch.nn.Module):
+    """A model that is nothing but the rotation of one pair, one radian a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.rope = rw.Rope(rw.RopeSpec(2))
+
+    def forward(self, x):
+        return self.rope.rotate(x)
+
+
+RUN_SAVED = """
+import json, sys, torch, ropewalk
+program = torch.export.load(sys.argv[1])
+print(json.dumps(program.module()(torch.tensor([1.0, 0.0]).expand(1, 3, 7, 2)).tolist()))
+"""
+
+
+def test_importing_the_package_is_enough_to_load_and_run_an_exported_program(tmp_path):
+    saved = tmp_path / "rotated.pt2"
+    torch.export.save(torch.export.export(Rotated(), (torch.ones(1, 3, 7, 2),), strict=False), saved)
+    done = subprocess.run([sys.executable, "-c", RUN_SAVED, saved], capture_output=True, text=True, check=True, timeout=120)
+    heads = json.loads(done.stdout)[0]
+    assert len(heads) == 3
+    for head in heads:
+        assert head == [pytest.approx([math.cos(m), math.sin(m)], abs=1e-6) for m in range(7)]

@@ -2,8 +2,6 @@
 
 import ast
 import importlib
-import json
-import math
 import subprocess
 import sys
 from functools import cache
@@ -64,6 +62,7 @@ def floor_of(module: str) -> int:
     return ROOT_FLOOR if len(parts) == 1 else FLOORS[parts[1]]
 
 
+@cache
 def imports_of(path: Path) -> list[str]:
     """Every module a file names in an import, wherever the import stands; `from ropewalk import axes` names ropewalk.axes."""
     found = []
@@ -81,6 +80,12 @@ def imports_of(path: Path) -> list[str]:
 
 
 MODULES = {module_of(path) for path in FILES}
+
+
+@cache
+def all_imports() -> dict[str, set[str]]:
+    """The modules of the package that each of them imports."""
+    return {module_of(path): {n for n in imports_of(path) if n in MODULES and n != module_of(path)} for path in FILES}
 
 
 def test_every_module_has_a_floor():
@@ -123,17 +128,16 @@ def room_of(module: str) -> str:
 
 
 PACKAGES = {f"{module_of(path)}.__init__" for path in FILES if path.name == "__init__.py"}
-IMPORTS = {module_of(path): {n for n in imports_of(path) if n in MODULES and n != module_of(path)} for path in FILES}
 
 
 def test_no_two_files_import_each_other():
     """Also not through others, also not inside a folder; an import inside a function counts."""
-    assert circles(IMPORTS) == []
+    assert circles(all_imports()) == []
 
 
 def test_no_two_folders_import_each_other():
     rooms: dict[str, set[str]] = {}
-    for module, names in IMPORTS.items():
+    for module, names in all_imports().items():
         if module != "ropewalk":
             rooms.setdefault(room_of(module), set()).update({room_of(name) for name in names} - {room_of(module)})
     assert circles({name: found & rooms.keys() for name, found in rooms.items()}) == []
@@ -158,66 +162,37 @@ def test_the_root_imports_nothing_from_the_top():
 
 
 # sympy is a requirement of torch, which imports it late
-LOADED = """
-import sys, torch, numpy, jaxtyping, sympy
-before = set(sys.modules)
+IMPORT = """
+import sys, time, torch, numpy, jaxtyping, sympy
+before, began = set(sys.modules), time.process_time()
 import ropewalk
-print(*sorted(set(sys.modules) - before))
+print(time.process_time() - began, *sorted(set(sys.modules) - before))
 """
 
 
-def test_importing_the_package_needs_torch_numpy_and_jaxtyping_alone():
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=120)
-    roots = {name.split(".")[0] for name in done.stdout.split()}
+def import_alone() -> tuple[float, set[str]]:
+    """The seconds that `import ropewalk` takes beside torch, and the packages that it loads."""
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True, timeout=120)
+    seconds, *names = done.stdout.split()
+    return float(seconds), {name.split(".")[0] for name in names}
+
+
+@pytest.fixture(scope="module")
+def imported() -> tuple[float, set[str]]:
+    return import_alone()
+
+
+def test_importing_the_package_needs_torch_numpy_and_jaxtyping_alone(imported):
+    roots = imported[1]
     assert "ropewalk" in roots
     assert roots.isdisjoint(OPTIONAL)
     outside = {r for r in roots if r not in sys.stdlib_module_names and not r.startswith("_")}
     assert outside <= {"ropewalk", "torch", "numpy", "jaxtyping"}
 
 
-#: a model that is nothing but the rotation of one pair, one radian a token; exported without the run-time checks of types
-SAVE = """
-import sys, torch, ropewalk
-
-class Rotated(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rope = ropewalk.Rope(ropewalk.RopeSpec(2))
-
-    def forward(self, x):
-        return self.rope.rotate(x)
-
-torch.export.save(torch.export.export(Rotated(), (torch.ones(1, 3, 7, 2),), strict=False), sys.argv[1])
-"""
-RUN_SAVED = """
-import json, sys, torch, ropewalk
-program = torch.export.load(sys.argv[1])
-print(json.dumps(program.module()(torch.tensor([1.0, 0.0]).expand(1, 3, 7, 2)).tolist()))
-"""
-
-
-def test_importing_the_package_is_enough_to_load_and_run_an_exported_program(tmp_path):
-    saved = tmp_path / "rotated.pt2"
-    subprocess.run([sys.executable, "-c", SAVE, saved], check=True, timeout=120)
-    done = subprocess.run([sys.executable, "-c", RUN_SAVED, saved], capture_output=True, text=True, check=True, timeout=120)
-    heads = json.loads(done.stdout)[0]
-    assert len(heads) == 3
-    for head in heads:
-        assert head == [pytest.approx([math.cos(m), math.sin(m)], abs=1e-6) for m in range(7)]
-
-
-COST = """
-import time, torch, numpy, jaxtyping, sympy
-began = time.process_time()
-import ropewalk
-print(time.process_time() - began)
-"""
-
-
-def test_importing_the_package_is_quick():
-    """Meant: 0.3 s beside torch. Allowed: twice that, for a busy machine."""
-    cost = lambda: float(subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, check=True).stdout)
-    assert any(cost() < 0.6 for _ in range(3))
+def test_importing_the_package_is_quick(imported):
+    """Meant: 0.3 s beside torch. Allowed: twice that, and two more tries, for a busy machine."""
+    assert imported[0] < 0.6 or any(import_alone()[0] < 0.6 for _ in range(2))
 
 
 @pytest.mark.parametrize("path", [*SOURCES, *sorted((SOURCE.parent / "ropewalk_cli").glob("*.py"))], ids=lambda path: path.name)

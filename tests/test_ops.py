@@ -281,7 +281,8 @@ def test_meta_tensors_give_shapes():
 
 def test_compiled(full):
     """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
-    run_tests([Path(__file__).parent / "compiled.py"], full, "--noconftest", "-p", "sampling", "--show-capture=no")
+    files = [Path(__file__).parent / name for name in ("compiled.py", "models/decoder_compiled.py")]
+    run_tests(files, full, "--noconftest", "-p", "sampling", "--show-capture=no")
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

@@ -1,0 +1,47 @@
+"""What torch.compile makes of the Decoder's loss: one graph, the same loss and gradients. Run by test_ops.py."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.models.decoder_loss import token_loss
+
+# dynamo itself instantiates the class of an autograd function that it traces
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qk_norm": True, "num_experts": 3, "experts_per_token": 2, "router_aux_coef": 0.1, "window": 3},
+        {"encoding": "learned", "qkv_bias": True, "tie_embeddings": False},
+    ],
+    ids=["experts", "learned"],
+)
+def test_one_graph_holds_the_whole_training_step(options):
+    model = Decoder(DecoderConfig(41, 20, 24, 1, 6, 2, 10, **options))
+    tokens = torch.randint(0, 41, (2, 7))
+    parameters = tuple(model.parameters())
+    expected = model.loss(tokens)
+    wanted = torch.autograd.grad(expected, parameters)
+    found = torch.compile(model.loss, fullgraph=True, backend="aot_eager")(tokens)
+    assert_close(found, expected)
+    for mine, theirs in zip(torch.autograd.grad(found, parameters), wanted, strict=True):
+        assert_close(mine, theirs)
+
+
+def test_one_graph_holds_a_loss_in_chunks():
+    x, weight = torch.randn(11, 6, requires_grad=True), torch.randn(41, 6, requires_grad=True)
+    targets = torch.randint(0, 41, (11,))
+    expected = torch.nn.functional.cross_entropy(x @ weight.T, targets)
+    found = torch.compile(token_loss, fullgraph=True, backend="aot_eager")(x, weight, targets, 3 * 41)  # four chunks
+    assert_close(found, expected)
+    for mine, theirs in zip(*(torch.autograd.grad(loss, (x, weight)) for loss in (found, expected)), strict=True):
+        assert_close(mine, theirs)
