@@ -193,6 +193,11 @@ def test_dropout_acts_in_training_only():
 
 def test_weights_begin_as_the_config_says():
     model = Decoder(DecoderConfig(97, 64, 80, 2, 4, qkv_bias=True, num_experts=3, init_std=0.05, encoding="fire"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "encoding" not in name:
+                parameter.fill_(7.0)
+    model.reset_parameters()
     for name, parameter in model.named_parameters():
         if "norm" in name:
             assert torch.equal(parameter, torch.ones_like(parameter)), name
