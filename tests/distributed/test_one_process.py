@@ -206,7 +206,7 @@ def test_queries_and_keys_may_have_other_positions(alone):
 def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_heads, seq, needed):
     """Its context and mesh need a GPU, so both are left out here; tests/gpu has them."""
     entered = []
-    monkeypatch.setattr(context_parallel, "_torch_context", lambda mesh: contextlib.nullcontext(entered.append(mesh)))
+    monkeypatch.setattr(context_parallel, "_ring_attention_of_torch", lambda mesh: contextlib.nullcontext(entered.append(mesh)))
     monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda group, device: (group, device))
     sizes = (4, kv_heads, kv_heads)
     leaves = [
@@ -230,7 +230,7 @@ def test_torchs_context_can_shard_the_buffer_that_it_is_given(alone):
     """Entered on a CPU, where it has no attention kernels, and left again."""
     pytest.importorskip("torch.distributed.tensor.experimental", reason="this torch has no context parallel")
     mesh = device_mesh.DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    with context_parallel._torch_context(mesh):
+    with context_parallel._ring_attention_of_torch(mesh):
         assert dist.get_world_size(mesh.get_group()) == 1
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from ropewalk import RopeError
 from ropewalk.interop.checkpoint import convert_checkpoint
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
-from ropewalk.interop.checkpoint.attention_names import split
+from ropewalk.interop.checkpoint.attention_names import split_projection_name
 from ropewalk.interop.checkpoint.shards import open_folder, write_folder
 
 
@@ -88,7 +88,7 @@ def test_no_file_descriptor_stays_open(tmp_path):
     ],
 )
 def test_the_words_query_and_key_count_only_inside_an_attention(name, parts):
-    assert split(name) == parts
+    assert split_projection_name(name) == parts
 
 
 def test_a_roformer_is_converted_by_the_words_query_and_key(tmp_path):

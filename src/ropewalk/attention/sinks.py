@@ -9,13 +9,13 @@ from ropewalk.attention.lse import attend_with_lse
 from ropewalk.errors import RopeError
 
 
-def attend_with_sinks(call: Call, sinks: Tensor, name: str | None = None) -> tuple[Tensor, Tensor | None]:
+def attend_with_sinks(call: Call, sinks: Tensor, backend: str | None = None) -> tuple[Tensor, Tensor | None]:
     """Return attention whose softmax has one more term, exp(sinks[h]) for head h, with no value; weights if they are wanted."""
     if call.dropout:
         raise RopeError("dropout", "must be 0 with learned_sinks, or the model in eval mode", call.dropout)
-    part = attend_with_lse(call, name)
-    # the part of the softmax that belongs to keys, exp(lse) / (exp(lse) + exp(sink)); without keys the log-sum-exp is -inf and
-    # the part is 0
+    part = attend_with_lse(call, backend)
+    # the share of the softmax that belongs to keys, exp(lse) / (exp(lse) + exp(sink)); without keys the log-sum-exp is -inf and
+    # the share is 0
     share = (part.lse - sinks.to(part.lse.dtype).unsqueeze(-1)).sigmoid().unsqueeze(-1)
     weights = run_math(call)[1] * share if call.wants_weights else None
     return (part.out * share).to(call.v.dtype), weights

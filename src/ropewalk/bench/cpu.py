@@ -89,7 +89,7 @@ def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
 def measure(
     names: tuple[str, ...] = tuple(CPU_SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS), rounds: int = ROUNDS
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each shape, dtype, contender and pass; if a contender cannot be timed, its row has the reason."""
+    """Yield a row for each shape, order of dimensions, dtype, contender and pass; one that cannot be timed has the reason."""
     with one_thread():
         for name in names:
             dtypes = DTYPES if name in CPU_SHAPES else (SHAPES[name][-1],)

@@ -121,6 +121,7 @@ def cpu_table(rows: list[Row]) -> str:
     contenders, cases = list(dict.fromkeys(r["contender"] for r in timed)), list(dict.fromkeys(_case(r) for r in timed))
 
     def cell(contender: str, case: str) -> str:
+        """Return the time as a multiple of a copy's; for decode, where both are mostly the cost of a call, in microseconds."""
         row = by_case.get((contender, case))
         if row is None:
             return "-"

@@ -35,8 +35,11 @@ def torch_why_not(q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, m
 
 
 @contextmanager
-def _torch_context(mesh) -> Iterator[None]:
-    """Enter torch's context_parallel. It requires a buffer to shard; on W ranks, 2W tokens are the fewest it accepts."""
+def _ring_attention_of_torch(mesh) -> Iterator[None]:
+    """Enter torch's context_parallel, in which SDPA sends k and v around the ring of ranks.
+
+    It requires a buffer to shard; on W ranks, 2W tokens are the fewest it accepts.
+    """
     from torch.distributed.tensor.experimental import context_parallel
 
     buffer = torch.empty(2 * mesh.size(), device=mesh.device_type)
@@ -54,13 +57,13 @@ class _TorchRing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tensor:
-        """Return the attention output. It is computed on detached inputs, whose graph is kept in `ctx` for `backward`."""
+        """Return the output for this rank's q. It is computed on detached inputs, whose graph is kept in `ctx` for `backward`."""
         from torch.distributed.device_mesh import DeviceMesh
 
         group = torch.distributed.group.WORLD if ring.group is None else ring.group
         ctx.mesh = DeviceMesh.from_group(group, "cuda")  # type: ignore[arg-type]
         ctx.inputs = [t.detach().requires_grad_(t.requires_grad) for t in (q, k, v)]
-        with torch.set_grad_enabled(any(ctx.needs_input_grad)), _torch_context(ctx.mesh):
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)), _ring_attention_of_torch(ctx.mesh):
             q, k, v = ctx.inputs
             grouped = q.shape[1] != k.shape[1]
             ctx.out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -70,6 +73,6 @@ class _TorchRing(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Return the gradients of q, k and v, from the graph that `forward` kept; scale and ring have none."""
         with_grad = [t for t in ctx.inputs if t.requires_grad]
-        with _torch_context(ctx.mesh):
+        with _ring_attention_of_torch(ctx.mesh):
             grads = iter(torch.autograd.grad(ctx.out, with_grad, grad))
         return *(next(grads) if t.requires_grad else None for t in ctx.inputs), None, None

@@ -114,7 +114,7 @@ def offered_methods() -> tuple[str, ...]:
 
 @cached("explorer scaling controls", entries=256)
 def scaling_controls(scaling: type[Scaling]) -> dict[str, Control]:
-    """Return a control for each field of a scaling, except for fields of types without a control."""
+    """Return a control for each field of a scaling that has a default, except for fields of types without a control."""
     hints = typing.get_type_hints(scaling)
     with_default = [field for field in fields(scaling) if field.default is not MISSING]
     by_field = {field.name: _control(hints[field.name], field.default) for field in with_default}

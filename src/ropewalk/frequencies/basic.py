@@ -116,7 +116,8 @@ class Proportional(Scaling):
         """Return the unscaled frequencies divided by `factor`, and 0 for the pairs after the fastest `fraction`."""
         rotated_pairs = int(self.fraction * dim // 2)
         unscaled = 1.0 / periods(dim, theta, dtype)
-        return where(multiples(1, dim // 2, dtype) < rotated_pairs, unscaled, 0.0) / self.factor
+        pair = multiples(1, dim // 2, dtype)  # 0, 1, ... dim / 2 - 1
+        return where(pair < rotated_pairs, unscaled, 0.0) / self.factor
 
 
 @dataclass(frozen=True)

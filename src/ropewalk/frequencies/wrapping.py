@@ -60,7 +60,8 @@ class Clipped(_Wrapping):
         count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
         if self.soft:
             return radians * taper(count, clipped, dtype, device)
-        return where(multiples(1, count, dtype, device) < count - clipped, radians, 0.0)
+        pair = multiples(1, count, dtype, device)  # 0, 1, ... count - 1
+        return where(pair < count - clipped, radians, 0.0)
 
 
 @dataclass(frozen=True)

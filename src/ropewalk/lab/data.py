@@ -140,6 +140,7 @@ def _open_lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
     if data.valid is None:
         train, valid = split_examples(train) if has_classes else split_triplets(train)
     classes = classes_of(train) if has_classes else LABELS
+    # a sample without a label, as test files have, gives no loss to train on; `_line_batches` marks such targets of valid
     train = [each for each in train if each.label is not None]
     batches = partial(_line_batches, objective=data.objective, classes=classes, tokenizer=tokenizer, seed=seed)
     parts = {"valid": Part(batches(valid, shuffle=False), len(valid))} if valid else {}

@@ -141,7 +141,10 @@ def check_start(model: nn.Module, tokenizer: Tokenizer, length: int, start: str)
 
 
 def write_model(trainer: Trainer, folder: Path, tokenizer: Tokenizer, use: ModelUse) -> None:
-    """Write the trained model to a folder, which is replaced, with its tokenizer; every rank must call this."""
+    """Write the trained model to a folder, which is replaced, with its tokenizer and what it was trained for.
+
+    Every rank must call this.
+    """
     tensors = checkpoint.model_tensors(trainer.model)
     if not trainer.parallel.first:
         return
@@ -153,6 +156,7 @@ def write_model(trainer: Trainer, folder: Path, tokenizer: Tokenizer, use: Model
     if isinstance(tokenizer, Subwords):
         shutil.copyfile(tokenizer.path, folder / use.tokenizer)
         settings = tokenizer.path.with_name("tokenizer_config.json")
+        # a vocabulary of words has its settings, such as lower case, in a file of its own
         if tokenizer.path.suffix == ".txt" and settings.is_file():
             shutil.copyfile(settings, folder / settings.name)
     write_atomically(folder / USE_FILE, json.dumps(vars(use), indent=2, ensure_ascii=False))

@@ -28,7 +28,7 @@ def total_steps(stages: Sequence[Stage]) -> int:
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> tuple[Stage, int]:
-    """Return the stage of a step (from 0) and the number of its first sample; samples are numbered through all stages."""
+    """Return the stage of a step (from 0) and the number of the step's first sample; samples are numbered through all stages."""
     integer("step", step, low=0, high=total_steps(stages) - 1)
     sample = 0
     for stage in stages:

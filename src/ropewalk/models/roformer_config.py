@@ -63,7 +63,7 @@ ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 #: defaults of transformers' BertConfig that differ from ours
 BERT_DEFAULTS = {"vocab_size": 30522, "max_position_embeddings": 512}
 #: BERT's heads read the first token through a dense layer and tanh
-BERT_HEADS: dict[str, Any] = {
+BERT_HEAD_FIELDS: dict[str, Any] = {
     "classifier_activation": "tanh", "summary": "first", "summary_projection": True, "summary_activation": "tanh",
     "head_dropout": "bert",
 }  # fmt: skip
@@ -197,8 +197,8 @@ class RoFormerConfig:
         values["norm"] = "layer_norm" if values.get("norm", "layer_norm") == "layer_norm" else "rms_norm"
         values["head"] = _head_of(hf_config.get("architectures"))
         if model_type == "bert":
-            values |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEADS
-        result = cls(**(values | _own_fields(hf_config, values["head"])))
+            values |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEAD_FIELDS
+        result = cls(**(values | _ropewalk_fields(hf_config, values["head"])))
         if model_type == "roformer":
             _check_rope_keys(hf_config, result.head_dim)
         return result
@@ -244,7 +244,7 @@ def plain_rope(head_dim: int) -> RopeSpec:
     return RopeSpec(head_dim, layout="interleaved")
 
 
-def _own_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
+def _ropewalk_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
     """Return the fields under "ropewalk", which only this package writes.
 
     They are those that transformers' config of a model with `head` has no place for, because that model does not use them.

@@ -66,7 +66,7 @@ class AttentionModule:
         return [name for part, names in self.parts.items() if part in (*PROJECTIONS, *NORMS) for name in names]
 
 
-def split(name: str) -> tuple[str, str, str] | None:
+def split_projection_name(name: str) -> tuple[str, str, str] | None:
     """Split a tensor's name into the path of its attention module, the projection or norm, and the rest; None if it has none."""
     parts = name.split(".")
     for i in reversed(range(len(parts))):
@@ -82,7 +82,7 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
     names = [name for name in names if not OTHER_TOWERS.search(name)]
     modules: dict[str, AttentionModule] = {}
     for name in names:
-        name_parts = split(name)
+        name_parts = split_projection_name(name)
         if name_parts is not None:
             path, _, _ = name_parts
             layer = LAYER.search(path + ".")

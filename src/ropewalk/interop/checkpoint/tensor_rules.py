@@ -24,7 +24,7 @@ from ropewalk.interop.checkpoint.attention_names import (
     attention_modules,
     layer_type,
     layers_without_attention,
-    split,
+    split_projection_name,
 )
 from ropewalk.interop.checkpoint.shards import Folder
 from ropewalk.interop.config import file as config_file
@@ -167,7 +167,7 @@ def _check_parts(module: AttentionModule, config: Mapping[str, Any]) -> None:
 def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]) -> TensorRule | None:
     """Return the rule of a projection or norm, or None if the tensor is copied unchanged."""
     # for layers.0.self_attn.q_proj.weight, the part is "q_proj" and the suffix "weight"; the caller chose names that have both
-    _, part, suffix = split(name)  # type: ignore[misc]
+    _, part, suffix = split_projection_name(name)  # type: ignore[misc]
     shape, model_type = folder.shape(name), str(config.get("model_type"))
     if NOT_PERMUTED.fullmatch(suffix):
         return None

@@ -171,7 +171,7 @@ def _model_type_and_scaling(row: Row, layer_type: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Write the rows for runners, or the records of what they found."""
+    """Write the configs that the engines run ("rows"), or the verdicts, the tables and `runs.py` from their outputs ("write")."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("rows").add_argument("out", type=Path)

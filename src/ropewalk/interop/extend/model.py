@@ -116,7 +116,7 @@ def _longrope_options(
         change = config_change(target.config, "longrope", **arguments, options={**options, "long_factor": factors})
         trial = target.apply("longrope", arguments["factor"], change)
         try:
-            return search(factors)
+            return search(factors)  # the user's loss, of the model that has them now
         finally:
             trial.undo()
 
@@ -164,7 +164,7 @@ class _Target:
         if self._served is None:  # a search calls this for each candidate
             self._served = _served_by_module(self.rotary, change.before, change.trained)
         for name, served in self._served.items():
-            if not all(served.values()):
+            if not all(served.values()):  # a set of layer types is empty: the angles are those of none
                 rule = "must compute the angles of its config to be extended, but its rotary module"
                 raise RopeError("model", f"{rule} {name} computes others", type(self.rotary[name]).__name__)
         known = {layer for served in self._served.values() for layers in served.values() for layer in layers}

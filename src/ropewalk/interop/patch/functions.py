@@ -138,12 +138,13 @@ class RotationFunction:
         self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int, arguments: dict[str, Any]
     ) -> tuple[Tensor, ...]:
         """Return the tensors with each token rotated by its row of the tables."""
-        if UNROTATED in self.names:  # SAM 2 treats its keys otherwise than its queries
+        if UNROTATED in self.names:  # the function of SAM 2, which has an argument for how many keys are not rotated
             (q,) = self._run(xs[:1], cos, sin, seq_dim, blocks)
             return q, self._rotate_memory(xs[1], cos, sin, seq_dim, arguments)
         if not self.convention.from_end:
             return self._run(xs, cos, sin, seq_dim, blocks)
-        rotate = lambda part, first: self._run((part,), cos[..., first:, :], sin[..., first:, :], seq_dim, blocks)[0]  # noqa: E731
+        # the last row of the tables belongs to the last token, whichever of x and the tables is longer
+        rotate = lambda tokens, first: self._run((tokens,), cos[..., first:, :], sin[..., first:, :], seq_dim, blocks)[0]  # noqa: E731
         return tuple(_from_end(x, cos.shape[-2], seq_dim, rotate) for x in xs)
 
     def _rotate_memory(self, k: Tensor, cos: Tensor, sin: Tensor, seq_dim: int, arguments: dict[str, Any]) -> Tensor:

@@ -23,9 +23,9 @@ def next_token(
     """Write the place of a row's highest logit to `tokens`, that row of `embedding` to x, and add 1 to the row's counters.
 
     Of equal logits the first counts. The logits of a row are divided among SPLITS programs; each stores its highest logit and
-    that one's place, and the last to arrive compares them. `counters` holds a position and a
-    slot for each row, all positions first, and then the number of keys, which the first row counts. The slot is also the place
-    in `tokens`. logits_row and x_row are strides.
+    that one's place, and the last to arrive compares them. `counters` is [positions of all rows,
+    slots of all rows, number of keys]; the first row also adds 1 to the last. A slot is also the place of the new token in
+    `tokens`. logits_row and x_row are strides.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if PDL:

@@ -28,7 +28,7 @@ def bands_of_rows(rows: list[Row], method: str) -> list[Band]:
     """Return the loss of a method by band of positions, such as 8k-16k, sorted by position."""
     bands = []
     for name in distinct(rows, "loss", "band", method=method):
-        if name != "within":  # these rows are of shorter texts
+        if name != "within":  # a loss of texts within the trained length, not of a band of positions
             low, high = map(_tokens, name.split("-"))
             losses = score(rows, "loss", method=method, band=name)
             assert losses is not None  # the band is from these rows

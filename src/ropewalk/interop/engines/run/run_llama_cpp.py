@@ -68,7 +68,7 @@ class Rotations:
     def _overwrite(self, node: llama.Tensor) -> None:
         """Set the input of a ROPE node to pairs (1, 0), at position 1 on the current axis and 0 on the others."""
         source, positions = node.src[0].contents, node.src[1].contents
-        first, second = _members(node)
+        first, second = _pair_members(node)
         values = np.full(source.ne[0], 0.5, dtype=np.float32)  # dimensions that do not rotate may have any value
         values[first], values[second] = 1.0, 0.0
         vector = np.ctypeslib.as_array(ctypes.cast(source.data, ctypes.POINTER(ctypes.c_float)), (source.ne[0],))
@@ -80,12 +80,12 @@ class Rotations:
     def _read(self, node: llama.Tensor) -> tuple[Any, ...]:
         """Return the angle and the magnitude of each pair, the node's mode, and how many dimensions it rotates."""
         out = np.ctypeslib.as_array(ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)).astype(np.float64)
-        first, second = _members(node)
+        first, second = _pair_members(node)
         angles, magnitudes = np.arctan2(out[second], out[first]), np.hypot(out[second], out[first])
         return angles, magnitudes, node.op_params[2], node.op_params[1]
 
 
-def _members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _pair_members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the first and of the second members of the pairs that a ROPE node rotates."""
     width, mode = node.op_params[1], node.op_params[2]
     return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width)
