@@ -41,6 +41,7 @@ def attend_remapped(
     for piece in remapping.pieces(q_positions, k_positions):
         q = rotate(False, piece.q_positions, piece.slowdown)  # the first argument says whether to rotate k
         if factor is not None:
+            # [Sq], or [B, Sq] with an axis for the heads
             q = multiply(q, factor if factor.ndim == 1 else factor.unsqueeze(-2))
         k = rotate(True, piece.k_positions, piece.slowdown)
         call = Call(q, k, v, scale, replace(visible, band=piece.band))
@@ -85,12 +86,12 @@ def remapped_attention(
     if cache is not None:
         if cache.rotated:
             raise RopeError("cache", "must hold keys that are not rotated for a remapping; use KVCache(rotated=False)", True)
-        cache.rotated = False
+        cache.rotated = False  # it was None if the cache is new
         seq = k.shape[-2]  # of the new tokens
         seen = cache.append(k, v, positions, visible.padding)
         k, v, k_positions = seen.k, seen.v, seen.positions
         visible = replace(visible, padding=seen.valid if cache.padded else None, offset=k.shape[-2] - seq)
-        length = cache.next_positions
+        length = cache.next_positions  # of each row: its tokens so far
 
     def rotate(key: bool, positions: Tensor, slowdown: int) -> Tensor:
         """Return the keys, or the queries, rotated at `positions`, all pairs slower by the factor `slowdown`."""

@@ -68,14 +68,15 @@ def ring_linear_attention(
     ring = Ring(group)
     sizes = {"batch": q.shape[0], "heads": q.shape[1], "head_dim": q.shape[-1], "v head_dim": v.shape[-1]}
     facts = {"dtype": q.dtype, "form": FORMS.index(form), "causal": causal, "order": order_number(order)}
+    # also an error if ranks differ in sizes or facts
     lengths = exchange_lengths(q.shape[-2], q.device, group, sizes | facts)
-    runs, most = _runs(token_indices(order, lengths, ring), ring.rank)
+    runs, most_runs = _runs(token_indices(order, lengths, ring), ring.rank)
 
     real = torch.ones(q.shape[0], q.shape[-2], dtype=torch.bool, device=q.device) if padding is None else padding
     # first exchange: how many real tokens every run has, and so how many come before each of our runs
-    counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most, group)  # [runs, B]
+    counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most_runs, group)  # [ranks * most_runs, B]
     before = [counts[run.earlier].sum(dim=0) for run in runs]
-    if positions is None:
+    if positions is None:  # `left_padded` counts the real tokens of a run from 0
         parts = [left_padded(real[:, run.local]) + base[:, None] for run, base in zip(runs, before, strict=True)]
         positions = torch.cat(parts, dim=-1)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
@@ -85,7 +86,7 @@ def ring_linear_attention(
     our_sums = [key_sums(*of_run) for of_run in zip(features_of_runs, values_of_runs, strict=True)]
     kv_shape, k_shape = (sums.shape for sums in our_sums[0])
     joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in our_sums]
-    kv_sums, k_sums = _of_all_runs(joined, most, group).split((kv_shape[1:].numel(), k_shape[1:].numel()), dim=-1)
+    kv_sums, k_sums = _of_all_runs(joined, most_runs, group).split((kv_shape[1:].numel(), k_shape[1:].numel()), dim=-1)
     outs, states = [], []
     for run, run_features, values, base in zip(runs, features_of_runs, values_of_runs, before, strict=True):
         visible = run.earlier if causal else run.others

@@ -142,7 +142,7 @@ class Ring:
         """Start sending `tensors` to the next rank; the returned function waits for and returns those of the previous rank.
 
         Those have `tokens` tokens: on the axis before the last if [B, H, S, D], else on the last. Do not write to `tensors`
-        before that.
+        before the function has returned.
         """
         if self.size == 1:
             return lambda: list(tensors)
@@ -158,7 +158,7 @@ class Ring:
             """Wait until everything is sent and received, and return the received tensors."""
             for work in works:
                 work.wait()
-            sent.clear()
+            sent.clear()  # they had to live until they were sent
             return received
 
         return wait

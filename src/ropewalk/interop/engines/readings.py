@@ -202,7 +202,10 @@ class Reading:
             self.add_rule("truncate", f"{does}: the band is rounded to whole pairs", reference)
 
     def set_yarn_magnitude(self, magnitude: float, does: str, reference: str) -> None:
-        """Set the magnitude of YaRN; add the rule if it differs. `does` may contain {key}, the config key that is not read."""
+        """Set YaRN's magnitude to that of the engine; if it differs from the config's, add a rule that says so.
+
+        does  what the engine does instead, in words; it may contain {key}, the config key that is not read
+        """
         yarn = self.spec.scaling
         assert isinstance(yarn, Yarn)  # for the type checker
         key = "mscale" if yarn.attention_factor is None else "attention_factor"
@@ -231,13 +234,15 @@ class Reading:
         self.set_fields(self.case.rope_type, "read as yarn", where, scaling=scaling)
 
     def set_longrope_magnitude(self, scaling: LongRope, reference: str, magnitude: float | None = None) -> None:
-        """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln L0).
+        """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln L0), and add a rule if it changes.
 
-        L is the served length of the config and L0 the trained length; factor and attention_factor are not used.
+        L is the served length of the config and L0 the trained length: the engine ignores the config's own factor and
+        attention_factor. A config without a served length keeps its magnitude.
         """
         if self.case.max_position is None:
             return
         before = self.spec.ladder_frequencies().magnitude
+        # with the factor L / L0 and no attention_factor LongRope computes the formula
         self.change_scaling(factor=self.case.max_position / scaling.original_length, attention_factor=magnitude)
         if self.spec.ladder_frequencies().magnitude != before:
             self.add_rule("attention_factor", "not read: the magnitude is computed from the two lengths", reference)

@@ -29,7 +29,7 @@ def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[l
     """Return the titles of the columns and the cells of every method."""
     trained, to, bands = facts["trained"], facts["to"], facts["bands"]
     names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
-    with_ppl = any("key_count" in row for row in rows)
+    with_ppl = any("key_count" in row for row in rows)  # the number of key tokens of LongPPL
     columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands)]
     columns += ["LongPPL"] if with_ppl else []
     columns += [f"loss at {short_length(trained)}", f"keys to {short_length(trained)}", f"keys to {short_length(to)}", "s", "GB"]

@@ -27,7 +27,10 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 
 def measure(workspace: Workspace, *, positions: list[int], head_dim: int, width: int) -> list[Row]:
-    """Measure the largest error of each method near each position, compared with high-precision arithmetic; return the rows."""
+    """Return rows of the largest error of each method over the last `width` positions up to each of `positions`.
+
+    The reference is high-precision arithmetic.
+    """
     curves = error_curves(RopeSpec(head_dim=head_dim), positions, width=width)
     return [
         row("error", error, way=method, position=position)
