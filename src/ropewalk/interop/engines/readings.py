@@ -234,7 +234,7 @@ class Reading:
         self.set_fields(self.case.rope_type, "read as yarn", where, scaling=scaling)
 
     def set_longrope_magnitude(self, scaling: LongRope, reference: str, magnitude: float | None = None) -> None:
-        """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln L0), and add a rule if it changes.
+        """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln L0); add a rule if it changes.
 
         L is the served length of the config and L0 the trained length: the engine ignores the config's own factor and
         attention_factor. A config without a served length keeps its magnitude.
