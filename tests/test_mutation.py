@@ -41,8 +41,8 @@ MISTAKES = [
     ),
     (
         "frequencies/formulas",
-        "multiples(2, dim // 2, dtype, device) / dim)",
-        "multiples(2, dim // 2, dtype, device) / (dim - 2))",
+        "multiples_from_zero(2, dim // 2, dtype, device) / dim)",
+        "multiples_from_zero(2, dim // 2, dtype, device) / (dim - 2))",
         "test_frequencies.py::test_the_reference_figures_of_128_dimensions",
     ),
     (

@@ -120,7 +120,7 @@ def test_tensors_rotated_by_tables_in_parts(table, order):
     shape, seq_dim, numbers = SHAPES[order]
     angles = torch.randn(*table, HEAD_DIM // 2)
     arguments = (torch.randn(shape), angles.cos(), angles.sin(), "half", "half", 0, seq_dim)
-    rules = placements._rotate_by_rules(*arguments)
+    rules = placements._turn_rules(*arguments)
     assert_rules_hold(torch.ops.ropewalk.turn, rules, arguments, numbers.values())
 
 

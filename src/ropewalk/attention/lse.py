@@ -67,13 +67,14 @@ def key_ranges(call: Call, rows: int) -> Tensor:
     if band is not None:
         q_groups = torch.nn.functional.pad(band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0)
         q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
-        low, high = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)  # [B, blocks]
+        first_group, last_group = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)  # [B, blocks]
         k_groups = band.k_group.reshape(-1, 1, k_len)
+        # a query sees a key if band.low <= q_group - k_group < band.high
         if band.low is not None:
-            inside = inside & (k_groups <= high.unsqueeze(-1) - band.low)
+            inside = inside & (k_groups <= last_group.unsqueeze(-1) - band.low)
         if band.high is not None:
-            inside = inside & (k_groups > low.unsqueeze(-1) - band.high)
-    # the first and the last key that some row of the batch may see; both ends are 0 for a block without keys
+            inside = inside & (k_groups > first_group.unsqueeze(-1) - band.high)
+    # the first and the last key that some entry of the batch may see; both ends are 0 for a block without keys
     inside = inside.any(dim=0).int()  # [blocks, keys]
     has_keys = inside.amax(dim=-1)
     return torch.stack((inside.argmax(dim=-1) * has_keys, (k_len - inside.flip(-1).argmax(dim=-1)) * has_keys))

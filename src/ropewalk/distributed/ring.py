@@ -221,13 +221,17 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: RingCall, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
-        """Return the attention of this rank's queries over the keys of all ranks, which arrive one rank's keys at a time."""
+        """Return the attention of this rank's queries over the keys of all ranks, which arrive one rank's keys at a time.
+
+        `parameters` are those of a bias, listed so that autograd asks for their gradients.
+        """
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=compute_dtype, device=q.device)
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=compute_dtype, device=q.device)
         with torch.autocast(q.device.type, enabled=False):
             for source, keys in _rounds(call, k, v):
                 for q_slice, _, tile in _tiles(call, q, keys, source):
+                    # in place
                     merge(out[:, :, q_slice], log_sum[:, :, q_slice], *attend_tile(call.masking, tile))
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, log_sum, *parameters)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ropewalk.frequencies.double_double import in_double_double
-from ropewalk.frequencies.formulas import multiples, ntk_theta, per_row, periods, pi, where
+from ropewalk.frequencies.formulas import multiples_from_zero, ntk_theta, per_row, periods, pi, where
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
 #: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger factor would overflow a float
@@ -75,7 +75,7 @@ class Riflex(Scaling):
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
         """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a turn in `frames` steps."""
-        chosen = multiples(1, dim // 2, dtype) == self.pair(dim, theta)
+        chosen = multiples_from_zero(1, dim // 2, dtype) == self.pair(dim, theta)
         return where(chosen, 2 * pi(dtype) * self.share / self.frames, 1.0 / periods(dim, theta, dtype))
 
 
@@ -116,7 +116,7 @@ class Proportional(Scaling):
         """Return the unscaled frequencies divided by `factor`, and 0 for the pairs after the fastest `fraction`."""
         rotated_pairs = int(self.fraction * dim // 2)
         unscaled = 1.0 / periods(dim, theta, dtype)
-        pair = multiples(1, dim // 2, dtype)  # 0, 1, ... dim / 2 - 1
+        pair = multiples_from_zero(1, dim // 2, dtype)
         return where(pair < rotated_pairs, unscaled, 0.0) / self.factor
 
 
@@ -128,4 +128,4 @@ class LinearFrequencies(Scaling):
 
     @in_double_double
     def _radians(self, dim, theta, length, dtype):
-        return 1.0 / (1 + multiples(2, dim // 2, dtype))
+        return 1.0 / (1 + multiples_from_zero(2, dim // 2, dtype))

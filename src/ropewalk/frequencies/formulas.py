@@ -31,10 +31,10 @@ CPU = torch.device("cpu")
 
 def periods(dim: int, theta: float | Values, dtype: Dtype, device: torch.device = CPU) -> Any:
     """Return theta^(2i/d), the steps per radian of each pair."""
-    return theta ** (multiples(2, dim // 2, dtype, device) / dim)
+    return theta ** (multiples_from_zero(2, dim // 2, dtype, device) / dim)
 
 
-def multiples(step: int, count: int, dtype: Dtype, device: torch.device = CPU) -> Any:
+def multiples_from_zero(step: int, count: int, dtype: Dtype, device: torch.device = CPU) -> Any:
     """Return 0, step, 2 step, ...: `count` numbers."""
     if isinstance(dtype, torch.dtype):
         return torch.arange(0, step * count, step, device=device).to(dtype)
@@ -119,13 +119,14 @@ def ramp(
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high = high + number(1.0, dtype) / 1000
-    return ((multiples(1, dim // 2, dtype, device) - low) / (high - low)).clamp(0, 1)
+    return ((multiples_from_zero(1, dim // 2, dtype, device) - low) / (high - low)).clamp(0, 1)
 
 
 def taper(pairs: int, last: int, dtype: Dtype, device: torch.device = CPU) -> Any:
     """Return 1 for each pair but the `last` ones, for which a half cosine falls from 1 to 0; 1 for all if `last` is 1."""
-    steps = multiples(1, pairs, dtype, device) - (pairs - last)
-    # the half cosine (1 + cos t) / 2, with t from 0 to pi, is sin((pi - t) / 2)^2, which keeps its digits where it is near 0
+    steps = multiples_from_zero(1, pairs, dtype, device) - (pairs - last)
+    # the half cosine (1 + cos t) / 2, with t from 0 to pi, is sin((pi - t) / 2)^2, which keeps its digits where it is near 0;
+    # a DoubleDouble has (1 - cos(pi - t)) / 2, which is the same
     pi_minus_t = pi(dtype) * (1 - (steps / max(1, last - 1)).clamp(0, 1))
     falling = (pi_minus_t / 2).sin() ** 2 if isinstance(pi_minus_t, Tensor) else pi_minus_t.cos_minus_one() / -2.0
     return where(steps < 1, 1.0, falling) if last > 1 else steps * 0 + 1  # all 1

@@ -10,7 +10,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import Default
 from ropewalk.frequencies.double_double import in_double_double
-from ropewalk.frequencies.formulas import CPU, exponentials, multiples, taper, where
+from ropewalk.frequencies.formulas import CPU, exponentials, multiples_from_zero, taper, where
 from ropewalk.frequencies.scaling import Scaling, setting
 
 
@@ -60,7 +60,7 @@ class Clipped(_Wrapping):
         count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
         if self.soft:
             return radians * taper(count, clipped, dtype, device)
-        pair = multiples(1, count, dtype, device)  # 0, 1, ... count - 1
+        pair = multiples_from_zero(1, count, dtype, device)
         return where(pair < count - clipped, radians, 0.0)
 
 

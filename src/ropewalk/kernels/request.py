@@ -100,7 +100,7 @@ class Request(_OfTensors):
         return cos, (sin if self.sign > 0 else -sin)
 
     def _cached_rows(self, seq: int, device: torch.device, key: bool) -> tuple[Tensor, Tensor] | None:
-        """Return float32 cos and sin, magnitude included, from a cached table; None if no such table has these positions."""
+        """Return float32 cos and sin, magnitude included, of keys or of queries, from a cached table; None if none has them."""
         if self.positions is not None:
             return rows_at(self.spec, self.positions, key, self.tables)
         table = first_rows(self.spec, device, self.offset + seq, key, self.tables) if self.offset >= 0 else None

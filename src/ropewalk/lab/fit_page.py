@@ -56,7 +56,7 @@ def write_page(fit: Fit, folder: str | Path) -> Path:
     body += [f"<p>{html.escape(line)}</p>" for line in fit.sentences()]
     body += _pictures(fit, folder)
     body.append(html.table_html(Table("Every method", tuple(columns), [tuple(each) for each in cells], note(fit.facts))))
-    body += _depths(fit)
+    body += _pass_keys_by_depth(fit)
     if fit.config is not None:
         lines = str(audit(fit.config)).splitlines()
         body.append(html.table_html(Table(f"What engines compute from {CONFIG}", ("",), [(line,) for line in lines]), "words"))
@@ -79,7 +79,7 @@ def _pictures(fit: Fit, folder: Path) -> list[str]:
         return [html.picture_html(save(figure, Path(temporary) / "fit.svg"), "loss and pass keys by method")]
 
 
-def _depths(fit: Fit) -> list[str]:
+def _pass_keys_by_depth(fit: Fit) -> list[str]:
     """Return a table that says of each method and length at which depths it found the pass key; [] if none was measured."""
     key_rows = [row for row in fit.rows if row["metric"] == "passkey"]
     if not key_rows:

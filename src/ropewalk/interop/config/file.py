@@ -102,12 +102,12 @@ def _check_depth(text: str) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict; refuse a key that is given twice."""
+    """Return a JSON object as a dict; refuse a key that is given twice, NaN and Infinity."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
             raise RopeError(key, "must be given once", value)
-        if _holds_constant(value):
+        if _holds_nan_or_infinity(value):
             raise RopeError(key, "must be finite: NaN and Infinity are not JSON", value)
         values[key] = value
     return values
@@ -117,8 +117,8 @@ class _Constant(str):
     """NaN, Infinity or -Infinity; kept as text until the config key it belongs to is known, for the error."""
 
 
-def _holds_constant(value: Any) -> bool:
-    return isinstance(value, _Constant) or (isinstance(value, list) and any(map(_holds_constant, value)))
+def _holds_nan_or_infinity(value: Any) -> bool:
+    return isinstance(value, _Constant) or (isinstance(value, list) and any(map(_holds_nan_or_infinity, value)))
 
 
 def _integer(digits: str) -> int:

@@ -210,14 +210,15 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, R
     if scaling.raises_length:
         served = served_length(config)
         keys[served.key if served else SERVED_LENGTH_KEY] = extended_length(length, scaling)
-    outside = config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
-    if TRAINED_LENGTH_KEY in keys_of(scaling) and outside is not None:
+    length_outside = config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
+    if TRAINED_LENGTH_KEY in keys_of(scaling) and length_outside is not None:
         keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it outside the rope object, and reads it there first
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:
+        # a layer with theta 0 or null does not rotate
         keys[LAYER_THETA_KEY] = [spec.theta if theta else theta for theta in config[LAYER_THETA_KEY]]
     if not rope:
-        return keys | _v4_keys(config, scaling, new_specs)
+        return keys | _transformers_v4_keys(config, scaling, new_specs)
     if is_nested(config):
         new_ropes = {layer_type: _rope(rope[layer_type], scaling, new) for layer_type, new in new_specs.items()}
         keys["rope_parameters"] = {**rope, **new_ropes}
@@ -226,7 +227,7 @@ def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, R
     return keys if config.get("rope_scaling") is None else {**keys, "rope_scaling": None}
 
 
-def _v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec]) -> dict[str, Any]:
+def _transformers_v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec]) -> dict[str, Any]:
     """Return the key `rope_scaling` of configs before transformers 5; for Ntk, which only raises theta, also those of theta."""
     old, family = config.get("rope_scaling") or {}, family_of(config.get("model_type"))
     if not isinstance(scaling, Ntk):

@@ -66,8 +66,9 @@ def _no_progress_bar(transformers: Any) -> Iterator[None]:
 
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
-    """Return a transformers model with the dequantised weights of a GGUF file, and the file's own tokenizer."""
+    """Return a model with the dequantised weights of a GGUF file, and the function text -> tokens of its tokenizer."""
     weights, transformers = GgufWeights(path), import_transformers()
+    # `hf_config` has the rope, also its theta, as transformers writes it
     fields = {key: value for key, value in weights.config.items() if key != "rope_theta"} | hf_config(weights.file)
     config = transformers.AutoConfig.for_model(**fields)
     with torch.device("meta"):  # for its class and its names; weights of its own would be drawn at random, which takes seconds
@@ -79,8 +80,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     state = {name: weights.read(name) for name in weights.names}
     with _no_progress_bar(transformers):
         model = type(outline).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
-    made = gguf_tokenizer(path)
-    return model, lambda text: made.encode(text, add_special_tokens=False).ids
+    tokenizer = gguf_tokenizer(path)
+    return model, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def cast_weights(model: Any, dtype: torch.dtype) -> Any:

@@ -28,6 +28,7 @@ def score_text(values: Sequence[float]) -> str:
 def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the titles of the columns and the cells of every method."""
     trained, to, bands = facts["trained"], facts["to"], facts["bands"]
+    # methods that were measured on text; "keys" in the titles are pass keys
     names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
     with_ppl = any("key_count" in row for row in rows)  # the number of key tokens of LongPPL
     columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands)]
