@@ -2,11 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from another_process import run_tests
+from ropewalk.kernels import qkv
 from ropewalk.kernels.decode.config import MOST_TILE_ROWS, pick_keys, pick_qkv_tile, pick_splits, pick_tile
 from torch_release import needs_triton_3_6
 
@@ -40,6 +43,15 @@ def test_the_tiles_of_attention_fit_into_shared_memory(rows, most_keys, programs
     tiles = stages * 2 * keys * dims * element_size  # of k and v
     assert programs * tiles <= 227 * 1024
     assert keys == most_keys or programs * 2 * tiles > 200 * 1024
+
+
+@pytest.mark.parametrize(
+    ("tokens", "norm", "kernel"),
+    [(16, True, "few"), (17, True, None), (64, False, "few"), (65, False, None), (2048, True, "many"), (8193, False, None)],
+)
+def test_the_kernel_is_the_one_that_docs_fused_names(tokens, norm, kernel):
+    call: Any = SimpleNamespace(cache=object(), norm=object() if norm else None)
+    assert qkv._kernel(tokens, call, any_size=False) == kernel
 
 
 def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
