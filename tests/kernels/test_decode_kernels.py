@@ -2,15 +2,16 @@
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
+import ropewalk as rw
 from another_process import run_tests
 from ropewalk.kernels import qkv
 from ropewalk.kernels.decode.config import MOST_TILE_ROWS, pick_keys, pick_qkv_tile, pick_splits, pick_tile
+from ropewalk.kernels.fused import KVSlots, QKNorm
+from ropewalk.kernels.fused.api import checked_call
 from torch_release import needs_triton_3_6
 
 
@@ -50,7 +51,9 @@ def test_the_tiles_of_attention_fit_into_shared_memory(rows, most_keys, programs
     [(16, True, "few"), (17, True, None), (64, False, "few"), (65, False, None), (2048, True, "many"), (8193, False, None)],
 )
 def test_the_kernel_is_the_one_that_docs_fused_names(tokens, norm, kernel):
-    call: Any = SimpleNamespace(cache=object(), norm=object() if norm else None)
+    cache, index = KVSlots(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2)), torch.zeros(tokens, dtype=torch.int64)
+    head_norm = QKNorm(torch.ones(2), torch.ones(2)) if norm else None
+    call, _ = checked_call(torch.zeros(tokens, 6), None, None, rw.RopeSpec(2), index, (1, 1), head_norm, cache, index, None)
     assert qkv._kernel(tokens, call, any_size=False) == kernel
 
 
@@ -67,9 +70,6 @@ def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
 def test_the_product_of_many_tokens_has_no_spills(tmp_path, layout, stored):
     from hopper import CompileInstead, registers_and_spills
 
-    import ropewalk as rw
-    from ropewalk.kernels.fused import KVSlots, QKNorm
-    from ropewalk.kernels.fused.api import checked_call
     from ropewalk.kernels.prefill import kernel, launch
 
     built: list = []
@@ -88,10 +88,8 @@ def test_the_product_of_many_tokens_has_no_spills(tmp_path, layout, stored):
 def test_the_machine_code_has_no_spills(tmp_path):
     from hopper import CompileInstead, registers_and_spills
 
-    import ropewalk as rw
     from ropewalk.kernels.decode import launch
     from ropewalk.kernels.decode.workspace import Workspace
-    from ropewalk.kernels.fused import KVSlots, QKNorm
 
     built: list = []
     zeros = partial(torch.zeros, dtype=torch.bfloat16)
