@@ -28,12 +28,12 @@ setup: $(VENV)/.ready
 
 # two cores: one compiles the native library while the other installs torch, then the modules of torch that tests import while the
 # other installs the rest
-TORCH_PARTS := import torch._dynamo, torch._inductor.compile_fx, torch.distributed.tensor, torch.export
+TORCH_PARTS := import torch, torch.distributed.tensor, torch.export; torch.compile(abs)
 
 $(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/ropewalk/kernels/cpu/*.c src/ropewalk/kernels/cpu/*.inc src/ropewalk/kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) -c constraints.txt torch numpy & $(BIN)/python $(PIP) --no-deps -e . && wait
-	$(BIN)/python -c "$(TORCH_PARTS)" & $(BIN)/python $(PIP) -c constraints.txt "ropewalk[dev]" && wait
+	$(BIN)/python $(PIP) -c constraints.txt torch numpy & other=$$!; $(BIN)/python $(PIP) --no-deps -e . && wait $$other
+	$(BIN)/python -c "$(TORCH_PARTS)" & other=$$!; $(BIN)/python $(PIP) -c constraints.txt "ropewalk[dev]" && wait $$other
 	$(BIN)/ropewalk inspect --help > $(VENV)/help.txt
 	touch $@
 
