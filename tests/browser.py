@@ -18,7 +18,7 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-u
 
 
 class Browser:
-    """One tab; every `wait_*` fails with what it waited for."""
+    """One tab; a `wait` that fails says what it waited for."""
 
     def __init__(self, folder: Path) -> None:
         """Start Chromium with a profile in `folder`, and connect to its first tab."""
@@ -77,8 +77,10 @@ class Browser:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until streamlit runs no script."""
+        """Wait until streamlit runs no script and every element is drawn."""
         self.wait("document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'", "the run to end")
+        # in the place of an element whose code is still being loaded
+        self.wait("document.querySelector('[data-testid=stSkeleton]') === null", "the elements")
 
     def focus(self, selector: str) -> None:
         found = f"document.querySelector({json.dumps(selector)})"

@@ -119,7 +119,7 @@ def test_every_view_in_every_language(browser, server, pictures, language):
         healthy(browser)
         assert bool(HAN.search(browser.text().replace("语言", "").replace("中文", ""))) == (language == "zh")
         browser.picture(pictures / f"{view}-{language}.png")
-    assert "rw.RopeSpec(head_dim=128, scaling=Yarn(" in browser.text()
+    browser.wait("document.body.innerText.includes('rw.RopeSpec(head_dim=128, scaling=Yarn(')", "the text of the code")
 
 
 def test_a_link_is_restored(browser, server):

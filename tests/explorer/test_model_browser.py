@@ -31,13 +31,14 @@ def test_the_view_of_a_model(browser, server, pictures, language):
     assert overlaps(browser) == []
     assert cut(browser) == []
     assert browser.js("document.querySelectorAll('[data-testid=stException], [data-testid=stAlertContentError]').length") == 0
-    before = browser.js("document.querySelector('[data-testid=stMain] table').innerText")
-    assert "yarn 4x" in before
+    table = "document.querySelector('[data-testid=stMain] table').innerText"
+    browser.wait(f"{table}.includes('yarn 4x')", "the first factor")
+    before = browser.js(table)
     browser.picture(pictures / f"model-{language}.png")
     browser.focus(".st-key-model-factor [role=slider], .st-key-model-factor input")
     browser.key("ArrowRight", 39)
-    browser.wait("document.querySelector('[data-testid=stMain] table').innerText.includes('yarn 6x')", "the next factor")
+    browser.wait(f"{table}.includes('yarn 6x')", "the next factor")
     browser.settle()
     assert "model.factor=6" in browser.link()
-    assert browser.js("document.querySelector('[data-testid=stMain] table').innerText") != before
+    assert browser.js(table) != before
     browser.send("Emulation.clearDeviceMetricsOverride")

@@ -88,10 +88,10 @@ HOSTILE = {
 def test_a_hostile_file_is_refused_at_once(name, tmp_path):
     path = tmp_path / "a.gguf"
     path.write_bytes(HOSTILE[name])
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(RopeError) as caught:
         GgufFile(path)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
     assert len(str(caught.value)) < 1500
 
