@@ -61,8 +61,8 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
 def first_negative(radians: Numbers, length: int) -> int | None:
     """Return the first distance up to `length` at which the cosine sum is negative, or None.
 
-    `radians` are the frequencies of some theta. The curve is jagged, so None does not bound theta from below: a slightly larger
-    theta may have a negative sum.
+    `radians` are the frequencies of some theta. The curve is jagged: if one theta gives None, a slightly larger one may still
+    have a negative sum.
     """
     integer("length", length, low=1)
     for start in range(1, length + 1, _BLOCK):

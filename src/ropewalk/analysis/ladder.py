@@ -94,7 +94,8 @@ class Coverage:
 def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = None) -> Coverage:
     """Return how many turns each pair completes over the distances `trained` and `served`, without and with scaling.
 
-    `length` is the sequence length for scalings that depend on it: by default `served`, but more with a sliding window.
+    `length` is the sequence length for scalings that depend on it; None: `served`. With a sliding window the caller passes more:
+    the sequence is longer than the distances within it.
     """
     unscaled, scaled = plain_radians(spec), radians(spec, served if length is None else length)
     return Coverage(turns(unscaled, trained), turns(unscaled, served), turns(scaled, served))

@@ -34,7 +34,11 @@ class RowOrder:
 
 
 def row_order(x: Tensor, padding: Tensor | None, documents: Tensor | None, continues: bool) -> RowOrder | None:
-    """Return the order of the tokens of x [B, S, ..], None if it is that of the rows; `continues`: a state has earlier tokens."""
+    """Return the order of the tokens of x [B, S, ..]: by document, padding last; None if the rows have neither.
+
+    padding    boolean [B, S], True for real tokens
+    continues  the call continues from a state, which holds earlier tokens
+    """
     check_token_masks(x.shape[0], x.shape[1], padding, documents)
     if documents is not None and continues:
         raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))

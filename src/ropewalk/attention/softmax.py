@@ -174,6 +174,7 @@ class Attention(nn.Module):
         """Return (backend, reason) that `forward` would use for x and these masks."""
         q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
         zero = torch.zeros(1, dtype=torch.int64, device=x.device)
+        # queries and keys are the same tokens, so their documents are the same
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
         bias = self.encoding.bias(q[:, :, :1], zero, zero)  # one token suffices: only whether the bias is None matters
         return pick(self._call(q, q, q, visible, bias, return_weights), self.backend)
@@ -265,7 +266,7 @@ class Attention(nn.Module):
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
         """Return the values rotated like keys if the layer rotates values, otherwise v itself."""
-        # a cache holds values unrotated, so that its tokens can be moved; values that are the keys are empty here
+        # a cache holds values unrotated, so that its tokens can be moved; with shared_kv the keys are the values, and v is empty
         if not self.rotate_values or self.shared_kv:
             return v
         return self.encoding.rope.rotate(v, positions, key=True)  # type: ignore[union-attr]  # checked when the layer was made

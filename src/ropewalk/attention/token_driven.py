@@ -47,7 +47,8 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
     ) -> tuple[Tensor, State]:
         """Return the output of every head [B, H, S, D], and the state after the last token.
 
-        x [B, S, model_dim], q [B, H, S, D] and k, v [B, Hk, S, D] are sorted by `order`, None if the rows need no sorting.
+        x [B, S, model_dim], q [B, H, S, D] and k, v [B, Hk, S, D]. With an `order` their tokens are already sorted by it: by
+        document, padding last.
         """
         raise NotImplementedError
 

@@ -20,7 +20,9 @@ from ropewalk.lab.samples import write_sample
 def sample(folder: Path, form: str, count: int, characters: int, seed: int, json: bool) -> None:
     """Write a small generated sample of labelled files into a folder, and print their paths.
 
-    form, count, characters and seed are those of `write_sample`.
+    form        cail (triplets of Chinese cases) or glue (pairs of English sentences)
+    count       lines of all files together
+    characters  the least size of a text
     """
     files = write_sample(folder, form, count=count, characters=characters, seed=seed)
     if json:
@@ -45,7 +47,7 @@ def finetune(
         changes=change or (),
     )  # fmt: skip
     report = run_training(preset, folder, device, parallel, threads, tensorboard, quiet=json)
-    if report is None:
+    if report is None:  # the first rank prints
         return
     objective = preset.data["objective"]
     if json:

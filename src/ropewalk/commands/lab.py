@@ -64,7 +64,10 @@ def report(folder: Path, json: bool) -> None:
 
 
 def _write_report(folder: Path, json: bool, redraw: bool = False) -> None:
-    """Write the report of a folder of studies, and print its path, or the path and all claims as JSON."""
+    """Write the report of a folder of studies, and print its path, or the path and all claims as JSON.
+
+    redraw  draw the figures again from the rows
+    """
     path = write_report(folder, redraw=redraw)
     if json:
         claims = {name: [vars(claim) for claim in findings.claims] for name, (findings, _) in read_all(folder).items()}

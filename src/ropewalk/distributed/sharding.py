@@ -49,6 +49,7 @@ def unshard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: s
     """
     dim = dim % x.ndim
     sizes = {f"axis {axis} of x": size for axis, size in enumerate(x.shape) if axis != dim}
+    # an error on every rank if another size or the dtype differs between ranks
     lengths = exchange_lengths(x.shape[dim], x.device, group, sizes | {"dtype": x.dtype})
     order = torch.cat(token_indices(kind, lengths, Ring(group))).argsort()
     # all_gather needs equal shapes, so shorter shards are filled with zeros and cut off again

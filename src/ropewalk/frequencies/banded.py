@@ -162,7 +162,7 @@ class Llama3(Scaling):
         slowed, wavelengths = unscaled / self.factor, 2 * pi(dtype) / unscaled
         # wavelengths above `longest` slow by the whole factor, those below `shortest` not at all
         longest, shortest = self.original_length / low, self.original_length / high
-        # with equal factors no wavelength is between the two, and a width of 1 avoids 0/0 in `blended`, which is then not used
+        # with equal factors `blended` is used only for a wavelength equal to both limits; a width of 1 avoids 0/0 there
         width = high - low if self.high_freq_factor > self.low_freq_factor else 1.0
         unscaled_share = (self.original_length / wavelengths - low) / width
         blended = (1 - unscaled_share) * unscaled / self.factor + unscaled_share * unscaled

@@ -60,7 +60,7 @@ class Clipped(_Wrapping):
         count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
         if self.soft:
             return radians * taper(count, clipped, dtype, device)
-        pair = multiples_from_zero(1, count, dtype, device)
+        pair = multiples_from_zero(1, count, dtype, device)  # 0, 1, 2, ..., count - 1
         return where(pair < count - clipped, radians, 0.0)
 
 

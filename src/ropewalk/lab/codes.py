@@ -32,6 +32,7 @@ def with_codes(window: Tensor, count: int, encode: Callable[[str], Sequence[int]
         stated = draw.uniform(0, 1 - distance)
         for place, words in ((stated, STATED), (stated + distance, ASKED)):
             inserted.append((place, torch.tensor(list(encode(words.format(name=name, code=code))), dtype=window.dtype)))
+    # how many tokens of the text remain; an error if the codes do not fit into the window
     room = integer("codes", len(window) - sum(len(tokens) for _, tokens in inserted), low=0)
     parts, end = [], 0
     for place, tokens in sorted(inserted, key=lambda each: each[0]):

@@ -30,7 +30,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
 
 @cached("speed of bfloat16", entries=1)
 def bfloat16_is_faster() -> bool:
-    """Return whether this CPU multiplies bfloat16 matrices faster than float32 ones; measured once, in milliseconds."""
+    """Return whether this CPU multiplies bfloat16 matrices faster than float32 ones; the first call measures it."""
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones(_TIMED_SIZE, _TIMED_SIZE, dtype=dtype)

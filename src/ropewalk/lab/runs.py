@@ -55,7 +55,7 @@ def make_model(table: dict[str, Any], data: Data, settings: Settings, vocab_size
     table  the `model` table of a preset: `kind` or `start`, and fields of the model's config
     """
     head = _ROFORMER_HEADS[data.objective]
-    # a model of pairs has one output, a model of classes one for each class
+    # a model that scores pairs of texts has one output, one that classifies a text has one for each class
     labels = {"pairs": {"num_labels": 1}, "classes": {"num_labels": num_classes}}.get(data.objective, {})
     with torch.random.fork_rng(devices=[]):  # leave the caller's CPU generator unchanged
         torch.manual_seed(settings.seed)

@@ -140,6 +140,7 @@ def write_folder(
     tensors          (name, shape, dtype, make); `make()` is called once, when the tensor is written
     config           contents of config.json
     max_shard_bytes  larger checkpoints become several shards and an index; a shard holds at least one tensor
+    metadata         texts in the header of every file; None: {"format": "pt"}
     """
     integer("max_shard_bytes", max_shard_bytes, low=1)
     makers = {}
@@ -163,7 +164,7 @@ def write_folder(
     by_file = dict(zip(names, headers, strict=True))
 
     def create(name: str) -> tuple[Tensor]:
-        """Return the tensor `name`, made only now; raise an error if it does not have the declared shape."""
+        """Return the tensor `name` as one piece, made only now; an error if its shape is not the declared one."""
         make, shape = makers[name]
         tensor = make()
         if tuple(tensor.shape) != shape:

@@ -201,7 +201,7 @@ def _findings(layer_type: str, case: Case) -> list[Finding]:
 
 
 def evidence(engine: str, case: Case) -> str:
-    """Return whether the engine was run with this family and scaling, in which releases and when, or only read."""
+    """Return what the audit of this case rests on: the engine was run (which releases, when), or only its code was read."""
     version, date = RUNS[engine]
     title = ENGINES[engine].title
     if case.spec.scaling.name in FAMILIES.get(case.model_type or "", ()):

@@ -142,7 +142,7 @@ def _run_from_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: An
 
 
 def _call(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | None, offset: int, after_pointers: bytes) -> int:
-    """Call the library and return its status: 0, or _OUT_OF_RANGE if a position is beyond the two-level table.
+    """Call the library and return its status: 0, or _OUT_OF_RANGE if a position is beyond the tables of cos and sin.
 
     `after_pointers` holds the packed arguments after the pointers; the caller must keep the memory alive that it points to.
     """

@@ -30,6 +30,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.ropewalk_isa.restype = ctypes.c_char_p
     for name in ("ropewalk_rotate", "ropewalk_attend"):
         if hasattr(library, name):  # attention is for some machines only
+            # the one argument: the bytes of all values and pointers, packed
             getattr(library, name).argtypes = [ctypes.c_char_p]
     return library, ""
 

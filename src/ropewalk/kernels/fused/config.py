@@ -64,7 +64,7 @@ def pick_config(tokens: int, heads: int, head_dim: int) -> Config:
 
 
 def why_not_kernel(call: Call) -> str | None:
-    """Return why the Triton kernel does not support a call, or None if it does."""
+    """Return why the Triton kernel does not support a call, or None if it does; its weights are those of the head norms."""
     cache = call.cache
     if reason := why_no_triton(call.q) or why_not_spec(call.spec.fingerprint, call.q.device):
         return reason

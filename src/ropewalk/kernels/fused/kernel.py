@@ -78,13 +78,16 @@ def forward(
     """Normalise and rotate q and k, and store k and v; each program processes TOKENS tokens and a group of heads of q, k or v.
 
     Programs with the same tokens have adjacent ids. A program has heads of one tensor only, so every warp reads and writes
-    whole rows, also of a cache with scattered slots. Outputs may alias inputs, so all loads come before the first store:
-    the compiler cannot move a load before a store.
+    whole rows, also of a cache with scattered slots. Outputs may alias inputs, so the compiler moves no load before a store;
+    therefore all loads are written before the first store.
 
     HEAD, WEIGHT        the sizes of a head and the kind of its weight, as in tiles.py
     BLOCK_Q, BLOCK_K    heads of q, and of k or v, in one program
     KEEP_K, VALUES      also write k to `k_out`; also store v in its cache
-    SPREAD, QUICK       compute the angles once per head; use the GPU's sine instruction
+    LATENT              norm only the dims of k that do not rotate
+    SPREAD, QUICK       compute the angles once for each head, not once for all; use the GPU's approximate sine instruction
+    EVICT, STORE        cache hints of the loads and of the stores
+    steps, axis_stride  each pair's angle per position as an integer phase; the stride of the axes of `positions`
     PDL                 start before the previous kernel ends, and wait for it before the first load
     q_token, k_page ... strides: from one token of q, or page of the k cache, to the next
     """
@@ -182,6 +185,7 @@ def _heads_backward(
         mean = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
         first, second, rest = first - x_first * mean, second - x_second * mean, rest - x_rest * mean
         first, second, rest = first * inverse_rms, second * inverse_rms, rest * inverse_rms
+    # not scaled (1.0), not quantised (False), no cache hint ("")
     store_head(dx, first, second, rest, 1.0, live, False, MASKED, INTERLEAVED, HEAD, "")
     return w_first, w_second, w_rest
 

@@ -94,7 +94,7 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
 def _angle_values(call: Call) -> dict[str, Any]:
     """Return the kernel arguments that define the angles and the magnitudes, by name."""
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
-    q_magnitude, k_magnitude = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
+    q_magnitude, k_magnitude = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, is_key)) for is_key in (False, True))
     axis_stride = call.positions.stride(0) if spec.num_axes > 1 else 0
     return {
         "steps": spec_tables.steps, "q_magnitude": q_magnitude, "k_magnitude": k_magnitude,

@@ -72,7 +72,7 @@ def pick_config(
 ) -> Config:
     """Return the configuration for `sizes` = (batch, tokens) and `heads` = (query heads, key heads), with few idle threads.
 
-    order, angles  the memory order and the angle mode of a row of CONFIGS
+    order, angles  the memory order and the angle mode of a row of CONFIGS: "phase" computes cos and sin, "rows" loads them
     copied, axes   the number of dims of a head that are copied, not rotated; the number of position axes
     """
     batch, tokens = sizes
@@ -95,7 +95,10 @@ def pick_config(
 
 
 def _fit(config: Config, most_token_heads: int, most_tokens: int, most_heads: int) -> Config:
-    """Return the configuration with at most `most_token_heads` tokens times heads, and neither more than the call has."""
+    """Return the configuration with as many tokens and heads per program as fit: tokens x heads <= most_token_heads.
+
+    most_tokens, most_heads  those of the whole call, which a program does not exceed
+    """
     tokens = min(config.tokens, most_tokens, most_token_heads)
     heads = min(most_token_heads // tokens, most_heads)
     # a call with few heads leaves room for more tokens

@@ -72,7 +72,10 @@ def cos_sin_tile(
 ):  # fmt: skip
     """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions.
 
-    With MODE ROWS, `angles` points to cos and `more_angles` to sin; with PHASE, `angles` points to the phase steps.
+    MODE   ROWS: `angles` points to cos and `more_angles` to sin, one row for each token, and a token's index is its position;
+           PHASE: `angles` points to each pair's phase step, its angle per position as an integer
+    QUICK  use the GPU's approximate sine instruction
+
     Tables are read once per head (from L1), by the threads that hold the pair: sharing one read between heads would need
     shared memory.
     """

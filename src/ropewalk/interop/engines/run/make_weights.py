@@ -18,7 +18,7 @@ from checkpoints import folder_name
 
 
 def main() -> None:
-    """Write one checkpoint for each distinct shape of the rows; models that transformers cannot build are left out."""
+    """Write one checkpoint for each distinct shape of model among the rows; what transformers cannot build is left out."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
