@@ -34,6 +34,9 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
 
 
 def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:
-    """Return float32 cos and sin [..., S, pairs] of positions, magnitude included: with `key` that of keys, else of queries."""
+    """Return float32 cos and sin [..., S, pairs] of positions, magnitude included.
+
+    key  the magnitude of keys, which differs from that of queries if spec.magnitude_on is "q"
+    """
     length = levels.check_spec(spec, length)
     return _BARRIER(levels.cos_sin(jnp, spec, jnp.asarray(positions).astype(jnp.int32), length, key))

@@ -29,6 +29,9 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
 
 
 def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:
-    """Return float32 cos and sin [..., S, pairs] of positions, magnitude included: with `key` that of keys, else of queries."""
+    """Return float32 cos and sin [..., S, pairs] of positions, magnitude included.
+
+    key  the magnitude of keys, which differs from that of queries if spec.magnitude_on is "q"
+    """
     length = levels.check_spec(spec, length)
     return levels.cos_sin(mx, spec, mx.array(positions).astype(mx.int32), length, key)

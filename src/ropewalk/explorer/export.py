@@ -24,7 +24,7 @@ def picture(values: dict[str, Any], specs: Sequence[RopeSpec], file_format: str)
     look = Look(language=values["language"])
     view = plots.View(specs[-1], values["trained"], values["served"], look)
     if file_format == "gif":
-        return reading(view)  # an animation: the dials turn while the model reads token after token
+        return reading(view)  # an animation: two rows of dials, without and with the scaling
     # without a Chinese font the figure is in English
     charts = charts_of(values["view"], specs, view.trained, view.served, translator(values["language"] if look.font else "en"))
     figure = figure_of(charts, look) if charts else plots.draw(_FIGURES[values["view"]], view)

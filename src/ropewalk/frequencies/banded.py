@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import MAX_FACTOR, Default, Linear, Ntk
-from ropewalk.frequencies.double_double import in_double_double
+from ropewalk.frequencies.double_double import accepts_double_double
 from ropewalk.frequencies.formulas import check_log_theta, device_of, mscale, number, per_row, periods, pi, ramp, where
 from ropewalk.frequencies.scaling import FACTOR_RANGE, MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
 
@@ -42,7 +42,7 @@ class NtkByParts(Scaling):
         """Refuse theta <= 1: the ramps select pairs by their number of turns."""
         check_log_theta(theta)
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         """Return the frequencies: unscaled, interpolated and NTK ones, blended by two ramps."""
         unscaled = Default()._radians(dim, theta, length, dtype)
@@ -85,7 +85,7 @@ class _YarnBands(Scaling):
         """Return how many times longer the context becomes: one number, or one for each batch row."""
         raise TypeError(f"{type(self).__name__} must define _stretch(length, dtype)")
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         """Return the frequencies: a blend of the unscaled ones and of those divided by `_stretch`."""
         stretch = self._stretch(length, dtype)
@@ -154,7 +154,7 @@ class Llama3(Scaling):
         super().__post_init__()
         self._check_order("high_freq_factor", "low_freq_factor")
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         """Return the frequencies: unscaled, divided by `factor`, or blended, depending on the wavelength."""
         low, high = number(self.low_freq_factor, dtype), number(self.high_freq_factor, dtype)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ropewalk.frequencies.double_double import in_double_double
+from ropewalk.frequencies.double_double import accepts_double_double
 from ropewalk.frequencies.formulas import multiples_from_zero, ntk_theta, per_row, periods, pi, where
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
@@ -21,7 +21,7 @@ class Default(Scaling):
     name: ClassVar[str] = "default"
     in_configs: ClassVar[bool] = True
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         return 1.0 / periods(dim, theta, dtype)
 
@@ -36,7 +36,7 @@ class Linear(Scaling):
     in_extend: ClassVar[bool] = True
     raises_length: ClassVar[bool] = False
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         return 1.0 / periods(dim, theta, dtype) / self.factor
 
@@ -49,7 +49,7 @@ class Ntk(Scaling):
     name: ClassVar[str] = "ntk"
     in_extend: ClassVar[bool] = True
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         return 1.0 / periods(dim, ntk_theta(theta, self.factor, dim, dtype), dtype)
 
@@ -72,7 +72,7 @@ class Riflex(Scaling):
         wavelengths = [2 * math.pi * theta ** (2 * i / dim) for i in range(dim // 2)]
         return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a turn in `frames` steps."""
         chosen = multiples_from_zero(1, dim // 2, dtype) == self.pair(dim, theta)
@@ -111,7 +111,7 @@ class Proportional(Scaling):
     name: ClassVar[str] = "proportional"
     in_configs: ClassVar[bool] = True
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         """Return the unscaled frequencies divided by `factor`, and 0 for the pairs after the fastest `fraction`."""
         rotated_pairs = int(self.fraction * dim // 2)
@@ -126,6 +126,6 @@ class LinearFrequencies(Scaling):
 
     name: ClassVar[str] = "linear_frequencies"
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         return 1.0 / (1 + multiples_from_zero(2, dim // 2, dtype))

@@ -26,9 +26,9 @@ Formula = TypeVar("Formula", bound=Callable)
 Float64 = Any
 
 
-def in_double_double(formula: Formula) -> Formula:
+def accepts_double_double(formula: Formula) -> Formula:
     """Mark a `_radians` that also accepts `dtype=DoubleDouble`; a method that overrides it has to be marked again."""
-    formula.in_double_double = True  # type: ignore[attr-defined]  # functions have attributes
+    formula.accepts_double_double = True  # type: ignore[attr-defined]  # functions have attributes
     return formula
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies.basic import Default
-from ropewalk.frequencies.double_double import in_double_double
+from ropewalk.frequencies.double_double import accepts_double_double
 from ropewalk.frequencies.formulas import CPU, constant, device_of, per_row, periods
 from ropewalk.frequencies.scaling import FACTOR_RANGE, MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
 
@@ -66,7 +66,7 @@ class XPos(Scaling):
     center: int = setting(0, low=-(2**62))
     name: ClassVar[str] = "xpos"
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         return Default()._radians(dim, theta, length, dtype)
 

@@ -133,7 +133,7 @@ class Scaling:
     @property
     def runs_in_double_double(self) -> bool:
         """Whether the formula is marked as one that can be computed with 28 digits."""
-        return hasattr(self._radians, "in_double_double")
+        return hasattr(self._radians, "accepts_double_double")
 
     def check(self, dim: int, theta: float) -> None:
         """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class accepts all."""
@@ -142,7 +142,7 @@ class Scaling:
         """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
-    # dtype: a torch.dtype; a formula marked with `in_double_double` also gets the class DoubleDouble
+    # dtype: a torch.dtype; a formula marked with `accepts_double_double` also gets the class DoubleDouble
     def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: Any) -> Any:
         """Return the frequencies in radians per step, [pairs], or [rows, pairs] if `length` has one entry per batch row."""
         raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, dtype)")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import Default
-from ropewalk.frequencies.double_double import in_double_double
+from ropewalk.frequencies.double_double import accepts_double_double
 from ropewalk.frequencies.formulas import CPU, exponentials, multiples_from_zero, taper, where
 from ropewalk.frequencies.scaling import Scaling, setting
 
@@ -53,9 +53,9 @@ class Clipped(_Wrapping):
     soft: bool = setting(True)
     name: ClassVar[str] = "clipped"
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
-        """Return the frequencies of `inner`, the slowest pairs tapered to 0 or set to 0."""
+        """Return the frequencies of `inner`; those of the slowest pairs fall to 0 step by step (`soft`), or are all 0."""
         radians = self.inner._radians(dim, theta, length, dtype)
         count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
         if self.soft:
@@ -80,7 +80,7 @@ class Learned(_Wrapping):
         super().check(dim, theta)
         self._check_pairs("alpha", dim, "exponent")
 
-    @in_double_double
+    @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
         radians = self.inner._radians(dim, theta, length, dtype)
         return radians * exponentials(self.alpha, dtype, _device(radians))

@@ -189,6 +189,7 @@ def _findings(layer_type: str, case: Case) -> list[Finding]:
     findings = []
     for name, reading in readings.items():
         is_known = reading.problem is None
+        # None: no difference, or nothing to compare
         difference = compare(reference, reading, case.length) if is_known and name != REFERENCE else None
         radians, magnitude = reading.frequencies()
         axis_of_pair = reading.spec.axis_of_pair if is_known else ()

@@ -39,9 +39,9 @@ def extend(
 ) -> Extension | None:
     """Give a loaded transformers model, a transformers config or a config dict a longer context, in place.
 
-    kind             a scaling: linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3, or clipped, for training at the new
-                     length; or a remapping, for a loaded model or a Decoder: rerope, leaky_rerope, self_extend, dca; None undoes
-                     the extension of a model
+    kind             a scaling: linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3; clipped, only to train further at the
+                     new length; or a remapping, for a loaded model or a Decoder: rerope, leaky_rerope, self_extend, dca;
+                     None undoes the extension of a model
     factor           how many times longer; not for dynamic_yarn, which adapts to each sequence, nor for clipped; a remapping
                      needs it or options
     original_length  the trained length; None reads it from the config
@@ -58,7 +58,7 @@ def extend(
     an error raised. Warns if other engines compute something else from these config keys. A second call replaces the first
     extension. Attention keys in a cache filled earlier keep the old rotation.
     """
-    if isinstance(model, nn.Module) and remappable(model):
+    if isinstance(model, nn.Module) and remappable(model):  # a model of this package
         return extend_decoder(model, kind, factor, original_length, options)
     target = _Target(model)
     previous = target.extension()
@@ -174,7 +174,7 @@ class _Target:
 
     def apply(self, kind: str, factor: float | None, change: ConfigChange, disagreements: tuple[str, ...] = ()) -> Extension:
         """Change the config and the rotary modules and return the extension, which undoes it; on an error all is restored."""
-        config, keys = self.config, _accepted_keys(self.owner, self.config, copy.deepcopy(change.keys))
+        config, keys = self.config, _respelled_keys(self.owner, self.config, copy.deepcopy(change.keys))
         if self.model is not None:
             _refuse_softmax_change(change)
         before = self.served(change)
@@ -186,7 +186,8 @@ class _Target:
         extension = Extension(kind, factor, change.specs, changes, disagreements, change.notes, bool(keys), swaps, self.model)
         try:
             for swap in swaps:
-                swap.install()  # before the modules, which are rebuilt from the changed config
+                # before the modules are made, which read the changed config; installing it once more below changes nothing
+                swap.install()
             hook = None if keys else LengthHook(change.specs)  # computes at each call, if no config can express the scaling
             swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()
@@ -197,7 +198,7 @@ class _Target:
         return extension
 
 
-def _accepted_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+def _respelled_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Return the config keys in a spelling that the config's class accepts.
 
     Phi-3's class accepts no other scaling than longrope, and OLMo's in transformers 4 reads `type` instead of `rope_type`.

@@ -71,7 +71,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         model = _initialize_model(config, LoadConfig(load_format="dummy"))
         layers = rotary_modules.layers_of(
             model, "sglang.srt.layers.rotary_embedding", row["length"], 3 if row.get("axes") == 3 else 1,
-            lambda error: str(error) == ATTENDS, forward_batch=None,
+            is_attending=lambda error: str(error) == ATTENDS, forward_batch=None,
         )  # fmt: skip
     return probe.distinct(layers, max_model_len_used=config.context_len, model_class=type(model).__name__)
 
