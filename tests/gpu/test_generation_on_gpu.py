@@ -64,6 +64,24 @@ def test_two_streams_at_the_same_time():
         assert torch.equal(model.generate(prompt, 30, graph=False)[:, 9:], torch.stack(tokens, dim=1))
 
 
+def test_generations_on_two_cuda_streams():
+    model, prompts = make(), torch.randint(0, 499, (2, 1, 9), device="cuda")
+    plain = [model.generate(prompt, 30, graph=False) for prompt in prompts]
+    streams, large = [torch.cuda.Stream() for _ in prompts], torch.zeros(16384, 16384, device="cuda")
+    for stream, prompt in zip(streams, prompts, strict=True):  # captures a step for each stream
+        with torch.cuda.stream(stream):
+            model.generate(prompt, 30, graph=True)
+    torch.cuda.synchronize()
+    found = []
+    for stream, prompt in zip(streams, prompts, strict=True):
+        with torch.cuda.stream(stream):
+            large @ large  # takes long enough that the first has not begun when the second is started
+            found.append(model.generate(prompt, 30, graph=True))
+    torch.cuda.synchronize()
+    assert torch.equal(found[0], plain[0])
+    assert torch.equal(found[1], plain[1])
+
+
 def test_sampling_with_a_seed_repeats():
     model, prompt = make(), torch.randint(0, 499, (2, 9), device="cuda")
     sampled = [model.generate(prompt, 20, temperature=1.0, top_k=20, seed=4, graph=graph) for graph in (True, True, False)]

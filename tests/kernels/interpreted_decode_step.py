@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ropewalk.models import Decoder, DecoderConfig, generation
+from ropewalk.models import Decoder, DecoderConfig, decode_step, generation
 from ropewalk.models.decode_step import DecodeStep, captured_step
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu captures the step")
@@ -62,3 +62,14 @@ def test_yielded_tokens_outlive_the_next_generation(monkeypatch):
     whole = generation.generate(model, prompts[0], 4, graph=True, stream=streamed.append)
     assert generation.generate(model, prompts[1], 4, graph=True)[0, 4:].tolist() == plain[1]
     assert [int(token) for token in first] == [int(token) for token in streamed] == whole[0, 4:].tolist() == plain[0]
+
+
+def test_a_step_belongs_to_one_stream(monkeypatch):
+    """A generation on another CUDA stream would overwrite keys that the first has not read yet."""
+    model, steps = Decoder(DecoderConfig(**SIZES, head_dim=8)).eval(), []
+    for stream in (1, 2, 1):
+        monkeypatch.setattr(decode_step, "_stream", lambda device, stream=stream: stream)
+        with captured_step(model, 1, 9) as step:
+            steps.append(step)
+    assert steps[0] is steps[2]
+    assert steps[0] is not steps[1]

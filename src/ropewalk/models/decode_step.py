@@ -96,10 +96,11 @@ def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
     """Give the caller the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest steps are cached.
 
     A step holds the keys and values of one generation, so a second generation at the same time gets a step of its own. Within
-    the context the step is `busy`, and nothing else uses it.
+    the context the step is `busy`, and nothing else uses it. A generation on another CUDA stream also gets its own, since it
+    would not wait for the work of this one.
     """
     capacity = max(256, power_of_two(capacity))  # few different sizes, so that steps can be reused
-    key = (id(model), rows, capacity)
+    key = (id(model), rows, capacity, _stream(model.embed_tokens.weight.device))
     step = _STEPS.newest(key)
     pointers = tuple(parameter.data_ptr() for parameter in model.parameters())
     # a graph reads the parameters at the addresses they had when it was captured
@@ -112,6 +113,11 @@ def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
         yield step
     finally:
         step.busy = False
+
+
+def _stream(device: torch.device) -> int:
+    """Return a number that identifies the current CUDA stream; 0 on a CPU, which has none."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 class DecodeStep:
