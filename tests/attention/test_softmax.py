@@ -9,6 +9,8 @@ from door import assert_refused
 from ropewalk import frequencies
 from ropewalk.attention import Attention, KVCache
 from ropewalk.attention.backends import ATTENTION_BACKENDS
+from ropewalk.attention.lse import LSE_BACKENDS
+from ropewalk.attention.remap import ReRope
 from ropewalk.encodings import ENCODINGS
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
@@ -219,6 +221,23 @@ def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
     for wants in (False, True):
         layer(x, positions_for(layer, batch=1), return_weights=wants)
         assert taken.pop() == layer.backend_for(x, return_weights=wants)[0]
+
+
+@pytest.mark.parametrize("options", [{"learned_sinks": True}, {"remapping": ReRope(4)}], ids=["sinks", "remapping"])
+@pytest.mark.parametrize("backend", [None, "sdpa", "math"])
+def test_the_backend_told_is_taken_where_the_log_sum_exp_is_needed(options, backend, monkeypatch):
+    layer, x, taken = make(backend=backend, **options), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), set()
+    for name, (why_not, run) in LSE_BACKENDS.items():
+        monkeypatch.setitem(LSE_BACKENDS, name, (why_not, lambda call, name=name, run=run: taken.add(name) or run(call)))
+    layer(x)
+    assert taken == {layer.backend_for(x)[0]}
+
+
+def test_the_backend_of_a_call_that_is_refused():
+    layer, x = make(remapping=ReRope(4)), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
+    for ask in (layer, layer.backend_for):
+        with pytest.raises(RopeError, match="return_weights"):
+            ask(x, return_weights=True)
 
 
 def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():

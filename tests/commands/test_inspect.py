@@ -152,6 +152,16 @@ def test_a_folder_and_a_plot(capsys, write, tmp_path, monkeypatch):
     assert (tmp_path / "rope.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_plot_of_a_config_without_rotation_is_refused(capsys, write, tmp_path):
+    path = write({"model_type": "smollm3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+                  "rope_theta": 1e4, "max_position_embeddings": 64, "no_rope_layers": [0, 0]})  # fmt: skip
+    assert call(capsys, path)[0] == 0
+    code, _, error = call(capsys, path, "--plot", tmp_path / "rope.png")
+    assert code != 0
+    assert "--plot: must be left out: no layer of this config rotates" in error
+    assert not (tmp_path / "rope.png").exists()
+
+
 def test_warnings_of_the_config_are_shown(capsys, write):
     path = write(LLAMA | {"rope_scaling": LLAMA["rope_scaling"] | {"finetuned": True}})
     assert any("finetuned" in text for text in report(capsys, path)["warnings"])

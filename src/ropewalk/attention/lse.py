@@ -174,11 +174,21 @@ LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Par
 }
 
 
-def attend_with_lse(call: Call, name: str | None = None) -> Partial:
-    """Return output and log-sum-exp by the named backend; None is our Triton kernel where it can run, else plain torch."""
-    if name is None:
-        name = "math" if triton_why_not(call) else "triton"
-    why_not, run = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]
+def pick_with_lse(call: Call, name: str | None = None) -> tuple[str, str]:
+    """Return (backend, reason): the named backend, or for None our Triton kernel where it can run, else plain torch.
+
+    "sdpa" is treated as None: torch's fused kernel does not return the log-sum-exp.
+    """
+    if name is None or name == "sdpa":
+        reason = triton_why_not(call)
+        return ("math", reason) if reason else ("triton", "our kernel skips the keys outside of a band")
+    why_not, _ = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]
     if reason := why_not(call):
         raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)
+    return name, "requested"
+
+
+def attend_with_lse(call: Call, name: str | None = None) -> Partial:
+    """Return output and log-sum-exp by the backend that `pick_with_lse` returns."""
+    _, run = LSE_BACKENDS[pick_with_lse(call, name)[0]]
     return run(call)

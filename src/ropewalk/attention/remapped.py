@@ -77,10 +77,7 @@ def remapped_attention(
     return_weights: bool,
 ) -> Tensor:
     """Return the output [B, H, S, head_dim] of an `Attention` with a remapping; a cache holds keys that are not rotated."""
-    if return_weights:
-        raise RopeError("return_weights", "must be False with a remapping, whose pieces never form all weights", True)
-    if layer.training and layer.dropout:
-        raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", layer.dropout)
+    check_remapped_call(layer, return_weights)
     k_positions, length = positions, None
     # the cached tokens are keys too; each piece rotates them at its own positions, so they are stored unrotated
     if cache is not None:
@@ -100,8 +97,15 @@ def remapped_attention(
             return rotation.rotate(x, slowed_spec(layer.encoding.rope.spec, slowdown), positions, key=key)
         return layer.encoding.rotate(x, positions, key=key, length=length)
 
-    backend = None if layer.backend == "sdpa" else layer.backend  # torch's fused kernel returns no log-sum-exp
-    return attend_remapped(layer.remapping, rotate, v, positions, k_positions, layer.scale, visible, backend)
+    return attend_remapped(layer.remapping, rotate, v, positions, k_positions, layer.scale, visible, layer.backend)
+
+
+def check_remapped_call(layer: Any, return_weights: bool) -> None:
+    """Raise an error if an `Attention` with a remapping cannot run a call."""
+    if return_weights:
+        raise RopeError("return_weights", "must be False with a remapping, whose pieces never form all weights", True)
+    if layer.training and layer.dropout:
+        raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", layer.dropout)
 
 
 @cached("slowed specs", entries=32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,10 @@ from ropewalk.attention.backends import Call, attend, pick
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import positions_in_documents
 from ropewalk.attention.head_sizes import head_sizes
+from ropewalk.attention.lse import pick_with_lse
 from ropewalk.attention.masks import Visibility, check_token_masks
 from ropewalk.attention.remap import Remapping
-from ropewalk.attention.remapped import check_remapping, remapped_attention
+from ropewalk.attention.remapped import check_remapped_call, check_remapping, remapped_attention
 from ropewalk.attention.sinks import attend_with_sinks
 from ropewalk.attention.temperature import QueryTemperature, Temperature
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
@@ -171,13 +173,19 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[str, str]:
-        """Return (backend, reason) that `forward` would use for x and these masks."""
-        q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
+        """Return (backend, reason) that `forward` would use for x and these masks; an error if `backend` cannot run the call."""
+        q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim, requires_grad=self.q_proj.weight.requires_grad)
         zero = torch.zeros(1, dtype=torch.int64, device=x.device)
         # queries and keys are the same tokens, so their documents are the same
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
         bias = self.encoding.bias(q[:, :, :1], zero, zero)  # one token suffices: only whether the bias is None matters
-        return pick(self._call(q, q, q, visible, bias, return_weights), self.backend)
+        call = self._call(q, q, q, visible, bias, return_weights)
+        if self.remapping is not None:
+            check_remapped_call(self, return_weights)
+            index = torch.arange(x.shape[1], device=x.device)
+            band = self.remapping.pieces(index, index)[0].band  # every piece has a band, and only that matters
+            return pick_with_lse(replace(call, visible=replace(visible, band=band)), self.backend)
+        return pick(call, self.backend) if self.sinks is None else pick_with_lse(call, self.backend)
 
     def _check_values(self) -> None:
         """Raise a RopeError unless the encoding can rotate values and undo it on the output."""
@@ -201,7 +209,7 @@ class Attention(nn.Module):
         call = self._call(q, k, k if self.shared_kv else v, visible, bias, return_weights)
         if self.sinks is None:
             return attend(call, self.backend)
-        return attend_with_sinks(call, self.sinks, None if self.backend == "sdpa" else self.backend)
+        return attend_with_sinks(call, self.sinks, self.backend)
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool) -> Call:
         # value_bias needs the weights even if the caller does not

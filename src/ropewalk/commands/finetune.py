@@ -18,10 +18,10 @@ from ropewalk.lab.samples import write_sample
 
 
 def sample(folder: Path, form: str, count: int, characters: int, seed: int, json: bool) -> None:
-    """Write a small generated sample of labelled files into a folder, and print their paths.
+    """Write a small generated sample into a folder, and print its paths: labelled files, a vocabulary, texts for pretraining.
 
     form        cail (triplets of Chinese cases) or glue (pairs of English sentences)
-    count       lines of all files together
+    count       lines of the three labelled files together
     characters  the least size of a text
     """
     files = write_sample(folder, form, count=count, characters=characters, seed=seed)

@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from ropewalk import analysis
 from ropewalk.analysis import Checkpoint, Facts
 from ropewalk.commands import config_or_example, console, picture_path, table
+from ropewalk.errors import RopeError
 from ropewalk.plots import View, contact_sheet, draw, save
 
 #: the figures that `--plot` draws for every layer type
@@ -140,6 +141,8 @@ def _finite(value: float) -> float | None:
 def _plot(checkpoint: Checkpoint, path: Path) -> None:
     """Write a picture with the figures PLOTTED of every layer type."""
     layers = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
+    if not layers:
+        raise RopeError("--plot", "must be left out: no layer of this config rotates, so there is nothing to draw", str(path))
     views = {name: View(facts.spec, facts.trained, facts.served) for name, facts in layers.items()}
     figures = {f"{layer}: {name}": draw(name, view) for layer, view in views.items() for name in PLOTTED}
     save(contact_sheet(figures, across=2), path)

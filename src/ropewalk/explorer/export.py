@@ -20,7 +20,10 @@ _FIGURES = {"story": "coverage", "clocks": "clocks", "plane": "rotation"}
 
 
 def picture(values: dict[str, Any], specs: Sequence[RopeSpec], file_format: str) -> bytes:
-    """Return the bytes of a picture of the page: the charts of its view, or the moving dials if the format is gif."""
+    """Return the bytes of a picture of the page: the charts of its view, or the moving dials if the format is gif.
+
+    The dials, and a view without charts, show the last of the page's one or two specs.
+    """
     look = Look(language=values["language"])
     view = plots.View(specs[-1], values["trained"], values["served"], look)
     if file_format == "gif":
@@ -63,8 +66,8 @@ def _lines(ax: Any, chart: dict[str, Any], look: Look) -> None:
 
 
 def _map(figure: Any, ax: Any, chart: dict[str, Any], look: Look) -> None:
-    """Draw a heat map of the explorer page, given as a Vega-Lite spec, on matplotlib axes."""
-    cells = [row["s"] for row in chart["data"]["values"]]  # sorted by query position, then key position
+    """Draw the explorer page's map of the similarity of every two positions, given as a Vega-Lite spec, on matplotlib axes."""
+    cells = [row["s"] for row in chart["data"]["values"]]  # the similarities, row by row
     side = math.isqrt(len(cells))
     values = [cells[start : start + side] for start in range(0, len(cells), side)]
     image = ax.imshow(values, origin="lower", cmap=MAP)

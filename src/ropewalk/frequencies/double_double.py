@@ -126,7 +126,7 @@ class DoubleDouble:
         return DoubleDouble(np.ldexp(y.high, exponent), np.ldexp(y.low, exponent))
 
     def cos_minus_one(self) -> DoubleDouble:
-        """Return cos(x) - 1 of each x from -pi to pi; unlike cos(x), it keeps its digits near x = 0.
+        """Return cos(x) - 1 of each x from -pi to pi; unlike cos(x), it keeps its digits near x = 0. Used by `taper`.
 
         The series is computed at x / 64, where few terms are enough; six doublings of the angle give the result.
         """

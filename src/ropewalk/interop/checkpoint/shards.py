@@ -217,7 +217,10 @@ def _read_index(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a shard or an index (.json) in the folder; refuse a name or a link that leads out of it."""
+    """Return the path of a shard or an index (.json) in the folder; refuse a name or a link that leads out of it.
+
+    A link into the blobs of the hub cache is allowed, since its folders hold nothing but such links.
+    """
     if not name or name in (".", "..") or any(char in name for char in "/\\\0:") or not name.endswith((".safetensors", ".json")):
         raise RopeError("weight_map", "must name safetensors files in the same folder", name)
     path = folder / name

@@ -101,7 +101,8 @@ def _ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) -> None:
     """Raise an error about the first key of a rope object that is not known, with the nearest known key as a hint.
 
-    `where` names the object; with `beside_layers` it has layer types as keys, so an unknown key may be meant as one.
+    `where` names the object; with `beside_layers` it has layer types as keys, so an unknown key may be meant as one, and the
+    error says so.
     """
     known = sorted(inner_keys())
     for key in rope:

@@ -46,7 +46,7 @@ def why_not(q: Tensor, v: Tensor, spec: RopeSpec, feature: str | None, scale: Te
     if isinstance(scale, Tensor) and (scale.ndim > 4 or scale.shape[-2:].numel() > 1):
         return "the kernels take one scale per head"
     if feature not in FEATURES:
-        return "the kernels compute the features elu and relu and the cosine form, no others"
+        return "the kernels compute the features elu and relu, and form='cosine', no others"
     if spec.rotary_dim != spec.head_dim or spec.layout != spec.layout_out or spec.num_axes > 1 or spec.per_head:
         return "the kernels rotate whole heads along one axis, with the same layout in and out"
     if spec.learned or spec.needs_length or spec.precision == "hf" or spec.fractional:

@@ -70,7 +70,7 @@ def cos_sin_tile(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
     QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the int64 positions.
+    """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the positions.
 
     MODE   ROWS: `angles` points to cos and `more_angles` to sin, one row for each token, and a token's index is its position;
            PHASE: `angles` points to each pair's phase step, its angle per position as an integer
