@@ -57,7 +57,7 @@ class Visibility:
     documents  [B, S], the document index of each token in a packed row
     mask       the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores
     offset     number of cached keys before the first query; causality and window take it into account
-    band       the pairs of tokens that one piece of attention holds
+    band       for attention computed in pieces (remappings): the pairs of tokens of one piece
     """
 
     causal: bool = False

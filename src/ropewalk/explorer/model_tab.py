@@ -129,7 +129,7 @@ def _show(values: dict[str, Any], model: Model, before: Reading, after: Reading,
         # the values may be those of a model with more layers or heads
         values[f"model.{name}"] = min(values[f"model.{name}"], last)
         key = widget_key(values, f"model.{name}", (values["language"], last))
-        # a slider needs two different ends
+        # a slider needs two different ends; the next run of the page reads its value from the session, under its key
         st.slider(translate(name.capitalize()), 0, max(last, 1), key=key, disabled=last == 0)
     layer, head = values["model.layer"], values["model.head"]
     largest = float(max(before.maps[layer, head].max(), after.maps[layer, head].max()))

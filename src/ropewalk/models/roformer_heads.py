@@ -29,7 +29,7 @@ def make_norm(config: RoFormerConfig, size: int) -> nn.Module:
 
 
 def first_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the hidden state of each row's first real token, [B, hidden]."""
+    """Return the hidden state of each row's first real token, [B, hidden]; `padding` is True for real tokens."""
     if padding is None:
         return hidden[:, 0]
     return _select(hidden, padding.long().argmax(dim=-1))

@@ -137,7 +137,10 @@ class RotationFunction:
     def _by_rows(
         self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int, arguments: dict[str, Any]
     ) -> tuple[Tensor, ...]:
-        """Return the tensors with each token rotated by its row of the tables."""
+        """Return the tensors with each token rotated by its row of the tables.
+
+        With several `blocks` of dimensions, each block of a head is rotated by the positions of its own axis.
+        """
         if UNROTATED in self.names:  # the function of SAM 2, which has an argument for how many keys are not rotated
             (q,) = self._run(xs[:1], cos, sin, seq_dim, blocks)
             return q, self._rotate_memory(xs[1], cos, sin, seq_dim, arguments)

@@ -45,7 +45,7 @@ def run(call: Call, config: Config | None = None) -> None:
 
 
 def changing_tensors(call: Call) -> tuple[Tensor | None, ...]:
-    """Return the first kernel arguments: the tensors, which change from call to call."""
+    """Return the first kernel arguments: the tensors, which change from call to call; `weights` are those of the head norms."""
     cache = call.cache
     stores, scales = ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
     return (call.q, call.k, call.v, call.q_out, call.k_out, *stores, *call.weights, *scales, call.positions, call.slots)
@@ -92,7 +92,7 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
 
 
 def _angle_values(call: Call) -> dict[str, Any]:
-    """Return the kernel arguments that define the angles and the magnitudes, by name."""
+    """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` are angles as integer phases."""
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, is_key)) for is_key in (False, True))
     axis_stride = call.positions.stride(0) if spec.num_axes > 1 else 0

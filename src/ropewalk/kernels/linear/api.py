@@ -62,7 +62,8 @@ def run(
     """Return (out [B, H, S, Dv], mixed, total): the outputs, and the state after the last token.
 
     q, k [B, H, S, D], v [B, H, S, Dv]. The state holds sums over all keys so far: `mixed` [B, H, F, Dv] of the product of a
-    key's F rotated features and its value, `total` [B, H, F] of the features, for the denominator.
+    key's F rotated features and its value, `total` [B, H, F] of the features, for the denominator. `scale` is the a of
+    form="cosine", one number for each head; None with other features.
     """
     from ropewalk.kernels.linear import kernel
 

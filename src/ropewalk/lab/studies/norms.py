@@ -33,6 +33,7 @@ from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk.spec import RopeSpec
 
+#: plain RoPE; a rotation that does not keep the norm of a head, so that scores depend on positions and not on distance alone
 NONE, NOT_KEPT = "none", "norm not kept"
 #: name -> (the norm, whether it follows the rotation); plain RoPE has none
 NORMS: dict[str, tuple[type[nn.Module], bool]] = {
