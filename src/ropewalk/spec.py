@@ -159,7 +159,8 @@ class RopeSpec:
         return self.axes.axis_of_pair if isinstance(self.axes, AxisMap) else (0,) * self.pairs
 
     def frequencies(self, length: Length = None) -> Frequencies:
-        """Return radians per step, float64: [pairs], [rows, pairs] for a length per row, [..., pairs, axes] with an axis map.
+        """Return radians per step, float64: [pairs], [rows, pairs] for a length per row, [..., pairs, axes] with an axis map: a
+        pair's angle is the sum over the axes of coordinate times radians.
 
         Axes that differ from head to head give [heads, pairs, axes].
 
@@ -258,7 +259,10 @@ def _rebuilt(fingerprint: str) -> RopeSpec:
 
 
 def _as_tuples(value: Any) -> Any:
-    """Return dataclasses as nested tuples of names and values: equal exactly when the dataclasses are."""
+    """Return dataclasses as nested tuples of names and values, from which `_from_tuples` builds them again.
+
+    Two results are equal exactly when the dataclasses are.
+    """
     if is_dataclass(value):
         return _name(type(value)), *((f.name, _as_tuples(getattr(value, f.name))) for f in fields(value))
     return value

@@ -60,6 +60,11 @@ def test_rotating_is_relative_and_keeps_the_norm_where_adding_does_neither():
     assert np.ptp(found.added_norm) > 0.5
 
 
+def test_a_path_needs_one_series_of_frequencies():
+    with pytest.raises(rw.RopeError, match="MixedAxes"):
+        analysis.query_path(rw.RopeSpec(8, axes=rw.axes.MixedAxes(2, 4)), [0, 1])
+
+
 @pytest.mark.parametrize("name", rw.SCALINGS)
 def test_the_path_of_a_query_is_where_the_module_takes_it(name):
     spec, positions = sample_spec(name), torch.tensor([0, 1, 5, 40])

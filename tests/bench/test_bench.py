@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ropewalk import Rope
 from ropewalk.bench import cases, chart, contenders, cpu, rows
 from ropewalk.kernels.reference import rotate_vector
 from ropewalk.machine import machine
@@ -19,6 +20,14 @@ TINY = (2, 7, 3, 1, 10, torch.float32)
 @pytest.fixture(autouse=True)
 def _tiny_shape(monkeypatch):
     monkeypatch.setitem(cases.SHAPES, "tiny", TINY)
+
+
+def test_a_decode_shape_has_positions_on_every_axis(monkeypatch):
+    monkeypatch.setitem(cases.SHAPES, "tiny", (3, 1, 3, 1, 10, torch.float32))
+    case = cases.make_case("tiny", "bhsd", variant="mrope")
+    assert case.positions.shape == (3, 3, 1)
+    rotate = Rope(case.spec).rotate
+    assert cases.rms_error(tuple(rotate(x, case.positions) for x in (case.q, case.k)), case) < 1e-6
 
 
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from ropewalk.encodings import ENCODINGS, Encoding, make_encoding
+from ropewalk.encodings import ENCODINGS, Encoding, Sizes, make_encoding
 from ropewalk.encodings.bias import alibi_slopes, t5_bucket
 from ropewalk.errors import RopeError
 
@@ -240,6 +240,21 @@ def test_t5_adds_the_entry_of_transformers_bucket(name, bidirectional):
     theirs = T5Attention._relative_position_bucket(keys - 200, bidirectional, num_buckets=32, max_distance=128)
     found = encoding.bias(torch.zeros(1), torch.tensor([200]), keys)
     assert torch.equal(found[:, 0], encoding.table[theirs].T)
+
+
+@pytest.mark.parametrize(("name", "few", "near"), [("t5", 3, 2), ("t5_causal", 1, 4)])
+def test_t5_refuses_buckets_that_hold_no_distance(name, few, near):
+    """With 8 buckets, the distances below 2 (4 if causal) have their own, so `farthest` must be beyond them."""
+    sizes = Sizes(num_heads=2, head_dim=4, model_dim=8, length=16)
+    for field, options in (("buckets", {"buckets": few}), ("farthest", {"buckets": 8, "farthest": near})):
+        with pytest.raises(RopeError) as caught:
+            ENCODINGS[name](sizes, **options)
+        assert caught.value.field == field
+    for options in ({"buckets": few + 1, "farthest": 9}, {"buckets": 8, "farthest": near + 1}):
+        encoding = ENCODINGS[name](sizes, **options)
+        bucket = t5_bucket(torch.arange(-9000, 9000), encoding.buckets, encoding.farthest, name == "t5")
+        assert bucket.min() == 0
+        assert bucket.max() < encoding.buckets
 
 
 @pytest.mark.parametrize("name", ["learned", "t5", "t5_causal", "relative_bias", "rope_bias"])

@@ -160,6 +160,9 @@ def test_the_view_shows_the_figures_before_and_after(folder, monkeypatch, langua
     assert all(bool(HAN.search(word)) == (language == "zh") for word in words)
     app.select_slider(key="model.factor").set_value(8.0).run()
     assert table(app)[0][2] == "yarn 8x"
+    app.selectbox(key="model.method").set_value("none").run()
+    assert table(app)[0][2] == table(app)[0][1] == {"en": "no scaling", "zh": "不缩放"}[language]
+    app.selectbox(key="model.method").set_value("yarn").run()
     # another layer and head are shown from what was read
     app.slider(key="model.layer").set_value(2).run()
     assert app.query_params["model.layer"] == "2"

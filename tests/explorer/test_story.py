@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ropewalk import RopeSpec
+from ropewalk import RopeSpec, axes
 from ropewalk.analysis import Facts
 from ropewalk.explorer import controls, engines, export, story_charts
 from ropewalk.explorer.state import fitted, spec_of
@@ -89,6 +89,9 @@ def test_engines_are_told_in_both_languages():
     words = {row.engine: row.words(ENGLISH) for row in rows}
     assert "63 pairs differ, from pair 1 on" in words["SGLang, 4,096"]
     assert all(HAN.search(row.words(translator("zh"))) for row in rows)
+    vision = Facts(RopeSpec(128, axes=axes.chunked([16, 24, 24])), 4096, 4096)
+    words = {row.engine: row.words(ENGLISH) for row in engines.rows_of(engines.config_of(vision))}
+    assert words["mlx-lm"].endswith("for image and video tokens only")
     app = opened(step="engines", a__scaling="ntk")
     assert "No config can name ntk" in app.info[0].value
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from installed import HERE, V5, skip_old_yarn
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError, RopeSpec, axes
@@ -31,6 +31,7 @@ from ropewalk.frequencies import (
     XPos,
     Yarn,
 )
+from ropewalk.interop.config.families import FAMILIES
 from ropewalk.interop.config.hf import from_hf, to_hf
 
 PAIRS = 8
@@ -120,6 +121,20 @@ def test_deepseek_carries_its_softmax_factor():
     spec = from_hf(given)
     assert spec.extra_softmax_factor > 1
     assert from_hf(to_hf(spec, model_type="deepseek_v3")) == spec
+
+
+LATENT = [name for name in FAMILIES if name in CONFIG_MAPPING and hasattr(CONFIG_MAPPING[name](), "qk_rope_head_dim")]
+
+
+@pytest.mark.parametrize("model_type", [name for name in LATENT if not FAMILIES[name].at_end])
+@pytest.mark.parametrize("width", [16, 48])
+def test_transformers_reads_the_width_of_latent_attention(model_type, width):
+    """Config classes with latent attention overwrite a `head_dim` by their own `qk_rope_head_dim`."""
+    family = FAMILIES[model_type]
+    spec = RopeSpec(width, theta=family.theta, layout=family.layout, layout_out=family.layout_out)
+    config = AutoConfig.for_model(**to_hf(spec, model_type=model_type))
+    assert config.qk_rope_head_dim == width
+    assert from_hf(config, precision="exact") == spec
 
 
 @pytest.mark.parametrize(

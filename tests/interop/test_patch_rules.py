@@ -90,6 +90,15 @@ def test_a_rotation_behind_a_dict_of_functions_is_found_and_replaced():
     assert torch.equal(picks("eager", q, q, cos, sin)[0], apply_rotary_pos_emb(q, q, cos, sin)[0])
 
 
+def test_a_function_that_calls_itself_is_replaced_at_every_depth():
+    def again(depth, *tensors):
+        return again(depth - 1, *tensors) if depth else apply_rotary_pos_emb(*tensors)
+
+    assert rotations_called_by(again) == {"apply_rotary_pos_emb": apply_rotary_pos_emb}
+    copy = redirected(again, {"apply_rotary_pos_emb": lambda q, k, cos, sin: ("replaced", q, k)})
+    assert copy(2, 1, 2, 3, 4) == copy(0, 1, 2, 3, 4) == ("replaced", 1, 2)
+
+
 @pytest.mark.parametrize(
     ("path", "refused", "part"),
     [

@@ -59,6 +59,9 @@ def test_every_study_has_every_preset_and_refuses_unknown_settings(name):
         study.settings("cpu", ["nonsense=1"])
     with pytest.raises(RopeError, match="preset"):
         study.settings("huge")
+    for wrong in ("[]", "[2, 4]", "[1, 4, 2]", "[1, 1]") if "multiples" in study.presets["cpu"] else ():
+        with pytest.raises(RopeError, match="ascend from 1"):
+            study.settings("cpu", [f"multiples={wrong}"])
 
 
 @pytest.mark.parametrize("encoding", ["rope", "sinusoidal"])

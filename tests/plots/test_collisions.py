@@ -1,6 +1,7 @@
 """No text of a figure lies on another, whatever the config: the boxes are measured after the figure is drawn."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,6 +68,8 @@ def test_every_figure_has_a_caption_and_no_caption_is_left_over():
     # other tests take figures out and put them back, which changes the order
     assert set(plots.CAPTIONS) == set(plots.FIGURES)
     assert all(text.endswith(".") and len(text) < 150 for text in plots.CAPTIONS.values())
+    gallery = " ".join((Path(__file__).parents[2] / "docs" / "gallery.md").read_text(encoding="utf-8").split())
+    assert [name for name, text in plots.CAPTIONS.items() if text not in gallery] == []
 
 
 def test_the_moving_picture_shows_both_rows_and_is_the_same_again():

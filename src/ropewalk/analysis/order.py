@@ -9,6 +9,7 @@ import numpy as np
 
 from ropewalk.analysis.distance import pairs_of, phasors
 from ropewalk.analysis.ladder import Numbers
+from ropewalk.analysis.ladder import radians as radians_of
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on
 
@@ -63,7 +64,7 @@ def compare_entries(q: np.ndarray, k: np.ndarray, radians: Numbers, distance: in
 def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) -> np.ndarray:
     """Return the query pair (1, 0) rotated to each position, with magnitude and growth: complex [positions, pairs]."""
     frequencies = spec.with_(precision="exact").ladder_frequencies(length)
-    path = phasors(frequencies.radians.numpy(), positions) * float(magnitude_on(spec, frequencies.magnitude, key=False))
+    path = phasors(radians_of(spec, length), positions) * float(magnitude_on(spec, frequencies.magnitude, key=False))
     if frequencies.growth is not None:  # xPos: a query is multiplied by exp(growth) for each step beyond `center`
         path = path * np.exp(np.outer(np.asarray(positions, dtype=np.float64) - frequencies.center, frequencies.growth.numpy()))
     return path

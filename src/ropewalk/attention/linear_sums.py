@@ -144,7 +144,7 @@ def attend(
     features: Features, v: Tensor, state: State, causal: bool, chunk: int = CHUNK, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (out, kv_sum, k_sum): the output, and the sums of `state` with these tokens added."""
-    q, k, q_plain, k_plain = features  # rotated for the numerator, not rotated for the denominator
+    q, k, q_plain, k_plain = features  # q and k for the numerator, the other two for the denominator
     v, kv_sum, k_sum = v.to(k.dtype), state.kv_sum, state.k_sum
     if causal:
         numerator, kv_sum = causal_sums(q, k, v, kv_sum, chunk)

@@ -94,7 +94,7 @@ def make_case(
         positions = torch.randint(0, 4000, (batch, 1), generator=generator, device=device)
     elif variant == "packed":
         positions = positions % 1000  # documents of a thousand tokens
-    elif variant == "mrope":
+    if variant == "mrope":
         positions = torch.stack((positions, positions // 64, positions % 64))  # time, row and column: 64 tokens per row
     pairs = head_dim // 2
     third = pairs // 3

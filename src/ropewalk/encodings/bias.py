@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ropewalk.encodings.base import Encoding, Sizes, distances
-from ropewalk.errors import choice
+from ropewalk.errors import choice, integer
 
 
 class ScoreBias(Encoding):
@@ -66,6 +66,9 @@ class T5Bias(ScoreBias):
 
     def __init__(self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True) -> None:
         super().__init__(sizes)
+        integer("buckets", buckets, low=4 if bidirectional else 2)
+        # beyond the distances that have a bucket of their own
+        integer("farthest", farthest, low=buckets // (4 if bidirectional else 2) + 1)
         self.buckets, self.farthest, self.bidirectional = buckets, farthest, bidirectional
         self.table = nn.Parameter(torch.randn(buckets, sizes.num_heads) * 0.02)
 

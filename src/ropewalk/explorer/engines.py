@@ -47,6 +47,8 @@ class Row:
             )
         if difference.until_tenth is not None:
             parts.append(translate("0.1 rad off after {tokens} tokens", tokens=f"{difference.until_tenth:,}"))
+        if difference.tokens == "image":
+            parts.append(translate("for image and video tokens only"))
         return "; ".join(parts)
 
 

@@ -115,7 +115,7 @@ def _read(model: Model, request: Request, translate: Translate) -> tuple[Reading
 
 def _show(values: dict[str, Any], model: Model, before: Reading, after: Reading, translate: Translate) -> None:
     """Show what the model read without and with the scaling: numbers, attention of one head, and losses."""
-    plain, chosen = translate("no scaling"), _title(values)
+    plain, chosen = translate("no scaling"), _title(values, translate)
     st.markdown(f"**{translate('Before and after')}** · {literal(model.source[0])}")
     numbers = [
         (translate("Probability of the pass key"), f"{before.probability:.1%}", f"{after.probability:.1%}"),
@@ -147,7 +147,9 @@ def _show(values: dict[str, Any], model: Model, before: Reading, after: Reading,
     )
 
 
-def _title(values: dict[str, Any]) -> str:
+def _title(values: dict[str, Any], translate: Translate) -> str:
     """Return the name of the chosen method, with its factor if it has one."""
     name = values["model.method"]
+    if name == NONE:
+        return translate("no scaling")
     return f"{name} {values['model.factor']:g}x" if methods()[name].factor else name

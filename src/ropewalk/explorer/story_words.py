@@ -7,6 +7,7 @@ from __future__ import annotations
 CHINESE: dict[str, str] = {
     " Fast pairs distinguish neighbours, slow pairs distinguish near from far.": "快速维度对区分相邻的词元，慢速维度对区分远近。",
     "0.1 rad off after {tokens} tokens": "{tokens} 个词元后偏差超过 0.1 弧度",
+    "for image and video tokens only": "仅影响图像和视频词元",
     "`none` computes every angle when it is needed; `two-level` keeps two small tables.":
         "`none` 在用到时才计算角度；`two-level` 只保存两张小表。",
     "A model was trained on {trained} tokens and now reads {served}. What is new to it?":

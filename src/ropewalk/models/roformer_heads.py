@@ -83,6 +83,7 @@ class LanguageModel(Head):
     """
 
     def __init__(self, config: RoFormerConfig) -> None:
+        """Create the output layers of masked and causal language models, as the config's version has them."""
         super().__init__(config)
         size: int = config.embedding_size  # type: ignore[assignment]  # resolved by the config
         self.first_version = config.norm == "layer_norm"

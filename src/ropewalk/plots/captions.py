@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: name of a figure -> its caption; the gallery of the documentation and the tests use all entries
+#: name of a figure -> its caption; docs/gallery.md has the same texts, as a test checks
 CAPTIONS: dict[str, str] = {
     "rotation": "The position rotates a vector: here the fastest pair at positions 0 to 5. Its length stays the same.",
     "clocks": "Six pairs as clock hands at four positions. Fast pairs distinguish neighbours, slow pairs near from far.",

@@ -34,6 +34,8 @@ class Family:
     #: the config keys of theta and of the fraction outside a rope object, where the config class reads no other names
     theta_key: str | None = None
     fraction_key: str | None = None
+    #: latent attention: the rotated part of a head has a width of its own, `qk_rope_head_dim`
+    latent: bool = False
     #: None: hidden_size // num_attention_heads
     head_dim: int | None = None
     #: head_dim of the full-attention layers if it differs
@@ -96,7 +98,7 @@ _PLAIN = Family()
 _PARTIAL = Family(reads_partial=True)
 _NEOX = Family(reads_partial=True, theta_key="rotary_emb_base", fraction_key="rotary_pct")
 _INTERLEAVED = Family(layout="interleaved")
-_MLA = Family(layout="interleaved", layout_out="half")
+_MLA = Family(layout="interleaved", layout_out="half", latent=True)
 _GEMMA3 = Family(head_dim=256, layer_thetas=_two_thetas(("rope_theta", 1e6), ("rope_local_base_freq", 1e4)))
 _MODERNBERT = Family(layer_thetas=_two_thetas(("global_rope_theta", 1.6e5), ("local_rope_theta", 1e4), sliding_scaled=True))
 _QWEN_VL = Family(theta=1e6, axis_order="chunked", sections=(16, 24, 24))
@@ -109,8 +111,9 @@ FAMILIES: dict[str, Family] = {
         _PLAIN,
         "llama arcee aria_text chameleon dbrx diffllama doge dots1 eurobert falcon falcon_h1 granite granite4_vision_text "
         "granitemoe granitemoeshared granitemoehybrid hyperclovax idefics jais2 mistral ministral "
-        "olmo olmo2 olmoe qwen2 qwen2_moe starcoder2 minicpm3 hy_v4 esm",
+        "olmo olmo2 olmoe qwen2 qwen2_moe starcoder2 esm",
     ),
+    **_like(_PLAIN, "minicpm3 hy_v4", latent=True),
     **_like(_PLAIN, "gemma gemma2 vaultgemma t5gemma", head_dim=256),
     **_like(_PLAIN, "molmo2_text qwen3 seed_oss", head_dim=128),
     **_like(_PLAIN, "ministral3", head_dim=128, must_be_given=True),
@@ -158,7 +161,8 @@ FAMILIES: dict[str, Family] = {
     **_like(_INTERLEAVED, "helium", theta=1e5, head_dim=128),
     **_like(_INTERLEAVED, "llama4_text", theta=5e5, head_dim=128, skips_layers=True, empty_is_absent=True),
     **_like(_INTERLEAVED, "openai_privacy_filter", theta=1.5e5, head_dim=64, must_be_given=True),
-    **_like(_INTERLEAVED, "roformer deepseek_v2"),
+    **_like(_INTERLEAVED, "roformer"),
+    **_like(_INTERLEAVED, "deepseek_v2", latent=True),
     **_like(_INTERLEAVED, "gptj codegen", reads_partial=True, reads_rotary_dim=True, rotary_dim=64),
     **_like(_INTERLEAVED, "glm glm4", reads_partial=True, partial=0.5, head_dim=128),
     # pairs (2i, 2i + 1) in, halves out

@@ -45,8 +45,8 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
 
 def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
     """Return the config keys of the head's width and, where the config has a key for it, of the pair layout."""
-    # only models with latent attention have these two
-    latent = family.layout_out is not None or spec.extra_softmax_factor != 1
+    # the extra factor of the softmax belongs to latent attention, whatever the family
+    latent = family.latent or spec.extra_softmax_factor != 1
     keys: dict[str, Any] = {LATENT_KEY if latent else "head_dim": spec.head_dim}
     if family.has_interleave_flag:
         keys["rope_interleave"] = spec.layout == "interleaved"

@@ -61,7 +61,10 @@ def first_difference(ours: Table, theirs: Table) -> int | None:
 
 
 def verdict(ours: Table | None, theirs: Table | None) -> str:
-    """Return "same", or what differs: "pairs", "magnitude", both joined by " and ", or "rotated" if only one of them rotates."""
+    """Return "same", or what differs: "pairs" (a frequency or an axis), "magnitude", both joined by " and ", or "rotated".
+
+    "rotated": only one of the two rotates. Layouts are not compared.
+    """
     if ours is None or theirs is None:
         return "same" if ours is theirs else "rotated"
     different = [] if first_difference(ours, theirs) is None else ["pairs"]

@@ -54,8 +54,12 @@ def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> F
     if replaced:
         # __name__ is dropped because dynamo would look the globals up in the module of that name and find the old ones
         namespace = {name: value for name, value in {**namespace, **replaced}.items() if name != "__name__"}
-    cells = tuple(_redirected_cell(cell, substitutes) for cell in function.__closure__ or ())
-    copy = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells or None)
+    # a function that calls itself is in its own closure; its copy shall call the copy
+    own = CellType()
+    cells = tuple(
+        own if _content(cell) is function else _redirected_cell(cell, substitutes) for cell in function.__closure__ or ()
+    )
+    copy = own.cell_contents = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells or None)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
     copy.__module__, copy.__annotations__ = function.__module__, function.__annotations__
     wrapped = getattr(function, "__wrapped__", None)

@@ -131,7 +131,7 @@ def _depth_table(rows: list[Row]) -> Table:
 def _ours(rows: list[Row], lengths: list[int], base: float) -> Ours:
     """Return the pass keys found at twice the trained length, by the published names of the methods."""
     names = {"RoPE": NONE, "PI": "linear", "NTK": "ntk", "YaRN": "yarn"}
-    double = lengths[1]
+    double = 2 * lengths[0]
     cells = {published: (_percent(_mean(rows, base=base, method=method, length=double)),) for published, method in names.items()}
     return Ours((f"pass keys at {double}",), cells)
 

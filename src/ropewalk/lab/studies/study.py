@@ -49,6 +49,9 @@ class Study:
             if not _is_like(value, settings[name]):
                 raise RopeError("set", f"must give {name} a value like the preset's, {settings[name]!r}", change)
             settings[name] = value
+        multiples = settings.get("multiples", [1])
+        if multiples[:1] != [1] or multiples != sorted(set(multiples)):
+            raise RopeError("set", "must give multiples that ascend from 1, the trained length", f"multiples={multiples}")
         return settings
 
 

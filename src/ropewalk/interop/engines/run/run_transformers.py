@@ -67,7 +67,10 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _positions(axes: int, length: int) -> torch.Tensor:
-    """Return positions of 0, one step on each axis, and the last position: [1, S], or [3, 1, S] if there are three axes."""
+    """Return the positions to run, [1, S], or [3, 1, S] if there are three axes: 0, one step on each axis, and length - 1.
+
+    The steps are measured; the last makes a scaling that depends on the length see `length` tokens.
+    """
     if axes == 1:
         return torch.tensor([[0, 1, length - 1]])
     steps = torch.cat([torch.zeros(1, 3), torch.eye(3), torch.full((1, 3), length - 1.0)]).long()
