@@ -7,13 +7,14 @@ from definition import attention_by_definition
 import ropewalk as rw
 from door import assert_refused
 from ropewalk import frequencies
-from ropewalk.attention import Attention, KVCache
+from ropewalk.attention import Attention, KVCache, LatentAttention
 from ropewalk.attention.backends import ATTENTION_BACKENDS
 from ropewalk.attention.lse import LSE_BACKENDS
 from ropewalk.attention.remap import ReRope
 from ropewalk.encodings import ENCODINGS
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
+from ropewalk.models.presets import build
 
 BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM, MODEL_DIM = 2, 7, 4, 2, 10, 24
 MASKS = ("none", "causal", "window", "boolean", "float", "padding", "documents", "bidirectional")
@@ -231,6 +232,12 @@ def test_the_backend_told_is_taken_where_the_log_sum_exp_is_needed(options, back
         monkeypatch.setitem(LSE_BACKENDS, name, (why_not, lambda call, name=name, run=run: taken.add(name) or run(call)))
     layer(x)
     assert taken == {layer.backend_for(x)[0]}
+
+
+def test_every_kind_of_layer_says_its_backend():
+    latent = LatentAttention(32, 4, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8, q_rank=6)
+    for layer, width in ((latent, 32), (build("tiny").layers[0].self_attn, 64)):
+        assert layer.backend_for(torch.randn(1, 3, width))[0] == "sdpa"
 
 
 def test_the_backend_of_a_call_that_is_refused():

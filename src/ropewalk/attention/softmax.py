@@ -174,7 +174,7 @@ class Attention(nn.Module):
         return_weights: bool = False,
     ) -> tuple[str, str]:
         """Return (backend, reason) that `forward` would use for x and these masks; an error if `backend` cannot run the call."""
-        q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim, requires_grad=self.q_proj.weight.requires_grad)
+        q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim, requires_grad=self.o_proj.weight.requires_grad)
         zero = torch.zeros(1, dtype=torch.int64, device=x.device)
         # queries and keys are the same tokens, so their documents are the same
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
