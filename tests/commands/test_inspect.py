@@ -9,6 +9,7 @@ import pytest
 import command_line
 from ropewalk import analysis
 from ropewalk.commands import inspect as inspect_command
+from ropewalk.examples import EXAMPLES
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131_072,
@@ -150,6 +151,14 @@ def test_a_folder_and_a_plot(capsys, write, tmp_path, monkeypatch):
     assert code == 0
     assert "rope.png" in out.splitlines()[-1]
     assert (tmp_path / "rope.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_has_a_verdict_and_numbers(capsys, name):
+    """Some have no full table of cos and sin: several axes, or frequencies that depend on the length."""
+    code, out, error = call(capsys, "--example", name)
+    assert (code, error) == (0, "")
+    assert "trained length (tokens)" in out
 
 
 def test_a_plot_of_a_config_without_rotation_is_refused(capsys, write, tmp_path):

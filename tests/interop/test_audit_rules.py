@@ -26,6 +26,12 @@ def one(config, engine, **served):
     return finding
 
 
+@pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 2.0}, YARN])
+def test_a_clipped_scaling_is_compared_at_the_lengths_of_what_it_clips(rope):
+    plain, clipped = (audit({"model_type": "llama", **SIZES, "rope_scaling": rope, "use_cope": cope}) for cope in (False, True))
+    assert {finding.length for finding in clipped.findings} == {finding.length for finding in plain.findings}
+
+
 @pytest.mark.parametrize(("rope", "slower"), [(LINEAR, 1.0), ({**LINEAR, "rope_type": "linear"}, 4.0)])
 def test_gemma_3_reads_a_scaling_by_its_rope_type_alone(rope, slower):
     config = {**SIZES, "model_type": "gemma3_text", "rope_scaling": rope, "layer_types": ["full_attention"]}

@@ -79,3 +79,9 @@ def test_every_spelling():
         temperatures_from_hf(
             {"model_type": "ministral3", "head_dim": 8, "rope_parameters": {**ROPE, "llama_4_scaling_beta": 0.1}}
         )
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_the_temperature_of_ministral_is_read_in_both_spellings(key):
+    config = {"model_type": "ministral3", "head_dim": 16, "max_position_embeddings": 64, key: MINISTRAL}
+    assert temperatures_from_hf(config) == {"full_attention": FloorLog(scale=0.3, length=8)}

@@ -127,3 +127,8 @@ class TestAgainstDiffusers:
 )
 def test_names_the_bad_field(config, field):
     assert_refused(field, lambda: rw.from_hf(config))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_unknown_precision_is_refused(name):
+    assert_refused("precision", lambda: rw.from_hf({"_class_name": name}, precision="bogus"))

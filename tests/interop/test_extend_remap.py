@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from extend_tiny import tiny
-from transformers import AttentionInterface, DynamicCache, StaticCache
+from transformers import AttentionInterface, AutoConfig, AutoModel, DynamicCache, StaticCache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import ropewalk as rw
@@ -128,6 +128,29 @@ def check_rows_alone(model):
     cache = DynamicCache(config=model.config)
     steps = [run(model, TOKENS[:, a:b], past_key_values=cache) for a, b in ((0, 12), (12, 13), (13, 14))]
     close(torch.cat(steps, dim=1), alone[:, :14])
+
+
+@kinds
+def test_right_padding_after_cached_tokens_gives_the_logits_of_the_row_alone(kind):
+    model = tiny("llama")
+    extend(model, kind)
+    alone, rows = run(model), TOKENS.expand(2, -1)
+    mask = torch.ones_like(rows)
+    mask[1, 16:] = 0
+    for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=24)):
+        run(model, rows[:, :9], past_key_values=cache)
+        found = run(model, rows[:, 9:], past_key_values=cache, attention_mask=mask)
+        torch.testing.assert_close(found[:, :7], alone[:, 9:16].expand(2, -1, -1), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["rerope", "dca"])
+def test_a_model_that_looks_ahead_is_refused(kind):
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = AutoModel.from_config(AutoConfig.for_model("eurobert", **sizes, num_key_value_heads=2, pad_token_id=0)).eval()
+    before = model(TOKENS).last_hidden_state
+    with pytest.raises(RopeError, match="causal"):
+        extend(model, kind)
+    assert torch.equal(model(TOKENS).last_hidden_state, before)
 
 
 def test_generate_continues_as_without_a_cache():

@@ -37,6 +37,14 @@ def test_the_repr_of_a_report_shows_its_results_alone():
     assert re.findall(r"\b_\w+=", text) == []
 
 
+@pytest.mark.parametrize("use_cope", [False, True])
+def test_the_trained_length_under_a_clip(use_cope):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    config = {**CONFIG, "use_cope": use_cope, "rope_scaling": yarn}
+    lengthen(config, "yarn", overwrite=True)
+    assert config["rope_scaling"]["original_max_position_embeddings"] == 16
+
+
 class Config(SimpleNamespace):
     """A config object that is none of transformers."""
 

@@ -83,7 +83,8 @@ def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, serve
     longest          the longest sequence that the config names, in the same form
     trained, served  the caller's values in tokens, which take precedence
     """
-    original, factor = getattr(spec.scaling, "original_length", None), getattr(spec.scaling, "factor", 1.0)
+    scaling = spec.scaling.innermost
+    original, factor = getattr(scaling, "original_length", None), getattr(scaling, "factor", 1.0)
     if trained is not None:
         trained_length = (trained, GIVEN)
     elif original is not None:

@@ -195,6 +195,7 @@ def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
     values, summary = {name: entry["value"] for name, entry in layer["values"].items()}, layer["summary"]
     factor = f", factor {_cell(values['factor'])}" if "factor" in values else ""
     error = layer["precision"]["hf"]["error"]
+    full = layer["memory_bytes"].get("full")  # None: one table cannot hold these angles
     return {
         "scaling": f"{values.get('rope_type', 'default')}{factor}",
         "theta": _cell(values.get("theta")),
@@ -205,7 +206,7 @@ def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
         "pairs with angles that training never showed": f"{summary['pairs_with_new_angles']} of {len(layer['pairs'])}",
         "longest wavelength (tokens)": _cell(summary["longest_wavelength"]),
         f"error of float32 angles (bfloat16 rounds by {analysis.BFLOAT16_ROUNDING:.1e})": f"{error:.1e}",
-        "memory of cos and sin, one full table (bytes)": _cell(layer["memory_bytes"]["full"]),
+        "memory of cos and sin, one full table (bytes)": "" if full is None else _cell(full),
     }
 
 

@@ -116,6 +116,10 @@ class Learnable(Scaling):
         if not isinstance(self.start, Scaling) or self.start.learned or self.start.needs_length:
             raise RopeError("start", "must be a scaling whose frequencies are neither learned nor length-dependent", self.start)
 
+    @property
+    def innermost(self) -> Scaling:
+        return self.start.innermost
+
     def check(self, dim, theta):
         self.start.check(dim, theta)
 

@@ -131,6 +131,11 @@ class Scaling:
         return self.frequencies(dim, theta)
 
     @property
+    def innermost(self) -> Scaling:
+        """The scaling itself, or that which it clips or learns from, where the trained length and the factor are."""
+        return self
+
+    @property
     def runs_in_double_double(self) -> bool:
         """Whether the formula is marked as one that can be computed with 28 digits."""
         return hasattr(self._radians, "accepts_double_double")

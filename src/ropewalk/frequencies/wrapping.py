@@ -28,6 +28,10 @@ class _Wrapping(Scaling):
         object.__setattr__(self, "needs_length", self.inner.needs_length)
 
     @property
+    def innermost(self) -> Scaling:
+        return self.inner.innermost
+
+    @property
     def runs_in_double_double(self) -> bool:
         return super().runs_in_double_double and self.inner.runs_in_double_double
 

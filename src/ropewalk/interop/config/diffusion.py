@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.axes import axial
-from ropewalk.errors import RopeError, integer, number
+from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.interop.config.values import Entry
-from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
+from ropewalk.spec import MAX_HEAD_DIM, PRECISIONS, RopeSpec
 
 #: the config key that names the class of a model in diffusers
 CLASS_KEY = "_class_name"
@@ -42,7 +42,11 @@ MODELS: dict[str, Model] = {
 
 
 def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Entry, ...]]:
-    """Return the spec of a diffusers config, and where each of its values came from."""
+    """Return the spec of a diffusers config, and where each of its values came from.
+
+    A model whose code computes in float64 is always "exact".
+    """
+    choice("precision", precision, PRECISIONS)
     name = config[CLASS_KEY]
     if not isinstance(name, str) or name not in MODELS:
         raise RopeError(CLASS_KEY, f"must be one of {', '.join(MODELS)}", name)

@@ -27,7 +27,7 @@ def _llama4(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
 
 def _ministral(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
     """Return the temperature of Ministral 3, or None, and which layers have it: "all", "unrotated" or "full"."""
-    rope = config.get("rope_parameters") or {}
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     beta = rope.get(TEMPERATURE_KEY)
     if beta is None:
         return None, "all"

@@ -162,8 +162,9 @@ def case_of(text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_
 
 def _default_limit(spec: RopeSpec, max_position: int | None) -> int:
     """Return the default served length: `max_position`, or, if it is None or the scaling dynamic, trained length x factor."""
-    trained, factor = getattr(spec.scaling, "original_length", None), getattr(spec.scaling, "factor", None)
-    if isinstance(spec.scaling, Dynamic) or (max_position is None and trained and factor):
+    scaling = spec.scaling.innermost
+    trained, factor = getattr(scaling, "original_length", None), getattr(scaling, "factor", None)
+    if isinstance(scaling, Dynamic) or (max_position is None and trained and factor):
         return round(trained * factor)  # type: ignore[operator]  # both are given
     if max_position is None:
         rule = "must be given, because the config has no max_position_embeddings (CLI: --max-model-len)"
@@ -177,7 +178,7 @@ def _lengths(case: Case, length: int | None) -> tuple[int, ...]:
         return (integer("length", length, low=1),)
     if not case.spec.needs_length:
         return (case.max_model_len,)
-    trained = case.spec.scaling.original_length  # type: ignore[attr-defined]  # length-dependent scalings have one
+    trained = case.spec.scaling.innermost.original_length  # type: ignore[attr-defined]  # length-dependent scalings have one
     return tuple(sorted({min(trained, case.max_model_len), case.max_model_len}))
 
 

@@ -140,8 +140,7 @@ def _chosen_layers(
 def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
     """Raise an error if a layer type already has a scaling and `overwrite` is False."""
     for name, spec in old_specs.items():
-        under_clip = spec.scaling.inner if isinstance(spec.scaling, Clipped) else spec.scaling
-        if not isinstance(under_clip, Default) and not overwrite:
+        if not isinstance(spec.scaling.innermost, Default) and not overwrite:
             rule = f"{name} was trained with the scaling it has; pass overwrite=True (CLI: --overwrite) to replace it"
             raise RopeError("rope", rule, spec.scaling)
 
@@ -167,7 +166,7 @@ def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]
     """Return the trained length: the given one, that of the config or of its scaling, or the served length."""
     if given is not None:
         return integer("original_length", given, low=1)
-    lengths = {getattr(spec.scaling, "original_length", None) for spec in old_specs.values()} - {None}
+    lengths = {getattr(spec.scaling.innermost, "original_length", None) for spec in old_specs.values()} - {None}
     scaling_length = Value(lengths.pop(), TRAINED_LENGTH_KEY) if len(lengths) == 1 else None
     length = find(config, TRAINED_LENGTH_KEY) or scaling_length or served_length(config)
     if length is None:

@@ -93,18 +93,19 @@ class RemappedLayers:
 def _key_positions(positions: Tensor, mask: Tensor | None, keys: int) -> Tensor:
     """Return the positions [B, keys] of the keys, given those of the queries [B, S].
 
-    Keys of a cache have consecutive positions. The last query attends to its own key, which is the last that it sees.
+    Keys of a cache have consecutive positions. The last key that any query sees is that of the first query that sees it;
+    queries after it are padding.
     """
     seq = positions.shape[-1]
     if seq == keys or (mask is None and seq > 1):
         return torch.nn.functional.pad(positions, (0, keys - seq))  # a static cache has empty slots at its end
     index = torch.arange(keys, device=positions.device)
     if mask is None:
-        last: Tensor | int = keys - 1
-    else:  # [B, H, Sq, Sk]; the slot of the last query is the last one that it sees
-        seen = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] > torch.finfo(mask.dtype).min / 2
-        last = (seen * index).amax(dim=-1, keepdim=True)
-    return positions[:, -1:] - last + index
+        return positions[:, -1:] - (keys - 1) + index
+    # [B, Sq, Sk], the same in all heads
+    seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
+    last, query = (seen * index).amax(dim=-1).max(dim=-1, keepdim=True)
+    return positions.gather(-1, query.expand(len(positions), -1)) - last + index
 
 
 def remapped_attention_forward(
@@ -130,6 +131,9 @@ def remapped_attention_forward(
             raise RopeError("model", f"must not use {name} in its attention to be remapped", type(module).__name__)
     if dropout:
         raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", dropout)
+    is_causal = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise RopeError("model", "must have causal attention to be remapped", type(module).__name__)
     if layers.called is not None:
         layers.called.add(layer)
     positions = layers.recorded.positions
