@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import ropewalk as rw
+from door import assert_refused
 from ropewalk.attention import KVCache
-from ropewalk.models import Decoder, DecoderConfig, decoder_attention
+from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig, decoder_attention, generation
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
 decode_step = pytest.importorskip("ropewalk.models.decode_step")
@@ -63,6 +64,14 @@ def test_what_can_be_captured(options):
 )
 def test_what_cannot_be_captured_says_why(model, rows, reason):
     assert reason in decode_step.why_not(model(), torch.zeros(rows, 3, dtype=torch.int64))
+
+
+def test_a_roformer_has_no_graph_and_says_so(monkeypatch):
+    monkeypatch.setattr(generation, "why_no_triton", lambda x: None)  # as on a GPU
+    sizes = {"vocab_size": 13, "hidden_size": 12, "num_layers": 1, "num_heads": 2, "intermediate_size": 8}
+    model = RoFormer(RoFormerConfig(**sizes, head="causal_lm", causal=True)).eval()
+    given = torch.ones(1, 3, dtype=torch.int64)
+    assert "only a Decoder" in str(assert_refused("graph", lambda: model.generate(given, 2, graph=True)))
 
 
 def plain(x, weight, bias, *, spec, positions, heads, norm):

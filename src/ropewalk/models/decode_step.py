@@ -37,6 +37,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def why_not(model: Any, tokens: Tensor) -> str | None:
     """Return why the steps after the prompt `tokens` [B, S] cannot be captured, or None if they can."""
+    if not hasattr(model, "embed_tokens"):
+        return "only a Decoder has decode kernels"
     weight = model.embed_tokens.weight
     if reason := why_no_triton(weight):
         return reason
