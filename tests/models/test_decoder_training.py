@@ -1,10 +1,12 @@
-"""The loss of a mixture of experts: padding is no token to any of its parts; and how sums over chunks of tokens round."""
+"""The loss of a Decoder: which targets it takes, the padding of a mixture of experts, how sums over chunks of tokens round."""
 
 import pytest
 import torch
-from tiny_decoder import make, tokens
+from tiny_decoder import VOCAB, make, tokens
+from torch.nn import functional as F
 
-from ropewalk.models.decoder_loss import token_loss
+from door import assert_refused
+from ropewalk.models.decoder_loss import IGNORED, token_loss
 
 EXPERTS = {"num_experts": 5, "experts_per_token": 2, "moe_intermediate_size": 11, "router_aux_coef": 0.7}
 
@@ -17,6 +19,33 @@ def test_a_padded_row_has_the_loss_of_the_row_alone(side):
     real = torch.nn.functional.pad(torch.ones_like(row, dtype=torch.bool), size)
     torch.testing.assert_close(model.loss(padded, padding=real), model.loss(row), atol=1e-10, rtol=1e-10)
     assert abs(model.loss(padded) - model.loss(row)) > 1e-3
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_targets_of_every_integer_type_have_the_same_loss(dtype, gradients):
+    model, given = make(), tokens()
+    targets = tokens()
+    targets[0, 2] = IGNORED
+    with torch.set_grad_enabled(gradients):
+        expected = F.cross_entropy(model(given).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        torch.testing.assert_close(model.loss(given, targets.to(dtype)), expected)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("value", [-1, -101, VOCAB])
+def test_a_target_that_is_no_token_is_refused(value, gradients):
+    model, given = make(), tokens()
+    targets = given.clone()
+    targets[1, 3] = value
+    with torch.set_grad_enabled(gradients):
+        assert assert_refused("targets", lambda: model.loss(given, targets)).value == value
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, torch.Tensor.bool, torch.Tensor.flatten, torch.Tensor.tolist, torch.t])
+def test_targets_of_another_type_or_shape_are_refused(change):
+    model, given = make(), tokens()
+    assert_refused("targets", lambda: model.loss(given, change(given)))
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -16,7 +16,7 @@ from ropewalk.encodings import Encoding, Sizes
 from ropewalk.models import generation
 from ropewalk.models.decoder_attention import PackedAttention, PackedLinearAttention, next_positions
 from ropewalk.models.decoder_config import DecoderConfig
-from ropewalk.models.decoder_loss import IGNORED, token_loss
+from ropewalk.models.decoder_loss import IGNORED, check_targets, token_loss
 from ropewalk.models.experts import Experts, GatedNetwork, MixtureOfExperts, Routes, balance_loss
 from ropewalk.models.layer_caches import Caches, RunningState, check_caches, empty_caches
 
@@ -127,6 +127,8 @@ class Decoder(nn.Module):
         targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the next token of the row;
         the last token of a row or document, and tokens next to padding, are ignored. Other arguments as in `forward`.
         """
+        if targets is not None:
+            check_targets(targets, tokens, self.config.vocab_size)
         x, routes = self._run(tokens, positions, padding, documents, None)
         targets = next_tokens(tokens, padding, documents) if targets is None else targets
         loss = token_loss(x.flatten(0, 1), self.head_weight, targets.flatten())

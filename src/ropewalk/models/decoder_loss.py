@@ -10,9 +10,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ropewalk.checks import INTEGERS
+from ropewalk.errors import RopeError
+from ropewalk.tracing import is_traced
+
 IGNORED = -100
 #: logits in memory at a time: 128 MB in bfloat16
 MAX_LOGITS = 1 << 26
+
+
+def check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
+    """Raise an error if `targets` are not tokens or IGNORED, one for each of `tokens`; values are checked on a CPU only."""
+    if not isinstance(targets, Tensor) or targets.dtype not in INTEGERS:
+        raise RopeError("targets", "must be a tensor of integers", getattr(targets, "dtype", type(targets)))
+    if targets.shape != tokens.shape:
+        raise RopeError("targets", f"must have the shape of the tokens, {list(tokens.shape)}", list(targets.shape))
+    if targets.is_cpu and not is_traced((targets,)):
+        values = targets.long()
+        wrong = (values != IGNORED) & ((values < 0) | (values >= vocabulary))
+        if wrong.any():
+            rule = f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary, or {IGNORED} to ignore a token"
+            raise RopeError("targets", rule, int(values[wrong][0]))
 
 
 def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:
@@ -20,6 +38,7 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX
 
     x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of F.cross_entropy.
     """
+    targets = targets.long()
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
