@@ -4,6 +4,7 @@ import pytest
 import torch
 from roformer_cases import BERTS, ROFORMERS, answer, theirs, words
 
+from door import assert_refused
 from ropewalk.models import HEADS, RoFormer, RoFormerConfig
 from ropewalk.models.roformer_checkpoint import from_transformers
 
@@ -43,6 +44,20 @@ def test_a_new_head_begins_as_in_a_new_model(head):
             assert not weight.any(), name
         elif "norm" not in name:
             assert weight.std().item() == pytest.approx(0.05, rel=0.25 if weight.numel() < 500 else 0.06), name
+
+
+@pytest.mark.parametrize(
+    "changes", [{"causal": True}, {"encoding": "alibi", "num_layers": 7}, {"dropout": 0.5}, {"wings": 2}], ids=str
+)
+def test_a_new_head_does_not_change_the_shared_layers(changes):
+    model = RoFormer(RoFormerConfig(**SIZES))
+    assert assert_refused("changes", lambda: model.with_head("causal_lm", **changes)).value == sorted(changes)
+
+
+def test_a_new_head_may_repeat_fields_and_have_its_own_matrix():
+    model = RoFormer(RoFormerConfig(**SIZES, causal=True)).with_head("causal_lm", causal=True, tie_embeddings=False)
+    assert model.head.decoder.weight.shape == (40, 96)
+    assert model.config == RoFormerConfig(**SIZES, causal=True, head="causal_lm", tie_embeddings=False)
 
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])

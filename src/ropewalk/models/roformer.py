@@ -20,7 +20,7 @@ from ropewalk.errors import RopeError
 from ropewalk.models import generation
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.layer_caches import Caches, RunningState, check_caches, empty_caches
-from ropewalk.models.roformer_config import RoFormerConfig
+from ropewalk.models.roformer_config import FIELDS_OF_HEADS, RoFormerConfig
 from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm
 
 
@@ -218,7 +218,15 @@ class RoFormer(nn.Module):
         return generation.generate(_GenerationModel(self), tokens, max_new_tokens, **options)
 
     def with_head(self, head: str, **changes) -> RoFormer:
-        """Return a model with a new head that shares, not copies, the embeddings and layers of this one."""
+        """Return a model with a new head that shares, not copies, the embeddings and layers of this one.
+
+        `changes` are fields of the config that only heads use, such as num_labels; `migrate` makes a model with other layers.
+        """
+        allowed, fields = (*FIELDS_OF_HEADS, "tie_embeddings"), vars(self.config)
+        wrong = sorted(name for name, value in changes.items() if name not in allowed and (name, value) not in fields.items())
+        if wrong:
+            rule = f"must be fields that only heads use ({', '.join(allowed)}), because the layers are shared; see `migrate`"
+            raise RopeError("changes", rule, wrong)
         other = RoFormer.__new__(RoFormer)  # without RoFormer.__init__, which would create new layers
         nn.Module.__init__(other)
         other.config = self.config.with_(head=head, **changes)
