@@ -155,6 +155,18 @@ def test_only_trained_frequencies_train_where_all_else_is_frozen():
     assert [name.split(".")[-1] for name, p in done.model.named_parameters() if p.requires_grad] == ["log_scale"] * 2
 
 
+@pytest.mark.parametrize("kind", ["roformer", "decoder"])
+def test_the_fixed_matrices_of_an_encoding_stay_fixed(kind):
+    done = migrate(SOURCES[kind]("rope"), "fope")
+    fixed = [name for name, _ in done.model.named_parameters() if name.endswith(("cos_mix", "sin_mix"))]
+    assert len(fixed) == 4
+    assert sorted(done.frozen) == sorted(fixed)
+    new = SOURCES[kind]("fope")
+    assert [p.requires_grad for p in done.model.parameters()] == [p.requires_grad for p in new.parameters()]
+    with pytest.raises(RopeError, match="must leave something to train"):
+        apply_freeze(new, "all_but_new")
+
+
 def test_a_policy_that_leaves_nothing_is_refused():
     with pytest.raises(RopeError, match="must leave something to train"):
         migrate(SOURCES["roformer"]("learned"), freeze="all_but_new")

@@ -115,11 +115,16 @@ def migrate(
 def apply_freeze(model: nn.Module, policy: str, new: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Set `requires_grad` by a policy of FREEZES and return the names of the frozen parameters.
 
-    `new` lists the parameters that were not loaded from a checkpoint.
+    `new` lists the parameters that were not loaded from a checkpoint. Parameters of an encoding that are already frozen, such
+    as the fixed matrices of FoPE, stay frozen under every policy.
     """
     trained_roles = set(FREEZES[choice("freeze", policy, FREEZES)])
     roles = _roles(model) | {name: {"new"} for name in new}
-    trained = {name: bool(roles[name] & trained_roles) for name, _ in model.named_parameters()}
+    positional = _positional_names(model)
+    trained = {
+        name: bool(roles[name] & trained_roles) and (parameter.requires_grad or name not in positional)
+        for name, parameter in model.named_parameters()
+    }
     if not any(trained.values()):
         others = ", ".join(name for name in FREEZES if name != policy)
         raise RopeError("freeze", f"must leave something to train in this model; choose one of {others}", policy)
