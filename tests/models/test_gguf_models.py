@@ -7,6 +7,7 @@ import torch
 import ropewalk as rw
 from gguf_samples import byte_tokens, interleaved, llama_weights, sizes, write
 from ropewalk import RopeError
+from ropewalk.models import Decoder
 
 VOCAB = 259
 TOKENS = [[3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46]]
@@ -108,6 +109,22 @@ def test_a_loaded_file_is_saved_as_a_folder_with_the_same_logits(tmp_path):
     rw.save(ours, tmp_path / "folder")
     tokens = torch.tensor(TOKENS)
     torch.testing.assert_close(rw.load(tmp_path / "folder")(tokens), ours(tokens))
+
+
+@pytest.mark.parametrize("rotary_dim", [4, 8, 16])
+@torch.no_grad()
+def test_the_first_dimensions_rotate_as_they_lie_in_the_file(rotary_dim, tmp_path):
+    """Neighbours are rotated together in a Llama file; the dimensions after the first `rotary_dim` keep their place."""
+    weights = llama_weights(vocab=VOCAB)
+    ours = rw.load(write(tmp_path / "a.gguf", sizes(**{"rope.dimension_count": rotary_dim}), weights))
+    spec = rw.RopeSpec(16, rotary_dim=rotary_dim, layout="interleaved")
+    expected, state = Decoder(ours.config.with_(encoding=spec)).eval(), ours.state_dict()
+    for layer in range(2):
+        stored = [torch.from_numpy(weights[f"blk.{layer}.attn_{part}.weight"]) for part in "qkv"]
+        state[f"layers.{layer}.self_attn.qkv_proj.weight"] = torch.cat(stored).float()
+    expected.load_state_dict(state)
+    tokens = torch.tensor(TOKENS)
+    torch.testing.assert_close(ours(tokens), expected(tokens), rtol=1e-4, atol=1e-4)
 
 
 WRONG = {

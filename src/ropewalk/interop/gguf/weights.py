@@ -80,7 +80,8 @@ class GgufWeights:
         """Return a weight, read and dequantised; rows of q and k are permuted to the half layout."""
         weight = torch.from_numpy(self.file.tensor(self.files[name]))
         if re.search(r"\.[qk]_proj\.", name) and self.stored_layout != "half":
-            return convert_layout(weight, self.stored_layout, "half", head_dim=self.rope.head_dim, dim=0)
+            rope = self.rope
+            return convert_layout(weight, self.stored_layout, "half", head_dim=rope.head_dim, rotary_dim=rope.rotary_dim, dim=0)
         return weight
 
 
