@@ -228,6 +228,7 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
         ({"encoding": "fire"}, "encoding"),
         ({"encoding": "alibi", "attention": "linear"}, "encoding"),
         ({"encoding": "learned", "rotary_value": True}, "rotary_value"),
+        ({"encoding": "pope", "rotary_value": True}, "rotary_value"),
         ({"head": "masked"}, "head"),
         ({"dropout": 1.5}, "dropout"),
         ({"head_dropout": "none"}, "head_dropout"),

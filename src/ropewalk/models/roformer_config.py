@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from ropewalk.encodings import ENCODINGS, Encoding, Sizes
+from ropewalk.encodings import ENCODINGS, Encoding, Polar, Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.interop.config.hf import from_hf as spec_from_hf
@@ -157,6 +157,9 @@ class RoFormerConfig:
         # an encoding enters at "qk" if it rotates q and k
         if self.rotary_value and (encoding.entry != "qk" or self.attention == "linear"):
             raise RopeError("rotary_value", "must be false without a rotary encoding and softmax attention", self.rotary_value)
+        if self.rotary_value and issubclass(encoding, Polar):
+            rule = f"must be false with the encoding {self.encoding!r}, which makes rotated vectors twice as wide as the head"
+            raise RopeError("rotary_value", rule, self.rotary_value)
 
     @property
     def head_dim(self) -> int:
