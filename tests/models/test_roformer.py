@@ -6,6 +6,8 @@ import transformers
 from roformer_cases import BERTS, LONGEST, ROFORMERS, SMALL, answer, theirs, words
 
 from door import assert_refused
+from ropewalk import RopeSpec
+from ropewalk.frequencies import Dynamic
 from ropewalk.models import RoFormer, RoFormerConfig
 from ropewalk.models.checkpoints import load, save
 from ropewalk.models.roformer_checkpoint import from_transformers, load_weights, name_from_hf, name_to_hf
@@ -148,6 +150,15 @@ def test_old_names_and_tables_are_understood():
     load_weights(model, old | {"roformer.embeddings.position_ids": torch.arange(4), "roformer.pooler.dense.bias": torch.ones(30)})
     tokens, types = words((1, 7))
     assert_equal_logits(model(tokens, types=types), answer(peer, tokens, types))
+
+
+def test_an_encoder_may_rotate_values_by_angles_that_depend_on_the_length():
+    spec = RopeSpec(10, scaling=Dynamic(factor=2.0, original_length=4), layout="interleaved")
+    config = RoFormerConfig.from_hf(SMALL | {"rotary_value": True})
+    got, plain = RoFormer(config.with_(encoding=spec)).eval(), RoFormer(config).eval()
+    got.load_state_dict(plain.state_dict())
+    tokens = words((1, 4))[0]
+    assert_equal_logits(got(tokens), plain(tokens))  # up to the original length nothing is scaled
 
 
 @pytest.mark.parametrize("config", [None, {"model_type": "roformer"}])

@@ -19,6 +19,7 @@ SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 30, "num_layers": 2, "num_heads": 3, "intermediate_size": 22, "length": 16,
     "dropout": 0.0, "attention_dropout": 0.0,
 }  # fmt: skip
+LENGTHENED = rw.RopeSpec(10, scaling=rw.frequencies.Dynamic(factor=2.0, original_length=4))
 LINEAR = [name for name, kind in ENCODINGS.items() if kind.linear]
 
 
@@ -229,6 +230,7 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
         ({"encoding": "alibi", "attention": "linear"}, "encoding"),
         ({"encoding": "learned", "rotary_value": True}, "rotary_value"),
         ({"encoding": "pope", "rotary_value": True}, "rotary_value"),
+        ({"encoding": LENGTHENED, "rotary_value": True, "causal": True}, "rotary_value"),
         ({"head": "masked"}, "head"),
         ({"dropout": 1.5}, "dropout"),
         ({"head_dropout": "none"}, "head_dropout"),

@@ -160,6 +160,9 @@ class RoFormerConfig:
         if self.rotary_value and issubclass(encoding, Polar):
             rule = f"must be false with the encoding {self.encoding!r}, which makes rotated vectors twice as wide as the head"
             raise RopeError("rotary_value", rule, self.rotary_value)
+        if self.rotary_value and self.causal and isinstance(self.encoding, RopeSpec) and self.encoding.needs_length:
+            rule = f"must be false with causal=True and {self.encoding.scaling.name} scaling, whose angles depend on the length"
+            raise RopeError("rotary_value", f"{rule}: values in a cache are not rotated again when it grows", True)
 
     @property
     def head_dim(self) -> int:
