@@ -165,6 +165,7 @@ def test_nothing_new_is_nothing_new(model):
         ({"cache": "frozen"}, "cache"),
         ({"cache": "sliding"}, "capacity"),
         ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "tokens"),
+        ({"tokens": torch.zeros(0, 4, dtype=torch.int64)}, "tokens"),
         ({"tokens": torch.zeros(3, dtype=torch.int64)}, "tokens"),
         ({"tokens": torch.zeros(2, 3)}, "tokens"),
         ({"tokens": torch.full((2, 3), VOCAB)}, "tokens"),

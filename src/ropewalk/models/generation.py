@@ -251,7 +251,7 @@ def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
 
 def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> None:
     """Raise an error if the prompt is not [batch, tokens] of the vocabulary, or is padded on the right."""
-    if tokens.ndim != 2 or not tokens.shape[1]:
+    if tokens.ndim != 2 or not tokens.numel():
         raise RopeError("tokens", "must be [batch, tokens] with at least one token", list(tokens.shape))
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise RopeError("tokens", "must be integers", tokens.dtype)
