@@ -168,6 +168,9 @@ def test_nothing_new_is_nothing_new(model):
         ({"tokens": torch.zeros(0, 4, dtype=torch.int64)}, "tokens"),
         ({"tokens": torch.zeros(3, dtype=torch.int64)}, "tokens"),
         ({"tokens": torch.zeros(2, 3)}, "tokens"),
+        ({"tokens": torch.zeros(2, 3, dtype=torch.bool)}, "tokens"),
+        ({"tokens": torch.zeros(2, 3, dtype=torch.uint8)}, "tokens"),
+        ({"tokens": torch.zeros(2, 3, dtype=torch.int16)}, "tokens"),
         ({"tokens": torch.full((2, 3), VOCAB)}, "tokens"),
         ({"tokens": torch.full((2, 3), -1)}, "tokens"),
         ({"padding": torch.tensor([[True, True, False]] * 2)}, "padding"),
@@ -178,6 +181,14 @@ def test_nothing_new_is_nothing_new(model):
 def test_bad_options_are_refused_before_the_first_step(model, options, field):
     call = {"tokens": torch.zeros(2, 3, dtype=torch.int64), "max_new_tokens": 2} | options
     assert_refused(field, lambda: model.stream(call.pop("tokens"), call.pop("max_new_tokens"), **call))
+
+
+@pytest.mark.parametrize("cache", ["growing", "none"])
+def test_tokens_of_32_bits_give_the_same_text(model, cache):
+    given = tokens()
+    found = model.generate(given.int(), 5, cache=cache)
+    assert found.dtype == torch.int32
+    assert torch.equal(found.long(), model.generate(given, 5))
 
 
 def test_a_static_cache_that_is_too_small_says_so(model):

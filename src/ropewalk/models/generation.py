@@ -253,8 +253,8 @@ def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> No
     """Raise an error if the prompt is not [batch, tokens] of the vocabulary, or is padded on the right."""
     if tokens.ndim != 2 or not tokens.numel():
         raise RopeError("tokens", "must be [batch, tokens] with at least one token", list(tokens.shape))
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise RopeError("tokens", "must be integers", tokens.dtype)
+    if tokens.dtype not in (torch.int32, torch.int64):
+        raise RopeError("tokens", "must be int32 or int64; pass tokens.long()", tokens.dtype)
     least, most = int(tokens.min()), int(tokens.max())
     if least < 0 or most >= vocabulary:
         raise RopeError("tokens", f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary", [least, most])
