@@ -21,6 +21,16 @@ def test_a_padded_row_has_the_loss_of_the_row_alone(side):
     assert abs(model.loss(padded) - model.loss(row)) > 1e-3
 
 
+@pytest.mark.parametrize("shape", [(1, 0), (0, 3)])
+def test_experts_without_tokens_give_nothing_and_gradients_of_zero(shape):
+    model, given = make(**EXPERTS), tokens(*shape)
+    assert model(given).shape == (*shape, VOCAB)
+    loss = model.loss(given)
+    loss.backward()
+    assert loss.item() == 0
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
 def test_targets_of_every_integer_type_have_the_same_loss(dtype, gradients):

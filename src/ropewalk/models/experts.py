@@ -78,7 +78,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Return the weighted sum of each token's chosen experts; x [T, hidden], weights and chosen [T, k]."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not x.shape[0]:  # without tokens no expert is chosen, and there is nothing to sort
             return self._run_all(x, weights, chosen)
         count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
         # sort all (token, expert) choices by expert, so that each expert runs once, over all of its tokens
