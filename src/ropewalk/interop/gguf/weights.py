@@ -12,7 +12,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.gguf.architectures import architecture_of
 from ropewalk.interop.gguf.file import GgufFile
-from ropewalk.interop.gguf.read import FREQS, FULL, LONG, SHORT, read_ropes
+from ropewalk.interop.gguf.read import FREQS, FULL, LONG, PATTERN, SHORT, read_ropes
 from ropewalk.interop.gguf.write import sizes_of
 from ropewalk.layout import convert_layout
 from ropewalk.spec import RopeSpec
@@ -38,8 +38,11 @@ class GgufWeights:
         file = self.file = GgufFile(path)
         self.path = file.path
         self.architecture = choice("general.architecture", file.architecture, LOADED)
-        spec = read_ropes(file)[0][FULL]
-        assert spec is not None  # these architectures have one layer type, and it rotates
+        specs, _ = read_ropes(file)
+        spec = specs[FULL]
+        if spec is None or len(specs) > 1:
+            pattern = f"{self.architecture}.{PATTERN}"
+            raise RopeError(pattern, "must be true for every layer: a model with others is not loaded", file.metadata.get(pattern))
         self.stored_layout = architecture_of(self.architecture).layout
         self.rope: RopeSpec = spec.with_(layout="half")
         #: Hugging Face's name -> name in the file
