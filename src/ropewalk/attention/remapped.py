@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ropewalk import rotation
@@ -78,7 +79,8 @@ def remapped_attention(
 ) -> Tensor:
     """Return the output [B, H, S, head_dim] of an `Attention` with a remapping; a cache holds keys that are not rotated."""
     check_remapped_call(layer, return_weights)
-    k_positions, length = positions, None
+    length: int | Tensor | None = None
+    k_positions = positions
     # the cached tokens are keys too; each piece rotates them at its own positions, so they are stored unrotated
     if cache is not None:
         if cache.rotated:
@@ -89,6 +91,9 @@ def remapped_attention(
         k, v, k_positions = seen.k, seen.v, seen.positions
         visible = replace(visible, padding=seen.valid if cache.padded else None, offset=k.shape[-2] - seq)
         length = cache.next_positions  # of each row: its tokens so far
+    elif layer.encoding.rope.spec.needs_length and positions.numel():
+        # the true last position of each row + 1; the pieces rotate at smaller positions
+        length = positions.amax(dim=-1).to(torch.int64) + 1
 
     def rotate(key: bool, positions: Tensor, slowdown: int) -> Tensor:
         """Return the keys, or the queries, rotated at `positions`, all pairs slower by the factor `slowdown`."""
