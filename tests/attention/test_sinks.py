@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import ropewalk as rw
-from ropewalk.attention import Attention, KVCache
+from ropewalk.attention import Attention, KVCache, lse
 from ropewalk.attention.remap import DualChunk
 from ropewalk.errors import RopeError
 
@@ -64,6 +64,21 @@ def test_sinks_with_padding_and_a_cache():
     assert_close(torch.cat(pieces, 1), whole, rtol=0, atol=1e-12)
     padding = torch.tensor([[False] * 3 + [True] * 4, [True] * 7])
     assert_close(made(x, padding=padding).out[0, 3:], made(x[:1, 3:]).out[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "kerple_log", "t5", "relative_bias"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_blocks_of_queries_have_their_own_part_of_the_bias(encoding, cached, monkeypatch):
+    made, x = layer(encoding=encoding), torch.randn(2, 9, 24, dtype=torch.float64)
+    expected = made(x).out  # one block
+    monkeypatch.setattr(lse, "MOST_SCORES", 2 * 4 * 9 * 2)  # blocks of 2 queries, the last one shorter
+    calls = [{}, {"positions": torch.arange(9)}]
+    if cached:
+        calls = [{"cache": KVCache()}]
+        expected = expected[:, 3:]
+        made(x[:, :3], **calls[0])
+    for call in calls:
+        assert_close(made(x[:, 3 if cached else 0 :], **call).out, expected, rtol=0, atol=1e-12)
 
 
 def test_what_sinks_refuse():

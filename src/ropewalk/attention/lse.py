@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.backends import Call
+from ropewalk.attention.masks import part_of_scores
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice
 from ropewalk.kernels import banded
@@ -91,7 +92,8 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     # the heads of a group share their keys: one product with all of their queries
     scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (groups, -1))
     visible = call.visible.part(start, stop, first_key, stop_key)
-    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=visible).full_mask()
+    bias = None if call.bias is None else part_of_scores(call.bias, start, stop, first_key, stop_key)
+    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=visible, bias=bias).full_mask()
     if mask is not None:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)

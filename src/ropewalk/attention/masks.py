@@ -22,6 +22,13 @@ def check_token_masks(batch: int, seq: int, padding: Tensor | None, documents: T
         raise RopeError("documents", rule, [documents.dtype, list(documents.shape)])
 
 
+def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: int) -> Tensor:
+    """Return the part of a tensor that broadcasts to [B, H, Sq, Sk] for queries start ... stop - 1 and these keys."""
+    # an axis of size 1, or an absent one, is for all queries or keys
+    t = t if t.shape[-1] == 1 else t[..., first_key:stop_key]
+    return t if t.ndim < 2 or t.shape[-2] == 1 else t[..., start:stop, :]
+
+
 @dataclass(frozen=True, eq=False)
 class Band:
     """The pairs of tokens with low <= q_group - k_group < high; None is no bound. The groups are integer [S] or [B, S]."""
@@ -107,10 +114,7 @@ class Visibility:
 
     def part(self, start: int, stop: int, first_key: int, stop_key: int) -> Visibility:
         """Return the masking of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
-        mask, band, keys = self.mask, self.band, slice(first_key, stop_key)
-        if mask is not None:  # an axis of size 1, or an absent one, is for all queries or keys
-            mask = mask if mask.shape[-1] == 1 else mask[..., keys]
-            mask = mask if mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., start:stop, :]
+        band, keys = self.band, slice(first_key, stop_key)
         if band is not None:
             band = replace(band, q_group=band.q_group[..., start:stop], k_group=band.k_group[..., keys])
         return replace(
@@ -118,7 +122,7 @@ class Visibility:
             padding=None if self.padding is None else self.padding[:, keys],
             q_documents=None if self.q_documents is None else self.q_documents[:, start:stop],
             k_documents=None if self.k_documents is None else self.k_documents[:, keys],
-            mask=mask,
+            mask=None if self.mask is None else part_of_scores(self.mask, start, stop, first_key, stop_key),
             offset=self.offset + start - first_key,
             band=band,
         )
