@@ -135,6 +135,16 @@ def test_a_layer_with_a_fixed_scale_equals_its_definition(scale, causal):
         torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-12, rtol=1e-9)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("shape", [(), (1,), (HEADS,), (HEADS, 1, 1), (1, HEADS, 1, 1), (BATCH, HEADS, 1, 1)], ids=str)
+def test_a_scale_of_each_head_multiplies_the_cosines_of_that_head(rope, shape, causal):
+    q, k, v = draw()
+    scale = torch.rand(shape, dtype=torch.float64)
+    got, _ = linear_attention(q, k, v, rope, form="cosine", scale=scale, causal=causal)
+    by_head = scale.reshape(shape if len(shape) == 4 else (1, -1, 1, 1))
+    torch.testing.assert_close(got, by_definition(q, k, v, form="cosine", scale=by_head, causal=causal), atol=1e-12, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
@@ -208,6 +218,19 @@ TOKENS = (BATCH, SEQ)
         ("documents", {"documents": torch.zeros(SEQ, dtype=torch.int64)}),
         ("documents", {"documents": torch.zeros(TOKENS)}),
         ("backend", {"backend": "cuda"}),
+        ("scale", {"scale": 0.5}),
+        ("scale", {"scale": torch.ones(())}),
+        *(
+            ("scale", {"form": "cosine", "scale": torch.ones(shape)})
+            for shape in (
+                (HEAD_DIM,),
+                (HEADS + 1, 1, 1),
+                (HEADS, 1),
+                (HEADS, 1, HEAD_DIM),
+                (BATCH + 1, HEADS, 1, 1),
+                (1, 1, 1, 1, 1),
+            )
+        ),
     ],
 )
 def test_masks_of_another_shape_or_dtype_and_unknown_backends_are_refused(rope, field, options):

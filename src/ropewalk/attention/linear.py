@@ -50,7 +50,7 @@ def linear_attention(
     positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in `state`, or of each document
     form       "numerator" or "cosine": the two formulas at the top of this file
     phi        the feature map of the form "numerator": "elu" (elu(x) + 1), "relu", or a function of q and k
-    scale      a of the form "cosine", one number or one for each head
+    scale      a of the form "cosine": a number, or a tensor with one number, one for each head [H] or [B, H, 1, 1]
     chunk      causal attention computes so many tokens at a time; eps: a denominator up to it counts as no keys
     padding    [B, S], True for real tokens
     documents  [B, S], the document index of each token; tokens with equal indices are one document, neighbours or not. The
@@ -62,7 +62,7 @@ def linear_attention(
     check_token_masks(q.shape[0], q.shape[-2], padding, documents)
     if documents is not None and state is not None:
         raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))
-    state = checked_state(state, q, v, form)
+    state, scale = checked_state(state, q, v, form), checked_scale(scale, q, form)
     if positions is None:
         positions = _default_positions(q, padding, documents) + state.count[:, None]
     reason = why_not_triton(q, v, rope, feature, scale, causal, documents)
@@ -112,6 +112,20 @@ def check_linear(
     if form == "cosine":
         return form
     return phi if isinstance(phi, str) else None
+
+
+def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
+    """Return the scale, a tensor as one that broadcasts to [B, H, 1, 1]; raise an error if it does not, or has no meaning."""
+    if form != "cosine" and (isinstance(scale, Tensor) or scale != 1):
+        raise RopeError("scale", f"must be 1 for the form {form!r}, which has no scale; use form='cosine'", scale)
+    if not isinstance(scale, Tensor) or not scale.ndim:
+        return scale
+    shaped = scale.view(-1, 1, 1) if scale.ndim == 1 else scale
+    batch, heads = q.shape[:2]
+    if not 3 <= shaped.ndim <= 4 or any(n not in (1, m) for n, m in zip(shaped.shape[::-1], (1, 1, heads, batch), strict=False)):
+        rule = f"must be one number, one for each head [{heads}], or [{batch}, {heads}, 1, 1]"
+        raise RopeError("scale", rule, list(scale.shape))
+    return shaped
 
 
 def why_not_triton(
