@@ -160,9 +160,17 @@ class KVCache:
             parts = zip(self.seen, added, strict=True) if self.size else zip(added, strict=True)
             self._buffers = CachedTokens(*(torch.cat(part, dim=_token_dim(part[0])) for part in parts))
             return
+        self._leave_inference_mode()
         self._reserve(self.size + count, added)
         for buffer, tokens in zip(self._buffers, added, strict=True):  # type: ignore[arg-type]  # reserved above
             _tokens(buffer, self.size, count).copy_(tokens)
+
+    def _leave_inference_mode(self) -> None:
+        """Copy buffers that were made in inference mode if it is off, because torch writes to such tensors only inside of it."""
+        if self._buffers is None or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return
+        if any(t.is_inference() for t in self._buffers):
+            self._buffers = CachedTokens(*(t.clone() for t in self._buffers))
 
     def _reserve(self, needed: int, like: CachedTokens) -> None:
         """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of `like`."""
