@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ropewalk.checks import INTEGERS
 from ropewalk.errors import RopeError, integer
 
 
@@ -20,6 +21,22 @@ def check_token_masks(batch: int, seq: int, padding: Tensor | None, documents: T
     if documents is not None and (documents.shape != shape or documents.is_floating_point() or documents.is_complex()):
         rule = f"must be integer {list(shape)}, the document index of every token"
         raise RopeError("documents", rule, [documents.dtype, list(documents.shape)])
+
+
+def checked_positions(positions: Tensor, batch: int, seq: int, entry: str | None) -> Tensor:
+    """Return positions; raise an error unless they are [seq], [batch, seq] or [axes, batch, seq].
+
+    entry  where the layer's encoding enters. For "input" and "scores", positions must be integers on one axis; they are
+           returned as int64, whose differences are exact. The other encodings check dtype and axes themselves.
+    """
+    one_axis = entry in ("input", "scores")
+    shapes = f"[{seq}] or [{batch}, {seq}]" if one_axis else f"[{seq}], [{batch}, {seq}] or [axes, {batch}, {seq}]"
+    if not isinstance(positions, Tensor) or (one_axis and positions.dtype not in INTEGERS):
+        raise RopeError("positions", f"must be an integer tensor {shapes}", getattr(positions, "dtype", type(positions)))
+    shape = list(positions.shape)
+    if not 1 <= len(shape) <= (2 if one_axis else 3) or shape[-1] != seq or (len(shape) > 1 and shape[-2] not in (1, batch)):
+        raise RopeError("positions", f"must be {shapes} for these tokens", shape)
+    return positions.to(torch.int64) if one_axis else positions
 
 
 def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: int) -> Tensor:

@@ -14,7 +14,7 @@ from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import positions_in_documents
 from ropewalk.attention.head_sizes import head_sizes
 from ropewalk.attention.lse import pick_with_lse
-from ropewalk.attention.masks import Visibility, check_token_masks
+from ropewalk.attention.masks import Visibility, check_token_masks, checked_positions
 from ropewalk.attention.remap import Remapping
 from ropewalk.attention.remapped import check_remapped_call, check_remapping, remapped_attention
 from ropewalk.attention.sinks import attend_with_sinks
@@ -231,7 +231,8 @@ class Attention(nn.Module):
             raise RopeError("documents", "cannot be used with a cache; give each document its own row", list(documents.shape))
         check_token_masks(batch, seq, padding, documents)
         if positions is not None:
-            return positions
+            # a linear layer of RoFormer has no encoding of its own
+            return checked_positions(positions, batch, seq, getattr(getattr(self, "encoding", None), "entry", None))
         if documents is not None:
             return positions_in_documents(documents, padding)
         first = 0 if cache is None else cache.next_positions
