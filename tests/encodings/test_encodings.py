@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from door import assert_refused
+from ropewalk.attention import Attention
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes, make_encoding
 from ropewalk.encodings.bias import alibi_slopes, t5_bucket
 from ropewalk.errors import RopeError
@@ -265,3 +267,12 @@ def test_learned_tables_start_small(name):
     (table,) = encoding.parameters()
     assert table.std().item() == pytest.approx(0.02, rel=0.1)
     assert abs(table.mean().item()) < 0.002
+
+
+def test_nezha_refuses_another_scale_than_its_own():
+    """Its bias is scaled by 1 / sqrt(head_dim), so scores with another scale would not be scale * q (k + vector)."""
+    assert_refused("scale", lambda: Attention(16, 2, encoding="nezha", scale=0.2))
+    x = torch.randn(1, 5, 16)
+    layer, same = Attention(16, 2, encoding="nezha"), Attention(16, 2, encoding="nezha", scale=1 / math.sqrt(8))
+    same.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x).out, same(x).out)

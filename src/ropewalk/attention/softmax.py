@@ -20,6 +20,7 @@ from ropewalk.attention.remapped import check_remapped_call, check_remapping, re
 from ropewalk.attention.sinks import attend_with_sinks
 from ropewalk.attention.temperature import QueryTemperature, Temperature
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
+from ropewalk.encodings.bias import RelativeVectors
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.positions import left_padded
@@ -101,6 +102,8 @@ class Attention(nn.Module):
         if scale is None:
             factor = self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0
             scale = factor / math.sqrt(self.head_dim)
+        elif isinstance(self.encoding, RelativeVectors) and scale != 1 / math.sqrt(self.head_dim):
+            raise RopeError("scale", "must be None for 'nezha', whose bias is scaled by 1 / sqrt(head_dim)", scale)
         self.scale = number("scale", scale, above=0)
         self.temperature = None if temperature is None else QueryTemperature(temperature, self.num_heads)
         self.remapping = check_remapping(remapping, self.encoding, causal)
