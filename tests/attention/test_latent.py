@@ -11,6 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import ropewalk as rw
 from door import assert_refused
 from ropewalk.attention import Attention, KVCache, LatentAttention
+from ropewalk.attention.remap import SelfExtend
+from ropewalk.encodings import Sizes
+from ropewalk.encodings.plus import RotaryPlus
 from ropewalk.frequencies import Dynamic, XPos, Yarn
 
 DIM, HEADS, SEQ = 24, 4, 7
@@ -274,6 +277,8 @@ def scaled(scaling):
         (scaled(Dynamic(factor=2.0)), "rotate_values"),
         (lambda: latent(encoding="alibi"), "encoding"),
         (lambda: latent(encoding=rw.RopeSpec(6)), "encoding"),
+        (lambda: latent(encoding=RotaryPlus(Sizes(HEADS, 4, DIM, 64))), "encoding"),
+        (lambda: latent(remapping=SelfExtend(2, 4)), "remapping"),
         (lambda: latent(qk_norm=True), "qk_norm"),
         (lambda: latent(kv_rank=0), "kv_rank"),
         (lambda: latent(q_rank=0), "q_rank"),

@@ -49,9 +49,15 @@ class LatentAttention(Attention):
         rotary = as_encoding(encoding, Sizes(num_heads, rope_dim, model_dim, length))
         if not isinstance(rotary, Rotary) or rotary.rope.spec.head_dim != rope_dim:
             raise RopeError("encoding", f"must rotate heads of rope_dim = {rope_dim}", encoding)
+        if rotary.query_copies > 1:
+            rule = "must keep the number of query heads, because only a part of each is rotated; use 'rope'"
+            raise RopeError("encoding", rule, type(rotary).__name__)
         for name in ("num_kv_heads", "rotate_values", "shared_kv", "qk_norm", "o_bias"):
             if name in options:
                 raise RopeError(name, "is not an option of LatentAttention; leave it out", options[name])
+        if options.get("remapping") is not None:
+            rule = "must be None: LatentAttention rotates a part of each query, and a remapping rotates whole queries"
+            raise RopeError("remapping", rule, options["remapping"])
         head_dim = nope_dim + rope_dim
         super().__init__(model_dim, num_heads, head_dim=head_dim, encoding=rotary, bias=bias, length=length, **options)
         del self.q_proj, self.k_proj, self.v_proj, self.q_norm, self.k_norm  # of `Attention`; MLA has its own, below
