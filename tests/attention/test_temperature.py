@@ -118,3 +118,10 @@ def test_wrong_values_are_refused(kind, field, lowest, below, above):
 
 def test_a_temperature_is_an_object_and_not_a_name():
     assert_refused("temperature", lambda: Attention(12, 3, temperature="log_n"))
+
+
+def test_positions_on_several_axes_are_refused():
+    layer, x = Attention(16, 2, encoding="rope_2d", temperature=LogN(2)), torch.randn(3, 7, 16)
+    error = assert_refused("positions", lambda: layer(x, torch.zeros(2, 3, 7, dtype=torch.int64)))
+    assert "with a temperature" in error.rule
+    assert layer(x, torch.arange(7)).out.shape == x.shape  # text: the same position on both axes

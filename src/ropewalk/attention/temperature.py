@@ -151,6 +151,9 @@ class QueryTemperature(nn.Module):
 
     def forward(self, q: Tensor, positions: Tensor) -> Tensor:
         """Return q [B, H, S, D], each query times the factor of its position; positions are integer [S] or [B, S]."""
+        if positions.ndim > 2:
+            rule = "must be [S] or [B, S] with a temperature, which has one factor for each token; leave the temperature out for"
+            raise RopeError("positions", f"{rule} positions on several axes", list(positions.shape))
         # [H, 1], so that a number of each head broadcasts against positions
         learned = {name: parameter.unsqueeze(-1) for name, parameter in self.named_parameters(recurse=False)}
         positions = positions if positions.ndim == 1 else positions.unsqueeze(-2)
