@@ -276,3 +276,12 @@ def test_nezha_refuses_another_scale_than_its_own():
     layer, same = Attention(16, 2, encoding="nezha"), Attention(16, 2, encoding="nezha", scale=1 / math.sqrt(8))
     same.load_state_dict(layer.state_dict())
     assert torch.equal(layer(x).out, same(x).out)
+
+
+def test_learned_vectors_exist_for_the_trained_positions_alone():
+    encoding, x = make("learned"), torch.zeros(1, 2, MODEL_DIM, dtype=torch.float64)
+    for wrong in ([-1, 0], [0, LENGTH], [0.0, 1.0], [False, True]):
+        assert_refused("positions", lambda wrong=wrong: encoding.embed(x, torch.tensor(wrong)))
+    for dtype in (torch.int64, torch.uint8):
+        found = encoding.embed(x, torch.tensor([0, LENGTH - 1], dtype=dtype))
+        assert torch.equal(found[0], encoding.table.weight[[0, LENGTH - 1]])

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ropewalk.checks import INTEGERS
 from ropewalk.encodings.base import Encoding, Sizes
 from ropewalk.errors import RopeError
 
@@ -25,11 +26,16 @@ class Learned(Encoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return the embeddings x plus the learned vectors of their positions."""
+        if positions.dtype not in INTEGERS:
+            raise RopeError("positions", "must be integers, as the learned vectors are one for each", positions.dtype)
         # on a GPU the embedding kernel itself fails on a bad index; checking here would synchronize with the device
         can_check = positions.device.type == "cpu" and not torch.compiler.is_compiling()
-        if can_check and positions.numel() and int(positions.max()) >= self.sizes.length:
-            raise RopeError("positions", f"must be below the trained length {self.sizes.length}", int(positions.max()))
-        return x + self.table(positions).to(x.dtype)
+        if can_check and positions.numel():
+            first, last = (int(bound) for bound in positions.aminmax())
+            if first < 0 or last >= self.sizes.length:
+                rule = f"must be at least 0 and below the trained length {self.sizes.length}"
+                raise RopeError("positions", rule, first if first < 0 else last)
+        return x + self.table(positions.long()).to(x.dtype)
 
 
 class Sinusoidal(Encoding):
