@@ -18,7 +18,7 @@ from ropewalk.lab.distributed import Parallel
 from ropewalk.lab.evaluation import evaluating
 from ropewalk.lab.held_out import Measured, measure
 from ropewalk.lab.json_lines import write_atomically
-from ropewalk.lab.model_folders import ModelUse, check_start, fingerprint, load_start, stored_name, write_model
+from ropewalk.lab.model_folders import ModelUse, check_start, find_model, fingerprint, load_start, stored_name, write_model
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.settings import Preset, Settings, check_names
 from ropewalk.lab.trainer import Outcome, Trainer
@@ -120,10 +120,16 @@ def make_trainer(
 
 
 def _check_model(folder: Path, table: dict[str, Any]) -> None:
-    """Raise an error if the run in a folder has another model, else record this one.
+    """Raise an error if the run in a folder has another model, or would replace a model of no run, else record this one.
 
     Loading a checkpoint would not fail if another model has weights of the same shapes. `start` is recorded as a hash.
     """
+    written = folder / "model"  # the trained model replaces this folder
+    if "start" in table and find_model(table["start"]).resolve().is_relative_to(written.resolve()):
+        raise RopeError("folder", f"must not be that of the start, because the run replaces {written}", str(folder))
+    if written.exists() and not (folder / RUN_FILE).exists():
+        rule = f"must be new or that of a run, because the run replaces {written}, which no run wrote; use a new folder"
+        raise RopeError("folder", rule, str(folder))
     described = {**table, "start": fingerprint(table["start"])} if "start" in table else table
     model = json.loads(json.dumps(described))  # as it is read back: tuples become lists
     path = folder / RUN_FILE
