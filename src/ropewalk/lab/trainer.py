@@ -152,7 +152,7 @@ class Trainer:
                 with autocast(self._precision, self.parallel.device):
                     loss = self._compiled(batch)
                 # DDP and FSDP average gradients over the ranks, so each loss is multiplied by their number
-                (loss * (self.parallel.world / total)).backward()
+                (loss * (self.parallel.world / max(total, 1.0))).backward()  # the loss of a step without targets is 0
             losses.append(loss.detach())
         norms = self.norms.measure()
         if settings.clip is not None:
