@@ -48,6 +48,13 @@ def test_json_lines_and_other_columns(tmp_path):
     assert read_examples(tmp_path / "x.json", ("text", "kind")) == [Example("甲\u2028乙", None, "3"), Example("?", None, "x")]
 
 
+@pytest.mark.parametrize("first", [{}, {"label": None}, {"label": 0.5}])
+def test_a_first_json_line_without_a_label_hides_no_label_of_later_lines(tmp_path, first):
+    rows = [{"sentence": "a", **first}, {"sentence": "b", "label": "yes"}, {"sentence": "c"}, {"sentence": "d", "label": 0}]
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    assert [example.label for example in read_examples(tmp_path / "x.jsonl")] == [None, "yes", None, "0"]
+
+
 def test_half_a_surrogate_pair_is_no_text():
     row = parse_line("f", b'{"text": "a\\ud800b"}', "line 1", "text")
     assert row["text"].encode() == b"a?b"
