@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ropewalk.errors import RopeError
+from ropewalk.lab.data import Data, open_data
 from ropewalk.lab.labelled import Example, ExampleBatches, classes_of, read_examples, split_examples
 from ropewalk.lab.objectives import classes
 from ropewalk.lab.sources import parse_line
@@ -94,6 +95,15 @@ def test_no_first_text_is_on_both_sides():
     assert valid
     assert sorted(e.second for e in train + valid) == sorted(e.second for e in MANY)
     assert not {e.first for e in train} & {e.first for e in valid}
+
+
+def test_a_class_that_occurs_only_in_the_held_out_part_is_a_class(tmp_path):
+    (rare,) = split_examples([Example(f"text {number}", None, None) for number in range(30)])[1][:1]
+    lines = [f"text {number}\t{'rare' if f'text {number}' == rare.first else 'ab'[number % 2]}" for number in range(30)]
+    (tmp_path / "x.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
+    opened = open_data(Data(source=str(tmp_path / "x.tsv"), objective="classes"), 0, 8)
+    assert opened.classes == ("a", "b", "rare")
+    assert rare.first in [example.first for example in opened.parts["valid"].batches.examples]
 
 
 def texts_of(batch):

@@ -136,10 +136,10 @@ def _open_lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
     """Return the data of files whose lines are samples: triplets, or examples with classes."""
     has_classes = data.objective == "classes"
     train: list[Any] = read_examples(data.source, data.columns) if has_classes else read_triplets(data.source)
+    classes = classes_of(train) if has_classes else LABELS
     valid: list[Any] = []
     if data.valid is None:
         train, valid = split_examples(train) if has_classes else split_triplets(train)
-    classes = classes_of(train) if has_classes else LABELS
     # a sample without a label, as test files have, gives no loss to train on; `_line_batches` marks such targets of valid
     train = [each for each in train if each.label is not None]
     batches = partial(_line_batches, objective=data.objective, classes=classes, tokenizer=tokenizer, seed=seed)
