@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from lab_tiny import tiny_corpus
+from lab_tiny import tiny_corpus, write_text
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.corpus import Split, cache_folder, held_out, open_corpus
@@ -109,6 +109,16 @@ def test_a_document_a_little_too_short_gives_no_window(tmp_path):
 def test_a_window_longer_than_every_document_is_refused(tmp_path):
     with pytest.raises(RopeError, match="tokens of the longest document"):
         tiny_corpus(tmp_path).valid.windows(1, 10**6)
+
+
+@pytest.mark.parametrize("name", ["text", ".text"])
+def test_hidden_files_and_files_below_hidden_folders_are_not_read(tmp_path, name):
+    folder = write_text(tmp_path / name)
+    for hidden in (".git/hooks/pre.sample", ".git/config", ".hidden.txt", "a/.b/c/d.txt"):
+        (folder / hidden).parent.mkdir(parents=True, exist_ok=True)
+        (folder / hidden).write_text("hidden")
+    (folder / "a" / "seen.txt").write_text("seen")
+    assert [name for name, _ in find_source(folder).files] == ["a/seen.txt", *(f"file{n:02d}.txt" for n in range(30))]
 
 
 def test_one_file_is_cut_at_lines(tmp_path):

@@ -123,8 +123,8 @@ def _files_of(path: Path) -> list[tuple[str, Path]]:
     """Return (name, path) of a single file, or of the files below a folder, without hidden files and files in hidden folders."""
     if path.is_file():
         return [(path.name, path)]
-    visible = (file for file in path.rglob("*") if file.is_file() and not any(p.startswith(".") for p in file.parts[-2:]))
-    files = sorted((file.relative_to(path).as_posix(), file) for file in visible)
+    names = ((file.relative_to(path), file) for file in path.rglob("*") if file.is_file())
+    files = sorted((name.as_posix(), file) for name, file in names if not any(part.startswith(".") for part in name.parts))
     if not files:
         raise RopeError("source", "must be a file or a folder with files in it", str(path))
     return files
