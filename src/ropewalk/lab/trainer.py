@@ -101,7 +101,8 @@ class Trainer:
         began, steps = time.perf_counter(), self.settings.steps
         if not self.step:
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank))
-        self.resume()
+        if not self.resume() and self.folder is not None and self.parallel.first:
+            self.log.truncate(self.step)  # the rows of a run that was killed before its first checkpoint
         last = steps if stop is None else min(stop, steps)
         bar = Progress("train", steps, self.step, self._progress)
         interrupted = False
