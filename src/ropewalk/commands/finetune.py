@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ropewalk.commands import console, device_of
-from ropewalk.commands.train import accuracy, as_json, run_training, show
+from ropewalk.commands.train import accuracy, as_json, exit_if_stopped, run_training, show
 from ropewalk.lab.finetuning import PUBLISHED_FOR, Files, evaluate_file, finetuning_preset
 from ropewalk.lab.held_out import Measured
 from ropewalk.lab.json_lines import write_atomically
@@ -52,10 +52,11 @@ def finetune(
     objective = preset.data["objective"]
     if json:
         print(json_format.dumps(as_json(report, folder) | {"published": _published(objective)}))
-        return
-    show(report, folder)
-    if report.held_out:
-        _show_accuracy(f"this run, {length} tokens", report.held_out, objective)
+    else:
+        show(report, folder)
+        if report.held_out:
+            _show_accuracy(f"this run, {length} tokens", report.held_out, objective)
+    exit_if_stopped(report)
 
 
 def evaluate(model: Path, file: Path, predictions: Path | None, length: int | None, device: str, json: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
 from ropewalk.commands import console
 from ropewalk.errors import integer
@@ -33,14 +34,17 @@ def train(
     """Train a model from a preset with changed settings, evaluate it on held-out data, and print the outcome."""
     settings = read_preset(preset, change or ())
     report = run_training(settings, folder, device, parallel, threads, tensorboard, quiet=json)
-    if report is not None and json:
+    if report is None:  # the first rank prints
+        return
+    if json:
         print(json_format.dumps(as_json(report, folder)))
-    elif report is not None:
+    else:
         show(report, folder)
         for name, result in report.held_out.items():
             console().print(
                 f"{name}: loss {result.loss or 0:.4f}, accuracy {percent(result.accuracy)} of {result.count:,} targets"
             )
+    exit_if_stopped(report)
 
 
 def run_training(
@@ -71,6 +75,12 @@ def show(report: Report, folder: Path) -> None:
     text = f"{status} at step {outcome.step}, loss {outcome.loss or 0:.4f}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
     out.print(text, soft_wrap=True)
     out.print(f"model: {report.model}" if report.model else f"no model was written: {report.reason}", soft_wrap=True)
+
+
+def exit_if_stopped(report: Report) -> None:
+    """End the command with the exit code of an interrupt if Ctrl-C or SIGTERM stopped the run."""
+    if report.outcome.stopped:
+        raise typer.Exit(130)
 
 
 def percent(share: float | None) -> str:
