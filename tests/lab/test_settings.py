@@ -131,6 +131,15 @@ def test_a_task_is_mixed_into_text(tmp_path):
     assert trainer.run().step == 3
 
 
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_run_is_not_continued_with_another_attention_to_documents(tmp_path, documents):
+    source = str(write_text(tmp_path / "text"))
+    run = tmp_path / "run"
+    make_trainer(tables(tmp_path, "causal", source=source, documents=documents), run, progress=False).run(stop=2)
+    with pytest.raises(RopeError, match="data: must be those of the run in"):
+        make_trainer(tables(tmp_path, "causal", source=source, documents=not documents), run, progress=False).run()
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_command_trains_and_goes_on(tmp_path, capsys, monkeypatch, precision):
     monkeypatch.delenv("RANK", raising=False)

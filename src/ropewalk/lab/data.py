@@ -124,7 +124,8 @@ def open_data(data: Data, seed: int, length: int) -> RunData:
 
 def _text_batches(data: Data, tokenizer: Tokenizer, corpus: Corpus, split: str, seed: int) -> Batches:
     """Return the batches of one split of a text corpus: plain, masked, or mixed with a synthetic task."""
-    text = TextBatches(getattr(corpus, split), corpus.vocab_size, corpus.fingerprint, seed, data.documents)
+    fingerprint = f"{corpus.fingerprint} documents" if data.documents else corpus.fingerprint
+    text = TextBatches(getattr(corpus, split), corpus.vocab_size, fingerprint, seed, data.documents)
     if data.objective == "masked":
         return MaskedBatches(text, tokenizer, data.masked, data.whole_words, seed)
     if data.task is None or data.share is None:
