@@ -9,7 +9,7 @@ from lab_tiny import tiny_settings, write_text
 
 from ropewalk import cli
 from ropewalk.errors import RopeError
-from ropewalk.lab.data import make_data
+from ropewalk.lab.data import Data, make_data
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.runs import make_model, make_trainer
 from ropewalk.lab.schedule import Stage, roformer_stages
@@ -81,6 +81,13 @@ def test_flags_change_one_value():
 def test_wrong_values_are_named(change, said):
     with pytest.raises(RopeError, match=said):
         make_trainer(read_preset("smoke", [change]))
+
+
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "causal"])
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_a_task_is_for_the_causal_objective_only(objective, share):
+    with pytest.raises(RopeError, match=f"data.task: needs the objective causal, not {objective}"):
+        Data(objective=objective, task="copy", share=share)
 
 
 def test_an_unknown_preset_lists_the_known(tmp_path):

@@ -65,6 +65,8 @@ class Data:
                 raise RopeError(f"data.{name}", rule, getattr(self, name))
         if self.task is not None:
             choice("data.task", self.task, TASKS)
+            if self.objective != "causal":
+                raise RopeError("data.task", f"needs the objective causal, not {self.objective}: leave data.task out", self.task)
         if self.share is not None:
             number("data.share", self.share, above=0, high=1)
             if self.task is None:
