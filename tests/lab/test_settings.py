@@ -138,6 +138,17 @@ def test_a_task_is_mixed_into_text(tmp_path):
     assert trainer.run().step == 3
 
 
+@pytest.mark.parametrize(("objective", "least"), [("causal", 256), ("masked", 257)])
+def test_a_new_model_has_at_least_the_tokens_of_its_tokenizer(tmp_path, objective, least):
+    preset = tables(tmp_path, objective, source=str(write_text(tmp_path / "text")))
+    preset.model["vocab_size"] = least
+    assert make_trainer(preset, progress=False).run().step == 3
+    for small in (40, least - 1):
+        preset.model["vocab_size"] = small
+        with pytest.raises(RopeError, match=f"model.vocab_size: must be at least {least}, the tokens of bytes.*got {small}"):
+            make_trainer(preset, progress=False)
+
+
 @pytest.mark.parametrize("documents", [False, True])
 def test_a_run_is_not_continued_with_another_attention_to_documents(tmp_path, documents):
     source = str(write_text(tmp_path / "text"))

@@ -21,6 +21,7 @@ from ropewalk.lab.json_lines import write_atomically
 from ropewalk.lab.model_folders import ModelUse, check_start, find_model, fingerprint, load_start, stored_name, write_model
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.settings import Preset, Settings, check_names
+from ropewalk.lab.tokenizer import Tokenizer
 from ropewalk.lab.trainer import Outcome, Trainer
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
 
@@ -113,10 +114,20 @@ def make_trainer(
     model = make_model(dict(preset.model), data, preset.train, opened.train.vocab_size, len(opened.classes))
     if "start" in preset.model:
         check_start(model, opened.tokenizer, length, preset.model["start"])
+    else:
+        _check_vocabulary(model, opened.tokenizer, data.objective)
     if folder is not None and (parallel is None or parallel.first):
         _check_model(Path(folder), preset.model)
     options = {"evaluate": HeldOut(opened, data, length), **options}
     return Trainer(model, opened.train, OBJECTIVES[data.objective], preset.train, folder, parallel=parallel, **options)
+
+
+def _check_vocabulary(model: Any, tokenizer: Tokenizer, objective: str) -> None:
+    """Raise an error if a new model has fewer tokens than the tokenizer, with the mask if the objective needs it."""
+    least = max(tokenizer.num_words, tokenizer.mask_id + 1) if objective == "masked" else tokenizer.num_words
+    if model.config.vocab_size < least:
+        rule = f"must be at least {least}, the tokens of {tokenizer.name}; it can be left out"
+        raise RopeError("model.vocab_size", rule, model.config.vocab_size)
 
 
 def _check_model(folder: Path, table: dict[str, Any]) -> None:
