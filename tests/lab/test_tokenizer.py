@@ -218,6 +218,12 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, files, said):
         Subwords(tmp_path / next(iter(files)))
 
 
+def test_a_vocabulary_that_is_not_utf_8_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes("[UNK]\n[CLS]\n[SEP]\né\n".encode("latin-1"))
+    with pytest.raises(RopeError, match=r"tokenizer: a vocab\.txt must be UTF-8"):
+        Subwords(tmp_path / "vocab.txt")
+
+
 def test_a_folder_without_a_tokenizer_says_what_it_may_have(tmp_path):
     with pytest.raises(RopeError, match=r"vocab\.txt, tokenizer\.json"):
         open_tokenizer(tmp_path)

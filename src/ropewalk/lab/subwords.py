@@ -97,7 +97,11 @@ def _vocab_settings(path: Path) -> dict[str, Any]:
 
 def _word_pieces(package: Any, path: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
     """Return the tokenizer of a vocab.txt, and a function that divides text into words, or None if it is not needed."""
-    tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RopeError("tokenizer", f"a vocab.txt must be UTF-8 ({error}); save it as UTF-8", str(path)) from None
+    tokens = text.removesuffix("\n").split("\n")
     vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
     missing = [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocab]
     if missing:
