@@ -157,3 +157,9 @@ def test_a_gpu_trains_one_model_at_a_time_unless_asked(tmp_path):
     run_study(study, "smoke", tmp_path, device="meta", quiet=True)
     run_study(study, "smoke", tmp_path, device="meta", workers=5, quiet=True)
     assert seen == [1, 5]
+
+
+def test_claims_of_one_length_are_about_that_length():
+    texts = [claim.text for claim in methods.claims([], [96])]
+    assert texts
+    assert all(text.startswith("At 96, ") for text in texts)

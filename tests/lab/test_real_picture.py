@@ -99,3 +99,11 @@ def test_pass_keys_stand_at_their_place_in_the_text(pictures):
     assert marks == [("o", [0, 1], {0}), ("x", [0.5], {0}), ("o", [1], {1}), ("x", [0, 0.5], {1})]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["yarn: 2 of 3", "ntk: 1 of 3"]
     assert ax.get_ylim()[0] > ax.get_ylim()[1]  # the first line is on top
+
+
+def test_the_model_as_it_is_may_be_the_only_line():
+    figure = picture([each for each in rows() if each["method"] == "none"], FACTS)
+    (ax,) = figure.axes
+    (step,) = (patch for patch in ax.patches if hasattr(patch, "get_data"))
+    assert np.allclose(step.get_data().values, MEANS["none"])
+    assert [text.get_text() for text in ax.texts if "no scaling" in text.get_text()] == ["no scaling  7.70"]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -18,7 +19,8 @@ from ropewalk import RopeSpec
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Given
 from ropewalk.lab.corpus import open_corpus
-from ropewalk.lab.studies import STUDIES, read_study
+from ropewalk.lab.settings import toml_value
+from ropewalk.lab.studies import STUDIES, read_study, run_study
 from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN
 from ropewalk.lab.studies.rows import distinct, select
 from ropewalk.lab.studies.study import FACTS, ROWS
@@ -62,6 +64,41 @@ def test_every_study_has_every_preset_and_refuses_unknown_settings(name):
     for wrong in ("[]", "[2, 4]", "[1, 4, 2]", "[1, 1]") if "multiples" in study.presets["cpu"] else ():
         with pytest.raises(RopeError, match="ascend from 1"):
             study.settings("cpu", [f"multiples={wrong}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("real_extend", "methods=[]", "must give methods at least one value"),
+        ("real_extend", "methods=[3]", "must give methods a value like the preset's"),
+        ("extend", "factors=[2, 2.5]", "must give factors a value like the preset's"),
+        ("extend", "factors=[true]", "must give factors a value like the preset's"),
+        ("mlm_lengths", "stages=[[16, 4, 'x']]", "must give stages a value like the preset's"),
+    ],
+)
+def test_a_list_has_values_of_the_types_of_the_preset(name, change, said):
+    with pytest.raises(RopeError, match=said):
+        STUDIES[name].settings("smoke", [change])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("real_extend", "factors=[1.5, 2]"), ("base", "changes=[]"), ("base", "changes=['train.clip=2']"), ("base", "bases=[10]")],
+)
+def test_a_list_may_have_the_types_of_another_preset(name, change):
+    setting, _, text = change.partition("=")
+    assert STUDIES[name].settings("cpu", [change])[setting] == toml_value(text)
+
+
+def test_a_study_whose_findings_fail_has_no_facts_for_a_report(tmp_path):
+    def fail(rows, facts):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_study(replace(tiny("precision", tmp_path), findings=fail), "smoke", tmp_path / "out", workers=1, quiet=True)
+    folder = tmp_path / "out" / "precision"
+    assert (folder / ROWS).exists()
+    assert not (folder / FACTS).exists()
 
 
 @pytest.mark.parametrize("encoding", ["rope", "sinusoidal"])

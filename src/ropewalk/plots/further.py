@@ -31,10 +31,11 @@ def loss_by_position(methods: Mapping[str, Sequence[Band]], trained: int, model:
     about    a line below the title: texts, windows, what was trained
     """
     end = max(bands[-1].high for bands in methods.values())
-    best = min((name for name in methods if name != PLAIN), key=lambda name: methods[name][-1].mean)
+    # the model as it is may be the only line
+    best = min((name for name in methods if name != PLAIN), key=lambda name: methods[name][-1].mean, default=PLAIN)
     figure, (ax,) = blank(look, 8.5, 4.4)
     ax.axvspan(0, trained, color=look.quiet, alpha=0.15, linewidth=0)
-    colours = dict.fromkeys(methods, look.quiet) | {PLAIN: look.colour(1), best: look.colour(0)}
+    colours = dict.fromkeys(methods, look.quiet) | {best: look.colour(0), PLAIN: look.colour(1)}
     # grey lines first, so that the two in colour are drawn over them
     for name in sorted(methods, key=lambda name: name in (PLAIN, best)):
         _draw_bands(ax, methods[name], colours[name], 2.6 if name in (PLAIN, best) else 1.1)

@@ -46,17 +46,28 @@ class Study:
             if not equals or name not in settings:
                 raise RopeError("set", f'must read "name=value" with a setting of {self.name}: {", ".join(settings)}', change)
             value = toml_value(text)
-            if not _is_like(value, settings[name]):
+            example = settings[name]
+            if isinstance(example, list):  # with the types of all presets: a list of integers in one may be floats in another
+                example = [each for preset in self.presets.values() for each in preset[name]]
+            if not _is_like(value, example):
                 raise RopeError("set", f"must give {name} a value like the preset's, {settings[name]!r}", change)
             settings[name] = value
         multiples = settings.get("multiples", [1])
         if multiples[:1] != [1] or multiples != sorted(set(multiples)):
             raise RopeError("set", "must give multiples that ascend from 1, the trained length", f"multiples={multiples}")
+        for name, value in settings.items():
+            if value == [] and not any(preset[name] == [] for preset in self.presets.values()):
+                raise RopeError("set", f"must give {name} at least one value", f"{name}=[]")
         return settings
 
 
 def _is_like(value: Any, example: Any) -> bool:
-    """Return whether a setting has the type of its preset's value; an integer may stand for a float."""
+    """Return whether a setting has the type of its preset's value; an integer may stand for a float.
+
+    Each value of a list has the type of one of the preset's; a preset's empty list has no types to compare with.
+    """
+    if isinstance(value, list) and isinstance(example, list) and example:
+        return all(any(_is_like(each, other) for other in example) for each in value)
     kinds = (int, float) if isinstance(example, float) else type(example)
     return example is None or (isinstance(value, kinds) and isinstance(value, bool) == isinstance(example, bool))
 
@@ -88,8 +99,10 @@ def run_study(
     facts = {"study": study.name, "preset": preset, "seeds": count, "settings": settings, "machine": _machine(device)}
     facts |= study.run(runner)
     write_rows(folder / ROWS, runner.rows)
-    write_atomically(folder / FACTS, json.dumps(facts, indent=2) + "\n")
-    draw_figures(study.findings(*read_study(folder)), folder)
+    # the facts are written last: a report reads the folders that have them
+    text = json.dumps(facts, indent=2) + "\n"
+    draw_figures(study.findings(read_rows(folder / ROWS), json.loads(text)), folder)
+    write_atomically(folder / FACTS, text)
     return folder
 
 
