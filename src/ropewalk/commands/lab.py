@@ -46,6 +46,8 @@ def run(
     if workers is not None:
         integer("workers", workers, low=1, high=MOST_WORKERS)
     for name in selected:
+        STUDIES[name].settings(preset, change or ())  # refuse a wrong setting of any study before the first one runs
+    for name in selected:
         study = STUDIES[name]
         folder = run_study(
             study, preset, out, seeds=seeds, changes=change or (), device=device, models=models, workers=workers, quiet=json
