@@ -49,6 +49,12 @@ def test_json_lines_and_other_columns(tmp_path):
     assert read_examples(tmp_path / "x.json", ("text", "kind")) == [Example("甲\u2028乙", None, "3"), Example("?", None, "x")]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_carriage_return_within_a_text_ends_no_line(tmp_path, end):
+    (tmp_path / "x.tsv").write_bytes(f"sentence\tlabel{end}a\rb\t1{end}c\t0{end}".encode())
+    assert read_examples(tmp_path / "x.tsv") == [Example("a\rb", None, "1"), Example("c", None, "0")]
+
+
 @pytest.mark.parametrize("first", [{}, {"label": None}, {"label": 0.5}])
 def test_a_first_json_line_without_a_label_hides_no_label_of_later_lines(tmp_path, first):
     rows = [{"sentence": "a", **first}, {"sentence": "b", "label": "yes"}, {"sentence": "c"}, {"sentence": "d", "label": 0}]

@@ -28,8 +28,8 @@ TRAIN: dict[str, Any] = {"schedule": "linear", "final": 0.0, "weight_decay": 0.0
 PUBLISHED_FOR = {"pairs": "roformer-cail", "triplets": "roformer-cail"}
 
 
-#: tokens in a row; more would be a typing error
-MOST_TOKENS = 1 << 20
+#: tokens in a row, and passes over the training file; more would be a typing error
+MOST_TOKENS, MOST_EPOCHS = 1 << 20, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def finetuning_preset(
     chosen = make_data(make_preset(tables, changes).data)
     choice("data.objective", chosen.objective, FILE_OBJECTIVES)
     size: int = open_data(chosen, 0, length).size  # type: ignore[assignment]  # these objectives have one
-    steps = math.ceil(number("epochs", epochs, above=0) * size / batch)
+    steps = math.ceil(number("epochs", epochs, above=0, high=MOST_EPOCHS) * size / batch)
     stage["steps"] = steps
     tables["train"] |= {"warmup": steps // 10, "evaluate_every": math.ceil(size / batch)}
     return make_preset(tables, changes)

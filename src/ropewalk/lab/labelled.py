@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
     """
     header: list[str] | None = None
     # lines end in \n or \r\n only; texts may contain other separators of lines
-    for number, data in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, data in enumerate(re.split(rb"\r?\n", path.read_bytes()), start=1):
         where, line = f"line {number}", data.decode("utf-8-sig", errors="replace")
         if not line.strip():
             continue

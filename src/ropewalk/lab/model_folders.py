@@ -40,9 +40,10 @@ class ModelUse:
 
 def find_model(start: str | Path) -> Path:
     """Return the folder of a checkpoint: `start` itself, or the folder `model` that a finished training wrote into it."""
-    path = Path(start)
-    if not path.is_dir():
-        raise RopeError("start", "must be the folder of a checkpoint, which holds config.json and safetensors files", str(path))
+    path = Path(start) if isinstance(start, str | Path) else None
+    if path is None or not path.is_dir():
+        rule = "must be the folder of a checkpoint, which holds config.json and safetensors files"
+        raise RopeError("start", rule, start if path is None else str(path))
     if (path / "model" / "config.json").is_file():
         return path / "model"
     if not (path / "config.json").exists() and checkpoint.checkpoints(path):
