@@ -1,12 +1,18 @@
 """What a command can refuse is refused before its work begins."""
 
+import json
 import re
 
 import pytest
 
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
-from ropewalk.commands import lab
+from ropewalk.commands import finetune, lab
+
+EXAMPLE = {
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+}  # fmt: skip
 
 
 def test_a_setting_that_one_study_lacks_is_refused_before_any_study_runs(tmp_path, capsys, monkeypatch):
@@ -30,3 +36,24 @@ def test_numbers_that_no_fine_tuning_has_are_refused(tmp_path, capsys, more, sai
     code, _, err = call(capsys, *given)
     assert (code, err.count("\n")) == (2, 1)
     assert re.search(said, err), err
+
+
+def test_extend_makes_the_folder_of_its_file(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(EXAMPLE))
+    out = tmp_path / "new" / "folder" / "x.json"
+    code, _, err = call(capsys, "extend", tmp_path / "config.json", "yarn", "--factor", 4, "--out", out)
+    assert (code, err) == (0, "")
+    assert json.loads(out.read_text())["rope_scaling"]["factor"] == 4
+
+
+@pytest.mark.parametrize("place", ["", "config.json/x.json"])
+def test_extend_refuses_a_path_that_is_no_file_in_a_folder(tmp_path, capsys, place):
+    (tmp_path / "config.json").write_text(json.dumps(EXAMPLE))
+    code, _, err = call(capsys, "extend", tmp_path / "config.json", "yarn", "--factor", 4, "--out", tmp_path / place)
+    assert (code, err) == (2, f"ropewalk: --out: must be the path of a file in a folder; got '{tmp_path / place}'\n")
+
+
+def test_a_folder_for_predictions_is_refused_before_the_evaluation(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(finetune, "evaluate_file", lambda *_, **__: pytest.fail("the model was evaluated"))
+    code, _, err = call(capsys, "lab", "evaluate", tmp_path, tmp_path / "x.tsv", "--predictions", tmp_path)
+    assert (code, err) == (2, f"ropewalk: --predictions: must be the path of a file in a folder; got '{tmp_path}'\n")

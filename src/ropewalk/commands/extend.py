@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ropewalk.commands import console
+from ropewalk.commands import console, output_path
 from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies import Ntk
 from ropewalk.interop.config import file as config_file
@@ -38,6 +38,8 @@ def extend(
 
     `kind` is the scaling, such as "yarn"; `option` are texts name=JSON, the fields of the scaling that --set gives.
     """
+    if out is not None:
+        output_path(out)
     settings = _settings(kind, option or [])
     new_config = config_file.read(config)
     with warnings.catch_warnings():
@@ -88,6 +90,7 @@ def _value(text: str, value: str) -> Any:
 def _write(path: Path, config: dict[str, Any]) -> None:
     """Write the file atomically; an existing file is an error."""
     text = json_format.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             file.write(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ropewalk.commands import console, device_of
+from ropewalk.commands import console, device_of, output_path
 from ropewalk.commands.train import accuracy, as_json, exit_if_stopped, run_training, show
 from ropewalk.lab.finetuning import PUBLISHED_FOR, Files, evaluate_file, finetuning_preset
 from ropewalk.lab.held_out import Measured
@@ -61,9 +61,11 @@ def finetune(
 
 def evaluate(model: Path, file: Path, predictions: Path | None, length: int | None, device: str, json: bool) -> None:
     """Print the accuracy of a fine-tuned model on a file; `predictions` is the path of a file to write its answers to."""
+    if predictions is not None:
+        output_path(predictions, "--predictions")
     result, predicted = evaluate_file(model, file, length=length, device=device_of(device), progress=not json)
     if predictions is not None:
-        write_atomically(predictions, "".join(f"{label}\n" for label in predicted))
+        write_atomically(predictions, "".join(f"{label}\n" for label in predicted), "--predictions")
     if json:
         written = None if predictions is None else str(predictions)
         print(json_format.dumps({"file": str(file), **result.numbers(), "predictions": written}))
