@@ -150,11 +150,12 @@ def ring_forward(
     tile: int = TILE,
 ) -> Tensor:
     """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`, attending to all ranks."""
-    if layer.dropout and layer.training:
-        raise RopeError("dropout", "differs between ranks; set it to 0, or apply dropout after attention", layer.dropout)
+    _check_layer(layer)
     encoding = layer.encoding
     length = _whole_length(encoding, positions, group)
     q, k, v = layer.project(encoding.embed(x, positions))
+    if layer.temperature is not None:
+        q = layer.temperature(q, positions)
     out = ring_attention(
         encoding.rotate(q, positions, key=False, length=length), encoding.rotate(k, positions, key=True, length=length), v,
         q_positions=positions, encoding=encoding, causal=layer.causal, window=layer.window, documents=documents,
@@ -163,6 +164,16 @@ def ring_forward(
     if padding is not None:
         out = out.masked_fill(~padding[:, None, :, None], 0.0)
     return layer.o_proj(out.transpose(1, 2).flatten(-2))
+
+
+def _check_layer(layer: Attention) -> None:
+    """Raise an error if ring attention cannot compute what `layer` does."""
+    if layer.dropout and layer.training:
+        raise RopeError("dropout", "differs between ranks; set it to 0, or apply dropout after attention", layer.dropout)
+    options = {"remapping": layer.remapping, "rotate_values": layer.rotate_values, "learned_sinks": layer.sinks is not None}
+    for name, value in options.items():  # shared_kv comes with rotate_values
+        if value:
+            raise RopeError(name, "is not supported by ring attention; leave it out, or attend on one rank", value)
 
 
 def _whole_length(encoding: Encoding, positions: Tensor, group: dist.ProcessGroup | None) -> Tensor | None:

@@ -1,0 +1,43 @@
+"""Options of attention layers in ring attention, on one rank in this process: computed as without a ring, or refused."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ropewalk.attention import Attention, remap, temperature
+from ropewalk.distributed.ring import ring_forward
+from ropewalk.errors import RopeError
+
+
+@pytest.fixture
+def alone():
+    """A group of one rank, in this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("factor", [temperature.LogN(3), temperature.LearnedLog(2)], ids=str)
+def test_the_queries_of_a_ring_have_their_temperature(alone, factor):
+    layer, x, positions = Attention(32, 4, temperature=factor).double(), torch.randn(2, 9, 32).double(), torch.arange(9)
+    found, expected = ring_forward(layer, x, positions), layer(x, positions).out
+    torch.testing.assert_close(found, expected)
+    weights = list(layer.parameters())
+    for ours, theirs in zip(*(torch.autograd.grad(out.square().sum(), weights) for out in (found, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("learned_sinks", {"learned_sinks": True}),
+        ("rotate_values", {"rotate_values": True}),
+        ("rotate_values", {"rotate_values": True, "shared_kv": True, "num_kv_heads": 1}),
+        ("remapping", {"remapping": remap.SelfExtend(2, 4)}),
+    ],
+    ids=str,
+)
+def test_a_ring_refuses_what_it_does_not_compute(alone, field, options):
+    layer = Attention(32, 4, **options)
+    with pytest.raises(RopeError, match=f"^{field}: .*ring attention"):
+        ring_forward(layer, torch.randn(2, 9, 32), torch.arange(9))
