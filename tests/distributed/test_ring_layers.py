@@ -7,6 +7,8 @@ import torch.distributed as dist
 from ropewalk.attention import Attention, remap, temperature
 from ropewalk.distributed.ring import ring_forward
 from ropewalk.errors import RopeError
+from ropewalk.lab.distributed import Parallel
+from ropewalk.models import Decoder, DecoderConfig
 
 
 @pytest.fixture
@@ -41,3 +43,12 @@ def test_a_ring_refuses_what_it_does_not_compute(alone, field, options):
     layer = Attention(32, 4, **options)
     with pytest.raises(RopeError, match=f"^{field}: .*ring attention"):
         ring_forward(layer, torch.randn(2, 9, 32), torch.arange(9))
+
+
+def test_a_context_run_refuses_linear_attention(alone):
+    """Its layers would attend to the tokens of their own rank only."""
+    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_layers": 1, "num_heads": 2}
+    model = Decoder(DecoderConfig(**sizes, attention="linear"))
+    with pytest.raises(RopeError, match=r"^parallel: must be ddp or fsdp with linear attention"):
+        Parallel("context").wrap(model)
+    assert isinstance(Parallel("context").wrap(Decoder(DecoderConfig(**sizes))), torch.nn.parallel.DistributedDataParallel)

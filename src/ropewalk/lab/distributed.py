@@ -26,6 +26,7 @@ from ropewalk.distributed.ring import ring_forward
 from ropewalk.distributed.sharding import shard_positions
 from ropewalk.errors import RopeError, choice
 from ropewalk.lab.batches import IGNORED, Batch
+from ropewalk.models.decoder_attention import PackedLinearAttention
 
 KINDS = ("none", "ddp", "fsdp", "context")
 SHARDS = "head_tail"
@@ -187,6 +188,8 @@ def _use_ring_attention(model: nn.Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if not layers:
         raise RopeError("parallel", "context needs a model with ropewalk's Attention", type(model).__name__)
+    if any(isinstance(layer, PackedLinearAttention) for layer in layers):
+        raise RopeError("parallel", "must be ddp or fsdp with linear attention: context has softmax attention only", "context")
     for layer in layers:
         layer.forward = _ring_forward(layer)  # type: ignore[method-assign]
 
