@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import ropewalk as rw
 from ropewalk.attention import Attention, remap, temperature
 from ropewalk.distributed.ring import ring_forward
+from ropewalk.distributed.ring_linear import ring_linear_attention
 from ropewalk.errors import RopeError
 from ropewalk.lab.distributed import Parallel
 from ropewalk.models import Decoder, DecoderConfig
@@ -52,3 +54,10 @@ def test_a_context_run_refuses_linear_attention(alone):
     with pytest.raises(RopeError, match=r"^parallel: must be ddp or fsdp with linear attention"):
         Parallel("context").wrap(model)
     assert isinstance(Parallel("context").wrap(Decoder(DecoderConfig(**sizes))), torch.nn.parallel.DistributedDataParallel)
+
+
+def test_linear_attention_in_a_ring_refuses_frequencies_that_depend_on_the_length(alone):
+    """Each rank would rotate by the length of its own tokens."""
+    rope, x = rw.Rope(rw.RopeSpec(8, scaling=rw.frequencies.Dynamic(2.0, original_length=4))), torch.randn(1, 2, 6, 8)
+    with pytest.raises(RopeError, match=r"^scaling: must not depend on the length"):
+        ring_linear_attention(x, x, x, rope)

@@ -63,6 +63,9 @@ def ring_linear_attention(
     all tokens if not causal or if the rank has none. To continue the sequence, use the state of the rank that has the last token.
     """
     check_linear(q, k, v, rope, form, phi, None, chunk)
+    if rope.spec.needs_length:
+        rule = "must not depend on the length, which a rank does not know; use another scaling, or ring_attention"
+        raise RopeError("scaling", rule, rope.spec.scaling)
     check_token_masks(q.shape[0], q.shape[-2], padding, None)
     check_order(order, q.shape[-2])
     ring = Ring(group)
