@@ -137,11 +137,13 @@ def test_in_place(name):
         assert torch.equal(out, wanted)
 
 
-def test_in_place_with_gradients():
-    rope, x = rw.Rope(sample_spec()), torch.randn(B, H, 7, HEAD_DIM, requires_grad=True)
-    f = lambda x: rope(2 * x, inplace=True).pow(2).sum()
-    (found,) = torch.autograd.grad(torch.compile(f, fullgraph=True, backend="aot_eager")(x), x)
-    assert_close(found, torch.autograd.grad(f(x), x)[0])
+@pytest.mark.parametrize("name", ["default", "learnable"])
+def test_in_place_with_gradients(name):
+    rope, x = rw.Rope(sample_spec(name)), torch.randn(B, H, 7, HEAD_DIM, requires_grad=True)
+    f = lambda x: rope(2 * x, inplace=True).pow(3).sum()
+    wanted = (x, *rope.parameters())
+    found = torch.autograd.grad(torch.compile(f, fullgraph=True, backend="aot_eager")(x), wanted)
+    assert_close(found, torch.autograd.grad(f(x), wanted))
 
 
 def test_a_length_a_row():

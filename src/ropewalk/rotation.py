@@ -205,7 +205,9 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
         check_no_overlap(xs, addresses=not traced)
     transforms_around = transforms() if traced else []
     if _needs_plain_torch(request, transforms_around) or (not traced and are_batched_gradients(xs)):
-        rotated = tuple(_by_plain_torch(x, request, key=request.is_key(i)) for i, x in enumerate(xs))
+        # in place, from a copy: the backward reads the tensor as it was before
+        inputs = tuple(x.clone() for x in xs) if inplace else xs
+        rotated = tuple(_by_plain_torch(x, request, key=request.is_key(i)) for i, x in enumerate(inputs))
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
         return through_op(xs, request, inplace, mapped=bool(transforms_around))  # all of them are vmap

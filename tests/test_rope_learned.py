@@ -1,0 +1,44 @@
+"""Rotation by learned frequencies and by tables that need gradients: in place, and by the backend of the module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import ropewalk as rw
+from ropewalk import axes, frequencies, rotation
+
+SPECS = {
+    "learnable": rw.RopeSpec(8, scaling=frequencies.Learnable()),
+    "mixed": rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=2, pairs=4)),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_learned_frequencies_have_gradients_in_place(name):
+    rope, positions = rw.Rope(SPECS[name]), torch.rand(2, 1, 3) if name == "mixed" else torch.arange(3)
+    x = torch.randn(1, 2, 3, 8, requires_grad=True)
+
+    def gradients(inplace):
+        rotated = rope(2 * x, positions=positions, inplace=inplace)
+        return torch.autograd.grad(rotated.pow(3).sum(), (x, *rope.parameters()))
+
+    assert_close(gradients(inplace=True), gradients(inplace=False))
+
+
+def test_a_tensor_without_gradient_is_rotated_in_place_by_learned_frequencies():
+    rope, x = rw.Rope(SPECS["learnable"]), torch.randn(1, 1, 3, 8)
+    expected = rope(x.clone())
+    found = rope(x, inplace=True)
+    assert found is x
+    assert_close(found, expected)
+    (ours,) = torch.autograd.grad(found.pow(3).sum(), rope.log_scale)
+    assert_close(ours, torch.autograd.grad(expected.pow(3).sum(), rope.log_scale)[0])
+
+
+def test_tables_have_gradients_in_place():
+    angles, x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.randn(1, 1, 3, 8, dtype=torch.float64)
+    function = lambda angles, inplace: rotation.rotate_by(x.clone(), angles.cos(), angles.sin(), layout="half", inplace=inplace)
+    assert torch.autograd.gradcheck(lambda angles: function(angles, True), angles)
+    assert_close(function(angles, True), function(angles, False))
