@@ -1,18 +1,22 @@
 """Every cache has a bound that holds, can be listed and can be emptied; results never depend on what is cached."""
 
+import copy
 import gc
 import os
+import pickle
 import random
 import re
 import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import dataclass
 
 import pytest
+import torch
 
 import ropewalk as rw
-from ropewalk import caches
+from ropewalk import caches, frequencies
 from ropewalk.caches import Cache, cache_infos, cached
 from ropewalk.spec import spec_of
 from test_architecture import FILES, SOURCE, short_name
@@ -113,6 +117,27 @@ def test_specs_are_dropped_with_their_last_reference():
     gc.collect()
     assert dropped() is None
     assert spec_of(fingerprint) == rw.RopeSpec(6, theta=12_345.0)
+
+
+@dataclass(frozen=True)
+class _Mine(frequencies.Scaling):
+    """A scaling that is not ropewalk's, so its spec cannot be rebuilt from its fingerprint."""
+
+    name = "mine"
+
+    def _radians(self, dim, theta, length, dtype):
+        return torch.linspace(1, 0.1, dim // 2, dtype=dtype)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda rope: pickle.loads(pickle.dumps(rope))])  # noqa: S301
+def test_a_copy_with_a_scaling_of_ones_own_outlives_the_first(again):
+    rope = rw.Rope(rw.RopeSpec(8, scaling=_Mine()))
+    copied, dropped = again(rope), weakref.ref(rope)
+    del rope
+    gc.collect()
+    assert dropped() is None
+    angle = torch.arange(2, dtype=torch.float64)[:, None] * torch.linspace(1, 0.1, 4, dtype=torch.float64)
+    torch.testing.assert_close(copied.cos_sin(torch.arange(2))[0], angle.cos().float())
 
 
 MANY_CALLS = """

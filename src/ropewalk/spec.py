@@ -89,8 +89,8 @@ class RopeSpec:
             raise RopeError("scaling", rule, self.scaling)
         put("_fingerprint", repr(_as_tuples(self)))
         # so that `spec_of` returns this object for its fingerprint; a compiler cannot trace weak references
-        if not torch.compiler.is_compiling():
-            _LIVE.setdefault(self.fingerprint, self)
+        if not torch.compiler.is_compiling() and (live := _LIVE.setdefault(self.fingerprint, self)) is not self:
+            put("_live", live)  # an equal spec that is found already: it lives as long as this one
 
     def _resolved_layout_out(self) -> str:
         """Return the checked layout of the output; if it is that of the input, as a _SameLayout."""
