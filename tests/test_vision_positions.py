@@ -49,9 +49,10 @@ def test_every_origin_and_continuation_is_its_rule(origin, resume):
 
 
 @pytest.mark.parametrize("origin", ["start", "zero", "time"])
+@pytest.mark.parametrize("resume", [None, "max", "time"])
 @pytest.mark.parametrize("last", [Image(4, 6), Video(5, 2, 2), Text(3)])
-def test_decoding_goes_on_where_a_longer_prompt_would(origin, last):
-    resume = "max" if origin == "start" else None
+def test_decoding_goes_on_where_a_longer_prompt_would(origin, resume, last):
+    resume = "max" if (origin, resume) == ("start", None) else resume
     _, delta = multimodal([[Text(2), last]], origin=origin, resume=resume)
     whole, _ = multimodal([[Text(2), last, Text(2)]], origin=origin, resume=resume)
     assert torch.equal(decode_positions(delta, whole.shape[-1] - 2, tokens=2), whole[..., -2:])

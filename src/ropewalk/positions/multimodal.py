@@ -108,7 +108,8 @@ def multimodal(
     """Return M-RoPE positions (time, height, width) of rows of text, images and videos, and the delta that decoding adds.
 
     Text has the same position on all axes; the cells of a grid that begins at c are at (c + frame, c + row, c + column). The
-    delta of a row is its largest position + 1 - its number of tokens; see `decode_positions`. Padding has position 0.
+    delta of a row is its largest position + 1 - its number of tokens; see `decode_positions`. The rows and columns of a grid
+    count from c in this, whatever `origin` is; with resume="time" only time counts. Padding has position 0.
 
     merge       m x m patches make one token; `time_merge` the same for the frames of videos (Ernie-4.5-VL)
     padding     the side on which shorter rows are padded, "right" or "left"
@@ -132,7 +133,7 @@ def multimodal(
     for runs, length in zip(runs_of_rows, lengths, strict=True):
         filler = [_Run(longest - length, (0, 0, 0), (1, 1, 1), (1, 1, 1))]
         filled += filler + runs if padding == "left" else runs + filler
-        last = max((run.last_time if run.follows_time else run.last for run in runs), default=-1)
+        last = max((run.last_time if resume == "time" else run.last for run in runs), default=-1)
         delta.append(last + 1 - length)
     flat = _positions_of_runs(filled, len(rows) * longest, device)  # [3, B * S]
     return flat.reshape(3, len(rows), longest), _to_device(torch.tensor(delta), device)
