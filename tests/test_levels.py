@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk import RopeError, RopeSpec, levels
+from ropewalk import RopeError, RopeSpec, axes, levels
 from ropewalk.frequencies import Dynamic, Learnable, LongRope, XPos, Yarn
 
 FAR = [0, 1, 5, 2047, 2048, 4_194_303, 4_194_304, 9_999_999, 10_000_000, 2**31 - 1, -1, -3, -(2**31)]
@@ -159,6 +159,7 @@ def test_mlx_transformations():
 
 WRONG = {
     "learned": (RopeSpec(4, scaling=Learnable()), {}, "spec: must have fixed frequencies"),
+    "axes of each head": (RopeSpec(8, axes=axes.by_head([1, 1], 4)), {}, "axes: must be the same for all heads"),
     "hf": (RopeSpec(4, precision="hf"), {}, "precision: must be"),
     "xpos": (RopeSpec(4, scaling=XPos()), {}, "scaling: must have the same magnitude"),
     "no length": (RopeSpec(4, scaling=Dynamic(2.0, 64)), {}, "length: must be given"),

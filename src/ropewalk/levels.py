@@ -2,7 +2,7 @@
 
 A position of 32 bits is a sum of digits, each times a power of two. A table holds cos and sin of every value of one digit,
 computed from its exact phase, and angle addition combines the digits: a few float32 products, whatever the position is. The
-functions take the library's module (`jax.numpy`, `mlx.core` or `torch`) as `xp` and use what all have.
+functions take the library's module as `xp`: `rotate` and `rotated` take `jax.numpy` or `mlx.core`, the others also `torch`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def check_spec(spec: RopeSpec, length: int | None) -> int | None:
     """Refuse specs without tables of digits; return the checked length if the scaling depends on it, else None."""
     if spec.learned or spec.fractional:
         raise RopeError("spec", "must have fixed frequencies and integer positions", spec.scaling if spec.learned else spec.axes)
+    if spec.per_head:
+        raise RopeError("axes", "must be the same for all heads: a table of digits has no heads", spec.axes)
     if spec.precision == "hf":
         raise RopeError("precision", 'must be "exact" or "hf_frequencies": "hf" rounds angles in float32', spec.precision)
     if spec.frequencies(1).growth is not None:
@@ -142,7 +144,7 @@ def rotate(
 ) -> Any:
     """Return q and k [..., S, H, D] rotated by their tokens' angles; q alone if k is None.
 
-    xp       the array library's module: jax.numpy, mlx.core or torch
+    xp       the array library's module: jax.numpy or mlx.core
     barrier  is applied to cos and sin before they are used; it may keep a compiler from computing them again for each head
     """
     length = check_spec(spec, length)
