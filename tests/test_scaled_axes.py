@@ -35,6 +35,7 @@ def test_only_the_named_axes_are_scaled(scaled, scaling):
     found = spec.frequencies()
     assert_close(found.radians.sum(-1), torch.cat(expected))
     assert found.magnitude == (scaling.frequencies(2, 256.0).magnitude if scaled else 1.0)
+    assert spec.with_(magnitude_on="scale").softmax_factor == float(found.magnitude) ** 2
     positions = torch.randint(0, 90, (3, 1, 6))
     cos, _ = rw.Rope(spec).cos_sin(positions, torch.float64)
     angles = positions[list(spec.axis_of_pair)].movedim(0, -1) * torch.cat(expected)

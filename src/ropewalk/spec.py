@@ -200,11 +200,10 @@ class RopeSpec:
         """The factor that this spec needs on the softmax scale 1/sqrt(head_dim)."""
         if self.magnitude_on != "scale":
             return self.extra_softmax_factor
-        dim = self._ladders()[0][1]
-        if isinstance(self.scaling.frequencies(dim, self.theta, 1).magnitude, Tensor):
+        if isinstance(self.ladder_frequencies(1).magnitude, Tensor):
             rule = "must be 'qk' or 'q' where the magnitude depends on the length: there is only one softmax scale"
             raise RopeError("magnitude_on", rule, self.magnitude_on)
-        return self.extra_softmax_factor * float(self.scaling.frequencies(dim, self.theta).magnitude) ** 2
+        return self.extra_softmax_factor * float(self.ladder_frequencies().magnitude) ** 2
 
     def with_(self, **changes: Any) -> RopeSpec:
         """Return a copy with some fields changed, as `dataclasses.replace` does."""
