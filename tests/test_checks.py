@@ -126,6 +126,7 @@ REFUSED = {
     "tables of other heads": ("cos", "3 heads", lambda: turn(torch.ones(B, 2, S, 5))),
     "integer tables": ("cos", "float table", lambda: turn(torch.ones(S, 5, dtype=torch.int64))),
     "flat tables": ("cos", "float table", lambda: turn(torch.ones(5))),
+    "tables without pairs": ("cos", "at least one pair", lambda: turn(torch.ones(S, 0))),
     "wide tables": ("x", "at least 16", lambda: turn(torch.ones(S, 8))),
     "tables that start late": ("x", "at least 15", lambda: turn(torch.ones(S, 5), start=5)),
     "tables that start before": ("start", "from 0", lambda: turn(torch.ones(S, 5), start=-1)),

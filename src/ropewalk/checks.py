@@ -115,6 +115,8 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
             raise RopeError(name, f"must be on x's device {x.device}", str(table.device))
     if cos.shape != sin.shape:
         raise RopeError("sin", f"must have the shape of cos, {list(cos.shape)}", list(sin.shape))
+    if not cos.shape[-1]:
+        raise RopeError("cos", "must have at least one pair", list(cos.shape))
     width = start + 2 * cos.shape[-1]
     if width > x.shape[-1]:
         raise RopeError("x", f"must have at least {width} entries in its last dimension for these tables", list(x.shape))
