@@ -42,3 +42,10 @@ def test_tables_have_gradients_in_place():
     function = lambda angles, inplace: rotation.rotate_by(x.clone(), angles.cos(), angles.sin(), layout="half", inplace=inplace)
     assert torch.autograd.gradcheck(lambda angles: function(angles, True), angles)
     assert_close(function(angles, True), function(angles, False))
+
+
+@pytest.mark.parametrize("call", ["forward", "rotate", "unrotate"])
+def test_learned_frequencies_use_the_backend_of_the_module(call):
+    rope, x = rw.Rope(SPECS["learnable"], backend="triton"), torch.randn(1, 1, 3, 8)
+    with torch.no_grad(), pytest.raises(rw.RopeError, match="triton"):
+        getattr(rope, call)(x)

@@ -175,7 +175,7 @@ class Rope(nn.Module):
             cos, sin = self._trained_tables(positions, request.is_key(i), request.magnitude_power)
             sin = sin if request.sign > 0 else -sin
             by_table = TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, start=request.start)
-            rotated += rotation.run((x,), by_table, inplace)
+            rotated += rotation.run((x,), by_table, inplace, self.backend)
         return tuple(rotated)
 
     def _trained_tables(self, positions: Tensor, key: bool, magnitude_power: int) -> tuple[Tensor, Tensor]:
