@@ -66,6 +66,11 @@ REFUSED = {
     "k of other tokens": ("k", "batch, tokens", call(x_of(), x_of(B, H, S + 1, HEAD_DIM))),
     "k of another batch": ("k", "batch, tokens", call(x_of(), x_of(1, H, S, HEAD_DIM))),
     "k with fewer axes": ("k", "batch, tokens", call(x_of(), x_of(B, S, HEAD_DIM))),
+    "k with fewer axes, tokens first": (
+        "k",
+        "batch, tokens",
+        call(x_of(S, 1, 1, HEAD_DIM), x_of(S, 1, HEAD_DIM), seq_dim=0),
+    ),
     "k of another head_dim": ("k", "head_dim = 14", call(x_of(), x_of(B, H, S, 16))),
     "k on another device": ("k", "device", call(x_of(), x_of(device="meta"))),
     "an integer k": ("k", "float16", call(x_of(), torch.zeros(B, H, S, HEAD_DIM, dtype=torch.int32))),
@@ -86,6 +91,7 @@ REFUSED = {
     "three axes, short": ("positions", r"\[3, 2, 7\]", call(axis="chunked", positions=zeros(3, B, 1))),
     "positions on another device": ("positions", "device cpu", call(positions=zeros(S, device="meta"))),
     "scalar positions for a table": ("positions", r"\[tokens\]", lambda: rope_of().cos_sin(zeros())),
+    "listed positions for a table": ("positions", "integer tensor", lambda: rope_of().cos_sin([1, 2])),
     "float positions for a table": ("positions", "must be integers", lambda: rope_of().cos_sin(zeros(S, dtype=torch.float16))),
     # offset
     "offset and positions": ("offset", "add it to them", call(positions=zeros(S), offset=2)),

@@ -173,6 +173,11 @@ class TestDiffusion:
         ("call", "field"),
         [
             (lambda: rw.positions.qwen_image([]), "images"),
+            (lambda: rw.positions.qwen_image([(1, 2)]), "images"),
+            (lambda: rw.positions.qwen_image([3]), "images"),
+            (lambda: rw.positions.qwen_image([(1, "2", 3)]), "images"),
+            (lambda: rw.positions.flux2(2, 2, references=[(2, 2, 2)]), "references"),
+            (lambda: rw.positions.flux2(2, 2, references=[(2, 0)]), "references"),
             (lambda: rw.positions.flux(2, 2, text=-1), "text"),
             (lambda: rw.positions.flux(0, 2), "sizes"),
             (lambda: rw.positions.stretched_grid(2, 0, 16), "width"),

@@ -37,7 +37,8 @@ def make_request(
     seq_dim = seq_dim - x.ndim if seq_dim >= 0 else seq_dim
     seq, batch = x.shape[seq_dim], _batch_size(x, seq_dim)
     for other in xs[1:]:
-        if (other.shape[seq_dim], _batch_size(other, seq_dim), other.ndim) != (seq, batch, x.ndim) or other.device != x.device:
+        same_axes = other.ndim == x.ndim and (other.shape[seq_dim], _batch_size(other, seq_dim)) == (seq, batch)
+        if not same_axes or other.device != x.device:
             raise RopeError("k", "must have q's batch, tokens and device (heads may differ)", [list(x.shape), list(other.shape)])
     return request_for_tokens(spec, positions, offset, length, seq_dim, seq, batch, x.device, tables)
 

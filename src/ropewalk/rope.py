@@ -134,6 +134,8 @@ class Rope(nn.Module):
         self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None, *, key: bool = False
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
         """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included; `key` for those of keys."""
+        if not isinstance(positions, Tensor):
+            raise RopeError("positions", "must be an integer tensor", type(positions))
         if not positions.ndim:
             raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
         batch = 1 if positions.ndim < 2 else positions.shape[-2]

@@ -30,7 +30,8 @@ def flux2(
     (height, width), at times step, 2 step, ...
     """
     parts = [_text(text, (0, 0, 0, 1), device), grid(1, height, width, 1, device=device)]
-    for i, (rows, columns) in enumerate(references):
+    for i, reference in enumerate(references):
+        rows, columns = _sizes("references", reference, ("height", "width"))
         parts.append(grid(1, rows, columns, 1, start=(step * (i + 1), 0, 0, 0), device=device))
     return torch.cat(parts, dim=-1)
 
@@ -45,10 +46,18 @@ def qwen_image(
     """
     if not isinstance(images, list | tuple) or not images:
         raise RopeError("images", "must be a list of (frames, height, width)", images)
+    images = [_sizes("images", image, ("frames", "height", "width")) for image in images]
     starts = [(i, height // 2 - height, width // 2 - width) for i, (_, height, width) in enumerate(images)]
     cells = [grid(*sizes, start=start, device=device) for sizes, start in zip(images, starts, strict=True)]
     after = max(max(height, width) // 2 for _, height, width in images)
     return torch.cat(cells, dim=-1), after + _text(text, (1, 1, 1), device)
+
+
+def _sizes(name: str, sizes: Sequence[int], axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the sizes of one image; raise an error unless there is one for each axis."""
+    if not hasattr(sizes, "__len__") or len(sizes) != len(axes):
+        raise RopeError(name, f"must be a list of ({', '.join(axes)})", sizes)
+    return tuple(integer(name, size, low=1, high=MOST) for size in sizes)
 
 
 def _text(tokens: int, steps: tuple[int, ...], device: Device) -> Int[Tensor, "A 1 T"]:
