@@ -131,7 +131,7 @@ WRONG = {
     "another architecture": ({"general.architecture": "mamba"}, {}, "general.architecture: must be one of llama, qwen2, qwen3"),
     "experts": ({"llama.expert_count": 8}, {}, "llama.expert_count: must be 0"),
     "layers": ({"llama.block_count": 4000}, {}, "num_hidden_layers: must not exceed the number of tensors"),
-    "layers without rotation": ({"llama.attention.rope_pattern": [True, False]}, {}, "rope_pattern: must be true for every layer"),
+    "layers without rotation": ({"llama.attention.rope_pattern": [True, False]}, {}, "rope_pattern: must be true for every"),
     "no rotation": ({"llama.attention.rope_pattern": [False, False]}, {}, "rope_pattern: must be true for every layer"),
     "no layers": ({"llama.block_count": 0}, {}, "num_hidden_layers"),
     "an array": ({"llama.attention.head_count": [2, 2]}, {}, "head_count: must be an integer"),

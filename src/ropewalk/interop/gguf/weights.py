@@ -42,7 +42,7 @@ class GgufWeights:
         spec = specs[FULL]
         if spec is None or len(specs) > 1:
             pattern = f"{self.architecture}.{PATTERN}"
-            raise RopeError(pattern, "must be true for every layer: a model with others is not loaded", file.metadata.get(pattern))
+            raise RopeError(pattern, "must be true for every layer, to be loaded", file.metadata.get(pattern))
         self.stored_layout = architecture_of(self.architecture).layout
         self.rope: RopeSpec = spec.with_(layout="half")
         #: Hugging Face's name -> name in the file
