@@ -55,3 +55,10 @@ def test_real_coordinates_stay_for_the_encodings_that_rotate():
     x, at = torch.randn(BATCH, SEQ, 16).double(), torch.rand(2, BATCH, SEQ, dtype=torch.float64)
     for encoding in (RopeSpec(8, axes=replace(axes.axial(2, 2), fractional=True)), "none"):
         assert Attention(16, 2, encoding=encoding).double()(x, at).out.shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["rope", "relative_bias", "fope"])
+@pytest.mark.parametrize("length", [0, -3, 2.0])
+def test_a_trained_length_is_at_least_one_token(name, length):
+    assert_refused("length", lambda: Attention(16, 2, encoding=name, length=length))
+    Attention(16, 2, encoding=name, length=1)(torch.randn(1, 3, 16))

@@ -86,7 +86,7 @@ class Attention(nn.Module):
         self.causal, self.backend = causal, backend
         self.window = None if window is None else integer("window", window, low=1)
         self.dropout = number("dropout", dropout, low=0, high=1)
-        self.encoding = as_encoding(encoding, Sizes(self.num_heads, self.head_dim, model_dim, length))
+        self.encoding = as_encoding(encoding, Sizes(self.num_heads, self.head_dim, model_dim, integer("length", length, low=1)))
         if self.encoding.causal_only and not causal:
             raise RopeError("encoding", "is defined for causal attention only; pass causal=True", type(self.encoding).__name__)
         self.q_proj = nn.Linear(model_dim, self.num_heads * self.head_dim, bias=bias)
