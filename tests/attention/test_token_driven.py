@@ -107,6 +107,17 @@ def test_a_row_of_padding_alone_gives_zeros_and_finite_gradients():
         assert not x.grad[0].any()
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_tokens_give_no_output_and_keep_the_state(name):
+    layer, x = made(name), torch.randn(2, 6, 24, dtype=torch.float64)
+    out, state = layer(x[:, :0])
+    assert out.shape == (2, 0, 24)
+    _, state = layer(x[:, :3], state)
+    assert layer(x[:, :0], state, padding=torch.ones(2, 0, dtype=torch.bool))[1] is state
+    assert_close(layer(x[:, 3:], state)[0], layer(x)[0][:, 3:], rtol=0, atol=1e-10)
+    assert layer(x[:, :0], documents=torch.zeros(2, 0, dtype=torch.int64))[0].shape == (2, 0, 24)
+
+
 def test_what_they_refuse():
     layer, x = made("path"), torch.randn(1, 4, 24, dtype=torch.float64)
     state = layer(x)[1]

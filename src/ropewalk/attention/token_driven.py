@@ -34,6 +34,8 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
         """
         # the encoding depends on the tokens before, so each row is sorted: documents one after the other, padding last
         order = row_order(x, padding, documents, state is not None)
+        if not x.shape[1]:  # no tokens change no state
+            return self.o_proj(x.new_zeros(x.shape[0], 0, self.o_proj.in_features)), state
         x = x if order is None else order.sorted(x)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H + 2 Hk, S, D]
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
