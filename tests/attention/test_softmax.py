@@ -22,7 +22,7 @@ MASKS = ("none", "causal", "window", "boolean", "float", "padding", "documents",
 
 def make(encoding="rope", **options):
     torch.manual_seed(3)
-    options = {"causal": True, "length": 16, "scale": 0.4} | options
+    options = {"causal": True, "length": 16, "scale": None if encoding == "nezha" else 0.4} | options
     layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding=encoding, **options).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
