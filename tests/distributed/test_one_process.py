@@ -126,13 +126,24 @@ def test_tensors_rotated_by_tables_in_parts(table, order):
 
 @pytest.mark.parametrize(
     ("angles", "dims"),
-    [("shared positions", {0}), ("positions of rows", {0, 1}), ("one length", {1}), ("lengths of rows", {0, 1})],
-)
+    [
+        ("shared positions", {0}), ("positions of rows", {0, 1}), ("one length", {1}), ("lengths of rows", {0, 1}),
+        ("two axes", {1, 2}),
+    ],
+)  # fmt: skip
 def test_tables_of_parts_are_parts_of_the_table(angles, dims):
     """One length for all rows has no rows to shard."""
     spec, positions, length = ANGLES[angles]
     arguments = (positions, length, spec.fingerprint, torch.float32, 1, False)
     assert_rules_hold(torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, dims)
+
+
+@pytest.mark.parametrize("map_of_heads", [axes.by_head([1, 1], 4), axes.GoldenAxes(2, 4)], ids=["by head", "golden"])
+def test_tables_of_each_head_in_parts(map_of_heads):
+    spec, positions = rw.RopeSpec(HEAD_DIM, axes=map_of_heads), some_positions(2, BATCH, SEQ)
+    positions = positions / 50 if spec.fractional else positions
+    arguments = (positions, None, spec.fingerprint, torch.float32, 1, False)
+    assert_rules_hold(torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, {1, 2})
 
 
 def in_runs(count):

@@ -13,6 +13,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.kernels.request import token_axes
+from ropewalk.spec import spec_of
 
 
 def register_rules() -> None:
@@ -114,10 +115,11 @@ def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list
     """Return the rules (placements of the outputs, of the arguments) of `cos_sin`: tables are sharded as positions are."""
     from torch.distributed.tensor import Shard
 
-    # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]
+    # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes of each head [B, H, S, P]
     others = [None] * 4  # the arguments that are no tensors
     per_row = getattr(length, "ndim", 0) == 1
-    replicated, tokens = _replicate(positions), Shard(1 if positions.ndim > 1 or per_row else 0)
+    token_axis = 2 if spec_of(spec).per_head else int(positions.ndim > 1 or per_row)
+    replicated, tokens = _replicate(positions), Shard(token_axis)
     rules = [([replicated, replicated], [replicated, _replicate(length), *others])]
     rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *others]))
     if positions.ndim > 1 and (length is None or (per_row and length.shape[0] == positions.shape[-2])):
