@@ -46,10 +46,10 @@ def qwen_image(
     """
     if not isinstance(images, list | tuple) or not images:
         raise RopeError("images", "must be a list of (frames, height, width)", images)
-    images = [_sizes("images", image, ("frames", "height", "width")) for image in images]
-    starts = [(i, height // 2 - height, width // 2 - width) for i, (_, height, width) in enumerate(images)]
-    cells = [grid(*sizes, start=start, device=device) for sizes, start in zip(images, starts, strict=True)]
-    after = max(max(height, width) // 2 for _, height, width in images)
+    checked = [_sizes("images", image, ("frames", "height", "width")) for image in images]
+    starts = [(i, height // 2 - height, width // 2 - width) for i, (_, height, width) in enumerate(checked)]
+    cells = [grid(*sizes, start=start, device=device) for sizes, start in zip(checked, starts, strict=True)]
+    after = max(max(height, width) // 2 for _, height, width in checked)
     return torch.cat(cells, dim=-1), after + _text(text, (1, 1, 1), device)
 
 
