@@ -81,7 +81,7 @@ def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
             row = parse_line(str(path), data, where)
             yield where, {name: str(value) for name, value in row.items() if isinstance(value, str | int)}
             continue
-        values = line.split("\t")
+        values: list[str] = line.split("\t")
         if header is None:
             header = [str(place + 1) for place in range(len(values))] if numbered else values
             if not numbered:
