@@ -135,7 +135,7 @@ def linear_case(group, form, causal, dtype=torch.float64, padding=None):
     rope = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM))
     q, k, v, towards = (torch.randn(BATCH, 3, SEQ, d, dtype=dtype) for d in (6, 6, 5, 5))
     scale = torch.tensor(0.7, dtype=dtype, requires_grad=True)
-    options = {"form": form, "causal": causal, "scale": scale}
+    options = {"form": form, "causal": causal} | ({"scale": scale} if form == "cosine" else {})
     local = [shard(t, 2, group).requires_grad_() for t in (q, k, v)]
     kept = None if padding is None else shard(padding, 1, group)
     out, state = ring_linear_attention(*local, rope, group=group, padding=kept, chunk=3, **options)
@@ -145,7 +145,7 @@ def linear_case(group, form, causal, dtype=torch.float64, padding=None):
 
     wide = scale.detach().double().requires_grad_()
     whole = [t.double().requires_grad_() for t in (q, k, v)]
-    expected, last = linear_attention(*whole, rope, padding=padding, **(options | {"scale": wide}))
+    expected, last = linear_attention(*whole, rope, padding=padding, **(options | ({"scale": wide} if form == "cosine" else {})))
     expected.backward(towards.double())
     want = [expected.detach(), *(t.grad for t in whole)] + ([wide.grad] if form == "cosine" else [])
     if not causal or dist.get_rank(group) == dist.get_world_size(group) - 1:

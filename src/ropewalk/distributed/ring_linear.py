@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ropewalk.attention.linear import check_linear
+from ropewalk.attention.linear import check_linear, checked_scale
 from ropewalk.attention.linear_sums import CHUNK, FORMS, Features, State, attend, key_sums, make_features
 from ropewalk.attention.masks import check_token_masks
 from ropewalk.distributed.sharding import Ring, check_order, exchange_lengths, gather, order_number, token_indices
@@ -63,6 +63,7 @@ def ring_linear_attention(
     all tokens if not causal or if the rank has none. To continue the sequence, use the state of the rank that has the last token.
     """
     check_linear(q, k, v, rope, form, phi, None, chunk)
+    scale = checked_scale(scale, q, form)
     if rope.spec.needs_length:
         rule = "must not depend on the length, which a rank does not know; use another scaling, or ring_attention"
         raise RopeError("scaling", rule, rope.spec.scaling)

@@ -19,6 +19,8 @@ from ropewalk.lab.studies.rows import Row, read_rows, write_rows
 from ropewalk.machine import cores, machine
 
 FACTS, ROWS = "study.json", "rows.jsonl"
+#: lists that may be empty, besides those that a preset leaves empty: then no model is fine-tuned
+MAY_BE_EMPTY = ("tuned_factors",)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Study:
         if multiples[:1] != [1] or multiples != sorted(set(multiples)):
             raise RopeError("set", "must give multiples that ascend from 1, the trained length", f"multiples={multiples}")
         for name, value in settings.items():
-            if value == [] and not any(preset[name] == [] for preset in self.presets.values()):
+            may_be_empty = name in MAY_BE_EMPTY or any(preset[name] == [] for preset in self.presets.values())
+            if value == [] and not may_be_empty:
                 raise RopeError("set", f"must give {name} at least one value", f"{name}=[]")
         return settings
 
