@@ -50,12 +50,16 @@ def q_and_k(s):
     return torch.randn(B, H, s, HEAD_DIM), torch.randn(B, 1, s, HEAD_DIM)
 
 
+def skip_learnable(name):
+    if OLD_TORCH and name == "learnable":
+        pytest.skip(f"torch {torch.__version__}: its compiler cannot pass a default that is an object of the package")
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", rw.SCALINGS)
 def test_one_graph_the_same_bits_and_no_graph_a_length(name, where, full):
-    if OLD_TORCH and name == "learnable":
-        pytest.skip(f"torch {torch.__version__}: its compiler cannot pass a default that is an object of the package")
+    skip_learnable(name)
     rope, counted = rw.Rope(sample_spec(name)), Counted()
     compiled = torch.compile(rope, fullgraph=True, backend=counted)
     # scalings that read no length have the graph of the default
@@ -139,6 +143,7 @@ def test_in_place(name):
 
 @pytest.mark.parametrize("name", ["default", "learnable"])
 def test_in_place_with_gradients(name):
+    skip_learnable(name)
     rope, x = rw.Rope(sample_spec(name)), torch.randn(B, H, 7, HEAD_DIM, requires_grad=True)
     f = lambda x: rope(2 * x, inplace=True).pow(3).sum()
     wanted = (x, *rope.parameters())
