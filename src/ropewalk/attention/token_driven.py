@@ -34,7 +34,7 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
         """
         # the encoding depends on the tokens before, so each row is sorted: documents one after the other, padding last
         order = row_order(x, padding, documents, state is not None)
-        if not x.shape[1]:  # no tokens change no state
+        if not x.shape[1]:  # without tokens the state stays as it is
             return self.o_proj(x.new_zeros(x.shape[0], 0, self.o_proj.in_features)), state
         x = x if order is None else order.sorted(x)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H + 2 Hk, S, D]

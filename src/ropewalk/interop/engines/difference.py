@@ -58,7 +58,7 @@ def compare(reference: Reading, engine: Reading, length: int) -> Difference | No
     # text tokens have the same position on all axes, so other axes only matter for images
     only_image = bool(axis_differs.any()) and not bool(frequency_differs.any()) and abs(temperature - 1) <= SAME
     if only_image:  # the angle of a pair is off by its frequency times the difference of the two coordinates
-        # so distances here are differences of coordinates, and `ours - gap` does not turn with them
+        # so a distance is here a difference of coordinates, and a pair on another axis is compared with one that does not rotate
         gap = torch.where(axis_differs, ours, 0.0)
         change = _score_change(ours, ours - gap, temperature, min(length, IMAGE_SIDE))
     else:
