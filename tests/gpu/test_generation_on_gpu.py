@@ -144,6 +144,7 @@ def test_a_model_that_is_gone_leaves_no_graph():
     assert sizes() == 0
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_the_host_never_waits_for_a_step():
     model, prompt = make(), torch.randint(0, 499, (1, 9), device="cuda")
     model.generate(prompt, 4)

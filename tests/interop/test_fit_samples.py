@@ -84,10 +84,10 @@ class Copier:
     def __init__(self):
         self.calls = []
 
-    def losses(self, tokens):
+    def losses(self, tokens, first=1):
         self.calls.append(tuple(tokens.shape))
         return torch.tensor(
-            [[0.5 if each in row[:place] else 5.0 for place, each in enumerate(row)][1:] for row in tokens.tolist()]
+            [[0.5 if each in row[:place] else 5.0 for place, each in enumerate(row)][first:] for row in tokens.tolist()]
         )
 
 

@@ -167,6 +167,20 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
         real_tune._method("longrope", meter, None, 0, spec)
 
 
+TUNED = sorted({method for preset in real_tune.PRESETS.values() for method in preset["methods"]})
+
+
+@pytest.mark.parametrize("method", TUNED)
+def test_every_method_of_the_presets_is_trained_and_measured(method, tmp_path):
+    """The smallest preset has two of these methods; after the training, each is measured on windows of the new length."""
+    names = ("model", "text", "factor", "steps", "rate", "train_text", "codes", "windows", "depths", "search")
+    settings = {name: real_tune.PRESETS["smoke"][name] for name in names}
+    found = real_tune.measure(Workspace(tmp_path, CPU), method=method, objective=real_tune.CE, seed=0, **settings)
+    bands = {each["band"]: each["values"] for each in found if each["metric"] == "loss"}
+    assert list(bands) == ["0-32", "32-64", "64-128", "128-256"]
+    assert np.isfinite(list(bands.values())).all()
+
+
 def test_the_bars_of_tuning_are_judged_with_their_errors():
     fields = {"method": "yarn", "objective": "LongCE", "seed": 0, "trained": 64, "steps": 9}
     rows = [

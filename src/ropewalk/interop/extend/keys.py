@@ -64,8 +64,13 @@ class ConfigChange:
 
 
 def kinds() -> dict[str, type[Scaling]]:
-    """Return the scalings that `extend` offers, by name."""
+    """Return the scalings of `extend` that let a model read further without training, by name."""
     return {name: scaling for name, scaling in SCALINGS.items() if scaling.in_extend}
+
+
+def all_kinds() -> dict[str, type[Scaling]]:
+    """Return every scaling that `extend` accepts, by name: `kinds` and FOR_TRAINING."""
+    return {**kinds(), **FOR_TRAINING}
 
 
 def config_change(
@@ -82,7 +87,7 @@ def config_change(
 
     The arguments are those of `extend`. The changed config is read back: it must describe the new specs and no others.
     """
-    offered = {**kinds(), **FOR_TRAINING}
+    offered = all_kinds()
     choice("kind", kind, offered)
     all_specs, _ = read_specs(config)
     old_specs = _chosen_layers(config, all_specs, layer_types)

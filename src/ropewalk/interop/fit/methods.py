@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies.scaling import Scaling
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.extend.keys import kinds
+from ropewalk.interop.extend.keys import all_kinds, kinds
 from ropewalk.interop.extend.model import extend
 from ropewalk.interop.extend.search import search_factors
 from ropewalk.models.decoder import Decoder
@@ -73,7 +73,7 @@ def is_fixed(model: nn.Module, method: Method) -> bool:
 
     Then the loss of a short text is part of the loss of a longer one that begins with it.
     """
-    if method.kind in REMAPPINGS or (method.kind is not None and kinds()[method.kind].needs_length):
+    if method.kind in REMAPPINGS or (method.kind is not None and all_kinds()[method.kind].needs_length):
         return False
     try:
         return not any(spec.needs_length for spec in rope_specs(model))
@@ -160,7 +160,7 @@ def search_longrope(
 
 def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
     """Return the scaling of a method, for `factor` times the trained length."""
-    scaling_class = kinds()[choice("method", method.kind, kinds())]
+    scaling_class = all_kinds()[choice("method", method.kind, all_kinds())]
     names = {each.name for each in fields(scaling_class)}
     values = {name: value for name, value in arguments(method, factor, trained).items() if name in names}
     if scaling_class.name == LONGROPE:

@@ -57,10 +57,10 @@ class Reader:
         return self.model.head_weight.shape[0] if isinstance(self.model, Decoder) else _head(self.model).weight.shape[0]  # type: ignore[union-attr, return-value]
 
     @torch.no_grad()
-    def losses(self, tokens: Tensor) -> Tensor:
-        """Return the loss of every token after the first of each row, float32 [B, S - 1] on the CPU."""
+    def losses(self, tokens: Tensor, first: int = 1) -> Tensor:
+        """Return the loss of every token of each row from token `first` on, float32 [B, S - first] on the CPU."""
         tokens = tokens.to(self.device)
-        hidden, targets = self.hidden(tokens)[:, :-1], tokens[:, 1:]
+        hidden, targets = self.hidden(tokens)[:, first - 1 : -1], tokens[:, first:]
         found = torch.empty(targets.shape, device=self.device)
         for part in _parts(targets.shape[1], MAX_LOGITS // (self.vocab_size * tokens.shape[0])):
             logits = self.head(hidden[:, part]).float().flatten(0, 1)

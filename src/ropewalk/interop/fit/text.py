@@ -74,12 +74,12 @@ def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) ->
     batch_size = max(1, BATCH_TOKENS // piece)
     for index in range(0, len(whole), batch_size):
         batch = whole[index : index + batch_size]
-        piece_losses = reader.losses(torch.stack([window[start : start + piece] for start in batch]))
+        piece_losses = reader.losses(torch.stack([window[start : start + piece] for start in batch]), first=context)
         for start, each in zip(batch, piece_losses, strict=True):
-            losses[start + context - 1 : start + piece - 1] = each[context - 1 :]
+            losses[start + context - 1 : start + piece - 1] = each
     if len(whole) < len(starts):  # the last piece is shorter
         start = starts[-1]
-        losses[start + context - 1 :] = reader.losses(window[None, start:])[0, context - 1 :]
+        losses[start + context - 1 :] = reader.losses(window[None, start:], first=context)[0]
     return losses
 
 
