@@ -152,6 +152,15 @@ def test_in_place_and_gradients():
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("change", ["layout", "layout out"])
+def test_another_layout_needs_the_same_dimensions(change):
+    """Which pair becomes which is clear only where both specs rotate the same dimensions."""
+    spec, k, positions = sample_spec(), torch.randn(B, H, S, HEAD_DIM), torch.arange(S)
+    other = spec.with_(**CHANGES[change], **CHANGES["fewer dims"])
+    assert_refused("to", lambda: rotation.rerotate(k, spec, positions, positions, to=other))
+    assert_refused("to", lambda: rotation.rerotate(k, other, positions, positions, to=spec))
+
+
 def test_by_the_module():
     rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0, layout_out="interleaved"))
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)

@@ -102,6 +102,14 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
     return seq_dim - x.ndim if seq_dim >= 0 else seq_dim
 
 
+def check_tokens(tokens: Tensor, shapes: str = "[batch, tokens]") -> None:
+    """Raise an error unless these are tokens that a model can embed; `shapes` are the accepted ones, for the message."""
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
+        raise RopeError("tokens", f"must be {shapes}", list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens))
+    if tokens.dtype not in (torch.int32, torch.int64):
+        raise RopeError("tokens", "must be int32 or int64; pass tokens.long()", tokens.dtype)
+
+
 def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) -> None:
     """Check that the tables match the tokens, rows, heads and width of x, whose dimensions from `start` on rotate."""
     _, batch_axis, head_axis = token_axes(x.ndim, seq_dim)

@@ -77,9 +77,13 @@ def rerotate(
 
     Both rotations are combined before anything is rounded. The magnitude on the keys is kept; with `match_magnitude` it becomes
     that of `to`, as if the keys were rotated anew. `from_length` and `to_length` are the `length` of the two rotations, for
-    scalings that depend on it.
+    scalings that depend on it. If `to` has another layout, pair i of the keys is moved to where `to` has pair i.
     """
     to = spec if to is None else to
+    same_slice = (spec.rotary_start, spec.pairs) == (to.rotary_start, to.pairs)
+    layouts = [[each.layout, each.layout_out] for each in (spec, to)]
+    if not same_slice and layouts[0] != layouts[1]:
+        raise RopeError("to", "must have the same layout and layout_out if it rotates other dimensions", layouts)
     back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables), sign=-1, magnitude_power=-1)
     # the table strategy may not exist for the other spec
     forth = make_request((k,), to, to_positions, 0, seq_dim, to_length, tables if tables in strategies(to) else "auto")
@@ -88,7 +92,7 @@ def rerotate(
         # depends on the position and must change
         back, forth = (replace(request, spec=request.spec.with_(magnitude_on="scale")) for request in (back, forth))
     old, new = (_as_table_request(request, k, torch.float64, key=True) for request in (back, forth))
-    if (spec.rotary_start, spec.pairs) != (to.rotary_start, to.pairs):
+    if not same_slice:
         if inplace:
             check_no_overlap((k,), addresses=False)
         # the slices differ, so there is no single angle: unrotate and rotate in high precision, round once

@@ -242,6 +242,15 @@ def test_bad_options_are_refused_by_name(options, field):
     assert_refused(field, lambda: DecoderConfig(**(base | {"head_dim": 10} | options)))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.float32, torch.bool])
+def test_tokens_are_int32_or_int64(dtype):
+    model, given = make(), tokens(seq=5)
+    for call in (model, model.loss, model.features):
+        assert "pass tokens.long()" in str(assert_refused("tokens", lambda call=call: call(given.to(dtype))))
+        assert_refused("tokens", lambda call=call: call(given[0]))
+    assert torch.equal(model(given.int()), model(given))
+
+
 def test_beyond_the_window_of_rerope_the_order_of_tokens_does_not_matter():
     """In one layer: all far tokens are then at the same distance. Layers without positions have no distances to change."""
     given = tokens(seq=9)

@@ -279,6 +279,8 @@ def test_bad_calls_are_refused_by_name():
     }
     for field, call in bad.items():
         assert_refused(field, call)
+    for dtype in (torch.int8, torch.uint8, torch.int16):
+        assert "pass tokens.long()" in str(assert_refused("tokens", lambda dtype=dtype: model(tokens.to(dtype))))
 
 
 def test_a_language_model_that_sees_later_tokens_does_not_generate():

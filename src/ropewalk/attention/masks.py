@@ -30,13 +30,18 @@ def checked_positions(positions: Tensor, batch: int, seq: int, entry: str | None
            returned as int64, whose differences are exact. The other encodings check dtype and axes themselves.
     """
     one_axis = entry in ("input", "scores")
-    shapes = f"[{seq}] or [{batch}, {seq}]" if one_axis else f"[{seq}], [{batch}, {seq}] or [axes, {batch}, {seq}]"
     if not isinstance(positions, Tensor) or (one_axis and positions.dtype not in INTEGERS):
-        raise RopeError("positions", f"must be an integer tensor {shapes}", getattr(positions, "dtype", type(positions)))
+        rule = f"must be an integer tensor {_shapes_of_positions(batch, seq, one_axis)}"
+        raise RopeError("positions", rule, getattr(positions, "dtype", type(positions)))
     shape = list(positions.shape)
     if not 1 <= len(shape) <= (2 if one_axis else 3) or shape[-1] != seq or (len(shape) > 1 and shape[-2] not in (1, batch)):
-        raise RopeError("positions", f"must be {shapes} for these tokens", shape)
+        raise RopeError("positions", f"must be {_shapes_of_positions(batch, seq, one_axis)} for these tokens", shape)
     return positions.to(torch.int64) if one_axis else positions
+
+
+def _shapes_of_positions(batch: int, seq: int, one_axis: bool) -> str:
+    """Return the accepted shapes of positions, for an error message."""
+    return f"[{seq}] or [{batch}, {seq}]" if one_axis else f"[{seq}], [{batch}, {seq}] or [axes, {batch}, {seq}]"
 
 
 def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: int) -> Tensor:

@@ -151,15 +151,18 @@ def write_model(trainer: Trainer, folder: Path, tokenizer: Tokenizer, use: Model
         return
     unsharded = type(trainer.model)(trainer.model.config)  # type: ignore[call-arg]  # on the CPU
     checkpoint.load_model(unsharded, tensors)
-    if folder.exists():
-        shutil.rmtree(folder)
-    save(unsharded, folder)
+    copies = {}  # name in the folder -> content, read first because the tokenizer may lie in the folder that is replaced
     if isinstance(tokenizer, Subwords):
-        shutil.copyfile(tokenizer.path, folder / use.tokenizer)
+        copies[use.tokenizer] = tokenizer.path.read_bytes()
         settings = tokenizer.path.with_name("tokenizer_config.json")
         # a vocabulary of words has its settings, such as lower case, in a file of its own
         if tokenizer.path.suffix == ".txt" and settings.is_file():
-            shutil.copyfile(settings, folder / settings.name)
+            copies[settings.name] = settings.read_bytes()
+    if folder.exists():
+        shutil.rmtree(folder)
+    save(unsharded, folder)
+    for name, content in copies.items():
+        (folder / name).write_bytes(content)
     write_atomically(folder / USE_FILE, json.dumps(vars(use), indent=2, ensure_ascii=False))
 
 

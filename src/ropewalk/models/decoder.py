@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ropewalk.attention import KVCache
 from ropewalk.attention.softmax import as_encoding
+from ropewalk.checks import check_tokens
 from ropewalk.encodings import Encoding, Sizes
 from ropewalk.models import generation
 from ropewalk.models.decoder_attention import PackedAttention, PackedLinearAttention, next_positions
@@ -157,6 +158,7 @@ class Decoder(nn.Module):
         caches: Sequence | None,
     ) -> tuple[Tensor, list[Routes]]:
         """Return the normed output of the last layer, and the routes of the layers with experts; arguments as in `forward`."""
+        check_tokens(tokens)
         layer_caches = check_caches(caches, len(self.layers))
         if positions is None:  # all layers use the same, so those of the first
             positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any, Protocol, SupportsIndex, runtime_checkable
 import torch
 from torch import Tensor
 
+from ropewalk.checks import check_tokens
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.kernels.support import why_no_triton
 
@@ -251,10 +252,9 @@ def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
 
 def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> None:
     """Raise an error if the prompt is not [batch, tokens] of the vocabulary, or is padded on the right."""
-    if tokens.ndim != 2 or not tokens.numel():
+    check_tokens(tokens)
+    if not tokens.numel():
         raise RopeError("tokens", "must be [batch, tokens] with at least one token", list(tokens.shape))
-    if tokens.dtype not in (torch.int32, torch.int64):
-        raise RopeError("tokens", "must be int32 or int64; pass tokens.long()", tokens.dtype)
     least, most = int(tokens.min()), int(tokens.max())
     if least < 0 or most >= vocabulary:
         raise RopeError("tokens", f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary", [least, most])

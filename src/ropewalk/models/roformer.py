@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ropewalk.attention import Attention, KVCache, LinearAttention
 from ropewalk.attention.linear import identity_rope
 from ropewalk.attention.softmax import as_encoding
-from ropewalk.checks import INTEGERS
+from ropewalk.checks import check_tokens
 from ropewalk.encodings import Encoding
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
@@ -245,9 +245,7 @@ class RoFormer(nn.Module):
 
     def _check(self, tokens, types, padding) -> None:
         """Raise an error if tokens, types or padding have a wrong dtype or shape."""
-        if not isinstance(tokens, Tensor) or tokens.dtype not in INTEGERS or tokens.ndim != 2:
-            rule = "must be integers [batch, tokens]" + (" or [batch, choices, tokens]" if self.head.pools else "")
-            raise RopeError("tokens", rule, list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens))
+        check_tokens(tokens, "[batch, tokens]" + (" or [batch, choices, tokens]" if self.head.pools else ""))
         for name, tensor in (("types", types), ("padding", padding)):
             if tensor is not None and tensor.shape != tokens.shape:
                 raise RopeError(name, f"must have the shape of the tokens, {list(tokens.shape)}", list(tensor.shape))
