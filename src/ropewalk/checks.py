@@ -102,10 +102,11 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
     return seq_dim - x.ndim if seq_dim >= 0 else seq_dim
 
 
-def check_tokens(tokens: Tensor, shapes: str = "[batch, tokens]") -> None:
-    """Raise an error unless these are tokens that a model can embed; `shapes` are the accepted ones, for the message."""
-    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
-        raise RopeError("tokens", f"must be {shapes}", list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens))
+def check_tokens(tokens: Tensor, axes: tuple[str, ...] = ("batch", "tokens")) -> None:
+    """Raise an error unless these are tokens that a model can embed, with the axes named."""
+    if not isinstance(tokens, Tensor) or tokens.ndim != len(axes):
+        got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens)
+        raise RopeError("tokens", f"must be [{', '.join(axes)}]", got)
     if tokens.dtype not in (torch.int32, torch.int64):
         raise RopeError("tokens", "must be int32 or int64; pass tokens.long()", tokens.dtype)
 

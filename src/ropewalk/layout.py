@@ -145,7 +145,7 @@ def _permute(x: Tensor, source: str, target: str, spec: RopeSpec, axis: int) -> 
 
 @dataclass(frozen=True)
 class LayoutProbe:
-    """The result of a probe: the layout with the lower loss, or None where the difference is below the threshold."""
+    """The result of a probe: the layout with the lower loss, or None where the difference is at most the threshold."""
 
     layout: str | None
     losses: dict[str, float]
@@ -156,8 +156,8 @@ def probe_layout(loss: Callable[[str], float], *, threshold: float = 0.1) -> Lay
     """Return which layout a model's weights were trained with: the one with the lower loss.
 
     loss       a function that runs the model with a layout, "half" or "interleaved", and returns its mean loss on ordinary data
-    threshold  the least difference; below it `layout` is None. The wrong layout raises the loss of a trained model by several
-               nats per token, that of a single head by tenths; on very short input it may not change
+    threshold  the difference up to which `layout` is None. The wrong layout raises the loss of a trained model by several
+               nats per token, that of a model with a single attention head by tenths; on very short input it may not change
     """
     number("threshold", threshold, low=0)
     losses = {layout: float(loss(layout)) for layout in LAYOUTS}

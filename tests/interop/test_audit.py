@@ -264,7 +264,10 @@ def test_longrope_magnitudes_that_are_asked_for():
         assert any(rule.about == "attention_factor" for rule in finding.rules)
     by_key = {**PHI, "rope_scaling": {**PHI["rope_scaling"], "short_mscale": 1.1, "long_mscale": 1.2}}
     for engine, magnitude in {"hf": by_length, "vllm": 1.2, "sglang": 1.2, "mlx-lm": by_length}.items():
-        assert one(by_key, engine, length=9000, max_model_len=131072).magnitude == pytest.approx(magnitude), engine
+        finding = one(by_key, engine, length=9000, max_model_len=131072)
+        assert finding.magnitude == pytest.approx(magnitude), engine
+        if engine in ("vllm", "sglang"):
+            assert any("1.2, from a key of its own" in str(rule) for rule in finding.rules), finding.rules
 
 
 @pytest.mark.parametrize("length", [3000, 6000, 16384])

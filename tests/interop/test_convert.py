@@ -172,6 +172,10 @@ def test_other_weights_are_left_out_by_name(tmp_path, saved):
     assert set(report.left_out) == {"pytorch_model.bin", "consolidated.safetensors", "original", "outside.json"}
     assert set(report.left_out).isdisjoint(files_of(tmp_path / "b"))
     assert "tokenizer.json" in files_of(tmp_path / "b")
+    assert set(report.files) == {path.name for path in (tmp_path / "b").iterdir()}
+    back = convert_checkpoint(tmp_path / "b", tmp_path / "c", "interleaved", "half")
+    assert set(back.files) == {path.name for path in (tmp_path / "c").iterdir()}
+    assert "pair_layout.json" not in back.files
 
 
 def tampered(folder, change):

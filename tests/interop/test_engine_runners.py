@@ -14,7 +14,7 @@ import pytest
 import ropewalk.interop.engines.installed as installed
 from ropewalk import RopeError
 from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import Table
+from ropewalk.interop.engines.measured import Table, verdict
 from ropewalk.interop.engines.record import TABLES, cells, table_of
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -80,7 +80,10 @@ def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp
     assert len(some) == len(NAMES)
     for row, layer_type, rope in cells({"results": found}, some):
         recorded = ran["rows"][row.id][layer_type]
-        assert (None if recorded is None else table_of(record, recorded)) == (None if rope is None else Table.read(rope)), row.id
+        old, new = (None if recorded is None else table_of(record, recorded)), (None if rope is None else Table.read(rope))
+        # float32 frequencies differ in their last digit between processors
+        assert verdict(old, new) == "same", row.id
+        assert old is None or old.layout == new.layout
     for name in (script.removesuffix(".py"), "probe"):
         sys.modules.pop(name, None)
 
@@ -116,3 +119,11 @@ def test_a_runner_that_fails_or_writes_nothing_is_told(monkeypatch, tmp_path, sc
     monkeypatch.setitem(installed.SCRIPTS, "hf", ("broken.py", "transformers"))
     with pytest.raises(RopeError, match=f"the last line of broken.py was: {last}"):
         installed.run("hf", [])
+
+
+def test_an_engine_that_takes_too_long_is_named(monkeypatch, tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+    monkeypatch.setattr(installed, "RUNNERS", tmp_path)
+    monkeypatch.setitem(installed.SCRIPTS, "slow", ("slow.py", "time"))
+    with pytest.raises(RopeError, match=r"engine: must run to its end within 0\.2 seconds; got 'slow'"):
+        installed.run("slow", [], timeout=0.2)

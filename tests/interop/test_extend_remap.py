@@ -243,6 +243,8 @@ def test_dca_reads_the_sizes_of_a_qwen_config():
         sizes = {"chunk_size": 12, "local_size": 4, "original_max_position_embeddings": 16}
         model = tiny("qwen2", dual_chunk_attention_config=sizes)
         assert "DualChunk(chunk=12, local=4, length=16)" in str(rw.extend(model, "dca"))
+        model = tiny("qwen2", dual_chunk_attention_config=sizes)
+        assert "DualChunk(chunk=12, local=4, length=16)" in str(rw.extend(model, "dca", backend="math"))
 
 
 @pytest.mark.parametrize("kind", REMAPPINGS)

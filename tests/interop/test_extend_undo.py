@@ -133,3 +133,20 @@ def test_a_forward_does_not_count_as_a_change():
         model.config.validate() if hasattr(model.config, "validate") else None
         report.undo()
         assert same(state(model), plain)
+
+
+def test_buffers_with_two_names_and_saved_ones_come_back():
+    """A short text after a long one makes two buffers of a dynamic rope one tensor; whether a buffer is saved stays as it was."""
+    model = fresh("llama")
+    lengthen(model, "dynamic")
+    model = type(model)(model.config)  # its own rope is dynamic
+    rotary = model.model.rotary_emb
+    rotary.register_buffer("kept", torch.ones(1), persistent=True)
+    for start in (0, 4 * int(FACTOR) * TRAINED, 0):
+        logits(model, start=start)
+    assert rotary.inv_freq is rotary.original_inv_freq
+    expected, saved = logits(model, start=0), set(model.state_dict())
+    lengthen(model, "yarn", overwrite=True).undo()
+    assert torch.equal(logits(model, start=0), expected)
+    assert torch.equal(rotary.inv_freq, rotary.original_inv_freq)
+    assert set(model.state_dict()) == saved

@@ -195,6 +195,17 @@ def test_the_bars_of_tuning_are_judged_with_their_errors():
     assert [claim.verdict for claim in real_tune.claims(rows, {"trained": 64})] == [FAILS, FAILS]
 
 
+def test_bars_of_several_seeds_compare_each_seed_with_itself():
+    rows = []
+    for seed, loss in enumerate((2.0, 3.0)):
+        fields = {"method": "yarn", "objective": "LongCE", "seed": seed, "trained": 64, "steps": 9}
+        rows += [row("loss", [loss] * 3, band=band, end=end, **fields) for band, end in (("32-64", 64), ("64-128", 128))]
+        rows.append(row("found", [1.0 - seed] * 4, length=120, **fields))
+    close, found = real_tune.claims(rows, {"trained": 64})
+    assert (close.verdict, close.evidence) == (HOLDS, "+0.0% ± 0.0%")
+    assert found.evidence == "50% ± 50%"  # one seed found all, the other none
+
+
 def test_workspace_rows_resume(tmp_path, monkeypatch):
     workspace = Workspace(Path(tmp_path), CPU)
     settings = {"model": "tiny", "text": ["python"], "length": 24, "next": 4, "sinks": 2, "shift": 9, "windows": 2}

@@ -283,6 +283,13 @@ def test_bad_calls_are_refused_by_name():
         assert "pass tokens.long()" in str(assert_refused("tokens", lambda dtype=dtype: model(tokens.to(dtype))))
 
 
+def test_multiple_choice_needs_an_axis_of_choices():
+    model, (tokens, _) = make(head="multiple_choice"), words((2, 7))
+    for wrong in (tokens, tokens[0]):
+        assert "[batch, choices, tokens]" in str(assert_refused("tokens", lambda wrong=wrong: model(wrong)))
+    assert "must be [batch, tokens]" in str(assert_refused("tokens", lambda: make(head="classification")(tokens[None])))
+
+
 def test_a_language_model_that_sees_later_tokens_does_not_generate():
     model, (tokens, _) = make(head="causal_lm", causal=False), words((2, 7))
     assert "causal=True" in str(assert_refused("head", lambda: model.generate(tokens, 3, cache="none")))

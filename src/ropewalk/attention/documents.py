@@ -24,7 +24,10 @@ def positions_in_documents(documents: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
-    """Return [B, S], True for the real tokens of the document that each row's last real token belongs to."""
+    """Return [B, S], True for the real tokens of the document that each row's last real token belongs to.
+
+    padding  boolean [B, S], True for real tokens; None if all are
+    """
     if not documents.shape[-1]:
         return torch.zeros_like(documents, dtype=torch.bool)
     index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
@@ -45,7 +48,7 @@ def attend_in_documents(features: Features, v: Tensor, documents: Tensor, causal
 
 
 def _sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, causal: bool, chunk: int) -> Tensor:
-    """Return each query's sum of (q.k) v over its own document, up to itself if causal; documents are sorted."""
+    """Return each query's sum of (q.k) v over its own document, up to itself if causal; the tokens of a document are adjacent."""
     earlier = _causal_sums(q, k, v, documents, chunk)
     if causal:
         return earlier

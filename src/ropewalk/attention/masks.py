@@ -81,12 +81,12 @@ class Band:
 class Visibility:
     """The masking of one attention call.
 
-    window     how many keys a query attends to, itself included, on its left (and as many on its right if not causal)
-    padding    [B, Sk], True for real keys
-    documents  [B, S], the document index of each token in a packed row
-    mask       the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores
-    offset     number of cached keys before the first query; causality and window take it into account
-    band       for attention computed in pieces (remappings): the pairs of tokens of one piece
+    window       how many keys a query attends to, itself included, on its left (and as many on its right if not causal)
+    padding      [B, Sk], True for real keys
+    q_documents  [B, Sq], the document index of each query in a packed row; `k_documents` [B, Sk] that of each key
+    mask         the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores
+    offset       number of cached keys before the first query; causality and window take it into account
+    band         for attention computed in pieces (remappings): the pairs of tokens of one piece
     """
 
     causal: bool = False

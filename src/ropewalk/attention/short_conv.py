@@ -20,7 +20,7 @@ class ShortConv(nn.Module):
     def forward(self, x: Tensor, before: Tensor | None = None, order: RowOrder | None = None) -> tuple[Tensor, Tensor]:
         """Return the result for x [B, S, channels], and the last real tokens, to pass as `before` to the next call.
 
-        With an `order`, x is sorted by it; tokens of other documents are not seen.
+        With an `order`, x is sorted by it; tokens of other documents are not seen. Documents exclude a `before`.
         """
         earlier = self.weight.shape[-1] - 1
         if before is None:
@@ -29,11 +29,11 @@ class ShortConv(nn.Module):
         windows = tokens.unfold(1, earlier + 1, 1)  # [B, S, channels, width]
         if order is not None and order.documents is not None:
             same = F.pad(order.documents, (earlier, 0)).unfold(1, earlier + 1, 1) == order.documents.unsqueeze(-1)
-            # the tokens before the first are zeros, so they may belong to any document
+            # without `before`, the tokens ahead of the first are zeros, so they may count as any document's
             windows = windows * same.unsqueeze(2)
         out = (windows * self.weight).sum(-1)
         if order is None or order.real is None:
             return out, tokens[:, tokens.shape[1] - earlier :]
-        # sorted, the real tokens come first: the last of them are `earlier` tokens before the first padding
+        # sorted, the real tokens come first: the last (width - 1) of them are right before the first padding
         last = order.real.sum(-1, keepdim=True) + torch.arange(earlier, device=x.device)
         return out, tokens.take_along_dim(last.unsqueeze(-1), dim=1)

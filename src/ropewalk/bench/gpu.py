@@ -16,7 +16,7 @@ from ropewalk.bench.cases import SHAPES, Case, make_case
 from ropewalk.bench.contenders import CONTENDERS, Call, agrees, why_not
 from ropewalk.bench.memory import peak_bytes
 
-#: the bytes of all copies of a case: several times the L2 cache, so that every call reads its tensors from memory
+#: the bytes of all copies of a case, fewer for a small one: more than the L2 cache, so that calls read from memory
 COLD_BYTES = 256 << 20
 #: the shapes with one token per batch row
 DECODE = ("B", "C")

@@ -16,7 +16,8 @@ def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: in
     """Rotate x [..., D] by cos and sin [..., P], whose leading axes broadcast against those of x.
 
     The axes along which the tables vary are token axes, those before them rows, those after them heads: [B, H, S, D] by
-    [S, P], [B, S, H, D] by [S, 1, P], an image [B, height, width, D] by [height, width, P].
+    [S, P], [B, S, H, D] by [S, 1, P], an image [B, height, width, D] by [height, width, P]. `start` is the first rotated
+    dimension of D.
     """
     leading = x.shape[:-1]
     sizes = (1,) * (len(leading) + 1 - cos.ndim) + cos.shape[:-1]

@@ -17,7 +17,7 @@ LLAMA_31 = Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, origina
 
 
 def precompute_freqs_cis(dim: int, end: int, theta: float = 10000.0, use_scaled: bool = False) -> Tensor:
-    """Return e^{i angle}, complex64 [end, dim / 2], accurate to the last bit of float32 at every position."""
+    """Return e^{i angle}, complex64 [end, dim / 2], of Meta's float32 frequencies: exact angles, rounded to float32 once."""
     spec = RopeSpec(dim, theta, LLAMA_31 if use_scaled else Default(), "interleaved", precision="hf_frequencies")
     return torch.complex(*Rope(spec).cos_sin(torch.arange(integer("end", end, low=1), device="cpu")))
 
@@ -35,7 +35,8 @@ def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor,
     if not freqs_cis.is_complex():
         raise RopeError("freqs_cis", "must be complex; a cast to a real dtype drops the imaginary part", freqs_cis.dtype)
     cos, sin = freqs_cis.real, freqs_cis.imag
-    if 2 * cos.shape[-1] != xq.shape[-1]:
-        raise RopeError("freqs_cis", f"must have {xq.shape[-1] // 2} pairs", list(freqs_cis.shape))
+    for x in (xq, xk):
+        if 2 * cos.shape[-1] != x.shape[-1]:
+            raise RopeError("freqs_cis", f"must have {x.shape[-1] // 2} pairs", list(freqs_cis.shape))
     q, k = (rotate_by(x, cos, sin, layout="interleaved", seq_dim=-3) for x in (xq, xk))
     return q, k

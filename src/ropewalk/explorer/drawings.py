@@ -82,7 +82,10 @@ def plane(spec: RopeSpec, pair: int, position: int, served: int, translate: Tran
 
 
 def rotated(spec: RopeSpec, pair: int, positions: np.ndarray, served: int) -> np.ndarray:
-    """Return the query pair (1, 0) rotated to each position, as complex numbers, with exact angles, magnitude and growth."""
+    """Return the query pair (1, 0) rotated to each position, as complex numbers, with exact angles.
+
+    Their absolute values are the scaling's magnitude times xPos's growth. `served` is the length for scalings that need one.
+    """
     norms = np.abs(analysis.query_path(spec, positions, served)[:, pair])
     angles = analysis.true_angles(analysis.radians(spec, served)[[pair]], positions)[:, 0]
     return norms * np.exp(1j * angles)

@@ -67,7 +67,7 @@ class _Listener(TCPServer):
 
 
 def launch(port: int, browser: bool = True, report: Path | None = None, model: str | None = None) -> None:
-    """Serve the page on `port` of this machine until interrupted; `report` and `model` are shown in it."""
+    """Serve the page on `port` of this machine until interrupted; `report` and `model`, a name or path, are shown in it."""
     check(port, report, model)
     import streamlit
     from starlette.middleware import Middleware
@@ -78,9 +78,9 @@ def launch(port: int, browser: bool = True, report: Path | None = None, model: s
     # streamlit runs the page as a script, which has no arguments, so it reads them from the environment
     if report is not None:
         os.environ["ROPEWALK_REPORT"] = str(report.resolve())
-    os.environ["ROPEWALK_LOCAL"] = "1"
     if model is not None:
         os.environ["ROPEWALK_MODEL"] = model
+    os.environ["ROPEWALK_LOCAL"] = "1"  # a page on the user's own machine may read a path that is typed into it
     warm_up()
     # refuse requests for other host names: a website could make its own name resolve to this machine
     known_hosts = Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)

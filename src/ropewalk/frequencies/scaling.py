@@ -35,8 +35,9 @@ class Frequencies:
     """The frequencies and the magnitude that a scaling computes.
 
     `radians` is [pairs], or [rows, pairs] where the length is given per row; `magnitude` multiplies cos and sin.
-    `growth` (xPos) is the log-magnitude per step from `center` of each pair: added on queries, subtracted on keys.
-    `low` is what float64 rounding left out of `radians`; None where the formulas ran in float64 or float32.
+    `growth` (xPos) is, for each pair, the log-magnitude per position away from the position `center`: added on queries,
+    subtracted on keys. `low` is what rounding to float64 left out of `radians`, where the formulas ran in higher precision,
+    else None.
     """
 
     radians: Tensor
@@ -51,8 +52,8 @@ class Setting:
     """What one field of a scaling accepts, and its Hugging Face config key.
 
     default           its type is the type of the field; None means an optional number
-    low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and value > above; of an
-                      integer, `low`
+    low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and value > above; for an
+                      integer, only `low` is checked
     key               the config key, if it is not the name of the field
     required          a config that names this scaling must have the key
     from_lengths      if the key is absent, it is the served length over the trained length, if the config has both

@@ -91,7 +91,7 @@ def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | No
     if kernel is None:
         return f"two launches are faster for {len(rows)} tokens"
     if torch.compiler.is_compiling():
-        return "torch.compile compiles the definition"
+        return "torch.compile compiles the definition in plain torch instead"
     if reason := why_not_kernel(call):
         return reason
     if not rows.numel():
@@ -139,7 +139,7 @@ class _Projection(torch.autograd.Function):
     def forward(ctx, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
         """Return the packed product [T, N] with q and k rotated."""
         ctx.save_for_backward(rows, weight)
-        ctx.call, ctx.has_bias = call, bias is not None
+        ctx.call = call
         return many_tokens.run(rows, weight, bias, call)
 
     @staticmethod
@@ -152,6 +152,7 @@ class _Projection(torch.autograd.Function):
         call = ctx.call
         counts = (call.q.shape[1], call.k.shape[1], call.k.shape[1])
         q, k, v = grad.contiguous().view(len(rows), -1, call.spec.head_dim).split_with_sizes(counts, 1)
+        # without a norm, the gradient of the rotation needs no inputs, so the gradients stand in for them
         dq, dk, *_ = run_backward(replace(call, q=q, k=k), q, k, weight_grad=False)
         # the gradient of the plain product x @ weight^T, [T, N]
         back = torch.cat((dq, dk, v), dim=1).flatten(1)  # type: ignore[arg-type]  # both are tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -136,8 +137,8 @@ class ExampleBatches:
 
     @property
     def fingerprint(self) -> str:
-        rows = "\n".join("\t".join((e.first, e.second or "", e.label or "")) for e in self.examples)
-        return f"examples {self.tokenizer.name} {self.seed} {hashlib.sha256(rows.encode()).hexdigest()}"
+        content = json.dumps([self.shuffle, self.classes, *([e.first, e.second, e.label] for e in self.examples)])
+        return f"examples {self.tokenizer.name} {self.seed} {hashlib.sha256(content.encode()).hexdigest()}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         """Return the samples with the numbers `index` as padded rows, with their classes as targets; unknown ones are ignored."""

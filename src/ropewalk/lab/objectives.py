@@ -57,9 +57,10 @@ def pairs(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def triplets(model: nn.Module, batch: Batch, margin: float = 0.2) -> Tensor:
-    """Return the margin loss of the cosines of A with B and C, summed over the batch.
+    """Return the margin loss of the cosines of text A with texts B and C, summed over the samples.
 
-    The model embeds the rows A, B, C as [3B, D]. Target 0: A is more like B; 1: more like C; IGNORED: the sample does not count.
+    The model embeds the texts A, B and C of N samples as [3 N, D]. Target 0: A is more like B; 1: more like C; IGNORED: the
+    sample does not count.
     """
     with_b, with_c = cosines(predict(model, batch)).unbind(-1)
     margin_of_target = (with_b - with_c) * torch.where(batch.targets == 0, 1.0, -1.0)

@@ -55,7 +55,8 @@ def uniform(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray
 def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
     """Return the position of each `index` (0 ... size - 1) in a random permutation of `size` items that its seed determines.
 
-    A Feistel network permutes a power of four numbers; it is applied again to every result outside 0 ... size - 1.
+    A Feistel network permutes the numbers 0 ... 4**n - 1, at least `size` of them; it is applied again to every result outside
+    0 ... size - 1.
     """
     half_bits = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))  # a number has two halves, left and right
     half_mask = np.uint64((1 << int(half_bits)) - 1)

@@ -120,7 +120,7 @@ def induction(seed: int, index: np.ndarray, length: int, depth: float | None = N
 def recall(seed: int, index: np.ndarray, length: int, pairs: int = 8, depth: float | None = None) -> Sample:
     """Return (letter, digit) pairs among filler, then one of the letters and, as the target, its digit.
 
-    `depth` is the relative position of the pair in question.
+    `depth` is the relative position of the pair in question; None: at random.
     """
     slots = (length - 3) // 2
     n = min(integer("pairs", pairs, low=1, high=len(LETTERS)), slots)

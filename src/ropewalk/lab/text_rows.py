@@ -15,7 +15,7 @@ from ropewalk.lab.tokenizer import Tokenizer
 
 
 class Row(NamedTuple):
-    """The tokens of one row, and for each token whether it belongs to the second text; both [n]."""
+    """The tokens of one row, and for each token 1 (uint8) if it belongs to the second text, else 0; both [n]."""
 
     tokens: np.ndarray
     second: np.ndarray

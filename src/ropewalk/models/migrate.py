@@ -32,7 +32,11 @@ FREEZES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Migration:
-    """The new model, and lists of weights by their names in the source (dropped) or in the new model (all others)."""
+    """The new model, and lists of weights by their names in the new model.
+
+    Dropped weights have their names in the source; in a model of transformers, those that its conversion to RoFormer keeps
+    have the names they get there.
+    """
 
     model: nn.Module
     copied: tuple[str, ...]

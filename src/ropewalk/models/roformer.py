@@ -169,7 +169,8 @@ class RoFormer(nn.Module):
     ) -> Tensor:
         """Return the head's output for integer tokens [B, S] ([B, choices, S] for multiple choice).
 
-        positions  integer [S] or [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real tokens
+        positions  integer [S] or [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real tokens. For multiple
+                   choice each choice is a row: B * choices instead of B
         types      which sentence of a pair each token belongs to; by default all 0
         padding    boolean, True for real tokens; rows may be padded on either side
         documents  the document index of each token in packed rows
@@ -178,9 +179,10 @@ class RoFormer(nn.Module):
         if self.head.pools and documents is not None:
             rule = f"must be None for the head {self.config.head!r}, which has one output per row; give each document its own row"
             raise RopeError("documents", rule, list(documents.shape))
-        choices = tokens.shape[:2] if self.config.head == "multiple_choice" else None  # [B, choices]
-        if choices is not None:  # each choice becomes a row
-            tokens = tokens.flatten(0, 1)
+        choices = None
+        if self.config.head == "multiple_choice":
+            check_tokens(tokens, ("batch", "choices", "tokens"))
+            choices, tokens = tokens.shape[:2], tokens.flatten(0, 1)  # each choice becomes a row
             types, padding = (t if t is None else t.flatten(0, 1) for t in (types, padding))
         hidden = self.hidden(tokens, positions, types=types, padding=padding, documents=documents, caches=caches)
         out = self.head(hidden, padding, self.embeddings.words.weight)
@@ -245,7 +247,7 @@ class RoFormer(nn.Module):
 
     def _check(self, tokens, types, padding) -> None:
         """Raise an error if tokens, types or padding have a wrong dtype or shape."""
-        check_tokens(tokens, "[batch, tokens]" + (" or [batch, choices, tokens]" if self.head.pools else ""))
+        check_tokens(tokens)
         for name, tensor in (("types", types), ("padding", padding)):
             if tensor is not None and tensor.shape != tokens.shape:
                 raise RopeError(name, f"must have the shape of the tokens, {list(tokens.shape)}", list(tensor.shape))

@@ -109,7 +109,7 @@ def pairs_with_turns(turns: np.ndarray, targets: Sequence[float]) -> list[int]:
 
 
 def clocks(view: View) -> Any:
-    """Draw clocks of six pairs that are spread evenly over the ladder."""
+    """Draw clocks of at most CLOCK_PAIRS pairs that are spread evenly over the ladder."""
     steps = analysis.radians(view.spec, view.served)
     pairs = np.unique(np.linspace(0, len(steps) - 1, CLOCK_PAIRS).round().astype(int))
     return clock_faces(steps[pairs].tolist(), CLOCK_POSITIONS, view.look)

@@ -102,7 +102,7 @@ def score_maps(maps: Mapping[str, Tensor], *, label: str, look: Look = LIGHT) ->
     """Draw matrices of scores [queries, keys] side by side."""
     figure, panels = blank(look, 9.0, 4.2, across=len(maps))
     for ax, (name, scores) in zip(panels, maps.items(), strict=True):
-        size = scores.shape[-1]
-        heat(figure, ax, look, scores.numpy(), signed=True, label=label, extent=(0, size, 0, size))
+        queries, keys = scores.shape
+        heat(figure, ax, look, scores.numpy(), signed=True, label=label, extent=(0, keys, 0, queries))
         label_axes(ax, look, title=name, x="key", y="query")
     return finish(figure, look)

@@ -165,5 +165,5 @@ def _draw_dial(canvas: _Canvas, x: float, y: float, dial: Dial, progress: float,
     canvas.line(x, y, x + reach * math.cos(angle), y - reach * math.sin(angle), colour)
     canvas.dot(x, y, 3, look.ink)
     canvas.text(x, y + _RADIUS + 14, look.translate("pair {pair}", pair=dial.pair), look.quiet, size=11)
-    wave = "∞" if math.isinf(dial.wavelength) else short(dial.wavelength)
-    canvas.text(x, y + _RADIUS + 28, look.translate("a turn in {turn}", turn=wave), look.quiet, size=11)
+    turn = look.translate("a turn in {turn}", turn=short(dial.wavelength))
+    canvas.text(x, y + _RADIUS + 28, turn, look.quiet, size=11)

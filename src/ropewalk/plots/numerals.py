@@ -8,7 +8,7 @@ import math
 def short(value: float) -> str:
     """Return a number in few characters, at most five from 0.1 to 1e15: 6.3, 408, 54.4k, 20.5M, 1.1T; infinity is ∞."""
     if math.isinf(value):
-        return "∞"
+        return "∞" if value > 0 else "-∞"
     for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         # 999.5k and more would be written as 1000k
         if abs(value) >= unit * 0.9995:
@@ -18,5 +18,5 @@ def short(value: float) -> str:
 
 def _digits(value: float) -> str:
     """Return one decimal below 100, none above; a zero after the point is left out."""
-    text = f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
+    text = f"{value:.1f}" if abs(value) < 100 else f"{value:.0f}"
     return text.removesuffix(".0")

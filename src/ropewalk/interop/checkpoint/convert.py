@@ -14,9 +14,9 @@ from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.interop.checkpoint.layout_record import (
     RECORD_FILE,
     has_interleave_flag,
+    record_of,
     stated_layout,
     with_interleave_flag,
-    write_record,
 )
 from ropewalk.interop.checkpoint.safetensors_file import write_file
 from ropewalk.interop.checkpoint.shards import Folder, open_folder, stays_inside, write_json
@@ -64,17 +64,18 @@ def convert_checkpoint(
     target_layout: str,
     *,
     config: Any = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int], None] = lambda size: None,
 ) -> Conversion:
     """Copy a checkpoint folder and convert the rows of q and k from one pair layout to the other.
 
-    target_folder  must not exist; it appears only when everything is written. None: report what would be done, write nothing
+    target_folder  must not exist or be empty; it appears only when everything is written. None: report what would be done
     config         the model's sizes, if the folder has no config.json: an adapter needs the config of its base model
-    progress       called after each tensor with the number of bytes written
+    progress       called after each tensor with the number of its bytes
 
-    All other tensors, the shard names, the index and the headers stay the same byte for byte, so converting back
-    restores the original files. Only one piece of a tensor is in memory at a time. The file pair_layout.json states the
-    new layout, unless a key of the config does. Raises an error that names the tensors if a layer is not understood.
+    All other tensors, the shard names, the index and the headers stay the same byte for byte, so converting back restores the
+    original weights. Only one piece of a tensor is in memory at a time. The new layout is stated by the key rope_interleave,
+    in configs of families that read it, else by the file pair_layout.json, unless it is the original one again. Raises an
+    error that names the tensors if a layer is not understood.
     """
     choice("source_layout", source_layout, LAYOUTS)
     choice("target_layout", target_layout, LAYOUTS)
@@ -88,9 +89,11 @@ def convert_checkpoint(
     rules = find_rules(folder, model_config)
     check_complete(folder, model_config)
     small_files, left_out = _other_files(folder)
+    new_files = [] if record_of(folder, source_layout, target_layout) is None else [RECORD_FILE]
     report = Conversion(
         source_layout, target_layout, converted={name: rule.role for name, rule in rules.items()},
-        copied=tuple(name for name in folder.names if name not in rules), files=tuple(sorted((*folder.shards, *small_files))),
+        copied=tuple(name for name in folder.names if name not in rules),
+        files=tuple(sorted((*folder.shards, *small_files, *new_files))),
         left_out=tuple(left_out), bytes=sum(map(folder.bytes, folder.names)), warnings=_warnings(model_config, target_layout),
     )  # fmt: skip
     if target_folder is not None:
@@ -126,7 +129,9 @@ def _write(
                 write_json(partial / file_name, with_interleave_flag(folder.config, report.target_layout == "interleaved"))
             else:
                 _copy(folder.path / file_name, partial / file_name)
-        write_record(partial, folder, report.source_layout, report.target_layout)
+        record = record_of(folder, report.source_layout, report.target_layout)
+        if record is not None:
+            write_json(partial / RECORD_FILE, record)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.interop.checkpoint.shards import Folder, stays_inside, write_json
+from ropewalk.interop.checkpoint.shards import Folder, stays_inside
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.spec import LAYOUTS
@@ -45,14 +44,16 @@ def stated_layout(folder: Folder) -> StatedLayout | None:
     return None
 
 
-def write_record(target: Path, source: Folder, source_layout: str, target_layout: str) -> None:
-    """Write pair_layout.json into `target`, unless its config states the layout or the layout is the original one again."""
+def record_of(source: Folder, source_layout: str, target_layout: str) -> dict[str, Any] | None:
+    """Return the content of pair_layout.json for the converted folder.
+
+    None: it needs no such file, because its config states the layout or the layout is the original one again.
+    """
     if (source.path / "config.json").is_file() and has_interleave_flag(source.config):
-        return
+        return None
     stated = stated_layout(source)
     original = source_layout if stated is None else stated.original
-    if target_layout != original:
-        write_json(target / RECORD_FILE, {"layout": target_layout, "original_layout": original})
+    return None if target_layout == original else {"layout": target_layout, "original_layout": original}
 
 
 def has_interleave_flag(config: Mapping[str, Any]) -> bool:

@@ -20,9 +20,12 @@ WAN_KEY = "attention_head_dim"
 
 @dataclass(frozen=True)
 class Model:
-    """How one class rotates: dims per axis under `dims_key` or `dims`, theta under `theta_key` or `theta`.
+    """How one class of diffusers rotates.
 
-    `dims_key` None: the dims follow from the head's width, as in Wan. `float64`: its frequencies are computed in float64.
+    dims      dimensions per axis if the config has no `dims_key`; if that is None, dims[0] is the default width of a head,
+              from which they follow, as in Wan
+    theta     if the config has no `theta_key`
+    float64   whether its frequencies are computed in float64
     """
 
     dims: tuple[int, ...]
@@ -62,9 +65,10 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
     key = model.dims_key or WAN_KEY
     if model.dims_key is None:
         # Wan: height and width get a third of the head each, rounded down to an even number, and time gets the rest
-        head_dim = integer(key, read_value("dims of each axis", key, model.dims[0]), low=6, high=MAX_HEAD_DIM)
+        head_dim = integer(key, read_value("head_dim", key, model.dims[0]), low=6, high=MAX_HEAD_DIM)
         third = 2 * (head_dim // 6)
         dims = (head_dim - 2 * third, third, third)
+        entries.append(Entry(LAYER_TYPE, "dims of each axis", dims, f"the code of {name}"))
     else:
         dims = read_value("dims of each axis", key, model.dims)
         if not isinstance(dims, list | tuple) or len(dims) != len(model.dims):

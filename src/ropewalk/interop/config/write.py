@@ -55,11 +55,12 @@ def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
 
 def _fraction_key(spec: RopeSpec) -> dict[str, float]:
     """Return the config key for heads that rotate in part; {} if the whole head rotates."""
-    if spec.rotary_dim == spec.head_dim:
+    rotated = 2 * spec.pairs
+    if rotated == spec.head_dim:
         return {}
-    fraction = 2 * spec.pairs / spec.head_dim
+    fraction = rotated / spec.head_dim
     # readers truncate head_dim * fraction, so a product just below the integer would lose a dimension
-    return {FRACTION_KEY: fraction if int(spec.head_dim * fraction) >= 2 * spec.pairs else math.nextafter(fraction, 2)}
+    return {FRACTION_KEY: fraction if int(spec.head_dim * fraction) >= rotated else math.nextafter(fraction, 2)}
 
 
 def _axis_keys(spec: RopeSpec) -> dict[str, Any]:

@@ -46,7 +46,10 @@ def run(engine: str, rows: Sequence[Row], timeout: float = 1500.0) -> Mapping[st
         source, target = Path(folder) / "rows.json", Path(folder) / "results.json"
         source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
         command = [sys.executable, str(RUNNERS / SCRIPTS[engine][0]), str(source), str(target)]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        try:
+            process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        except subprocess.TimeoutExpired:
+            raise RopeError("engine", f"must run to its end within {timeout:g} seconds", engine) from None
         if process.returncode != 0 or not target.exists():
             last_line = (process.stderr.strip().splitlines() or ["no message"])[-1]
             rule = f"must run to its end; the last line of {SCRIPTS[engine][0]} was: {last_line[:200]}"

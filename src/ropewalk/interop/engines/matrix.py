@@ -149,7 +149,10 @@ VISION: dict[str, tuple[str, Config]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A config, the length of its longest sequence, and the length an engine is started for (None: the engine's choice)."""
+    """A config, the length of its longest sequence, and the length an engine is started for (None: the engine's choice).
+
+    axes  how many position axes a token has: 1, or 3 for M-RoPE
+    """
 
     name: str
     config: Config

@@ -65,8 +65,11 @@ def read_vllm(case: Case) -> Reading:
 
 
 def length_factor(case: Case) -> float:
-    """Return the factor by which vLLM multiplies max_position_embeddings: that of the last rope with one, except SERVED_TYPES."""
-    if "gemma3" in str(case.model_type):
+    """Return the factor by which vLLM multiplies max_position_embeddings to get the served length.
+
+    It is that of the last rope that has a factor and a type outside of SERVED_TYPES; 1 if there is none.
+    """
+    if "gemma3" in str(case.model_type):  # vLLM leaves these out
         return 1.0
     with_factor = [rope for rope in case.ropes if "factor" in rope]
     factors = [rope["factor"] for rope in with_factor if (rope.get("rope_type") or rope.get("type")) not in SERVED_TYPES]
@@ -96,7 +99,7 @@ def _set_scaling(reading: Reading) -> None:
     elif isinstance(scaling, Yarn) and (problem := case.problem_if_null(*BETAS)) is not None:
         reading.fail(problem)
     elif isinstance(scaling, Yarn):
-        # gpt-oss passes neither of these keys on
+        # vLLM's code for gpt-oss does not read the three keys of the magnitude
         keys = {} if case.model_type == "gpt_oss" else case.rope
         magnitude = keys.get("attention_factor")
         if magnitude is None:

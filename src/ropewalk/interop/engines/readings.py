@@ -245,7 +245,8 @@ class Reading:
         # with the factor L / L0 and no attention_factor LongRope computes the formula
         self.change_scaling(factor=self.case.max_position / scaling.original_length, attention_factor=magnitude)
         if self.spec.ladder_frequencies().magnitude != before:
-            self.add_rule("attention_factor", "not read: the magnitude is computed from the two lengths", reference)
+            does = "computed from the two lengths" if magnitude is None else f"{magnitude}, from a key of its own"
+            self.add_rule("attention_factor", f"not read: the magnitude is {does}", reference)
 
     def freeze_ntk(self, stretch: float, does: str, reference: str) -> None:
         """Replace dynamic NTK by one base for every length; `stretch` is how much longer the slowest wavelength becomes."""

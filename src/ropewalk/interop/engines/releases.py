@@ -47,7 +47,7 @@ def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mappin
 
 
 def main() -> None:
-    """Write a line for each release to the results, and the oldest release that computes the same into runs.py."""
+    """Write a line for each release to the results, and to runs.py each engine's oldest release that computes as recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--date", required=True)

@@ -76,11 +76,12 @@ def remap_transformers(
         rule = f"{kind} changes the attention of a loaded model; {UNSAVED}; pass a model instead of a config"
         raise RopeError("model", rule, type(target.root).__name__)
     before, trained = specs_and_length(target.config, original_length)
-    if kind == "dca" and factor is None and not options:
-        options = _dual_chunk_options(target.config)
+    options = dict(options)
     backend = options.pop("backend", None)
     if backend is not None:
         choice("backend", backend, LSE_BACKENDS)
+    if kind == "dca" and factor is None and not options:
+        options = _dual_chunk_options(target.config)
     remapping = make_remapping(kind, trained, factor, options)
     by_layer = _layers_to_remap(target.config, names)  # the spec of each layer
     for spec in dict.fromkeys(by_layer.values()):
@@ -144,4 +145,4 @@ def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
     if spec.layout != spec.layout_out or spec.learned:
         raise RopeError("rope", "must be fixed and keep its pair layout to be remapped", spec.layout_out)
     if (slowdown := getattr(remapping, "slowdown", 1)) > 1:
-        slowed_spec(spec, slowdown)
+        slowed_spec(spec, slowdown)  # raises an error if this spec has no slower form

@@ -65,7 +65,7 @@ def _is_as_expected(value: Any, expected: Any) -> bool:
 
 
 #: plain attributes and buffers of a rotary module
-State = tuple[dict[str, Any], dict[str, Tensor | None]]
+State = tuple[dict[str, Any], dict[str, tuple[Tensor, bool]]]
 
 
 class ModuleSwap:
@@ -103,13 +103,20 @@ class ModuleSwap:
             except Exception as error:  # constructors raise errors of many types
                 rule = f"must be a scaling that {name} accepts ({' '.join(str(error).split())})"
                 raise RopeError("kind", rule, getattr(self.module.config, "rope_parameters", None)) from None
-        device = next((buffer.device for buffer in self.before[1].values() if buffer is not None), None)
-        return attributes, {name: None if buffer is None else buffer.to(device) for name, buffer in buffers.items()}
+        device = next((buffer.device for buffer, _ in self.before[1].values()), None)
+        return attributes, {name: (buffer.to(device), saved) for name, (buffer, saved) in buffers.items()}
 
 
 def _state(module: nn.Module) -> State:
-    """Return the plain attributes and the buffers of a module."""
-    return {name: value for name, value in vars(module).items() if _is_plain(name, value)}, dict(module._buffers)
+    """Return the plain attributes of a module, and its buffers with whether they are saved with the weights."""
+    saved = module.state_dict()
+    buffers = {name: (buffer, name in saved) for name, buffer in _buffers(module)}
+    return {name: value for name, value in vars(module).items() if _is_plain(name, value)}, buffers
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the buffers of a module by name; transformers may give one tensor two names."""
+    return list(module.named_buffers(recurse=False, remove_duplicate=False))
 
 
 def _is_plain(name: str, value: Any) -> bool:
@@ -125,6 +132,7 @@ def _set_state(module: nn.Module, state: State) -> None:
         if _is_plain(name, value) and name not in attributes:
             delattr(module, name)  # for example the long frequencies that a forward cached
     vars(module).update(attributes)
-    module._buffers.clear()
-    module._buffers.update(buffers)
-    module._non_persistent_buffers_set.update(buffers)
+    for name, _ in _buffers(module):
+        delattr(module, name)
+    for name, (buffer, saved) in buffers.items():
+        module.register_buffer(name, buffer, persistent=saved)

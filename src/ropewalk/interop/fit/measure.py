@@ -141,7 +141,7 @@ class Meter:
 
     def find_longrope(self, window: Tensor, candidates: int, pairs: int) -> tuple[float, ...]:
         """Return LongRoPE factors with a small loss in the last band of a window that is not among the samples."""
-        stored = self.ledger.find(metric="factors")
+        stored = self.ledger.find(metric="factors", candidates=candidates)
         if stored is not None:
             return tuple(stored["values"])
         samples, last = self.samples, self.samples.bands[-1:]  # the last band alone
@@ -151,7 +151,7 @@ class Meter:
             self.reader.model, lambda: band_means(self.reader.losses(window[None])[0], last)[0], samples.factor, samples.trained,
             pairs, population=POPULATION, rounds=rounds, seed=samples.seed,
         )  # fmt: skip
-        self.ledger.add(metric="factors", method=LONGROPE, values=list(factors))
+        self.ledger.add(metric="factors", method=LONGROPE, candidates=candidates, values=list(factors))
         return factors
 
     def _start_clock(self) -> float:

@@ -54,7 +54,7 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
     far_keys = [row["found"] for row in asked if row["length"] > trained]
     cells += [f"{np.mean(found):.0%}" if found else "-" for found in (near_keys, far_keys)]
     cells.append(f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-")
-    cells.append(f"{max(row['memory'] for row in far) / 2**30:.2f}" if far and far[0]["memory"] else "-")
+    cells.append(f"{max(row['memory'] for row in far) / 1e9:.2f}" if far and far[0]["memory"] else "-")
     return cells
 
 
@@ -76,7 +76,7 @@ def sentences(
     """Return the recommendation, its reason and what the user should know beside it."""
     to = short_length(facts["to"])
     if best.method == NONE:
-        lines = [f"Recommended for {to}: leave the model as it is; no method is better beyond the noise."]
+        lines = [f"Recommended for {to}: leave the model as it is."]
     else:
         lines = [f"Recommended for {to}: {best.method}."]
     lines.append(f"Why: {best.reason}.")

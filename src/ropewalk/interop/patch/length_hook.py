@@ -38,8 +38,8 @@ class LengthHook:
             return
         frequencies = spec.ladder_frequencies(int(positions.max()) + 1)
         prefix = "" if layer_type is None else f"{layer_type}_"
-        device = module._buffers[f"{prefix}inv_freq"].device  # type: ignore[union-attr]  # a rotary module has it
-        module._buffers[f"{prefix}inv_freq"] = frequencies.radians.reshape(-1).to(device, torch.float32)
+        device = getattr(module, f"{prefix}inv_freq").device  # a buffer, which every rotary module has
+        setattr(module, f"{prefix}inv_freq", frequencies.radians.reshape(-1).to(device, torch.float32))
         setattr(module, f"{prefix}attention_scaling", float(frequencies.magnitude))
 
 

@@ -73,10 +73,10 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
 
 
 def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
-    """Return a function (q, k, q_out, k_out, positions, offset) -> done, for calls that differ from this one in pointers only.
+    """Return a function (q, k, q_out, k_out, positions, offset) -> done, for calls with these shapes, dtypes and strides.
 
-    The function returns False and writes nothing if a position is beyond the two-level table. None if one library call is
-    not enough.
+    It computes angles from a two-level table: cos and sin of coarse and of fine steps, whose angles are added. The function
+    returns False and writes nothing if a position is beyond that table, or memory is. None if one library call is not enough.
     """
     levels = levels_of(request.spec, request.magnitude_power, request.key)
     positions = request.positions
@@ -101,9 +101,10 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     def run_prepared(
         q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive: Levels = levels
     ) -> bool:
-        """Rotate q and k by one library call; return False if a position is beyond the two-level table."""
+        """Rotate q and k by one library call; return False if nothing was written."""
         position_pointer = 0 if positions is None else positions.data_ptr()
         pointers = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset)
+        # False: the rows of queries, which are those of keys too
         rows = cached_rows(spec, magnitude_power, False, offset, seq) if consecutive and seq >= CACHED_ROWS_FROM else None
         # cached rows of cos and sin take the place of positions and table
         return rotate(pointers + (arguments if rows is None else rows.words + shapes)) == 0

@@ -18,10 +18,10 @@ ROWS = tl.constexpr(1)
 @triton.jit
 @no_type_check
 def head_rows(x, batch, token, head, batch_stride, token_stride, head_stride):
-    """Return pointers [tokens, heads, 1] to the first dim of every head; int64, for tensors of more than 2^31 elements.
+    """Return pointers [tokens, heads, 1] to the first dim of every head; offsets are int64, for more than 2^31 elements.
 
-    Tokens are the first axis because Triton distributes it over threads before the second: a thread then holds the same
-    pair of one token in several heads, and computes its angle once.
+    Tokens are the first axis because Triton distributes that over the threads first, and heads only over threads that are
+    left. So where one thread has several heads of a token, it computes their common angle once.
     """
     row = x + batch.to(tl.int64) * batch_stride
     return row + (token.to(tl.int64) * token_stride)[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
@@ -50,7 +50,7 @@ def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.c
 @triton.jit
 @no_type_check
 def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Store the dimensions that `load_dims` returned."""
+    """Store a block of COUNT dimensions that are not rotated, as `load_dims` returned it."""
     dim = tl.arange(0, BLOCK)[None, None, :]
     store(rows + dim, dims, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
 

@@ -36,7 +36,7 @@ def launch(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest
 
 
 def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
-    """Return a function (q, k, q_out, k_out, positions, offset) -> started, for calls that differ from this one in pointers only.
+    """Return a function (q, k, q_out, k_out, positions, offset) -> started, for calls with these shapes, dtypes and strides.
 
     The function returns False and starts nothing if it does not support a call. None if no compiled kernel can be started.
     """
@@ -83,6 +83,7 @@ def _signature(
         of_length = length.shape if isinstance(length, Tensor) else length is None
         fits_int32 = INT32[0] <= request.offset <= INT32[1]
         signs = (request.sign, request.magnitude_power)
+        # request.tables is the name of a table strategy
         angles: tuple = (request.spec.fingerprint, request.tables, of_positions, of_length, *signs, fits_int32)
     else:
         cos, sin = request.cos, request.sin
@@ -130,6 +131,7 @@ def _runner(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReques
         return one_by_one if any(x.numel() for x in xs) else nothing
     if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in (*xs, *outs)):
         return through_copies
+    # one launch has one dtype and takes its second tensor as keys; with `request.key` both are keys
     if len(xs) == 2 and (xs[0].dtype != xs[1].dtype or request.key):
         return one_by_one
     if isinstance(request, Request) and (request.spec.precision == "hf" or request.spec.fractional or _has_table(request)):

@@ -36,7 +36,8 @@ def load_pairs(
     """Return the first and the second members of the pairs, [tokens, heads, BLOCK] each, in the dtype of the memory.
 
     `rows` [tokens, heads, 1] points to the first rotated dim of each head; BLOCK is PAIRS rounded up to a power of two.
-    `live` is the mask of the rows that exist; MASKED says whether any may be missing; HINT is the eviction policy of the loads.
+    `live` is the mask of the rows that exist; MASKED says whether any may be missing; HINT is the eviction policy of loads
+    and the cache modifier of stores.
     """
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:

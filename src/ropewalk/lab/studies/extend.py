@@ -128,7 +128,7 @@ def tuned(
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the losses zero-shot and after fine-tuning, a figure, and the claims."""
+    """Return the losses zero-shot and after fine-tuning, a figure, the claims, and our values beside published ones."""
     trained = select(rows, "loss", tuned=0, factor=1)[0]["length"]
     factors = [factor for factor in distinct(rows, "loss", "factor", tuned=0) if factor > 1]
     measured = distinct(rows, "loss", "method", tuned=0)
@@ -149,7 +149,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         series[method] = ([1, *factors], [loss.mean if loss else float("nan") for loss in losses])
     title = "Zero-shot, beyond the trained length"
     figures = {"extend": line_figure(series, title=title, x="times the trained length", y="loss")}
-    return Findings(tables + _tuned_tables(rows), figures, claims(rows, factors, trained), _ours(rows, factors, trained))
+    return Findings(tables + _tuned_tables(rows), figures, claims(rows, factors, trained), ours=_ours(rows, factors, trained))
 
 
 def _untuned(rows: list[Row]) -> list[Row]:

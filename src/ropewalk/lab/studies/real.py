@@ -98,7 +98,7 @@ def make_meter(
     samples = Samples(trained, to, tokens[: len(tokens) - spare], tuple(bands_of(trained, to)), passkeys, encode, seed)
     dtype = str(next(model.parameters()).dtype)
     setting = {
-        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "asked": passkeys,
+        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "spare": spare, "asked": passkeys,
         "wording": wording(), "seed": seed,
     }  # fmt: skip
     ledger = Ledger(workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ropewalk.analysis.statistics import Score
 from ropewalk.errors import RopeError
 from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.fit.ledger import Ledger
@@ -88,11 +89,16 @@ def measure(
     workspace: Workspace, *, method: str, objective: str, seed: int, model: str, text: list[str], factor: float, steps: int,
     rate: float, train_text: str, codes: int, windows: int, depths: int, search: int,
 ) -> list[Row]:  # fmt: skip
-    """Train one model and measure it afterwards, on windows of other texts than those of the training; return the rows."""
+    """Train one model and measure it afterwards; return the rows.
+
+    Windows to measure are taken from the first CHARACTERS of each text, those to train on from what follows in `train_text`;
+    the small text PYTHON serves for both. The other arguments are settings of the study.
+    """
     loaded, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(loaded)
     to = round(factor * trained)
-    tokens = torch.tensor(encode(real_text(train_text, CHARACTERS if train_text != PYTHON else 0, 3 * CHARACTERS)))
+    first = 0 if train_text == PYTHON else CHARACTERS
+    tokens = torch.tensor(encode(real_text(train_text, first, count=3 * CHARACTERS)))
     # lengths of the texts with pass keys
     asked = [n for n in (round(0.95 * trained), round(0.95 * to)) if depths and n >= shortest_passkey(encode)]
     with patched(loaded), mixed_precision(workspace.device), cudnn_first():
@@ -183,7 +189,7 @@ def _is_large(model: Any, tokens: int) -> bool:
 def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float:
     """Add the gradients of one window, and return its loss."""
     window, context = window.to(reader.device), max(2, trained // 2)
-    short = None  # losses with at most `context` tokens of context, which LongCE compares with those of the whole window
+    short = None  # losses with `context` tokens of context or a little more, which LongCE compares with those of the whole window
     if objective == LONG_CE:
         reader.model.eval()
         short = limited_losses(reader, window.cpu(), context, max(1, context // 4)).to(reader.device)
@@ -233,30 +239,33 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
-    """Return two claims for every method: the far loss is close to the near one, and pass keys are found at the new length."""
+    """Return two claims for every method and objective: far loss close to near, and pass keys found at the new length."""
     result = []
     for method in distinct(rows, "loss", "method"):
         for objective in distinct(rows, "loss", "objective", method=method):
-            by_band = select(rows, "loss", method=method, objective=objective)
-            far, near = by_band[-1], next((each for each in by_band if each["end"] == facts["trained"]), None)
-            if near is not None:
-                gaps = np.array(far["values"]) / np.array(near["values"]) - 1
-                error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
-                text = f"{method}, {objective}: the loss in {far['band']} is within {CLOSE:.0%} of that in {near['band']}"
-                result.append(Claim(text, _verdict(gaps.mean(), error, CLOSE), f"{gaps.mean():+.1%} ± {error:.1%}"))
-            for each in select(rows, "found", method=method, objective=objective)[-1:]:
-                missed = 1 - np.array(each["values"])
-                error = missed.std(ddof=1) / len(missed) ** 0.5 if len(missed) > 1 else 0.0
-                text = f"{method}, {objective}: at least {FOUND:.0%} of the pass keys in {each['length']:,} tokens are found"
-                result.append(Claim(text, _verdict(missed.mean(), error, 1 - FOUND), f"{1 - missed.mean():.0%} ± {error:.0%}"))
+            fields = {"method": method, "objective": objective}
+            bands = distinct(rows, "loss", "band", **fields)
+            far = score(rows, "loss", band=bands[-1], **fields)
+            near = score(rows, "loss", end=facts["trained"], **fields)
+            if far is not None and near is not None:
+                gap = Score(far.values / near.values - 1)  # of the same windows
+                near_band = distinct(rows, "loss", "band", end=facts["trained"], **fields)[0]
+                text = f"{method}, {objective}: the loss in {bands[-1]} is within {CLOSE:.0%} of that in {near_band}"
+                result.append(Claim(text, _verdict(gap, CLOSE), f"{gap.mean:+.1%} ± {gap.error:.1%}"))
+            for length in distinct(rows, "found", "length", **fields)[-1:]:
+                found = score(rows, "found", length=length, **fields)
+                assert found is not None
+                text = f"{method}, {objective}: at least {FOUND:.0%} of the pass keys in {length:,} tokens are found"
+                value = f"{found.mean:.0%} ± {found.error:.0%}"
+                result.append(Claim(text, _verdict(Score(1 - found.values), 1 - FOUND), value))
     return result
 
 
-def _verdict(value: float, error: float, limit: float) -> str:
+def _verdict(value: Score, limit: float) -> str:
     """Return whether a value is at most the limit, with two standard errors of margin."""
-    if value + 2 * error <= limit + 1e-9:  # 1e-9 for rounding errors
+    if value.mean + 2 * value.error <= limit + 1e-9:  # 1e-9 for rounding errors
         return HOLDS
-    return FAILS if value - 2 * error > limit else TIED
+    return FAILS if value.mean - 2 * value.error > limit else TIED
 
 
 STUDY = Study(

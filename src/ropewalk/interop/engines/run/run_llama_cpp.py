@@ -46,19 +46,26 @@ def _keep_error(level: int, text: bytes, _: Any) -> None:
 
 
 class Rotations:
-    """The eval callback: overwrites the input of every ROPE node and keeps the output of the first one of each layer."""
+    """The eval callback: overwrites the input of every ROPE node and keeps the first output of each layer and axis.
+
+    layers  layer -> position axis -> what was recorded; the layer is None if a node does not name one
+    """
 
     def __init__(self) -> None:
         self.axis = 0
-        self.layers: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self.layers: dict[int | None, dict[int, tuple[Any, ...]]] = {}
         self.callback = llama.EvalCallback(self._on_node)
 
     def _on_node(self, pointer: Any, ask: bool, _: Any) -> bool:
-        """Handle one node: before a ROPE node runs (`ask`), set its input; after the first one of a layer, record its result."""
+        """Handle one node: before a ROPE node runs (`ask`), set its input; after it, record the result.
+
+        Only the first node of a layer is recorded, once for each position axis (`self.axis`) that is being measured. The result
+        True tells ggml to go on.
+        """
         node = pointer.contents
         if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
             name = node.name.decode()  # such as "Qcur-3 (view)" in layer 3
-            layer = int(name.rpartition("-")[2].split(" ")[0]) if "-" in name else len(self.layers)
+            layer = int(name.rpartition("-")[2].split(" ")[0]) if "-" in name else None
             if ask:
                 self._overwrite(node)
             elif self.axis not in self.layers.setdefault(layer, {}):
@@ -159,6 +166,8 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
             LIBRARY.llama_free(context)
         LIBRARY.llama_model_free(model)
     text = row["config"].get("text_config", row["config"])
+    if None in rotations.layers:
+        raise ValueError("a ROPE node of llama.cpp does not name its layer")
     ropes = [_rope(rotations.layers[index]) if index in rotations.layers else None for index in range(text["num_hidden_layers"])]
     return probe.distinct(ropes, max_model_len_used=context_length)
 
