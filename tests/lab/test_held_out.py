@@ -102,6 +102,8 @@ def test_rows_of_no_length_are_refused(tmp_path):
     (folder / "ropewalk.json").write_text(json.dumps({"objective": "pairs", "length": 8, "tokenizer": "vocab.txt"}))
     with pytest.raises(RopeError, match="length: must be an integer from 1"):
         evaluate_file(folder, write_triplets(tmp_path / "t.json", 3), length=0)
+    with pytest.raises(RopeError, match="model: must be the folder of a checkpoint"):
+        evaluate_file(tmp_path / "absent", tmp_path / "t.json")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -98,7 +98,7 @@ def evaluate_file(
     model   a folder that a training wrote
     length  the rows are truncated to this length, by default that of the training
     """
-    folder = find_model(model)
+    folder = find_model(model, "model")
     use = read_use(folder)  # what the model was trained for
     objective = choice("objective", use.objective, FILE_OBJECTIVES)
     choice("tokenizer", use.tokenizer, ("bytes", *TOKENIZER_FILES))

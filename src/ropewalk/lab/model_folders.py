@@ -38,17 +38,20 @@ class ModelUse:
     columns: tuple[str, ...] = ()
 
 
-def find_model(start: str | Path) -> Path:
-    """Return the folder of a checkpoint: `start` itself, or the folder `model` that a finished training wrote into it."""
-    path = Path(start) if isinstance(start, str | Path) else None
+def find_model(folder: str | Path, name: str = "start") -> Path:
+    """Return the folder of a checkpoint: `folder` itself, or the folder `model` that a finished training wrote into it.
+
+    name  what the caller calls the folder, for error messages
+    """
+    path = Path(folder) if isinstance(folder, str | Path) else None
     if path is None or not path.is_dir():
         rule = "must be the folder of a checkpoint, which holds config.json and safetensors files"
-        raise RopeError("start", rule, start if path is None else str(path))
+        raise RopeError(name, rule, folder if path is None else str(path))
     if (path / "model" / "config.json").is_file():
         return path / "model"
     if not (path / "config.json").exists() and checkpoint.checkpoints(path):
         rule = "is a training that has not finished; run its command again, which writes the folder `model` at the end"
-        raise RopeError("start", rule, str(path))
+        raise RopeError(name, rule, str(path))
     return path
 
 
