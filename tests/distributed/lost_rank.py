@@ -29,11 +29,13 @@ def attempt() -> dict:
 
 def work(rank: int, folder: str, how: str) -> None:
     """Run one of two ranks: the first calls the ring and writes what happened, the second stays `silent` or is `lost`."""
-    found = Path(folder, f"{how}.json")
+    found, joined = Path(folder, f"{how}.json"), Path(folder, f"{how}.joined")
     join(rank, 2, folder, how, datetime.timedelta(seconds=SECONDS[how]))
     if rank == 0:
+        joined.touch()
         found.write_text(json.dumps(attempt()))
         os._exit(0)  # torch 2.6 would wait for ever for the other rank when it leaves the group
-    while how == "silent" and not found.exists():
+    # the first rank may still be connecting when the second has joined
+    while not (found if how == "silent" else joined).exists():
         time.sleep(0.05)
     os._exit(LOST)

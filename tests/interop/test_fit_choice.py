@@ -121,7 +121,7 @@ def keys(method, found):
 def test_the_table_of_rows_worked_out_by_hand():
     rows = [
         *text_rows("none", [6.0, 2.0], [2, 2]), *keys("none", {972: [1, 0], 1024: [1, 0], 1459: [0, 0], 3891: [1, 0]}),
-        *text_rows("yarn", [40.0, 0.0], [4, 0], memory=3 << 30),
+        *text_rows("yarn", [40.0, 0.0], [4, 0], memory=3 * 10**9),
         *text_rows("ntk", [0.0, 0.0], [0, 0]),
         {"metric": "text", "method": "half done", "window": 0, "length": 1024, "loss": 2.5},
         {"metric": "factors", "method": "longrope", "values": [1.0]},

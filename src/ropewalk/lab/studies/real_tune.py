@@ -98,7 +98,7 @@ def measure(
     trained = trained_length(loaded)
     to = round(factor * trained)
     first = 0 if train_text == PYTHON else CHARACTERS
-    tokens = torch.tensor(encode(real_text(train_text, first, count=3 * CHARACTERS)))
+    tokens = torch.tensor(encode(real_text(train_text, first, 3 * CHARACTERS)))
     # lengths of the texts with pass keys
     asked = [n for n in (round(0.95 * trained), round(0.95 * to)) if depths and n >= shortest_passkey(encode)]
     with patched(loaded), mixed_precision(workspace.device), cudnn_first():
