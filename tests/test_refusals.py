@@ -207,7 +207,7 @@ def test_a_terabyte_is_refused_before_it_is_asked_for():
     began = time.process_time()
     assert_refused("head_dim", lambda: RopeSpec(2**40))
     assert_refused("rotary_dim", lambda: RopeSpec(64, rotary_dim=2**40))
-    assert time.process_time() - began < 0.2
+    assert time.process_time() - began < 2
     assert RopeSpec(65536).pairs == 32768
     assert_refused("head_dim", lambda: RopeSpec(65537, rotary_dim=2))
 
