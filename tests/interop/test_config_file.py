@@ -19,6 +19,7 @@ HOSTILE = {
     "infinity": ('{"head_dim": 16, "rope_theta": Infinity}', "rope_theta"),
     "minus infinity in a list": ('{"head_dim": 16, "rope_scaling": {"short_factor": [1, [-Infinity]]}}', "short_factor"),
     "overflowing float": ('{"head_dim": 16, "rope_theta": 1e999}', "rope_theta"),
+    "overflowing float in a key that no rope has": (f'{{{GOOD}, "note": [1, -1e999]}}', "note"),
     "duplicate keys": ('{"head_dim": 16, "rope_theta": 1.0, "rope_theta": 2.0}', "rope_theta"),
     "duplicate keys, deep": ('{"head_dim": 16, "rope_scaling": {"factor": 1, "factor": 2}}', "factor"),
     "deep lists": ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "config"),
@@ -84,6 +85,11 @@ def test_a_path_without_a_config_is_refused(path, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(RopeError, match=r"config\.json"):
         from_hf(tmp_path / path)
+
+
+def test_a_name_that_is_too_long_for_a_path_is_refused():
+    with pytest.raises(RopeError, match="config: must be a readable file"):
+        from_hf("x" * 5000)
 
 
 def test_a_device_is_not_a_config():

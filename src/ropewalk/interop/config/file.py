@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -53,8 +54,8 @@ def text_owner(config: Any) -> Any:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the object in a config.json, or in the config.json of a folder."""
-    path = path / "config.json" if path.is_dir() else path
     try:
+        path = path / "config.json" if path.is_dir() else path
         # a pipe or a device may never end
         if not path.is_file():
             raise RopeError("config", "must be the path of a config.json, or of a folder with one", str(path))
@@ -66,7 +67,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in `data`; refuse large or deep files, duplicate config keys, NaN and Infinity."""
+    """Return the JSON object in `data`; refuse large or deep files, duplicate config keys, NaN, Infinity and 1e999."""
     if len(data) > MAX_BYTES:
         raise RopeError("config", f"must be at most {MAX_BYTES} bytes", f"{len(data)} bytes or more")
     try:
@@ -75,7 +76,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise RopeError("config", "must be UTF-8", f"byte {error.start}") from None
     _check_depth(text)
     try:
-        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_Constant, parse_int=_integer)
+        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_Constant, parse_int=_integer, parse_float=_float)
     except json.JSONDecodeError as error:
         rule = f"must be JSON ({error.msg} at line {error.lineno})"
         raise RopeError("config", rule, text[error.pos : error.pos + 20]) from None
@@ -102,23 +103,29 @@ def _check_depth(text: str) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict; refuse a key that is given twice, NaN and Infinity."""
+    """Return a JSON object as a dict; refuse a key that is given twice, NaN, Infinity and 1e999."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
             raise RopeError(key, "must be given once", value)
         if _holds_nan_or_infinity(value):
-            raise RopeError(key, "must be finite: NaN and Infinity are not JSON", value)
+            raise RopeError(key, "must be finite: NaN, Infinity and numbers that no float holds are refused", value)
         values[key] = value
     return values
 
 
 class _Constant(str):
-    """NaN, Infinity or -Infinity; kept as text until the config key it belongs to is known, for the error."""
+    """A number that is not finite, such as NaN or 1e999; kept as text until its config key is known, for the error."""
 
 
 def _holds_nan_or_infinity(value: Any) -> bool:
     return isinstance(value, _Constant) or (isinstance(value, list) and any(map(_holds_nan_or_infinity, value)))
+
+
+def _float(digits: str) -> float | _Constant:
+    """Return the float of a JSON number; a _Constant if it is too large for one."""
+    value = float(digits)
+    return value if math.isfinite(value) else _Constant(digits)
 
 
 def _integer(digits: str) -> int:
