@@ -112,6 +112,7 @@ def test_llama4_scouts_equal_band_ends_are_accepted():
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "truncate": True, "beta_fast": 1}}, "beta_fast, truncate"),
         ({"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "factor"),
         ({"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}, "rope_theta is 1000000.0"),
+        ({"rope_parameters": {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta: not read"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"model_type": "minimax", "rotary_dim": 8}, "rotary_dim"),
         ({"model_type": "minimax_m3_vl_text", "rotary_dim": 8}, "rotary_dim"),

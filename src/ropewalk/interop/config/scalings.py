@@ -13,6 +13,7 @@ from ropewalk.frequencies import SCALINGS, Clipped, Dynamic, LongRope, Ntk, Scal
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, Setting, settings_of
 from ropewalk.interop.config.families import Family
 from ropewalk.interop.config.keys import AXIS_KEYS, COMMON_KEYS, FRACTION_KEYS, OTHER_KEYS, TEMPERATURE_KEY, UNREAD_KEYS
+from ropewalk.interop.config.temperatures import WITH_BETA
 from ropewalk.interop.config.values import Layer, Value, find, served_length
 
 #: keys that HunYuan's checkpoints have beside `alpha` and that their code does not read
@@ -44,7 +45,7 @@ def read_scaling(layer: Layer) -> Scaling:
     scaling_class = SCALINGS[layer.rope_type]
     # keys that give no warning; the keys that the scaling's fields came from follow below, from `layer.sources`
     read_keys = {*COMMON_KEYS, *AXIS_KEYS, *({TRAINED_LENGTH_KEY} & keys_of(scaling_class).keys())}
-    if TEMPERATURE_KEY in layer.rope:
+    if TEMPERATURE_KEY in layer.rope and layer.model in WITH_BETA:
         read_keys |= {*OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them
     if scaling_class is Dynamic and "alpha" in layer.rope and (layer.family.reads_alpha or not layer.is_known):
         scaling: Scaling = Ntk(layer.check_and_record("factor", layer.rope["alpha"], number))

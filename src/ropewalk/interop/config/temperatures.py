@@ -62,6 +62,8 @@ READERS: dict[str, Reader] = {
     "inkling_text": _inkling,
     "qwen": _qwen,
 }
+#: models that read `llama_4_scaling_beta`
+WITH_BETA = tuple(name for name, reader in READERS.items() if reader is _ministral)
 #: models whose positions are no rotation
 WITHOUT_ROPE = ("inkling_text",)
 
