@@ -3,7 +3,8 @@
 import pytest
 import torch
 from extend_tiny import tiny
-from transformers import AttentionInterface
+from tiny_configs import tiny_config
+from transformers import AttentionInterface, AutoModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -116,3 +117,41 @@ def test_an_empty_list_is_absent_in_llama_4_only():
         layer_specs({"model_type": "smollm3", **keys, "no_rope_layers": [1, 0]})
     with pytest.raises(RopeError, match="num_hidden_layers"):
         layer_specs({"model_type": "llama", "head_dim": 8})
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("esm", "position_embedding_type", "absolute"), ("esm", "position_embedding_type", "rotary"),
+        ("granitemoehybrid", "position_embedding_type", None), ("granitemoehybrid", "position_embedding_type", "rope"),
+        ("zamba2", "use_mem_rope", False), ("zamba2", "use_mem_rope", True),
+        # published ModernBERTs have this key, which their code does not read
+        ("modernbert", "position_embedding_type", "absolute"),
+    ],
+)  # fmt: skip
+def test_a_model_without_a_rotary_module_has_no_spec(family, key, value):
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"the installed transformers has no {family}")
+    config = tiny_config(family)
+    setattr(config, key, value)
+    with torch.device("meta"):
+        rotates = any("RotaryEmbedding" in type(module).__name__ for module in AutoModel.from_config(config).modules())
+    keys = {**config.to_dict(), key: value, "layer_types": None}  # the tiny model may have no layer with attention
+    configs = [keys] if getattr(CONFIG_MAPPING[family](), key, ()) != value else [keys, {k: keys[k] for k in keys if k != key}]
+    for each in configs:
+        if rotates:
+            assert any(rw.from_hf(each, per_layer=True).values())
+        else:
+            with pytest.raises(RopeError, match=f"{key}: must be .*: this model does not rotate"):
+                rw.from_hf(each, per_layer=True)
+
+
+@pytest.mark.parametrize(("family", "key"), [("esm", "position_embedding_type"), ("zamba2", "use_mem_rope")])
+def test_what_is_written_for_a_family_rotates_in_its_class(family, key):
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"the installed transformers has no {family}")
+    spec = rw.RopeSpec(32)
+    config = tiny_config(family)
+    setattr(config, key, rw.to_hf(spec, model_type=family)[key])
+    with torch.device("meta"):
+        assert any("RotaryEmbedding" in type(module).__name__ for module in AutoModel.from_config(config).modules())

@@ -76,6 +76,8 @@ class Family:
     reads_mscales: bool = False
     #: without a rope in the config, the model's code falls back to a scaled one, so the config must have it
     must_be_given: bool = False
+    #: a config key, and its values with which the model rotates; None stands for an absent or null key
+    rotates_if: tuple[str, tuple[object, ...]] | None = None
     #: the model's code raises an error for any other rope_type than default
     only_default: bool = False
     #: why no spec can describe this family
@@ -110,20 +112,22 @@ FAMILIES: dict[str, Family] = {
     **_like(
         _PLAIN,
         "llama arcee aria_text chameleon dbrx diffllama doge dots1 eurobert falcon falcon_h1 granite granite4_vision_text "
-        "granitemoe granitemoeshared granitemoehybrid hyperclovax idefics jais2 mistral ministral "
-        "olmo olmo2 olmoe qwen2 qwen2_moe starcoder2 esm",
+        "granitemoe granitemoeshared hyperclovax idefics jais2 mistral ministral "
+        "olmo olmo2 olmoe qwen2 qwen2_moe qwen3_moe starcoder2",
     ),
+    **_like(_PLAIN, "esm", rotates_if=("position_embedding_type", ("rotary",))),
+    **_like(_PLAIN, "granitemoehybrid", rotates_if=("position_embedding_type", ("rope",))),
+    **_like(_PLAIN, "zamba2", rotates_if=("use_mem_rope", (True,))),
     **_like(_PLAIN, "minicpm3 hy_v4", latent=True),
     **_like(_PLAIN, "gemma gemma2 vaultgemma t5gemma", head_dim=256),
     **_like(_PLAIN, "molmo2_text qwen3 seed_oss", head_dim=128),
     **_like(_PLAIN, "ministral3", head_dim=128, must_be_given=True),
-    **_like(_PLAIN, "qwen3_moe zamba2"),
     **_like(_PLAIN, "apertus", theta=1.2e7, must_be_given=True),
     **_like(_PLAIN, "bitnet csm flex_olmo mllama_text_model", theta=5e5),
     **_like(_PLAIN, "emu3_text_model lfm2 lfm2_moe minimax mixtral", theta=1e6),
     **_like(_PLAIN, "cwm", theta=1e6, head_dim=128, must_be_given=True),
     **_like(_PLAIN, "gpt_oss", theta=1.5e5, head_dim=64, must_be_given=True),
-    **_like(_PLAIN, "gte", theta=1.6e5),
+    **_like(_PLAIN, "gte", theta=1.6e5, rotates_if=("position_embedding_type", (None, "rope"))),
     **_like(_PLAIN, "hy_v3", theta=11_158_840.0, head_dim=128),
     **_like(_PLAIN, "jetmoe", head_dim=128),
     **_like(_PLAIN, "nomic_bert", theta=1e3),
@@ -212,7 +216,7 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 #: a model_type that is not in FAMILIES
-UNKNOWN = Family(reads_partial=True, reads_rotary_dim=True)
+UNKNOWN = Family(reads_partial=True, reads_rotary_dim=True, rotates_if=("position_embedding_type", (None, "rotary", "rope")))
 
 
 def family_of(model_type: object) -> Family:

@@ -121,7 +121,7 @@ def read_specs(config: Any, precision: str = "hf_frequencies") -> tuple[dict[str
     family, is_known = family_of(model_type), model_type in FAMILIES
     if family.refused is not None:
         raise RopeError("model_type", f"{model_type} {family.refused}", model_type)
-    refuse_other_encodings(text)
+    refuse_other_encodings(text, family)
     if not is_known and not gives_rope(text):
         raise RopeError("rope_parameters", "or rope_theta must be given for a model_type that is not known", model_type)
     if family.must_be_given and not (text.get("rope_parameters") or text.get("rope_scaling")):

@@ -69,13 +69,15 @@ def gives_rope(config: Mapping[str, Any]) -> bool:
     return find(config, *ROPE_KEYS) is not None
 
 
-def refuse_other_encodings(config: Mapping[str, Any]) -> None:
+def refuse_other_encodings(config: Mapping[str, Any], family: Family) -> None:
     """Refuse a config of a model that does not rotate, or that requires a scaling but has none."""
     if config.get("alibi") is not None and flag("alibi", config["alibi"]):
         raise RopeError("alibi", "must be false: this model adds a bias to its scores and does not rotate", True)
-    encoding = config.get("position_embedding_type")
-    if encoding is not None and encoding not in ("rotary", "rope"):
-        raise RopeError("position_embedding_type", "must be rotary: this model does not rotate", encoding)
+    if family.rotates_if is not None:
+        key, values = family.rotates_if
+        if config.get(key) not in values:
+            rule = f"must be {' or '.join(repr(value) for value in values if value is not None)}: this model does not rotate"
+            raise RopeError(key, rule, config.get(key))
     if config.get("inference_rope_scaling") is True and not (config.get("rope_scaling") or config.get("rope_parameters")):
         raise RopeError("rope_scaling", "must be given if inference_rope_scaling is true", None)
 

@@ -44,10 +44,12 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
-    """Return the config keys of the head's width and, where the config has a key for it, of the pair layout."""
+    """Return the config keys of the head's width and, where the config has keys for them, of the pair layout and of rotating."""
     # the extra factor of the softmax belongs to latent attention, whatever the family
     latent = family.latent or spec.extra_softmax_factor != 1
     keys: dict[str, Any] = {LATENT_KEY if latent else "head_dim": spec.head_dim}
+    if family.rotates_if is not None and None not in family.rotates_if[1]:
+        keys[family.rotates_if[0]] = family.rotates_if[1][0]
     if family.has_interleave_flag:
         keys["rope_interleave"] = spec.layout == "interleaved"
     return keys
