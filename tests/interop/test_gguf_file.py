@@ -138,6 +138,16 @@ def test_a_gigabyte_of_strings_is_refused_within_seconds(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
 
 
+def test_an_error_says_how_many_strings_are_left(tmp_path):
+    """1,500,000 strings may be in all arrays together."""
+    path = tmp_path / "a.gguf"
+    lengths = (400_000, 1_200_000)
+    arrays = [string(f"k{n}") + struct.pack("<IIQ", ARRAY, STRING, n) + b"\0" * 8 * n for n in lengths]
+    path.write_bytes(header(arrays, []))
+    with pytest.raises(RopeError, match="length of k1200000: must be at most 1100000; got 1200000"):
+        GgufFile(path)
+
+
 def test_a_folder_and_a_missing_file_are_refused(tmp_path):
     for path in (tmp_path, tmp_path / "none.gguf"):
         with pytest.raises(RopeError, match="must be a GGUF file"):

@@ -110,7 +110,20 @@ def sources(tmp_path, keys, tensors, architecture="llama") -> dict[str, str]:
 def test_values_that_no_key_gives_are_llama_cpps_defaults(tmp_path):
     found = sources(tmp_path, {"scaling.type": "yarn", "scaling.factor": 4.0}, {"unused": np.ones(4)})
     assert found["factor"] == "llama.rope.scaling.factor"
-    assert (found["original_length"], found["beta_fast"]) == ("default of llama.cpp", "default of llama.cpp")
+    assert (found["original_length"], found["beta_fast"]) == ("llama.context_length", "default of llama.cpp")
+
+
+def test_values_come_from_the_keys_that_llama_cpp_reads(tmp_path):
+    """The old key of the factor is read; the betas are read for few architectures; alpha is the factor of NTK."""
+    unused = {"unused": np.ones(4)}
+    assert sources(tmp_path, {"scale_linear": 4.0}, unused)["factor"] == "llama.rope.scale_linear"
+    yarn = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.yarn_beta_fast": 8.0}
+    assert sources(tmp_path, yarn, unused)["beta_fast"] == "default of llama.cpp"
+    assert sources(tmp_path, yarn, unused, "mistral3")["beta_fast"] == "mistral3.rope.scaling.yarn_beta_fast"
+    alpha = sources(tmp_path, {"scaling.alpha": 50.0}, unused, "hunyuan-dense")
+    assert alpha["factor"] == "hunyuan-dense.rope.scaling.alpha"
+    latent = sources(tmp_path, {"dimension_count": 8}, unused, "deepseek2")
+    assert latent["head_dim"] == "deepseek2.rope.dimension_count"
 
 
 def test_values_of_longrope_come_from_its_two_tensors(tmp_path):

@@ -133,6 +133,33 @@ def test_latent_attention_rotates_its_own_part(tmp_path):
     assert spec.extra_softmax_factor == pytest.approx((1 + 0.0707 * math.log(4)) ** 2, rel=1e-6)
 
 
+@pytest.mark.parametrize("architecture", ["deepseek2", "minicpm3", "plm"])
+def test_a_rope_of_latent_attention_is_written_by_its_own_width(architecture):
+    keys = rw.to_gguf_metadata(RopeSpec(64), architecture).keys
+    assert keys == {
+        f"{architecture}.rope.dimension_count": 64, f"{architecture}.rope.freq_base": 1e4,
+        f"{architecture}.rope.scaling.type": "none",
+    }  # fmt: skip
+
+
+def test_divisors_below_one_make_pairs_faster(tmp_path):
+    divisors = np.array([0.5, 0.75, 0.5, 0.25, 0.5, 0.9375, 0.5, 0.5], dtype=np.float32)
+    spec = read(tmp_path, {}, {"rope_freqs.weight": divisors}, precision="exact")
+    np.testing.assert_allclose(spec.frequencies().radians.numpy(), ggml(divisors=divisors)[0], rtol=1e-7)
+
+
+def test_divisors_of_one_change_nothing(tmp_path):
+    ones = {"rope_freqs.weight": np.ones(PAIRS)}
+    assert read(tmp_path, {}, ones).scaling == rw.frequencies.Default()
+    assert read(tmp_path, {"scaling.type": "linear", "scaling.factor": 4.0}, ones).scaling == Linear(4.0)
+
+
+def test_an_error_about_sliding_layers_names_their_key(tmp_path):
+    keys = {"attention.sliding_window": 64, "attention.key_length_swa": 32, "rope.dimension_count_swa": 48}
+    with pytest.raises(RopeError, match=r"gemma3\.rope\.dimension_count_swa: must be even and at most .*; got 48"):
+        rw.from_gguf(write(tmp_path / "a.gguf", sizes("gemma3", **keys)), per_layer=True)
+
+
 SPECS = {
     "default": (rw.frequencies.Default(), "qwen2"), "linear": (Linear(4.0), "qwen2"), "yarn": (Yarn(256, factor=8.0), "qwen3"),
     "yarn with a factor": (Yarn(256, factor=8.0, attention_factor=1.0), "qwen2"),
@@ -180,6 +207,11 @@ REFUSED = {
     "start": (RopeSpec(DIM, rotary_dim=8, rotary_start=8), "llama", "rotary_start: must be 0"),
     "axes": (RopeSpec(DIM, axes=rw.axes.chunked([4, 4])), "llama", "axes: must be None for llama"),
     "order of axes": (RopeSpec(DIM, axes=rw.axes.interleaved([4, 2, 2])), "qwen2vl", "axes: must have the order of qwen2vl"),
+    "axes of heads": (
+        RopeSpec(DIM, axes=rw.axes.by_head([1, 1], PAIRS)),
+        "qwen2vl",
+        "axes: must be None for qwen2vl, or sections",
+    ),
     "scale": (RopeSpec(DIM, scaling=Yarn(64, factor=2.0), magnitude_on="scale"), "llama", "magnitude_on: must be 'qk'"),
     "softmax": (RopeSpec(DIM, extra_softmax_factor=2.0), "llama", "extra_softmax_factor: must be 1"),
     "architecture": (RopeSpec(DIM), "gpt2", "must be an architecture that rotates"),
@@ -230,6 +262,22 @@ def test_the_config_of_a_file_gives_the_same_rope_in_the_original_layout(tmp_pat
     config = hf_config(GgufFile(path))
     assert rw.from_hf(config) == rw.from_gguf(path).with_(layout="half")
     assert (config["model_type"], config["hidden_size"], config["max_position_embeddings"]) == ("llama", 32, 512)
+
+
+@pytest.mark.parametrize("window", [{}, {"attention.sliding_window": 64}])
+def test_the_config_of_a_gemma_3_has_a_rope_for_each_layer_type(window, tmp_path):
+    """The two thetas of Gemma 3, and its scaling by 8 of the full layers alone."""
+    keys = {"freq_base": 1e6, "scaling.type": "linear", "scaling.factor": 8.0}
+    path = write(tmp_path / "a.gguf", sizes("gemma3", **window) | {f"gemma3.rope.{key}": value for key, value in keys.items()})
+    config = hf_config(GgufFile(path))
+    specs = rw.from_hf(config, per_layer=True)
+    assert (specs["full_attention"].theta, specs["full_attention"].scaling) == (1e6, Linear(8.0))
+    if window:
+        sliding = specs["sliding_attention"]
+        assert (sliding.theta, sliding.scaling) == (1e4, rw.frequencies.Default())
+    theirs = pytest.importorskip("transformers").AutoConfig.for_model(**config).rope_parameters
+    assert theirs["full_attention"]["rope_theta"] == 1e6
+    assert all(not finding.rules for finding in rw.audit(path).findings if finding.engine == REFERENCE)
 
 
 def test_inspect_and_audit_read_a_file(tmp_path):

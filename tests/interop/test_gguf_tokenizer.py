@@ -51,6 +51,15 @@ def test_the_first_token_is_added_if_the_file_says_so(tmp_path):
     assert found.decode(found.encode("the").ids) == "the"
 
 
+@pytest.mark.parametrize("bos", ["$x", "$A", "a:1", ":"])
+def test_any_token_can_be_the_first(bos, tmp_path):
+    tokens = [*metadata()["tokenizer.ggml.tokens"][:-2], bos + "<s>", bos * 3]
+    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.bos_token_id": len(tokens) - 1}
+    found = made(tmp_path, **changes, **{"tokenizer.ggml.add_bos_token": True})
+    assert found.encode("the").tokens == [bos * 3, "the"]
+    assert found.encode("the", "in").tokens == [bos * 3, "the", bos * 3, "in"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -60,6 +69,8 @@ def test_the_first_token_is_added_if_the_file_says_so(tmp_path):
         ({"tokenizer.ggml.merges": ["the"]}, r"tokenizer\.ggml\.merges"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, r"tokenizer\.ggml\.tokens: must be unique"),
         ({"tokenizer.ggml.tokens": 5}, r"tokenizer\.ggml\.tokens: must be an array"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, r"tokenizer\.ggml\.tokens: must be an array of strings; got 1"),
+        ({"tokenizer.ggml.merges": [1, 2]}, r"tokenizer\.ggml\.merges: must be an array of strings; got 1"),
         ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 10**6}, r"tokenizer\.ggml\.bos_token_id"),
     ],
 )

@@ -27,7 +27,9 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
     if family.trained_length is not None and TRAINED_LENGTH_KEY in rope:
         written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
-        return {**written, "rope_parameters": {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope}}
+        rope = {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope}
+        by_type = {layer.layer_type: dict(rope) for layer in family.layer_thetas}  # for families with one rope for each type
+        return {**written, "rope_parameters": by_type or rope}
     fraction = {family.fraction_key or FRACTION_KEY: rope.pop(FRACTION_KEY)} if FRACTION_KEY in rope else {}
     scaling = v4_keys(rope, family) if rope != {"rope_type": "default"} else {"rope_scaling": None}
     return {**written, family.theta_key or THETA_KEYS[0]: spec.theta, **scaling, **fraction}

@@ -38,6 +38,8 @@ def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
     share of the unscaled frequency in them is (original_length * turns per step - 1) / (high_freq_factor - 1).
     """
     factor = float(values.max())
+    if factor < 1:
+        return None
     unscaled = Default().frequencies(2 * len(values), theta).radians.numpy()
     blended = (values > 1 + SAME) & (values < factor * (1 - SAME))
     candidates = [(8192, 4.0)]  # original_length and high_freq_factor of Llama 3.1

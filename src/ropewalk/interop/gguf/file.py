@@ -214,9 +214,10 @@ class _Reader:
             raise RopeError(key, "must have entries of a type from 0 to 12", type_id)
         width = 8 if type_id == STRING else _dtype(type_id).itemsize  # a string takes at least the 8 bytes of its length
         begin, room = self.at, (len(self.data) - self.at) // width
+        most = min(room, MAX_STRINGS - self.strings) if type_id == STRING else room
+        if length > most:
+            raise RopeError(f"length of {key}", f"must be at most {most}", length)
         self.strings += length if type_id == STRING else 0
-        if length > room or self.strings > MAX_STRINGS:
-            raise RopeError(f"length of {key}", f"must be at most {min(room, MAX_STRINGS)}", length)
         if type_id != STRING:
             self.at += length * width
             return Array(type_id, length, begin, self.at)

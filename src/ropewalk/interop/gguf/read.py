@@ -11,7 +11,7 @@ import numpy as np
 
 from ropewalk import axes
 from ropewalk.errors import RopeError, choice, integer, number
-from ropewalk.frequencies import Default, Given, Linear, LongRope, Ntk, Scaling, Yarn
+from ropewalk.frequencies import Default, Given, Linear, Llama3, LongRope, Ntk, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.config.hf import Explanation
 from ropewalk.interop.config.unrotated import NO_ROPE
@@ -110,7 +110,7 @@ class _Layer:
         self.record("rope_type", scaling.name, self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default")
         for key, value in scaling.as_dict().items():
             if key not in ("rope_type", "radians") and value is not None:
-                self.record(key, value, self._origin(key))
+                self.record(key, value, self._origin(scaling, key))
         self.record("layout", self.facts.layout, f"code of llama.cpp for {self.name}")
         return RopeSpec(
             head_dim=head_dim, theta=theta, scaling=scaling, layout=self.facts.layout, precision=precision, rotary_dim=rotary_dim,
@@ -140,17 +140,25 @@ class _Layer:
         self.record(name, value, self._key(key) if self._has(key) else "default of llama.cpp")
         return value
 
-    def _origin(self, field: str) -> str:
+    def _origin(self, scaling: Scaling, field: str) -> str:
         """Return the metadata key or the tensor that a field of the scaling comes from."""
+        tensors = {"short_factor": SHORT, "long_factor": LONG}
+        if isinstance(scaling, Llama3) or field in tensors:
+            return tensors.get(field, FREQS)
+        factor = {Ntk: ("rope.scaling.alpha",), LongRope: ("context_length",)}
         keys = {
-            "factor": "rope.scaling.factor", "original_length": "rope.scaling.original_context_length",
-            "attention_factor": "rope.scaling.attn_factor", "magnitude": "rope.scaling.attn_factor",
-            "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
+            "factor": factor.get(type(scaling), ("rope.scaling.factor", "rope.scale_linear")),
+            "original_length": ("rope.scaling.original_context_length", "context_length"),
+            "attention_factor": ("rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier"),
+            "magnitude": ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"),
+            "beta_fast": ("rope.scaling.yarn_beta_fast",), "beta_slow": ("rope.scaling.yarn_beta_slow",),
         }  # fmt: skip
-        tensors = {"short_factor": SHORT, "long_factor": LONG, "low_freq_factor": FREQS, "high_freq_factor": FREQS}
-        if field in keys and self._has(keys[field]):
-            return self._key(keys[field])
-        return tensors.get(field, FREQS if FREQS in self.source.tensors else "default of llama.cpp")
+        return next((self._key(key) for key in keys.get(field, ()) if self._is_read(key)), "default of llama.cpp")
+
+    def _is_read(self, key: str) -> bool:
+        """Return whether the file has a key, and llama.cpp reads it for this architecture."""
+        fact = CONDITIONAL.get(key.removeprefix("rope.scaling."))
+        return self._has(key) and (fact is None or bool(getattr(self.facts, fact)))
 
     def _theta(self) -> float:
         """Return theta; layers with a sliding window may have one of their own."""
@@ -161,30 +169,32 @@ class _Layer:
         return self._record_key("theta", "rope.freq_base_swa", sliding)
 
     def _dimensions(self) -> tuple[int, int]:
-        """Return head_dim and rotary_dim."""
-        if self._has("attention.key_length"):
-            head = self.integer("attention.key_length", low=2)
+        """Return head_dim and rotary_dim, and record which keys give them."""
+        of_part = self.facts.latent and self._has("rope.dimension_count")  # the head is then the part that rotates
+        head_key = "rope.dimension_count" if of_part else "attention.key_length"
+        if self._has(head_key):
+            head, origin = self.integer(head_key, low=2), self._key(head_key)
         else:
             width, heads = self.integer("embedding_length", low=1), self.integer("attention.head_count", low=1)
             if width % heads:
                 rule = f"must be a multiple of {self._key('attention.head_count')} = {heads} without attention.key_length"
                 raise RopeError(self._key("embedding_length"), rule, width)
-            head = width // heads
-        rotated = self.integer("rope.dimension_count", head, low=2)
+            head, origin = width // heads, f"{self.name}.embedding_length / attention.head_count"
+        rotated, rotated_origin = self._size("rope.dimension_count", head, origin)
         if self.layer_type == SLIDING:
-            head = self.integer("attention.key_length_swa", head, low=2)
-            rotated = self.integer("rope.dimension_count_swa", min(rotated, head), low=2)
-        head = rotated if self.facts.latent else head
+            head, origin = self._size("attention.key_length_swa", head, origin)
+            rotated, rotated_origin = self._size("rope.dimension_count_swa", min(rotated, head), rotated_origin)
         if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
             rule = f"must be even and at most the head's {head} dimensions, which are at most {MAX_HEAD_DIM}"
-            raise RopeError(self._key("rope.dimension_count"), rule, rotated)
-        if self._has("attention.key_length"):
-            self._record_key("head_dim", "attention.key_length", head)
-        else:
-            self.record("head_dim", head, f"{self.name}.embedding_length / attention.head_count")
+            raise RopeError(rotated_origin, rule, rotated)
+        self.record("head_dim", head, origin)
         if rotated != head:
-            self._record_key("rotary_dim", "rope.dimension_count", rotated)
+            self.record("rotary_dim", rotated, rotated_origin)
         return head, rotated
+
+    def _size(self, key: str, default: int, origin: str) -> tuple[int, str]:
+        """Return the number of dimensions that a key gives, and the key; `default` and `origin` if the file does not have it."""
+        return (self.integer(key, low=2), self._key(key)) if self._has(key) else (default, origin)
 
     def _scaling(self, theta: float, dim: int) -> Scaling:
         """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a divisor for each pair."""
@@ -198,8 +208,9 @@ class _Layer:
         radians = scaling.frequencies(dim, theta).radians.numpy()
         if facts.has_freqs and FREQS in source.tensors and scaling_type != "longrope":
             values = divisors(FREQS, source.tensor(FREQS), dim // 2)
-            as_llama3 = llama3(values, theta) if isinstance(scaling, Default) and magnitude == 1 else None
-            return as_llama3 or Given(tuple((radians / values).tolist()), magnitude)
+            if (values != 1).any():
+                as_llama3 = llama3(values, theta) if isinstance(scaling, Default) and magnitude == 1 else None
+                return as_llama3 or Given(tuple((radians / values).tolist()), magnitude)
         # if the magnitude is the scaling's own, it needs no attention_factor, as in configs
         if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
             return scaling

@@ -35,7 +35,7 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     file = GgufFile(path)
     choice("tokenizer.ggml.model", file.metadata.get("tokenizer.ggml.model"), ("gpt2",))
     pre = choice("tokenizer.ggml.pre", file.metadata.get("tokenizer.ggml.pre", "gpt-2"), PATTERNS)
-    tokens: list[str] = file.array("tokenizer.ggml.tokens")
+    tokens = _strings(file, "tokenizer.ggml.tokens")
     ids = {token: index for index, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         raise RopeError("tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated")
@@ -49,8 +49,11 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
             bpe.add_tokens([AddedToken(token, special=token_type == CONTROL, normalized=False)])
     bos = _bos_token(file, tokens)
     if bos is not None:
+        # a template gives $ and : a meaning, so the token has another name in it
         bpe.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, ids[bos])]
+            single=["BOS", "$A"],
+            pair=["BOS", "$A", "BOS", "$B"],
+            special_tokens=[{"id": "BOS", "ids": [ids[bos]], "tokens": [bos]}],
         )
     return bpe
 
@@ -68,10 +71,18 @@ def _splitter(pre: str) -> Any:
     return to_bytes
 
 
+def _strings(file: GgufFile, key: str) -> list[str]:
+    """Return the entries of an array of strings."""
+    entries = file.array(key)
+    if not all(isinstance(entry, str) for entry in entries):
+        raise RopeError(key, "must be an array of strings", entries[0])
+    return entries
+
+
 def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:
     """Return the merges as pairs; both parts and their union must be tokens."""
     merges = []
-    for line in file.array("tokenizer.ggml.merges"):
+    for line in _strings(file, "tokenizer.ggml.merges"):
         left, space, right = line.partition(" ")
         if not space or left not in ids or right not in ids or left + right not in ids:
             raise RopeError("tokenizer.ggml.merges", "must be two tokens with a space between, which join to a token", line)

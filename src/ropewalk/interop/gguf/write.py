@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ropewalk.axes import AxisMap
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies import Default, Linear, LongRope, Yarn
 from ropewalk.frequencies.formulas import mscale
@@ -85,8 +86,10 @@ def _refuse_unwritable(spec: RopeSpec, name: str, facts: Architecture) -> None:
         raise RopeError("scaling", "must have fixed frequencies, or be LongRope, to be written to a GGUF file", spec.scaling)
     if spec.rotary_start:
         raise RopeError("rotary_start", "must be 0: llama.cpp rotates the first dimensions", spec.rotary_start)
-    if spec.axes is not None and (facts.axis_order is None or spec.axes.ladder != "shared"):  # type: ignore[union-attr]
-        raise RopeError("axes", f"must be None for {name}, or the architecture one with sections (qwen2vl, qwen3vl)", spec.axes)
+    has_sections = isinstance(spec.axes, AxisMap) and spec.axes.ladder == "shared"
+    if spec.axes is not None and (facts.axis_order is None or not has_sections):
+        rule = f"must be None for {name}, or sections of one ladder, for an architecture that reads them (qwen2vl, qwen3vl)"
+        raise RopeError("axes", rule, spec.axes)
     if spec.magnitude_on != "qk" and spec.frequencies(1).magnitude != 1:
         raise RopeError("magnitude_on", "must be 'qk': llama.cpp multiplies q and k", spec.magnitude_on)
     if spec.extra_softmax_factor != 1:
@@ -176,7 +179,9 @@ def hf_config(source: Source) -> dict[str, Any]:
     config = {**first, "model_type": model_type}
     if SLIDING in ropes:
         rotated = {layer_type: keys for layer_type, keys in ropes.items() if keys is not None}
-        config["rope_parameters"] = {layer_type: keys["rope_parameters"] for layer_type, keys in rotated.items()}
+        # a family with a theta for each layer type has a rope for each, too
+        by_type = {layer_type: keys["rope_parameters"] for layer_type, keys in rotated.items()}
+        config["rope_parameters"] = {layer_type: rope.get(layer_type, rope) for layer_type, rope in by_type.items()}
     if NO_ROPE in ropes:
         config["no_rope_layers"] = [int(each) for each in rotated_layers(source, name)]
     return config | sizes_of(source)
