@@ -43,6 +43,29 @@ def test_q_and_k_are_rotated_and_unrotated_with_their_magnitudes(magnitude_on, s
         assert_close(found.double(), rotated(x, spec, m ** (sign * power), sign), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("shape", "seq_dim", "batches"),
+    [
+        ((2, 5, 8), -2, 2), ((2, 5, 8), -2, None), ((5, 2, 3, 8), -4, 2), ((2, 2, 3, 8), -4, 2), ((5, 3, 8), -3, None),
+        ((2, 5, 3, 8), -3, 2), ((2, 3, 5, 8), -2, 2), ((5, 8), -2, None),
+    ],
+)  # fmt: skip
+def test_tokens_may_be_along_any_axis(shape, seq_dim, batches):
+    """Each token is rotated alone, by the definition: batch b, token s by its position; the batch is the first other axis."""
+    torch.manual_seed(0)
+    x, count, radians = torch.randn(shape), shape[seq_dim], RopeSpec(8).frequencies().radians
+    positions = torch.randint(0, 50, (count,) if batches is None else (batches, count))
+    (found,) = onnx._rotate((x,), Request(RopeSpec(8), seq_dim, positions))
+    moved, result = x.movedim(seq_dim, 0), found.movedim(seq_dim, 0)  # [S, ..., D]
+    for s in range(count):
+        for b in range(1 if batches is None else batches):
+            part, got = (moved[s], result[s]) if batches is None else (moved[s, b], result[s, b])
+            angles = (positions[s] if batches is None else positions[b, s]) * radians
+            one, two = part.double().chunk(2, dim=-1)
+            cos, sin = angles.cos(), angles.sin()
+            assert_close(got.double(), torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1), rtol=0, atol=2e-6)
+
+
 def test_given_tables_are_used_as_they_are():
     x, cos, sin = torch.randn(1, 3, 5, 8), torch.rand(5, 4), torch.rand(5, 4)
     (found,) = onnx._rotate((x,), TableRequest(cos, sin, -2, "half", "half"))

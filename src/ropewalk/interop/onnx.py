@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ropewalk import levels
 from ropewalk.errors import RopeError, integer
 from ropewalk.kernels.reference import join_pairs, split_pairs
-from ropewalk.kernels.request import AnyRequest, Request, TableRequest
+from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align
 from ropewalk.ops import replaced_ops
 from ropewalk.spec import RopeSpec
 
@@ -145,8 +145,7 @@ def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str
         rotary_dim = 0 if 2 * pairs == x.shape[-1] else 2 * pairs  # the operator's 0 means the whole head
         options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": rotary_dim}
         return torch.onnx.ops.rotary_embedding(wide, *tables, **options).to(x.dtype)
-    if cos.ndim < 4:  # [S, pairs] or [B, S, pairs]; one more axis for the heads
-        cos, sin = (table.unsqueeze(-3 if seq_dim == -2 else -2) for table in (cos, sin))
+    cos, sin = (align(table, wide, seq_dim) for table in (cos, sin))
     first, second = split_pairs(wide[..., start : start + 2 * pairs], layout)
     rotated = join_pairs(first * cos - second * sin, second * cos + first * sin, layout_out)
     return torch.cat((wide[..., :start], rotated, wide[..., start + 2 * pairs :]), dim=-1).to(x.dtype)
