@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from ropewalk.errors import RopeError
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.engines.read_transformers import OWN_CODE
@@ -261,3 +262,18 @@ def test_llama_cpp_reads_the_trained_length_in_the_rope_of_phi_3():
     }}  # fmt: skip
     found = {engine: one(config, engine, length=8192, max_model_len=8192).magnitude for engine in ("hf", "llama.cpp")}
     assert found == pytest.approx({"hf": (1 + 1 / 12) ** 0.5, "llama.cpp": (1 + 2 / 11) ** 0.5})
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text"])
+def test_a_key_beside_the_layer_types_changes_no_finding(model_type):
+    ropes = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    ropes["sliding_attention"]["rope_type"] = "default"
+    config = {"model_type": model_type, "head_dim": 16, "global_head_dim": 16, "max_position_embeddings": 512}
+    stray = audit({**config, "rope_parameters": {**ropes, "rope_theta": 1e6}})
+    assert stray.findings == audit({**config, "rope_parameters": ropes}).findings
+    assert any("rope_theta: not read beside layer types" in text for text in stray.warnings)
+
+
+def test_a_model_of_diffusers_is_refused():
+    with pytest.raises(RopeError, match="_class_name: must not be in the config: none of these engines"):
+        audit({"_class_name": "FluxTransformer2DModel", "max_position_embeddings": 512})

@@ -9,6 +9,7 @@ from typing import Any
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.interop.config import file as config_file
+from ropewalk.interop.config.diffusion import CLASS_KEY
 from ropewalk.interop.config.families import family_of
 from ropewalk.interop.config.hf import read_specs
 from ropewalk.interop.config.keys import LATENT_KEY
@@ -123,6 +124,8 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
     """
     config = hf_config(GgufFile(config)) if is_gguf(config) else config
     text = config_file.text_part(config_file.load(config))
+    if CLASS_KEY in text:
+        raise RopeError(CLASS_KEY, "must not be in the config: none of these engines runs a model of diffusers", text[CLASS_KEY])
     specs, explanation = read_specs(text, "exact")
     findings: list[Finding] = []
     longest = 0

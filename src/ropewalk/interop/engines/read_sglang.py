@@ -109,8 +109,7 @@ def _gemma4(reading: Reading) -> Reading:
         does = "read by layer type alone: theta is 10,000, unscaled"
         reading.set_fields("rope_parameters", does, where, theta=10_000.0, scaling=Default(), rotary_dim=case.spec.head_dim)
         return reading
-    rope_types = {(rope or {}).get("rope_type") for rope in case.config["rope_parameters"].values()}
-    if "longrope" in rope_types:
+    if any(rope.get("rope_type") == "longrope" for rope in case.ropes):
         return reading.fail("no table: the factors of LongRoPE are not passed on")
     if isinstance(case.spec.scaling, Proportional):
         if reading.change_scaling(factor=1.0):

@@ -10,6 +10,7 @@ from ropewalk.axes import AxisMap, chunked
 from ropewalk.frequencies import Default, Linear, LongRope, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale, ntk_theta
 from ropewalk.interop.config.families import Family, family_of
+from ropewalk.interop.config.layers import is_layer
 from ropewalk.spec import RopeSpec
 
 TRAINED = "original_max_position_embeddings"
@@ -95,7 +96,9 @@ class Case:
     @property
     def ropes(self) -> list[Mapping[str, Any]]:
         """The rope of every layer type if the config has one for each, else its only one."""
-        return [rope or {} for rope in self.config["rope_parameters"].values()] if self.by_layer_type else [self.rope]
+        if not self.by_layer_type:
+            return [self.rope]
+        return [rope or {} for name, rope in self.config["rope_parameters"].items() if is_layer(name, rope)]
 
     @property
     def rope_with_nulls(self) -> Mapping[str, Any]:
