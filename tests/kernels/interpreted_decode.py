@@ -206,6 +206,23 @@ def test_the_public_call(backend, tokens):
         assert relative_error(got, want) < 4e-6
 
 
+@pytest.mark.parametrize("strided", ["x", "bias"])
+def test_strided_inputs(strided):
+    """x with its rows as columns in memory, or every second element of a longer bias."""
+    spec = SPECS["half"]
+    x, weight = random(2, K, dtype=torch.float32), random(48, K, dtype=torch.float32) / 6
+    bias = random(96, dtype=torch.float32)[::2]
+    if strided == "x":
+        x, bias = x.T.contiguous().T, bias.contiguous()
+    positions = slots = torch.arange(2, device=DEVICE)
+    cache = KVSlots(*(torch.zeros(2, K_HEADS, 12, device=DEVICE) for _ in range(2)))
+    call = {"spec": spec, "positions": positions, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": slots}
+    assert "contiguous" in why_not(x, weight, bias, **call)
+    got = (qkv_norm_rope(x, weight, bias, **call), cache.k, cache.v)
+    for each, want in zip(got, expected(x, weight, bias, None, spec, positions), strict=True):
+        assert relative_error(each, want) < 4e-6
+
+
 def test_a_float8_cache():
     spec = SPECS["half"]
     x, weight = random(2, K, dtype=torch.float16), random(48, K, dtype=torch.float16) / 6
@@ -233,6 +250,13 @@ def test_what_the_call_refuses():
     call = {"spec": spec, "positions": index, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": index}
     with pytest.raises(RopeError, match="bias"):
         qkv_norm_rope(x, weight, torch.zeros(48, dtype=torch.float16, device=DEVICE), **call)
+    with pytest.raises(RopeError, match=r"^bias: must be \[48\]"):
+        why_not(x, weight, torch.zeros(3, device=DEVICE), **call)  # runtime types of the tests refuse it in qkv_norm_rope
+    with pytest.raises(RopeError, match=r"^weight: must be \[\(2 \+ 2 \* 1\) \* 12, 20\]"):
+        qkv_norm_rope(x, weight[:-1], **call)
+    depends_on_length = replace(spec, scaling=frequencies.Dynamic(factor=2.0, original_length=8))
+    with pytest.raises(RopeError, match=r"^spec: .*qk_norm_rope, which takes a length"):
+        qkv_norm_rope(x, weight, **{**call, "spec": depends_on_length})
     with pytest.raises(RopeError, match="no_grad"):
         qkv_norm_rope(x, weight.requires_grad_(), **call)
     weight = weight.detach()
@@ -242,3 +266,16 @@ def test_what_the_call_refuses():
     assert "hf" in why_not(x, weight, **{**call, "spec": dynamic})
     with pytest.raises(RopeError, match="triton"):
         qkv_norm_rope(x, weight, **{**call, "spec": dynamic}, backend="triton")
+
+
+@pytest.mark.parametrize("sizes", [(1, Q_HEADS, K_HEADS, 12), (2, 1, K_HEADS, 12), (2, Q_HEADS, K_HEADS, 6)], ids=str)
+def test_a_workspace_too_small_for_the_call_is_refused(sizes):
+    """It has too few rows, heads of q or dims."""
+    x, weight = random(2, K, dtype=torch.float32), random(48, K, dtype=torch.float32)
+    cache = KVSlots(*(torch.zeros(2, K_HEADS, 12, device=DEVICE) for _ in range(2)))
+    index = torch.arange(2, device=DEVICE)
+    call = {"spec": SPECS["half"], "positions": index, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": index}
+    call |= {"norm": QKNorm(eps=0.01), "backend": "triton"}
+    with pytest.raises(RopeError, match=r"^workspace: "):
+        qkv_norm_rope(x, weight, **call, workspace=Workspace(*sizes, device=DEVICE))
+    qkv_norm_rope(x, weight, **call, workspace=Workspace(2, Q_HEADS, K_HEADS, 12, device=DEVICE))

@@ -203,6 +203,42 @@ def test_several_axes():
     check(case)
 
 
+@pytest.mark.parametrize("expanded", [False, True])
+def test_strided_positions_and_slots(expanded):
+    """Those of a decode step, the last column of [B, S]; or one position for all tokens."""
+    case = Case(PARTIAL)
+    positions, slots = (torch.stack([torch.zeros_like(x), x], dim=1)[:, -1:].to(DEVICE) for x in (case.positions, case.slots))
+    if expanded:
+        positions = positions[3]
+        case.positions = case.positions[3].expand(5)
+    cache, call = contiguous()(14), {"spec": case.spec, "norm": case.normed(False), "heads": (Q, K), "backend": "triton"}
+    got = qk_norm_rope(case.qkv.to(DEVICE)[:, None], **call, positions=positions, slots=slots, cache=cache)
+    exact = case.exact()
+    for found, wanted in ((got, exact[0]), (cache.k, exact[3]), (cache.v, exact[4])):
+        near(found, wanted)
+
+
+def test_strided_positions_of_several_axes():
+    """The axes are last in memory, [B, S, axes]."""
+    case = Case(rw.RopeSpec(10, axes=axes.chunked([2, 1, 2])))
+    axes_last = torch.stack([case.positions, case.positions * 3 + 1, case.positions - 40], dim=-1)
+    case.positions = axes_last.T
+    call = {"spec": case.spec, "norm": case.normed(False), "heads": (Q, K), "backend": "triton", "cache": contiguous()(10)}
+    positions, slots = axes_last[None].to(DEVICE).permute(2, 0, 1), case.slots[None].to(DEVICE)
+    near(qk_norm_rope(case.qkv[None].to(DEVICE), **call, positions=positions, slots=slots), case.exact()[0])
+
+
+def test_an_output_that_the_kernel_cannot_write_is_left_to_the_definition():
+    case = Case(PARTIAL)
+    call = {"spec": case.spec, "norm": case.normed(False), "heads": (Q, K)} | case.tensors(DEVICE)
+    q_out = torch.zeros(5, 14, Q, device=DEVICE).transpose(1, 2)
+    assert "contiguous" in why_not(case.qkv.to(DEVICE), **call, cache=contiguous()(14), q_out=q_out)
+    qk_norm_rope(case.qkv.to(DEVICE), **call, cache=contiguous()(14), q_out=q_out)
+    near(q_out, case.exact()[0])
+    with pytest.raises(rw.RopeError, match="'triton' cannot take this call: the last dimension is not contiguous"):
+        qk_norm_rope(case.qkv.to(DEVICE), **call, cache=contiguous()(14), q_out=q_out, backend="triton")
+
+
 def test_separate_and_strided_inputs_and_an_output_in_place():
     """q, k, v apart, each head first in memory; q is overwritten by its own result."""
     case, config = Case(PARTIAL), Config(tokens=4, heads=2)

@@ -255,6 +255,21 @@ def test_several_axes_and_lengths():
     assert_close(found[0], rw.Rope(dynamic).rotate(q, positions[0], seq_dim=0, length=100), rtol=0, atol=1e-9)
 
 
+def test_real_positions_have_the_shapes_of_integers():
+    """[axes, S] is the same in every row, also where there are as many rows as axes."""
+    spec = rw.RopeSpec(8, axes=axes.normalised(2, 2))
+    q, positions = torch.randn(2, 5, 1, 8, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64)
+    found, _ = qk_norm_rope(q, q, spec=spec, positions=positions)
+    frequencies_of_axis = 10000.0 ** -(torch.arange(2, dtype=torch.float64) / 2)
+    angles = torch.cat([axis[:, None] * frequencies_of_axis for axis in positions], dim=-1)[:, None]  # [S, 1, pairs]
+    first, second = q.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    assert_close(found, torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1), rtol=0, atol=1e-12)
+    for wrong in (positions.bfloat16(), positions[:, :4]):
+        with pytest.raises(rw.RopeError, match=r"^positions: "):
+            qk_norm_rope(q, q, spec=spec, positions=wrong)
+
+
 def test_a_reason_is_given_where_the_kernel_cannot_run():
     q, k, _ = inputs(torch.float32)
     reason = why_not(q, k, spec=SPEC, positions=POSITIONS)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from ropewalk.errors import RopeError, choice
+from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.decode.config import most_tokens
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
@@ -102,7 +102,9 @@ def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | No
         return many_tokens.why_not(rows, weight, bias, call)
     if isinstance(call.norm, LatentNorm):
         return "the kernel normalises whole heads, not latents"
-    return None if weight.is_contiguous() and call.spec.head_dim % 2 == 0 else "the weight is not contiguous, or head_dim is odd"
+    if rows.stride(-1) != 1 or not weight.is_contiguous() or (bias is not None and not bias.is_contiguous()):
+        return "the last dimension of x, the weight or the bias is not contiguous"
+    return "head_dim is odd" if call.spec.head_dim % 2 else None
 
 
 def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple[int, int]) -> Any:
@@ -126,6 +128,10 @@ def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspac
     q = rows.new_empty(len(rows), q_heads, call.spec.head_dim)
     if norm is not None and workspace is None:
         workspace = Workspace(len(rows), q_heads, k_heads, call.spec.head_dim, device=rows.device)
+    elif norm is not None and not workspace.holds(len(rows), q_heads + k_heads, call.spec.head_dim, rows.device):
+        needed = f"Workspace({len(rows)}, {q_heads}, {k_heads}, {call.spec.head_dim}, device={str(rows.device)!r})"
+        got = [workspace.partial.numel(), workspace.arrived.numel(), workspace.partial.device]
+        raise RopeError("workspace", f"must be as large as {needed} and on its device; pass that, or None", got)
     launch.qkv_product(
         rows, weight, q, call.cache, call.slots, call.positions, call.spec, bias=bias, head_norm=norm, workspace=workspace
     )  # fmt: skip
@@ -170,8 +176,18 @@ def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, spec, positions, he
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and (t.dtype != x.dtype or t.device != x.device):
             raise RopeError(name, f"must be {x.dtype} on {x.device}, like x", [t.dtype, t.device])
-    if weight.ndim != 2 or weight.shape[1] != x.shape[-1] or (bias is not None and bias.shape != weight.shape[:1]):
-        raise RopeError("weight", f"must be [N, {x.shape[-1]}], with a bias [N] or none", list(weight.shape))
+    if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+        raise RopeError("weight", f"must be [N, {x.shape[-1]}]", list(weight.shape))
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise RopeError("bias", f"must be [{weight.shape[0]}], one for each row of the weight", list(bias.shape))
+    if isinstance(spec, RopeSpec):  # checked_call refuses others
+        if spec.needs_length:
+            rule = "must have frequencies that do not depend on the length; use F.linear and qk_norm_rope, which takes a length"
+            raise RopeError("spec", rule, spec.scaling)
+        q_heads, k_heads = (integer("heads", count, low=1) for count in heads)
+        if weight.shape[0] != (q_heads + 2 * k_heads) * spec.head_dim:
+            rule = f"must be [({q_heads} + 2 * {k_heads}) * {spec.head_dim}, {x.shape[-1]}] for these heads"
+            raise RopeError("weight", rule, list(weight.shape))
     # checked_call needs only the shape, so this is one row of memory expanded to all tokens
     packed = x.new_empty(weight.shape[0]).expand(*x.shape[:-1], -1)
     return checked_call(packed, None, None, spec, positions, heads, norm, cache, slots, None)

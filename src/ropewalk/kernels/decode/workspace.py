@@ -21,11 +21,20 @@ class Workspace:
         #: `partial` and `statistics` hold the parts of each program, `arrived` counts the programs that have stored theirs
         self.splits, self.vocabulary_splits = splits, vocabulary_splits
         heads = q_heads + k_heads
-        padded_rows = -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS
-        # the parts of `attend`, or the heads of `qkv_product`, whose rows fill whole tiles
-        size = max(rows * q_heads * splits, padded_rows * heads) * head_dim
+        # the parts of `attend`, or the heads of `qkv_product`
+        size = max(rows * q_heads * splits, _padded(rows) * heads) * head_dim
         self.partial = torch.empty(size, dtype=torch.float32, device=device)
         self.statistics = torch.empty(rows * q_heads * splits * 2, dtype=torch.float32, device=device)
         self.highest = torch.empty(rows * vocabulary_splits, dtype=torch.float32, device=device)
         self.places = torch.empty(rows * vocabulary_splits, dtype=torch.int32, device=device)
         self.arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
+
+    def holds(self, rows: int, heads: int, head_dim: int, device: torch.device) -> bool:
+        """Return whether it is on the device and large enough for a head norm of `heads` heads of q and k together."""
+        size = _padded(rows) * heads * head_dim
+        return self.partial.device == device and self.partial.numel() >= size and self.arrived.numel() >= rows * heads
+
+
+def _padded(rows: int) -> int:
+    """Return how many rows `qkv_product` stores: they fill whole tiles."""
+    return -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS

@@ -9,13 +9,14 @@ from jaxtyping import Inexact, Shaped
 from torch import Tensor
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.frequencies import Length
 from ropewalk.kernels.fused import definition
 from ropewalk.kernels.fused.config import Config, why_not_kernel
 from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm, QKNorm
 from ropewalk.spec import RopeSpec
 
 INTEGERS = (torch.int32, torch.int64)
+#: the dtypes of positions under a spec whose axes have real coordinates
+POSITIONS = (*INTEGERS, torch.float32, torch.float64)
 BACKENDS = ("triton", "definition")
 
 
@@ -32,7 +33,7 @@ def qk_norm_rope(
     slots: Shaped[Tensor, "..."] | None = None,
     return_kv: bool = False,
     q_out: Inexact[Tensor, "..."] | None = None,
-    length: Length = None,
+    length: int | None = None,
     backend: str | None = None,
     config: Config | None = None,
 ):
@@ -45,6 +46,7 @@ def qk_norm_rope(
     cache      KVSlots; slots are integers [...], and a token with a negative slot is padding and not stored. A cache without v
                takes a call without v: latent attention stores [latent | rotated key] as k
     q_out      where the result of q is written, of q's shape; may be q itself
+    length     of all sequences, needed only by length-dependent scalings; Rope takes one for each row
     backend    "triton", "definition", or None: the kernel if it supports the call (`why_not` says why not)
     config     how the kernel divides its work; None picks one of `CONFIGS`
 
@@ -53,16 +55,15 @@ def qk_norm_rope(
     no gradients then.
     """
     call, shape = checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length)
-    backend = _pick_backend(call, backend)
     if cache is None:
         if return_kv or q_out is not None:
             raise RopeError("return_kv" if return_kv else "q_out", "needs a cache; leave it out", True)
-        return tuple(_unflatten(x, shape) for x in _differentiable(call, backend, config))
+        return tuple(_unflatten(x, shape) for x in _differentiable(call, _pick_backend(call, backend), config))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (call.q, call.k, call.v, *call.weights)):
         raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
     call.q_out = _output_tensor(call.q, q_out)
     call.k_out = torch.empty_like(call.k) if return_kv else None
-    _run(call, backend, config)
+    _run(call, _pick_backend(call, backend), config)
     if not return_kv:
         return _unflatten(call.q_out, shape)
     return tuple(_unflatten(x, shape) for x in (call.q_out, call.k_out, call.v) if x is not None)
@@ -73,6 +74,8 @@ def why_not(*args, **kwargs) -> str | None:
     arguments = dict(zip(("q", "k", "v"), args, strict=False)) | kwargs
     names = ("q", "k", "v", "spec", "positions", "heads", "norm", "cache", "slots", "length")
     call, _ = checked_call(*(arguments.get(name) for name in names))
+    if arguments.get("q_out") is not None:
+        call.q_out = _output_tensor(call.q, arguments["q_out"])
     return why_not_kernel(call)
 
 
@@ -166,12 +169,9 @@ def checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length) ->
         raise RopeError("cache", rule, [cache is not None, slots is not None, v is not None])
     if cache is not None:
         _check_cache(cache, k, k if v is None else v)
-        slots = _integers("slots", slots, shape, (), device)
+        slots = _per_token("slots", slots, shape, (), device, INTEGERS)
     axes = (spec.num_axes,) if spec.num_axes > 1 else ()
-    if spec.fractional and positions.is_floating_point():
-        positions = positions.expand(*axes, *shape).reshape(*axes, -1)
-    else:
-        positions = _integers("positions", positions, shape, axes, device)
+    positions = _per_token("positions", positions, shape, axes, device, POSITIONS if spec.fractional else INTEGERS)
     if spec.needs_length and length is None:
         rule = f"must be given: the frequencies of {type(spec.scaling).__name__} depend on the length of each sequence"
         raise RopeError("length", rule, None)
@@ -214,17 +214,27 @@ def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:
         raise RopeError("cache", rule, [list(cache.k.shape), list(v.shape), cache.k.device])
 
 
-def _integers(name: str, values: Tensor, shape: tuple[int, ...], axes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return integer `values`, which may lack leading token axes, broadcast to all tokens: [tokens] or [axes, tokens]."""
-    if not isinstance(values, Tensor) or values.dtype not in INTEGERS or values.device != device:
-        raise RopeError(name, f"must be an int32 or int64 tensor on {device}", getattr(values, "dtype", values))
-    if values.shape == (*axes, *shape):
-        return values.contiguous() if len(shape) == 1 else values.reshape(*axes, -1)
-    given_axes = values.ndim - len(axes)  # how many token axes `values` has; they must be the last ones of `shape`
-    if not 1 <= given_axes <= len(shape) or tuple(values.shape) != (*axes, *shape[len(shape) - given_axes :]):
-        raise RopeError(name, f"must be [{_shown((*axes, *shape))}] or its last axes", list(values.shape))
-    filled = values.reshape(*axes, *[1] * (len(shape) - given_axes), *shape[len(shape) - given_axes :])
-    return filled.expand(*axes, *shape).reshape(*axes, -1)
+def _per_token(
+    name: str,
+    values: Tensor,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+) -> Tensor:
+    """Return `values`, which may lack leading token axes, broadcast to all tokens: contiguous [tokens] or [axes, tokens]."""
+    if not isinstance(values, Tensor) or values.dtype not in dtypes or values.device != device:
+        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        got = [values.dtype, values.device] if isinstance(values, Tensor) else values
+        raise RopeError(name, f"must be an {kinds} tensor on {device}", got)
+    if values.shape != (*axes, *shape):
+        given_axes = values.ndim - len(axes)  # how many token axes `values` has; they must be the last ones of `shape`
+        if not 1 <= given_axes <= len(shape) or tuple(values.shape) != (*axes, *shape[len(shape) - given_axes :]):
+            raise RopeError(name, f"must be [{_shown((*axes, *shape))}] or its last axes", list(values.shape))
+        filled = values.reshape(*axes, *[1] * (len(shape) - given_axes), *shape[len(shape) - given_axes :])
+        values = filled.expand(*axes, *shape)
+    # the kernels read neighbouring tokens from neighbouring memory, but reshape may return a view with other strides
+    return (values if len(shape) == 1 else values.reshape(*axes, -1)).contiguous()
 
 
 def _flatten(x: Tensor) -> Tensor:
