@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import random
 
+import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import ropewalk as rw
 from door import as_users_call, assert_refused
@@ -42,6 +44,10 @@ def apply(table, **where):
     return rw.apply_rotary_pos_emb(x_of(), x_of(), table, table, **where)
 
 
+def rotate_by_abacus(x):
+    return rotation.rotate(x, sample_spec(), backend="abacus")
+
+
 MEMORY = x_of()
 REAL = rw.Rope(rw.RopeSpec(10, axes=axes.normalised(3, 2)))
 MIXED = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=2, pairs=4)))
@@ -56,6 +62,12 @@ REFUSED = {
     "a vector": ("x", r"\[tokens, dimensions\]", call(x_of(HEAD_DIM))),
     "another head_dim": ("x", "head_dim = 14", call(x_of(B, H, S, 16))),
     "an odd head_dim": ("x", "head_dim = 14", call(x_of(B, H, S, 13))),
+    "another head_dim of q": ("q", "head_dim = 14", call(x_of(B, H, S, 16), x_of())),
+    "another head_dim of moved keys": (
+        "k",
+        "head_dim = 14",
+        lambda: rope_of().rerotate(x_of(B, H, S, 16), zeros(S), zeros(S)),
+    ),
     # seq_dim
     "tokens on the last axis": ("seq_dim", "before the last", call(seq_dim=-1)),
     "tokens on the last axis, counted": ("seq_dim", "before the last", call(seq_dim=3)),
@@ -114,6 +126,7 @@ REFUSED = {
     "in place on windows": ("inplace", "contiguous", call(x_of(99).unfold(0, HEAD_DIM, 2)[None, None, :S], inplace=True)),
     "q is k in place": ("inplace", "rotated twice", call(MEMORY, MEMORY, inplace=True)),
     "k is a view of q in place": ("inplace", "rotated twice", call(MEMORY, MEMORY[:, :1], inplace=True)),
+    "q is k in place, learned": ("inplace", "rotated twice", call(MEMORY, MEMORY, name="learnable", inplace=True)),
     "q and k overlap in place": ("inplace", "rotated twice", call(MEMORY[:, :, :4], MEMORY[:, :, 3:], inplace=True)),
     # real coordinates and mixed axes
     "no coordinates to count": ("positions", "real coordinates", lambda: REAL(x_of(B, H, S, 10))),
@@ -139,12 +152,25 @@ REFUSED = {
     "sin unlike cos": ("sin", "shape of cos", lambda: turn(torch.ones(S, 5), torch.ones(S, 4))),
     "tables on another device": ("cos", "device cpu", lambda: turn(torch.ones(S, 5, device="meta"))),
     "an unknown layout": ("layout", "half, interleaved", lambda: turn(torch.ones(S, 5), layout="neox")),
+    "an empty layout out": ("layout_out", "half, interleaved", lambda: turn(torch.ones(S, 5), layout_out="")),
     "an unknown layout out": ("layout_out", "half, interleaved", lambda: turn(torch.ones(S, 5), layout_out="neox")),
     "odd HF tables": ("cos", "even R", lambda: apply(torch.ones(S, 5))),
     "flat HF tables": ("cos", "even R", lambda: apply(torch.ones(6))),
     "an unknown HF layout": ("layout", "half", lambda: apply(torch.ones(S, 6), layout="neox")),
+    "HF tables with heads before the rows": (
+        "unsqueeze_dim",
+        "1 if .* 2 if",
+        lambda: apply(torch.ones(B, S, 6), unsqueeze_dim=0),
+    ),
+    "HF tables with heads in the dims": ("unsqueeze_dim", "0 if .* 1 if", lambda: apply(torch.ones(S, 6), unsqueeze_dim=2)),
     # the module
     "a dict for a spec": ("spec", "from_hf", lambda: rw.Rope({"head_dim": 8})),
+    "an unknown backend under vmap": ("backend", "eager", lambda: torch.vmap(rotate_by_abacus)(x_of())),
+    "an unknown backend with tables to train": (
+        "backend",
+        "eager",
+        lambda: turn(torch.ones(S, 5, requires_grad=True), backend="abacus"),
+    ),
     "an unknown backend": ("backend", "eager", lambda: rw.Rope(sample_spec(), backend="abacus")),
 }
 
@@ -246,3 +272,13 @@ def test_a_row_is_as_long_as_its_farthest_position_on_any_axis():
     positions[1, 0, 2], positions[2, 1, 5] = 40, 90
     expected = definition(x, rope.spec, positions, length=torch.tensor([41, 91]))
     torch.testing.assert_close(rope(x, positions=positions), expected, rtol=0, atol=1e-12)
+
+
+def test_an_offset_may_be_an_integer_of_numpy():
+    """Such as one from an array of lengths."""
+    x, spec = x_of(dtype=torch.float64), sample_spec()
+    with as_users_call():
+        found = rw.Rope(spec)(x, offset=np.int64(3))
+        with pytest.raises(rw.RopeError, match="add it to them"):
+            rw.Rope(spec)(x, positions=zeros(S), offset=np.int64(3))
+    assert_close(found, definition(x, spec, torch.arange(3, 3 + S)), rtol=0, atol=1e-11)

@@ -83,6 +83,22 @@ def test_gradients_and_moved_keys(spec):
     assert_close(moved, rope.rotate(x.detach(), positions + 1000), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("batch", [1, HEADS, 3])
+@pytest.mark.parametrize("rows", [True, False])
+def test_keys_move_between_specs_with_and_without_frequencies_per_head(batch, rows):
+    """Also where there are as many rows as heads, and where positions are the same in every row."""
+    by_head, plain = rw.RopeSpec(10, axes=axes.HeadAxes((0, -1, 0, 0), PAIRS, 1)), rw.RopeSpec(10, theta=500.0)
+    x = torch.randn(batch, HEADS, SEQ, 10, dtype=torch.float64)
+    here, there = (torch.randint(0, 900, (batch, SEQ) if rows else (SEQ,)) for _ in range(2))
+    angle = there.double().expand(batch, SEQ)[:, None, :, None] * 500.0 ** -(torch.arange(PAIRS).double() / PAIRS)
+    pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angle), angle)
+    by_plain = torch.cat([pairs.real, pairs.imag], dim=-1)
+    found = rotation.rerotate(by_definition(x, by_head, here.expand(batch, SEQ)), by_head, here, there, to=plain)
+    assert_close(found, by_plain, rtol=0, atol=1e-11)
+    found = rotation.rerotate(by_plain, plain, there, here, to=by_head)
+    assert_close(found, by_definition(x, by_head, here.expand(batch, SEQ)), rtol=0, atol=1e-11)
+
+
 def test_phases_stay_exact_far_away():
     """At 2^40 a float64 angle is off by 1e-4; the distance between two far tokens gives the same scores as between near ones."""
     for spec in (SPECS["by_head, interleaved"], rw.RopeSpec(10, axes=axes.GoldenAxes(HEADS, PAIRS, 3, fractional=False))):

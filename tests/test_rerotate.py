@@ -171,4 +171,8 @@ def test_by_the_module():
     assert_close(moved, rebuilt(k, rope.spec, after), rtol=0, atol=1e-11)
     learned = rw.Rope(sample_spec("learnable"))
     assert_refused("rerotate", lambda: learned.rerotate(k, before, after))
-    assert_refused("rerotate", lambda: rope.rerotate(k, before, after, to=learned))
+    error = assert_refused("rerotate", lambda: rope.rerotate(k, before, after, to=learned))
+    assert error.value == learned.spec.scaling
+    for name in ("backend", "tables"):  # those of the module
+        with pytest.raises(TypeError, match=name):
+            rope.rerotate(k, before, after, **{name: "eager"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -24,16 +26,20 @@ def make_request(
     seq_dim: int,
     length: Length,
     tables: str = "auto",
+    name: str = "x",
 ) -> Request:
-    """Return a call as a Request, all of its arguments checked; `xs` is (q, k) or one tensor, `tables` the table strategy."""
+    """Return a call as a Request, all of its arguments checked.
+
+    xs is (q, k) or one tensor, `tables` the table strategy, and `name` what an error calls one tensor.
+    """
     x = xs[0]
     # equal lengths: torch 2.6 compiles zip(strict=False) as if it were strict
-    for name, each in zip(("x", "k")[: len(xs)], xs, strict=True):
-        check_tensor(name, each, seq_dim, spec.head_dim)
+    for field, each in zip(("q", "k") if len(xs) == 2 else (name,), xs, strict=True):
+        check_tensor(field, each, seq_dim, spec.head_dim)
         if isinstance(spec.axes, MixedAxes):
-            _check_heads_of_mixed_axes(name, each, seq_dim, spec.axes.num_heads)
+            _check_heads_of_mixed_axes(field, each, seq_dim, spec.axes.num_heads)
         elif isinstance(spec.axes, PER_HEAD):
-            _check_multiple_of_heads(name, each, seq_dim, spec.axes.num_heads)
+            _check_multiple_of_heads(field, each, seq_dim, spec.axes.num_heads)
     seq_dim = seq_dim - x.ndim if seq_dim >= 0 else seq_dim
     seq, batch = x.shape[seq_dim], _batch_size(x, seq_dim)
     for other in xs[1:]:
@@ -60,7 +66,10 @@ def request_for_tokens(
             raise RopeError("offset", "cannot be combined with positions: add it to them", list(offset.shape))
         positions, offset = _positions_from_offset(offset, seq, batch, device), 0
     elif isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
-        raise RopeError("offset", "must be an integer or an integer tensor with one offset a row", offset)
+        if isinstance(offset, bool) or not isinstance(offset, Integral):
+            raise RopeError("offset", "must be an integer or an integer tensor with one offset a row", offset)
+        # an integer of numpy
+        return request_for_tokens(spec, positions, int(offset), length, seq_dim, seq, batch, device, tables)
     elif isinstance(offset, int) and not -(2**62) < offset < 2**62:
         raise RopeError("offset", "must be between -2^62 and 2^62", offset)
     elif positions is not None and offset:

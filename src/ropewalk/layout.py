@@ -44,9 +44,7 @@ def convert_layout(
     num_heads     checked against the size of `dim` if given
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
-    axis = _axis(x, dim)
-    heads = _unflatten(x, axis, head_dim, num_heads, "num_heads")
-    return _permute(heads, source, target, spec, axis + 1).flatten(axis, axis + 1)
+    return _converted("x", x, source, target, spec, dim, num_heads)
 
 
 def convert_qkv(
@@ -72,9 +70,9 @@ def convert_qkv(
     integer("num_kv_heads", num_kv_heads, low=1)
     if integer("num_heads", num_heads, low=1) % num_kv_heads:
         raise RopeError("num_heads", f"must be a multiple of num_kv_heads = {num_kv_heads}", num_heads)
-    axis = _axis(weight, dim)
+    axis = _axis("weight", weight, dim)
     groups = num_kv_heads if packing == "grouped" else 1
-    heads = _unflatten(weight, axis, head_dim, num_heads + 2 * num_kv_heads, "num_heads + 2 * num_kv_heads")
+    heads = _unflatten("weight", weight, axis, head_dim, num_heads + 2 * num_kv_heads, "num_heads + 2 * num_kv_heads")
     heads = heads.unflatten(axis, (groups, -1))  # [groups, q + k + v heads of a group, head_dim]
     queries_and_keys, values = heads.split([(num_heads + num_kv_heads) // groups, num_kv_heads // groups], dim=axis + 1)
     queries_and_keys = _permute(queries_and_keys, source, target, spec, axis + 2)
@@ -97,12 +95,19 @@ def convert_lora(
     The update is B A, so its rows are those of B: B is permuted and A is returned unchanged. For a fused projection call
     `convert_qkv` on B.
     """
-    if a.shape[0] != b.shape[1]:
+    spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
+    if a.ndim != 2:
+        raise RopeError("a", "must be [rank, inputs]", list(a.shape))
+    if b.ndim != 2 or a.shape[0] != b.shape[1]:
         raise RopeError("b", f"must be [outputs, rank] with the rank of a, {a.shape[0]}", list(b.shape))
-    converted = convert_layout(
-        b, source, target, head_dim=head_dim, rotary_dim=rotary_dim, rotary_start=rotary_start, dim=0, num_heads=num_heads
-    )
-    return a, converted
+    return a, _converted("b", b, source, target, spec, 0, num_heads)
+
+
+def _converted(name: str, x: Tensor, source: str, target: str, spec: RopeSpec, dim: int, num_heads: int | None) -> Tensor:
+    """Return x with the heads along `dim` in the target layout; `name` is what an error calls x."""
+    axis = _axis(name, x, dim)
+    heads = _unflatten(name, x, axis, spec.head_dim, num_heads, "num_heads")
+    return _permute(heads, source, target, spec, axis + 1).flatten(axis, axis + 1)
 
 
 def _checked_slice(source: str, target: str, head_dim: int, rotary_dim: int | None, rotary_start: int) -> RopeSpec:
@@ -112,22 +117,22 @@ def _checked_slice(source: str, target: str, head_dim: int, rotary_dim: int | No
     return RopeSpec(head_dim, rotary_dim=rotary_dim, rotary_start=rotary_start)
 
 
-def _axis(x: Tensor, dim: int) -> int:
-    """Return `dim` as an axis from 0 on; raise an error if x is no tensor or has no such axis."""
+def _axis(name: str, x: Tensor, dim: int) -> int:
+    """Return `dim` as an axis from 0 on; raise an error if x, called `name`, is no tensor or has no such axis."""
     if not isinstance(x, Tensor):
-        raise RopeError("x", "must be a tensor", type(x))
+        raise RopeError(name, "must be a tensor", type(x))
     if not -x.ndim <= dim < x.ndim:
         raise RopeError("dim", f"must be an axis of a tensor with {x.ndim}", dim)
     return dim % x.ndim
 
 
-def _unflatten(x: Tensor, axis: int, head_dim: int, num_heads: int | None, name: str) -> Tensor:
-    """Return x with `axis` split into [heads, head_dim]; `name` is what an error calls the number of heads."""
+def _unflatten(name: str, x: Tensor, axis: int, head_dim: int, num_heads: int | None, count: str) -> Tensor:
+    """Return x with `axis` split into [heads, head_dim]; an error calls x `name` and the number of heads `count`."""
     size = x.shape[axis]
     if size % head_dim or not size:
-        raise RopeError("x", f"must have a multiple of head_dim = {head_dim} along dim {axis}", list(x.shape))
+        raise RopeError(name, f"must have a multiple of head_dim = {head_dim} along dim {axis}", list(x.shape))
     if num_heads is not None and size != integer("num_heads", num_heads, low=1) * head_dim:
-        raise RopeError("x", f"must have ({name}) * head_dim = {num_heads * head_dim} along dim {axis}", list(x.shape))
+        raise RopeError(name, f"must have ({count}) * head_dim = {num_heads * head_dim} along dim {axis}", list(x.shape))
     return x.unflatten(axis, (-1, head_dim))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ropewalk import fast_path, rotation
 from ropewalk.axes import MixedAxes
-from ropewalk.checks import check_strategy, make_request, request_for_tokens
+from ropewalk.checks import check_no_overlap, check_strategy, make_request, request_for_tokens
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
@@ -20,6 +20,7 @@ from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.ops import request_tables
 from ropewalk.spec import RopeSpec
 from ropewalk.table import memory, with_magnitude
+from ropewalk.tracing import is_traced
 
 #: names under which other implementations save frequencies or tables in checkpoints; here they follow from the spec
 LEGACY_STATE = (
@@ -124,11 +125,13 @@ class Rope(nn.Module):
         **options,
     ) -> Inexact[Tensor, "... D"]:
         """Move keys rotated at `from_positions` to `to_positions` (under `to`, if given); see `rotation.rerotate`."""
-        if self.spec.learned or (to is not None and to.spec.learned):
-            rule = "needs fixed frequencies, but these are learned; compute the keys again"
-            raise RopeError("rerotate", rule, self.spec.scaling)
-        options |= {"to": None if to is None else to.spec, "backend": self.backend, "tables": self.tables}
-        return rotation.rerotate(k, self.spec, from_positions, to_positions, **options)
+        specs = [self.spec] if to is None else [self.spec, to.spec]
+        for spec in specs:
+            if spec.learned:
+                rule = "needs fixed frequencies, but these are learned; compute the keys again"
+                raise RopeError("rerotate", rule, spec.axes if spec.mixed else spec.scaling)
+        chosen = {"to": specs[-1], "backend": self.backend, "tables": self.tables}
+        return rotation.rerotate(k, self.spec, from_positions, to_positions, **chosen, **options)
 
     def cos_sin(
         self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None, *, key: bool = False
@@ -147,7 +150,7 @@ class Rope(nn.Module):
         return request_tables(request, seq, device, dtype, key)
 
     def table_bytes(self, length: int) -> int:
-        """Return the bytes of cos and sin that are kept on each device once positions 0 ... length - 1 were rotated.
+        """Return at most how many bytes of cos and sin are kept on each device once positions 0 ... length - 1 were rotated.
 
         Ropes with equal specs share them. Keys have rows of their own where their magnitude differs from that of queries.
         """
@@ -171,6 +174,8 @@ class Rope(nn.Module):
 
     def _rotate_learned(self, xs, request: Request, inplace: bool) -> tuple[Tensor, ...]:
         """Return xs rotated by tables whose gradients reach the learned frequencies."""
+        if inplace:
+            check_no_overlap(xs, addresses=not is_traced(xs))
         rotated = []
         for i, x in enumerate(xs):
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)

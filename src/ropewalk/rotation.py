@@ -12,6 +12,7 @@ from ropewalk.axes import PER_HEAD, MixedAxes
 from ropewalk.checks import check_no_overlap, check_tables, check_tensor, make_request
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
+from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.reference import split_pairs
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype, token_axes
@@ -75,7 +76,8 @@ def rerotate(
 ) -> Inexact[Tensor, "... D"]:
     """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the same spec).
 
-    Both rotations are combined before anything is rounded. The magnitude on the keys is kept; with `match_magnitude` it becomes
+    Both rotations are combined before anything is rounded; only if `to` rotates other dimensions, float32 keys are rounded after
+    each. The magnitude on the keys is kept; with `match_magnitude` it becomes
     that of `to`, as if the keys were rotated anew. `from_length` and `to_length` are the `length` of the two rotations, for
     scalings that depend on it. If `to` has another layout, pair i of the keys is moved to where `to` has pair i.
     """
@@ -84,9 +86,9 @@ def rerotate(
     layouts = [[each.layout, each.layout_out] for each in (spec, to)]
     if not same_slice and layouts[0] != layouts[1]:
         raise RopeError("to", "must have the same layout and layout_out if it rotates other dimensions", layouts)
-    back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables), sign=-1, magnitude_power=-1)
+    back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables, "k"), sign=-1, magnitude_power=-1)
     # the table strategy may not exist for the other spec
-    forth = make_request((k,), to, to_positions, 0, seq_dim, to_length, tables if tables in strategies(to) else "auto")
+    forth = make_request((k,), to, to_positions, 0, seq_dim, to_length, tables if tables in strategies(to) else "auto", "k")
     if not match_magnitude:
         # leave the scaling's magnitude out of both rotations, so that the keys keep theirs; xPos's growth stays in: it
         # depends on the position and must change
@@ -95,10 +97,13 @@ def rerotate(
     if not same_slice:
         if inplace:
             check_no_overlap((k,), addresses=False)
-        # the slices differ, so there is no single angle: unrotate and rotate in high precision, round once
+        # the slices differ, so there is no single angle: unrotate and rotate, 16-bit keys in float32, rounded once
         unrotated = run((k.to(table_dtype(k)),), old, False, backend)
         moved = run(unrotated, new, False, backend)[0].to(k.dtype)
         return k.copy_(moved) if inplace else moved
+    if spec.per_head != to.per_head:
+        # one has tables [B, H, S, P]: those of the other, [S, P] or [B, S, P], get an axis of heads
+        old, new = (r if r.cos.ndim == 4 else replace(r, cos=r.cos.unsqueeze(-3), sin=r.sin.unsqueeze(-3)) for r in (old, new))
     # the angle of both rotations together, by the addition theorems
     cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
     cos, sin = cos.to(table_dtype(k)), sin.to(table_dtype(k))
@@ -136,7 +141,7 @@ def rotate_by(
     Such a table has no layout, so it cannot have the wrong one; `layout` is that of x.
     """
     choice("layout", layout, LAYOUTS)
-    layout_out = choice("layout_out", layout_out or layout, LAYOUTS)
+    layout_out = choice("layout_out", layout if layout_out is None else layout_out, LAYOUTS)
     seq_dim = check_tensor("x", x, seq_dim, None)
     check_tables(x, cos, sin, integer("start", start, low=0), seq_dim)
     return run((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[0]
@@ -176,6 +181,9 @@ def apply_rotary_pos_emb(
     choice("layout", layout, LAYOUTS)
     if cos.ndim not in (2, 3) or cos.shape[-1] % 2 or cos.shape != sin.shape:
         raise RopeError("cos", "cos and sin must be [S, R] or [B, S, R] with even R", [list(cos.shape), list(sin.shape)])
+    if unsqueeze_dim not in (cos.ndim - 2, cos.ndim - 1, -3, -2):
+        rule = f"must be the axis of the heads: {cos.ndim - 2} if it is before the tokens, {cos.ndim - 1} if it is after them"
+        raise RopeError("unsqueeze_dim", rule, unsqueeze_dim)
     for name, table in (("cos", cos), ("sin", sin)):
         first, second = split_pairs(table, layout)
         _require_equal(first, second, name, layout)
@@ -208,7 +216,10 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
     if inplace:
         check_no_overlap(xs, addresses=not traced)
     transforms_around = transforms() if traced else []
-    if _needs_plain_torch(request, transforms_around) or (not traced and are_batched_gradients(xs)):
+    plain = _needs_plain_torch(request, transforms_around) or (not traced and are_batched_gradients(xs))
+    if backend is not None and (plain or traced):
+        choice("backend", backend, BACKENDS)  # no kernel is picked by this name, which would check it
+    if plain:
         # in place, from a copy: the backward reads the tensor as it was before
         inputs = tuple(x.clone() for x in xs) if inplace else xs
         rotated = tuple(_by_plain_torch(x, request, key=request.is_key(i)) for i, x in enumerate(inputs))

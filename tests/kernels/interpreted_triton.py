@@ -326,6 +326,16 @@ def test_tables_may_be_strided():
     near(rotated, definition(q, spec, positions))
 
 
+def test_lazy_negative_views():
+    """The imaginary part of conjugated phases is a view with its sign to be changed, and so may x be."""
+    x, phases = heads(rw.RopeSpec(head_dim=10), Q), torch.polar(torch.ones(S, 5), torch.randn(S, 5)).conj()
+    exact = torch.complex(*x.double().chunk(2, dim=-1)) * phases.to(torch.complex128)
+    exact = torch.cat([exact.real, exact.imag], dim=-1)
+    assert phases.imag.is_neg()
+    near(rotation.rotate_by(x, phases.real, phases.imag, layout="half"), exact)
+    near(rotation.rotate_by(torch._neg_view(x), phases.real, phases.imag.resolve_neg(), layout="half"), -exact)
+
+
 def test_decode_by_tables_takes_each_row_its_own():
     spec = rw.RopeSpec(head_dim=10)
     q, positions = heads(spec, Q, seq=1), sample_positions(spec, B, 1)

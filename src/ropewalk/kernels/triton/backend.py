@@ -25,7 +25,9 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
         return f"the kernel takes heads of at most {MOST_DIMS} dimensions, this one has {x.shape[-1]}"
     if isinstance(request, TableRequest) and request.cos.ndim == 4 and request.cos.shape[1] > 1:
         return "the kernel takes one table for all heads, this one differs from head to head"
-    return None
+    if isinstance(request, TableRequest) and (request.cos.is_neg() or request.sin.is_neg()):
+        return "cos or sin is a lazy negative view; call .resolve_neg()"
+    return "x is a lazy negative view; call .resolve_neg()" if x.is_neg() else None
 
 
 def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
