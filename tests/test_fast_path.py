@@ -367,7 +367,7 @@ def test_a_compiler_sees_a_known_call(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("field", "args", "where"), [("x", ["no tensor", draw(1)], {}), ("seq_dim", [draw(3), draw(1)], {"seq_dim": [-2]})]
+    ("field", "args", "where"), [("q", ["no tensor", draw(1)], {}), ("seq_dim", [draw(3), draw(1)], {"seq_dim": [-2]})]
 )
 def test_what_is_no_tensor_or_no_axis_is_refused_as_ever(field, args, where):
     rope = rw.Rope(SPEC)
