@@ -39,7 +39,7 @@ def rotate(
     backend: str | None = None,
     tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
-    """Rotate every pair of `x` by its token's angle.
+    """Rotate every pair of `x` by its token's angle. `Learnable` frequencies are those before training: a `Rope` has the trained.
 
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
     positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for each row
