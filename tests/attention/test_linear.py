@@ -7,7 +7,7 @@ from torch.nn.functional import elu, normalize, relu
 import ropewalk as rw
 from door import assert_refused
 from ropewalk.attention import LinearAttention, linear_attention
-from ropewalk.attention.linear_sums import State, causal_sums
+from ropewalk.attention.linear_sums import State, attend, causal_sums, make_features
 from ropewalk.errors import RopeError
 
 BATCH, HEADS, SEQ, HEAD_DIM, VALUE_DIM = 2, 3, 37, 10, 4
@@ -274,3 +274,21 @@ def test_bad_options_are_refused_by_name(options, field):
     with pytest.raises(RopeError) as caught:
         LinearAttention(**({"model_dim": 12, "num_heads": 3} | options))
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("needed", [(True, False, True), (True, False, False), (False, True, False)], ids=str)
+def test_gradients_behind_the_kernels_are_those_of_the_definition(rope, monkeypatch, needed):
+    """The kernels are replaced by plain torch; LoRA on q and v leaves k without a gradient."""
+
+    def run(q, k, v, kv_sum, k_sum, scale, call):
+        features = make_features(q, k, rw.Rope(call.spec), call.positions, call.real, "numerator", call.feature, 1.0)
+        return attend(features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps)
+
+    monkeypatch.setattr("ropewalk.attention.linear.why_not_triton", lambda *_: None)
+    monkeypatch.setattr("ropewalk.kernels.linear.run", run)
+    inputs = [t.requires_grad_(need) for t, need in zip(draw(), needed, strict=True)]
+    wanted = [t for t in inputs if t.requires_grad]
+    found = torch.autograd.grad(linear_attention(*inputs, rope)[0].square().sum(), wanted)
+    expected = torch.autograd.grad(by_definition(*inputs).square().sum(), wanted)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

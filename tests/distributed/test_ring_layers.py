@@ -5,12 +5,14 @@ import torch
 import torch.distributed as dist
 
 import ropewalk as rw
-from ropewalk.attention import Attention, remap, temperature
+from ropewalk.attention import Attention, LatentAttention, remap, temperature
 from ropewalk.distributed.ring import ring_forward
 from ropewalk.distributed.ring_linear import ring_linear_attention
 from ropewalk.errors import RopeError
 from ropewalk.lab.distributed import Parallel
-from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
+
+SIZES = {"vocab_size": 17, "hidden_size": 32, "intermediate_size": 24, "num_layers": 1, "num_heads": 4}
 
 
 @pytest.fixture
@@ -61,3 +63,17 @@ def test_linear_attention_in_a_ring_refuses_frequencies_that_depend_on_the_lengt
     rope, x = rw.Rope(rw.RopeSpec(8, scaling=rw.frequencies.Dynamic(2.0, original_length=4))), torch.randn(1, 2, 6, 8)
     with pytest.raises(RopeError, match=r"^scaling: must not depend on the length"):
         ring_linear_attention(x, x, x, rope)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("rotary_value", lambda: RoFormer(RoFormerConfig(**SIZES, rotary_value=True, attention_dropout=0.0)).layers[0].attention),
+        ("layer", lambda: LatentAttention(32, 4, kv_rank=8, nope_dim=4, rope_dim=4, value_dim=4)),
+        ("layer", lambda: Decoder(DecoderConfig(**SIZES, attention="linear")).layers[0].self_attn),
+    ],
+    ids=["rotary_value", "latent", "linear"],
+)
+def test_a_ring_refuses_other_layers_by_name(alone, field, make):
+    with pytest.raises(RopeError, match=f"^{field}: .*ring attention"):
+        ring_forward(make(), torch.randn(2, 9, 32), torch.arange(9))

@@ -297,3 +297,25 @@ def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
     assert "eps" in reason(lambda layer: setattr(layer.q_norm, "eps", None))
     assert "hooks" in reason(lambda layer: layer.k_norm.register_forward_hook(lambda *_: None))
     assert "hooks" in reason(lambda layer: layer.qkv_proj.register_forward_pre_hook(lambda *_: None))
+
+
+def test_a_linear_layer_is_linear_however_it_is_called():
+    """Against the quadratic formula: rotated features above, features below, then the norm of each head."""
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 13, "hidden_size": 12, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
+    layer = Decoder(DecoderConfig(**sizes, attention="linear")).double().layers[0].self_attn
+    x, rope = torch.randn(2, 5, 12, dtype=torch.float64), rw.Rope(rw.RopeSpec(6))
+    q, k, v = (x @ layer.qkv_proj.weight.mT).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)
+    q, k = (torch.nn.functional.elu(t) + 1 for t in (q, k))
+    top, bottom = (pair[0] @ pair[1].mT for pair in (rope(q, k, torch.arange(5)), (q, k)))
+    out = top.tril() @ v / bottom.tril().sum(-1, keepdim=True)
+    out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    expected = out.transpose(1, 2).flatten(-2) @ layer.o_proj.weight.mT
+    torch.testing.assert_close(layer(x).out, expected)
+    torch.testing.assert_close(layer(x, torch.arange(5) + 3).out, expected)
+    for field, call in (
+        ("mask", lambda: layer(x, mask=torch.ones(5, 5, dtype=torch.bool))),
+        ("return_weights", lambda: layer(x, return_weights=True)),
+        ("attention", lambda: layer.backend_for(x)),
+    ):
+        assert_refused(field, call)

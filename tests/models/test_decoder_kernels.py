@@ -113,3 +113,13 @@ def test_the_kernels_get_the_norm_of_the_heads():
     assert norm.k_weight is layer.k_norm.weight
     assert norm.eps == 0.25
     assert make().layers[0].self_attn.head_norm() is None
+
+
+@pytest.mark.parametrize(("cache", "capacity", "held"), [("growing", 2, 9), ("static", None, 9), ("static", 40, 40)])
+def test_a_captured_step_holds_the_prompt_and_all_new_tokens(monkeypatch, cache, capacity, held):
+    """A growing cache does not use its capacity."""
+    opened = []
+    monkeypatch.setattr(generation, "why_not_graph", lambda *_: None)
+    monkeypatch.setattr(decode_step, "captured_step", lambda model, rows, tokens: opened.append((rows, tokens)))
+    generation._graph_opener(make(), torch.zeros(2, 3, dtype=torch.int64), cache, 6, capacity, True)()
+    assert opened == [(2, held)]

@@ -170,7 +170,9 @@ class _KernelAttention(torch.autograd.Function):
             out, *state = attend(features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps)
             out = out.to(v.dtype)
         with_grad = [t for t in inputs if t is not None and t.requires_grad]
-        input_grads = iter(torch.autograd.grad((out, *state), with_grad, grads, allow_unused=True))
+        # without a gradient of k, the sums of the keys depend on nothing that needs one
+        outputs, output_grads = zip(*((t, g) for t, g in zip((out, *state), grads, strict=True) if t.requires_grad), strict=True)
+        input_grads = iter(torch.autograd.grad(outputs, with_grad, output_grads, allow_unused=True))
         return *(next(input_grads) if need else None for need in needed), None
 
 

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from ropewalk.attention.masks import check_token_masks
 from ropewalk.attention.softmax import Attention
+from ropewalk.distributed.checked_layer import check_layer
 from ropewalk.distributed.context_parallel import run_torch, torch_why_not
 from ropewalk.distributed.sharding import Ring, check_order, exchange_lengths, order_number, token_indices
 from ropewalk.distributed.tiles import TILE, Bias, Masking, Tile, attend_tile, bias_of, merge, spans
@@ -150,7 +151,7 @@ def ring_forward(
     tile: int = TILE,
 ) -> Tensor:
     """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`, attending to all ranks."""
-    _check_layer(layer)
+    check_layer(layer)
     encoding = layer.encoding
     length = _whole_length(encoding, positions, group)
     q, k, v = layer.project(encoding.embed(x, positions))
@@ -164,16 +165,6 @@ def ring_forward(
     if padding is not None:
         out = out.masked_fill(~padding[:, None, :, None], 0.0)
     return layer.o_proj(out.transpose(1, 2).flatten(-2))
-
-
-def _check_layer(layer: Attention) -> None:
-    """Raise an error if ring attention cannot compute what `layer` does."""
-    if layer.dropout and layer.training:
-        raise RopeError("dropout", "differs between ranks; set it to 0, or apply dropout after attention", layer.dropout)
-    options = {"remapping": layer.remapping, "rotate_values": layer.rotate_values, "learned_sinks": layer.sinks is not None}
-    for name, value in options.items():  # shared_kv comes with rotate_values
-        if value:
-            raise RopeError(name, "is not supported by ring attention; leave it out, or attend on one rank", value)
 
 
 def _whole_length(encoding: Encoding, positions: Tensor, group: dist.ProcessGroup | None) -> Tensor | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import Attention, KVCache, linear_attention
 from ropewalk.attention.linear import identity_rope
+from ropewalk.attention.softmax import Attended
 from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import RopeError
 from ropewalk.kernels.fused.config import why_not_spec
 from ropewalk.kernels.fused.definition import QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope
@@ -115,6 +119,19 @@ class PackedLinearAttention(PackedAttention):
     def rope(self) -> Rope:
         """The encoding's rotation, or the identity if the encoding does not rotate q and k."""
         return self.encoding.rope if isinstance(self.encoding, Rotary) else identity_rope(self.head_dim)
+
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, cache=None, **others
+    ) -> Attended:
+        """Attend over x [B, S, hidden] as `attend` does; by default positions count each row's real tokens, as in `Attention`."""
+        for name, value in others.items():
+            if value is not None and value is not False:
+                raise RopeError(name, "must be left out with linear attention, which never forms the weights", value)
+        positions = self.token_positions(positions, padding, documents, cache, *x.shape[:2], x.device)
+        return Attended(self.attend(x, positions, padding, documents, cache), None)
+
+    def backend_for(self, x: Tensor, **masks: Any) -> tuple[str, str]:
+        raise RopeError("attention", "must be softmax to have one of its backends", "linear")
 
     def attend(
         self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: RunningState | None

@@ -141,6 +141,9 @@ def steps(
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
     open_step = _graph_opener(model, tokens, cache, max_new_tokens, capacity, graph)
     caches = cache
+    for name, value in (("capacity", capacity), ("sinks", sinks or None)):
+        if value is not None and (not isinstance(cache, str) or cache == "none"):
+            raise RopeError(name, "must be left out with cache='none' or given caches, which do not use it", value)
     if isinstance(cache, str):
         if choice("cache", cache, CACHES) == "static" and capacity is None:
             capacity = tokens.shape[1] + max_new_tokens
@@ -216,7 +219,8 @@ def _graph_opener(
     if reason is None:
         from ropewalk.models.decode_step import captured_step
 
-        return partial(captured_step, model, tokens.shape[0], capacity or tokens.shape[1] + new)
+        held = capacity if cache == "static" and capacity is not None else tokens.shape[1] + new
+        return partial(captured_step, model, tokens.shape[0], held)
     if graph:
         raise RopeError("graph", f"the steps cannot be captured: {reason}; pass graph=None", graph)
     return None
