@@ -7,7 +7,10 @@ import ropewalk as rw
 from door import assert_refused
 from ropewalk import frequencies
 from ropewalk.attention import Attention, KVCache
-from ropewalk.encodings import Sizes
+from ropewalk.attention.remap import SelfExtend
+from ropewalk.encodings import Encoding, Sizes
+from ropewalk.encodings.bias import Alibi
+from ropewalk.encodings.fourier import Fourier
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
 
@@ -288,3 +291,73 @@ def test_a_cache_emptied_by_eviction_starts_again():
     assert (len(cache), cache.next_positions) == (0, 0)
     cache.append(k, v, counted())
     assert torch.equal(cache.seen.k, k)
+
+
+@pytest.mark.parametrize("kind", [{}, {"kind": "static", "capacity": 9}, {"kind": "sliding", "capacity": 4, "sinks": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("change", "call"),
+    [
+        ({}, {"mask": torch.ones(3, 3, dtype=torch.int64)}),
+        ({"backend": "elsewhere"}, {}),
+        ({"backend": "sdpa"}, {"return_weights": True}),
+        ({}, {"padding": torch.tensor([[False, True, True]]), "mask": torch.ones(3, 40)}),
+        ({"remapping": SelfExtend(2, 2), "backend": "elsewhere"}, {}),
+    ],
+    ids=["mask of integers", "unknown backend", "weights", "mask of another size", "remapping"],
+)
+def test_a_call_that_fails_leaves_no_tokens_in_the_cache(kind, change, call):
+    """It goes on as if the call had not been made."""
+    x = torch.randn(1, 8, SIZES.model_dim, dtype=torch.float64)
+    layer = Attention(SIZES.model_dim, HEADS, remapping=change.get("remapping")).double()
+    cache, untouched = KVCache(**kind), KVCache(**kind)
+    for start, stop in ((0, 3), (3, 4), (4, 6)):
+        layer.backend = change.get("backend")
+        with pytest.raises((RopeError, RuntimeError)):
+            layer(x[:, start : start + 3], cache=cache, **call)
+        layer.backend = None
+        found, expected = (layer(x[:, start:stop], cache=each).out for each in (cache, untouched))
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(cache.seen.positions, untouched.seen.positions)
+        assert not cache.padded
+
+
+@pytest.mark.parametrize("target", [Fourier(SIZES), Encoding(SIZES), Alibi(SIZES)], ids=lambda each: type(each).__name__)
+def test_a_target_that_does_not_rotate_is_refused(target):
+    encoding, (k, v) = rotary(), draw()
+    cache = filled(encoding, counted(3), k, v)
+    assert_refused("to", lambda: cache.rescale(encoding, target))
+    assert_refused("to", lambda: cache.move(counted(), encoding, target))
+    torch.testing.assert_close(cache.seen.k, encoding.rotate(k, counted(3), key=True))
+
+
+def test_keys_without_a_rotation_get_none():
+    encoding, (k, v) = Alibi(SIZES), draw()
+    cache = filled(encoding, counted(3), k, v)
+    assert_refused("to", lambda: cache.rescale(encoding, rotary()))
+    cache.rescale(encoding, Encoding(SIZES))
+    assert torch.equal(cache.seen.k, k)
+
+
+def test_a_layer_refuses_rotated_keys_whose_frequencies_follow_the_length():
+    """They would keep the rotation of the length at which they came."""
+    dynamic = rotary(scaling=frequencies.Dynamic(factor=2.0, original_length=4))
+    plain, layer = (Attention(SIZES.model_dim, HEADS, encoding=each).double() for each in (rotary(), dynamic))
+    x = torch.randn(1, 6, SIZES.model_dim, dtype=torch.float64)
+    cache = KVCache()
+    plain(x[:, :5], cache=cache)
+    cache.rescale(plain.encoding, dynamic, to_length=5)
+    assert_refused("cache", lambda: layer(x[:, 5:], cache=cache))
+    assert_refused("cache", lambda: layer(x, cache=KVCache(rotated=True)))
+    split = KVCache(rotated=False)
+    layer(x[:, :5], cache=split)
+    torch.testing.assert_close(layer(x[:, 5:], cache=split).out, layer(x).out[:, 5:])
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+def test_a_chunk_with_several_axes_is_reused_at_positions_without_axes(rotated):
+    encoding, (k, v) = rotary(axes=rw.axes.chunked((2, 2, 1))), draw()
+    cache, positions = filled(encoding, torch.randint(0, 50, (3, BATCH, SEQ)), k, v, rotated=rotated), torch.arange(SEQ) + 50
+    cache.extend(cache.seen, positions, encoding)
+    expected = encoding.rotate(k, positions.expand(3, BATCH, SEQ), key=True) if rotated else k
+    torch.testing.assert_close(cache.seen.k[:, :, SEQ:], expected)
+    assert torch.equal(cache.seen.positions[..., SEQ:], positions.expand(3, BATCH, SEQ))

@@ -193,7 +193,7 @@ def test_short_contexts_are_plain_rope(name):
 
 
 @methods
-@pytest.mark.parametrize(("trained", "served"), [(64, 256), (100, 177), (2048, 32768)])
+@pytest.mark.parametrize(("trained", "served"), [(64, 256), (100, 177), (2048, 32768), (512, 131072)])
 def test_no_distance_exceeds_the_trained_length(name, trained, served):
     remapping = REMAPPINGS[name].for_length(trained, served)
     keys = torch.arange(served)

@@ -32,13 +32,13 @@ def test_published_sizes_are_the_defaults():
     assert (config.init_std, config.norm_topk, config.experts_per_token) == (0.02, True, 1)
 
 
-@pytest.mark.parametrize(("trained", "served"), [(64, 256), (100, 177), (4096, 65536)])
+@pytest.mark.parametrize(("trained", "served"), [(64, 256), (100, 177), (4096, 65536), (64, 4096)])
 def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served):
     """Two thirds of the trained length must hold the window and all far distances."""
     window = trained // 4
     least = next(n for n in range(2, served) if (served - window) / n <= 2 * trained // 3 - window)
     assert LeakyReRope.for_length(trained, served) == LeakyReRope(window, least, trained)
-    assert SelfExtend.for_length(trained, served) == SelfExtend(least, max(least, window // least * least))
+    assert SelfExtend.for_length(trained, served) == SelfExtend(least, window // least * least or window)
     assert ReRope.for_length(trained, served) == ReRope(window, trained)
 
 

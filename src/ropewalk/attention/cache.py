@@ -6,6 +6,8 @@ rotated, or unrotated if the frequencies depend on the length of the sequence.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -74,14 +76,25 @@ class KVCache:
             self.rotated = not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length)
         return self.rotated
 
-    def _holds_rotations(self, encoding: Encoding) -> bool:
+    def _holds_rotations(self, encoding: Encoding, name: str = "encoding") -> bool:
         """Return whether keys must be re-rotated to be moved; raise an error if positions cannot be taken out of them."""
         if not self.keeps_rotated(encoding) or encoding.entry != "qk":
             return False
         if not isinstance(encoding, Rotary):
             rule = "must rotate, so that its keys can be moved; for this one use KVCache(rotated=False)"
-            raise RopeError("encoding", rule, type(encoding).__name__)
+            raise RopeError(name, rule, type(encoding).__name__)
         return True
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Undo what was appended in this context if it ends with an error."""
+        # the cached tokens are still there: `append` writes after them or makes new buffers
+        before = self.size, self._buffers, self.padded, self.rotated
+        try:
+            yield
+        except BaseException:
+            self.size, self._buffers, self.padded, self.rotated = before
+            raise
 
     @property
     def seen(self) -> CachedTokens:
@@ -222,11 +235,16 @@ class KVCache:
     def move(self, positions: Tensor, encoding: Encoding, to: Encoding | None = None, **lengths: int | Tensor | None) -> None:
         """Give every token a new position; keys are re-rotated, by `to` if given. `lengths` as in `rotation.rerotate`."""
         self._refuse_rerotation(encoding)
+        to = encoding if to is None else to
+        self._refuse_rerotation(to, "to")
         seen = self.seen
         positions = self._checked_positions(positions, len(seen.valid), self.size).expand_as(seen.positions).contiguous()
-        if self._holds_rotations(encoding):
-            target = to.rope if isinstance(to, Rotary) else None
-            rope = encoding.rope  # type: ignore[union-attr]  # an encoding with rotations has one
+        holds_rotations = self._holds_rotations(encoding)
+        if self._holds_rotations(to, "to") != holds_rotations:
+            rule = "must rotate keys if and only if the encoding of the cached keys does; compute the keys again"
+            raise RopeError("to", rule, type(to).__name__)
+        if holds_rotations:
+            rope, target = encoding.rope, to.rope  # type: ignore[union-attr]  # encodings with rotations have one
             k = rope.rerotate(seen.k, seen.positions, positions, target, match_magnitude=True, **lengths)  # type: ignore[operator]
         else:
             k = seen.k
@@ -255,13 +273,14 @@ class KVCache:
     def extend(self, other: CachedTokens, positions: Tensor, encoding: Encoding) -> None:
         """Append the contents of another cache at new positions, without running the model again."""
         self._refuse_rerotation(encoding)
-        k, positions = other.k, self._checked_positions(positions, len(other.valid), other.valid.shape[-1])
+        positions = self._checked_positions(positions, len(other.valid), other.valid.shape[-1])
+        k, positions = other.k, positions.expand_as(other.positions).contiguous()
         if self._holds_rotations(encoding):
             rope = encoding.rope  # type: ignore[union-attr]  # an encoding with rotations has one
-            k = rope.rerotate(k, other.positions, positions.expand_as(other.positions).contiguous())  # type: ignore[operator]
+            k = rope.rerotate(k, other.positions, positions)  # type: ignore[operator]
         self.append(k, other.v, positions, other.valid)
 
-    def _refuse_rerotation(self, encoding: Encoding) -> None:
+    def _refuse_rerotation(self, encoding: Encoding, name: str = "encoding") -> None:
         """Raise an error if the cached keys have positions that the encoding cannot change."""
         if self.keeps_rotated(encoding) and (reason := encoding.why_not("rerotate")):
-            raise RopeError("encoding", f"must allow cached keys to move: {reason}", type(encoding).__name__)
+            raise RopeError(name, f"must allow cached keys to move: {reason}", type(encoding).__name__)

@@ -153,8 +153,9 @@ class SelfExtend(Remapping):
         """Return a SelfExtend with a quarter of the trained length as window and the group that `served` tokens need."""
         window = max(1, trained // 4)
         group = _slowdown(trained, served, window)
-        # the window is rounded to a multiple of the group, so that dividing it by the group leaves no remainder
-        return cls(group, max(group, window // group * group))
+        # the window is rounded to a multiple of the group, so that dividing it by the group leaves no remainder; a window less
+        # than one group stays as it is, since a larger one would lead beyond the trained length
+        return cls(group, window // group * group or window)
 
 
 @dataclass(frozen=True)

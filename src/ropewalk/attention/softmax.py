@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -140,18 +141,22 @@ class Attention(nn.Module):
         q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)
-        if self.remapping is not None:
-            visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
-            out, weights = remapped_attention(self, q, k, v, positions, visible, cache, return_weights), None
-        else:
-            q, k, v, k_positions, key_padding = self._rotated_with_cache(q, k, v, positions, padding, cache, rotated is not None)
-            visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
-            out, weights = self._attend(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
-            if self.rotate_values:
-                out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]  # checked when the layer was made
-            if weights is not None:
-                value_term = self.encoding.value_bias(weights, positions, k_positions)
-                out = out if value_term is None else out + value_term.to(out.dtype)
+        # a call that fails adds no tokens; torch.compile cannot undo what it has traced
+        with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.unchanged_on_error():
+            if self.remapping is not None:
+                visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
+                out, weights = remapped_attention(self, q, k, v, positions, visible, cache, return_weights), None
+            else:
+                q, k, v, k_positions, key_padding = self._rotated_with_cache(
+                    q, k, v, positions, padding, cache, rotated is not None
+                )
+                visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
+                out, weights = self._attend(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
+                if self.rotate_values:
+                    out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]  # checked when the layer was made
+                if weights is not None:
+                    value_term = self.encoding.value_bias(weights, positions, k_positions)
+                    out = out if value_term is None else out + value_term.to(out.dtype)
         if padding is not None:
             out = out.masked_fill(~padding[:, None, :, None], 0.0)
         out = self.o_proj(out.transpose(1, 2).flatten(-2))
@@ -259,6 +264,9 @@ class Attention(nn.Module):
             q, k = self._rotated(q, k, positions)
         if cache is None:
             return q, k, self._rotated_values(v, positions), positions, padding
+        if keeps_rotated and isinstance(self.encoding, Rotary) and self.encoding.rope.spec.needs_length:
+            rule = "must hold keys that are not rotated for a scaling that depends on the length; use KVCache(rotated=False)"
+            raise RopeError("cache", rule, self.encoding.rope.spec.scaling)
         seen = cache.append(k, v, positions, padding)
         k = seen.k
         if not keeps_rotated:
