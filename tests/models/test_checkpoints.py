@@ -14,6 +14,8 @@ from door import assert_refused
 from ropewalk import frequencies
 from ropewalk.errors import RopeError
 from ropewalk.models import Decoder, RoFormer, RoFormerConfig, checkpoints
+from ropewalk.models.decoder_checkpoint import config_from_hf
+from ropewalk.models.decoder_config import WINDOWED
 from ropewalk.models.presets import PRESETS, build
 
 
@@ -276,6 +278,41 @@ def test_the_layers_that_smollm3_leaves_unrotated_are_those_of_transformers(laye
     """Old configs give the interval alone."""
     given = {} if interval is None else {"no_rope_layer_interval": interval}
     peer = transformers.SmolLM3Config(num_hidden_layers=layers, **given)
-    sizes = {"vocab_size": 30, "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 2, "num_hidden_layers": layers}
+    sizes = {"vocab_size": 30, "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 4, "num_hidden_layers": layers}
     config = checkpoints.FORMATS["smollm3"].config_from_hf({"model_type": "smollm3", "rope_theta": 5e6, **sizes, **given})
     assert [int(kind != "nope") for kind in config.layer_types] == peer.no_rope_layers
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Llama", {}),
+        ("Llama", {"num_key_value_heads": None}),
+        ("Mistral", {}),
+        ("Mistral", {"sliding_window": None}),
+        ("Ministral3", {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("SmolLM3", {}),
+        ("SmolLM3", {"num_key_value_heads": None}),
+        ("Qwen2", {}),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": None}),
+        ("Qwen3", {"head_dim": 4, "use_sliding_window": True, "max_window_layers": 0}),
+        ("Qwen3Moe", {"num_experts": 16}),
+        ("Qwen3Moe", {"num_experts": 16, "use_sliding_window": True}),
+    ],
+    ids=str,
+)
+def test_keys_that_are_absent_are_those_of_transformers(family, options):
+    heads = {"num_attention_heads": 32, "hidden_size": 128}
+    raw = {"vocab_size": 11, "intermediate_size": 24, "num_hidden_layers": 2, **heads, **options}
+    reference = getattr(transformers, f"{family}Config")(**raw)
+    config = config_from_hf({"model_type": reference.model_type, **raw})
+    assert (config.num_kv_heads, config.norm_eps) == (reference.num_key_value_heads, reference.rms_norm_eps)
+    windows = [config.window if each in WINDOWED else None for each in config.layer_types]
+    window = getattr(reference, "sliding_window", None)
+    types = getattr(reference, "layer_types", None) or ["sliding_attention"] * 2
+    assert windows == [window if each == "sliding_attention" else None for each in types]
+    if family == "Qwen3Moe":
+        found = (config.experts_per_token, config.moe_intermediate_size, config.norm_topk, config.router_aux_coef)
+        names = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_aux_loss_coef")
+        assert found == tuple(getattr(reference, name) for name in names)

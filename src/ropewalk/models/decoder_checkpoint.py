@@ -55,6 +55,18 @@ EXPERT_KEYS = {
     "experts_per_token": "num_experts_per_tok", "moe_intermediate_size": "moe_intermediate_size",
     "norm_topk": "norm_topk_prob", "router_aux_coef": "router_aux_loss_coef",
 }  # fmt: skip
+#: model_type -> what transformers takes for config keys that are absent, where our fields have another default
+HF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral3": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+    "smollm3": {"num_key_value_heads": 4},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3_moe": {
+        "num_key_value_heads": 4, "sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
+    },
+}  # fmt: skip
 #: settings under "ropewalk" in config.json, which change nothing that transformers computes without dropout
 OWN_KEYS = ("precision", "dropout", "length")
 #: layer types of transformers -> ours
@@ -68,6 +80,9 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
     for key in REQUIRED_KEYS:
         if raw.get(key) is None:
             raise RopeError(key, f"must be in the config of a {model_type}", None)
+    # null means no window, or as many heads of keys as of queries; for the other keys it means the default
+    unset = {key for key, value in raw.items() if value is None} - {"sliding_window", "num_key_value_heads"}
+    raw = {**HF_DEFAULTS.get(model_type, {}), **{key: value for key, value in raw.items() if key not in unset}}
     layers = integer("num_hidden_layers", raw["num_hidden_layers"], low=1, high=MAX_LAYERS)
     own_keys = _own_keys(raw)
     fields: dict[str, Any] = {ours: raw[key] for ours, key in HF_KEYS.items() if raw.get(key) is not None}
@@ -159,8 +174,6 @@ def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, 
     if count is None:
         raise RopeError("num_experts", f"must be in the config of a {model_type} with experts", None)
     fields = {ours: raw[key] for ours, key in EXPERT_KEYS.items() if raw.get(key) is not None}
-    if model_type == "qwen3_moe":
-        fields.setdefault("norm_topk", False)  # the default of transformers; ours is True
     step = integer("decoder_sparse_step", raw.get("decoder_sparse_step", 1), low=1)
     mlp_only = raw.get("mlp_only_layers") or ()
     if not isinstance(mlp_only, list | tuple):

@@ -63,6 +63,7 @@ class GgufWeights:
         if "token_embd.weight" not in file.tensors:
             raise RopeError("token_embd.weight", "must be in the file", None)
         config = {
+            "num_key_value_heads": None,  # as many as of queries if the file does not say
             **sizes_of(file), "model_type": name, "vocab_size": file.tensors["token_embd.weight"].shape[0],
             "rms_norm_eps": file.metadata.get(f"{name}.attention.layer_norm_rms_epsilon"), "head_dim": self.rope.head_dim,
             "rope_theta": self.rope.theta, "tie_word_embeddings": "output.weight" not in file.tensors,
