@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ropewalk.attention import backends
+from ropewalk.attention import backends, lse
 from ropewalk.attention.backends import Call, attend, pick
 from ropewalk.attention.masks import Visibility
 
@@ -131,3 +131,12 @@ def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind)
     visible, sees = FLEX[kind]
     given = call(**visible)
     torch.testing.assert_close(backends.run_flex(given)[0], by_loops(given, sees), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("run", [backends.run_math, lse.run_math])
+def test_a_bias_keeps_its_float32_next_to_bfloat16(run):
+    """A difference of 1/4 next to 100, where bfloat16 has steps of 1/2."""
+    q, v = torch.zeros(1, 1, 1, 2, dtype=torch.bfloat16), torch.eye(2, dtype=torch.bfloat16)[None, None]
+    bias = torch.tensor([100.0, 100.25]).view(1, 1, 1, 2)
+    out = run(Call(q, v, v, 1.0, Visibility(), bias))[0]
+    torch.testing.assert_close(out.double(), bias.double().softmax(-1), atol=2e-3, rtol=0)

@@ -7,13 +7,15 @@ import torch
 
 import ropewalk as rw
 from ropewalk import frequencies as fq
-from ropewalk.attention import Attention
+from ropewalk.attention import Attention, LatentAttention
 from ropewalk.attention.path import PathAttention
 from ropewalk.attention.remap import DualChunk, LeakyReRope, ReRope, SelfExtend
 from ropewalk.attention.selective import SelectivePhases
 from ropewalk.attention.temperature import LogAbove, Power
+from ropewalk.distributed import unshard
 from ropewalk.encodings import Polar, RotaryPlus, Sizes
 from ropewalk.models.activations import gelu_tanh
+from ropewalk.models.decoder_checkpoint import config_from_hf, config_to_hf
 from ropewalk.models.decoder_loss import token_loss
 from ropewalk.models.generation import generate
 from ropewalk.models.migrate import Migration
@@ -46,6 +48,10 @@ def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served)
     ("field", "call"),
     [
         ("chunk", lambda: DualChunk(chunk=1, local=1)),
+        ("head_dim", lambda: rw.DecoderConfig(**SIZES, head_dim=0)),
+        ("encoding", lambda: rw.DecoderConfig(**SIZES, encoding="bogus", layer_types=("nope",))),
+        ("head_dim", lambda: LatentAttention(12, 3, kv_rank=4, nope_dim=2, rope_dim=2, value_dim=2, head_dim=4)),
+        ("kind", lambda: unshard(torch.zeros(2, 3), 0, kind="foo")),
         ("slowdown", lambda: LeakyReRope(slowdown=0)),
         ("dropout", lambda: Attention(12, 3, dropout=-0.1)),
         ("dropout", lambda: Attention(12, 3, dropout=1.1)),
@@ -119,3 +125,34 @@ def test_keys_of_rope_plus_read_the_length_and_only_linear_attention_is_refused(
     torch.testing.assert_close(found, torch.cat((z.real, z.imag), dim=-1), atol=1e-6, rtol=1e-6)
     assert "twice" in encoding.why_not("linear")
     assert encoding.why_not("unrotate") is None
+
+
+@pytest.mark.parametrize("max_logits", [1 << 26, 22])
+def test_an_ignored_token_may_be_infinite(max_logits):
+    """Loss and gradients are those of the other tokens alone."""
+    torch.manual_seed(0)
+    x, weight, targets = torch.randn(5, 4).double(), torch.randn(11, 4).double(), torch.tensor([3, -100, 5, -100, 0])
+    x[1], x[3, 2] = math.inf, math.nan
+    kept = targets >= 0
+    found = [t.clone().requires_grad_() for t in (x, weight)]
+    expected = [t.clone().requires_grad_() for t in (x[kept], weight)]
+    loss = token_loss(*found, targets, max_logits)
+    reference = torch.nn.functional.cross_entropy(expected[0] @ expected[1].mT, targets[kept])
+    torch.testing.assert_close(loss, reference)
+    loss.backward()
+    reference.backward()
+    torch.testing.assert_close(found[0].grad[kept], expected[0].grad)
+    assert not found[0].grad[~kept].any()
+    torch.testing.assert_close(found[1].grad, expected[1].grad)
+
+
+def test_dense_layers_are_sorted_so_that_a_saved_config_is_the_same():
+    config = rw.DecoderConfig(**{**SIZES, "num_layers": 3}, num_experts=2, qk_norm=True, dense_layers=(2, 0, 2))
+    assert config.dense_layers == (0, 2)
+    assert config_from_hf(config_to_hf(config)).dense_layers == (0, 2)
+
+
+def test_padding_of_integers_is_refused_by_its_dtype():
+    model = rw.Decoder(rw.DecoderConfig(**SIZES))
+    with pytest.raises(rw.RopeError, match=r"torch\.int64"):
+        generate(model, torch.tensor([[3, 1, 2]]), 1, padding=torch.tensor([[1, 1, 1]]))

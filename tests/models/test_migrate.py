@@ -201,3 +201,13 @@ def test_dtype_mode_and_spec_come_along():
     done = migrate(source, spec)
     assert (next(done.model.parameters()).dtype, done.model.training) == (torch.float64, False)
     assert done.model.layers[0].attention.encoding.rope.spec == spec
+
+
+def test_a_migration_keeps_float64_and_gradient_checkpointing():
+    source = RoFormer(RoFormerConfig(vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8)).double()
+    with torch.no_grad():
+        source.layers[0].up.weight.fill_(1 / 3)  # float32 has another third
+    source.gradient_checkpointing = True
+    model = migrate(source, "alibi").model
+    assert torch.equal(model.layers[0].up.weight, source.layers[0].up.weight)
+    assert model.gradient_checkpointing

@@ -35,10 +35,10 @@ class Call:
         """The number of queries and the number of keys."""
         return self.q.shape[-2], self.k.shape[-2]
 
-    def full_mask(self) -> Tensor | None:
-        """Return bias and masks as one tensor: additive if any of them is float, else boolean; None if there are none."""
+    def full_mask(self, dtype: torch.dtype) -> Tensor | None:
+        """Return bias and masks as one tensor: additive, of `dtype`, if any is float, else boolean; None if there are none."""
         allowed = self.visible.allowed(*self.lengths, self.q.device)
-        added = [t.to(self.q.dtype) for t in (self.bias, self.visible.added) if t is not None]
+        added = [t.to(dtype) for t in (self.bias, self.visible.added) if t is not None]
         if not added:
             return allowed
         total = added[0] if len(added) == 1 else added[0] + added[1]
@@ -51,9 +51,9 @@ def run_math(call: Call) -> tuple[Tensor, Tensor]:
     k, v = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (call.k, call.v))
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     scores = (call.q.to(compute_dtype) @ k.to(compute_dtype).transpose(-1, -2)) * call.scale
-    mask = call.full_mask()
+    mask = call.full_mask(compute_dtype)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(compute_dtype)
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     # the softmax of a row of -inf is NaN
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
     weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
@@ -75,7 +75,7 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
     use_flag = only_causal and visible.offset == 0 and q_len == k_len
     # a single query after all cached keys sees every key, so it needs no mask
     single_query = only_causal and q_len == 1 and visible.offset == k_len - 1
-    mask = None if use_flag or single_query else call.full_mask()
+    mask = None if use_flag or single_query else call.full_mask(call.q.dtype)
     out = F.scaled_dot_product_attention(
         call.q, call.k, call.v, mask, dropout_p=call.dropout, is_causal=use_flag, scale=call.scale, enable_gqa=grouped
     )

@@ -52,7 +52,7 @@ class LatentAttention(Attention):
         if rotary.query_copies > 1:
             rule = "must keep the number of query heads, because only a part of each is rotated; use 'rope'"
             raise RopeError("encoding", rule, type(rotary).__name__)
-        for name in ("num_kv_heads", "rotate_values", "shared_kv", "qk_norm", "o_bias"):
+        for name in ("num_kv_heads", "head_dim", "rotate_values", "shared_kv", "qk_norm", "o_bias"):
             if name in options:
                 raise RopeError(name, "is not an option of LatentAttention; leave it out", options[name])
         if options.get("remapping") is not None:

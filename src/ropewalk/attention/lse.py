@@ -93,7 +93,7 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (groups, -1))
     visible = call.visible.part(start, stop, first_key, stop_key)
     bias = None if call.bias is None else part_of_scores(call.bias, start, stop, first_key, stop_key)
-    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=visible, bias=bias).full_mask()
+    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=visible, bias=bias).full_mask(k.dtype)
     if mask is not None:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)

@@ -81,7 +81,8 @@ class Band:
 class Visibility:
     """The masking of one attention call.
 
-    window       how many keys a query attends to, itself included, on its left (and as many on its right if not causal)
+    window       how many keys a query attends to, itself included, on its left (and as many on its right if not causal),
+                 counted in the row: padding and tokens of other documents count too
     padding      [B, Sk], True for real keys
     q_documents  [B, Sq], the document index of each query in a packed row; `k_documents` [B, Sk] that of each key
     mask         the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores

@@ -48,7 +48,8 @@ class Attention(nn.Module):
     """Softmax attention with one `encoding`: a name from ENCODINGS, a RopeSpec or an Encoding.
 
     num_kv_heads < num_heads shares keys and values between heads (GQA; 1 is MQA). `scale` defaults to
-    1/sqrt(head_dim), times the spec's softmax factor. `window` limits how many keys a query attends to. `o_bias`
+    1/sqrt(head_dim), times the spec's softmax factor. `window` limits how many keys a query attends to,
+    counting padding and other documents in between. `o_bias`
     overrides `bias` for the output projection; `norm_eps` is the epsilon of the norms that `qk_norm` adds. `temperature`
     multiplies queries by a factor of their position, `remapping` changes the distances that RoPE scores by.
 
@@ -153,7 +154,7 @@ class Attention(nn.Module):
                 visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
                 out, weights = self._attend(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
                 if self.rotate_values:
-                    out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]  # checked when the layer was made
+                    out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]  # see _check_values
                 if weights is not None:
                     value_term = self.encoding.value_bias(weights, positions, k_positions)
                     out = out if value_term is None else out + value_term.to(out.dtype)

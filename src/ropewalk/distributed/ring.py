@@ -72,7 +72,8 @@ def ring_attention(
     q and k must be rotated already.
 
     q_positions, k_positions   [S], [B, S] or [axes, B, S], used by a bias only; k_positions default to q_positions
-    encoding                   an Encoding, used for its bias; or a function bias(q, q_positions, k_positions) -> [.., Sq, Sk]
+    encoding                   an Encoding, used for its bias; or a function bias(q, q_positions, k_positions) -> [.., Sq, Sk].
+                               Its parameters get gradients if it is an nn.Module; tensors that a plain function uses get none
     documents, padding         [B, S] for this rank's tokens: the document index of each; True for real tokens
     order                      "contiguous", "head_tail", or the index [S] in the sequence of each of this rank's tokens,
                                which causality and window use instead of positions

@@ -47,6 +47,7 @@ def unshard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None, kind: s
 
     Contiguous shards may differ in length.
     """
+    choice("kind", kind, SHARD_KINDS)
     dim = dim % x.ndim
     sizes = {f"axis {axis} of x": size for axis, size in enumerate(x.shape) if axis != dim}
     # an error on every rank if another size or the dtype differs between ranks

@@ -37,7 +37,7 @@ class DecoderConfig:
     dropout       of both block outputs and, unless `attention_dropout` is given, of the attention weights
     length        the longest sequence trained on
     temperature   a factor on queries by their position, for all layers or by layer type (None: no factor)
-    remapping     other distances for RoPE in long contexts, such as SelfExtend; no other engine has it, so it is not saved
+    remapping     other distances for RoPE in long contexts, such as SelfExtend; no other engine has it, so it cannot be saved
     num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but `dense_layers`. Each
                   token uses `experts_per_token` of them, weighted by their softmax, renormalised if `norm_topk`
     """
@@ -87,7 +87,8 @@ class DecoderConfig:
         if self.head_dim is None and self.hidden_size % self.num_heads:
             rule = f"must be given, because num_heads = {self.num_heads} does not divide hidden_size = {self.hidden_size}"
             raise RopeError("head_dim", rule, None)
-        set_field("head_dim", integer("head_dim", self.head_dim or self.hidden_size // self.num_heads, low=1, high=65536))
+        head_dim = self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
+        set_field("head_dim", integer("head_dim", head_dim, low=1, high=65536))
         for name in ("qk_norm", "qkv_bias", "o_bias", "mlp_bias", "tie_embeddings", "norm_topk"):
             flag(name, getattr(self, name))
         choice("attention", self.attention, ATTENTIONS)
@@ -135,7 +136,8 @@ class DecoderConfig:
         if self.num_experts:
             integer("experts_per_token", self.experts_per_token, low=1, high=self.num_experts)
         number("router_aux_coef", self.router_aux_coef, low=0)
-        set_field("dense_layers", tuple(integer("dense_layers", i, low=0, high=self.num_layers - 1) for i in self.dense_layers))
+        dense = {integer("dense_layers", index, low=0, high=self.num_layers - 1) for index in self.dense_layers}
+        set_field("dense_layers", tuple(sorted(dense)))
 
     def _check_encoding(self, set_field: Callable[[str, Any], None]) -> None:
         """Check the encoding of every layer type."""
@@ -143,6 +145,8 @@ class DecoderConfig:
             set_field("encoding", dict(self.encoding))
             for layer_type in self.encoding:
                 choice("encoding", layer_type, LAYER_TYPES)
+        elif not isinstance(self.encoding, RopeSpec):  # also if no layer uses it
+            choice("encoding", self.encoding, ENCODINGS)
         for layer_type in dict.fromkeys(self.layer_types):  # type: ignore[arg-type]  # set above
             encoding = self.layer_encoding(layer_type)
             if isinstance(encoding, RopeSpec):
@@ -154,7 +158,7 @@ class DecoderConfig:
                 rule = "must not be set per layer type if it is added to the embeddings; use it for the whole model"
                 raise RopeError("encoding", rule, encoding)
             if self.attention == "linear" and not ENCODINGS[encoding].linear:
-                raise RopeError("encoding", "must not be a bias on the scores, which linear attention never computes", encoding)
+                raise RopeError("encoding", "must be one that linear attention can compute, such as 'rope'", encoding)
 
     def layer_encoding(self, layer_type: str) -> str | RopeSpec:
         """Return the encoding of layers of that type: a name or a spec."""

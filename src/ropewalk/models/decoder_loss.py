@@ -62,11 +62,12 @@ class _TokenLoss(torch.autograd.Function):
         x_grad, weight_grad = torch.empty_like(x), None
         for rows in chunks:
             mask = valid[rows].unsqueeze(-1)
-            losses, logits_grad = _loss_and_logits_grad(x[rows], weight, targets[rows].clamp(min=0))
+            kept = x[rows].masked_fill(~mask, 0.0)  # an ignored token may be infinite, and 0 times infinity is NaN
+            losses, logits_grad = _loss_and_logits_grad(kept, weight, targets[rows].clamp(min=0))
             total = total + (losses * valid[rows]).sum()
             # ignored tokens are masked here, where a row has hidden size, rather than in the logits
             x_grad[rows] = (logits_grad @ weight) * mask
-            chunk_grad = logits_grad.transpose(0, 1) @ (x[rows] * mask)
+            chunk_grad = logits_grad.transpose(0, 1) @ kept
             # several chunks are summed in float32, because a bfloat16 sum would lose small terms
             chunk_grad = chunk_grad if len(chunks) == 1 else chunk_grad.to(_sum_dtype(x))
             weight_grad = chunk_grad if weight_grad is None else weight_grad.add_(chunk_grad)

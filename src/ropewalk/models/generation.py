@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from ropewalk.kernels.support import why_no_triton
 CACHES = ("growing", "static", "sliding", "none")
 
 
-@runtime_checkable
 class Model(Protocol):
     """The interface of a model that can generate."""
 
@@ -265,7 +264,9 @@ def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> No
     if padding is None:
         return
     if padding.dtype != torch.bool or padding.shape != tokens.shape:
-        raise RopeError("padding", f"must be boolean {list(tokens.shape)}, True for real tokens", list(padding.shape))
+        raise RopeError(
+            "padding", f"must be boolean {list(tokens.shape)}, True for real tokens", [padding.dtype, list(padding.shape)]
+        )
     # no padding may follow a real token, and the last token of each row must be real
     if not bool((padding[:, 1:] >= padding[:, :-1]).all() & padding[:, -1].all()):
         raise RopeError(

@@ -103,14 +103,16 @@ def migrate(
         config = replace(source.config, encoding=encoding, **changes)  # type: ignore[arg-type]  # a dataclass
     except TypeError as error:
         raise RopeError("changes", f"must be fields of {type(source.config).__name__} ({error})", sorted(changes)) from None
-    model = type(source)(config)
+    parameter = next(source.parameters())
+    model = type(source)(config).to(device=parameter.device, dtype=parameter.dtype)
     old, new = _weights_outside_encodings(source), _weights_outside_encodings(model)
     copied = tuple(name for name in new if name in old and _is_copied(name, old[name], new[name], source, model))
     with torch.no_grad():
         for name in copied:
             new[name].copy_(old[name])
-    parameter = next(source.parameters())
-    model.to(device=parameter.device, dtype=parameter.dtype).train(source.training)
+    if hasattr(source, "gradient_checkpointing"):
+        model.gradient_checkpointing = source.gradient_checkpointing
+    model.train(source.training)
     uncopied = tuple(name for name in new if name not in copied)
     dropped = tuple(name for name in source.state_dict() if name not in copied) + unused
     return Migration(model, copied, dropped, (*_positional_names(model), *uncopied), apply_freeze(model, freeze, uncopied))

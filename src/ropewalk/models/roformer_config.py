@@ -152,7 +152,7 @@ class RoFormerConfig:
             raise RopeError("encoding", "must be used with causal=True", self.encoding)
         if self.attention == "linear" and not encoding.linear:
             names = ", ".join(name for name, encoding in ENCODINGS.items() if encoding.linear)
-            rule = f"must not be a bias on the scores, which linear attention never computes; use one of {names}"
+            rule = f"must be one that linear attention can compute; use one of {names}"
             raise RopeError("encoding", rule, self.encoding)
         # an encoding enters at "qk" if it rotates q and k
         if self.rotary_value and (encoding.entry != "qk" or self.attention == "linear"):
