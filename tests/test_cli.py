@@ -19,7 +19,7 @@ import ropewalk_cli
 from command_line import call
 from ropewalk import cli, selfcheck
 from ropewalk.caches import cache_infos
-from ropewalk.commands import info
+from ropewalk.commands import device_of, info
 from ropewalk.kernels import BACKENDS, Backend, available, eager
 from ropewalk_cli import options
 
@@ -303,7 +303,7 @@ def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick
     ("args", "says"),
     [
         (("demo", "--tokens", "0"), r"--tokens: must be an integer from 1 .* got 0"),
-        (("demo", "--device", "tpu"), r"--device: must be one of cpu.* got 'tpu'"),
+        (("demo", "--device", "tpu"), r"--device: must be one of auto, cpu, cuda; got 'tpu'"),
         (("bench", "--shape", "nope"), r"--shape: must be one of 'A', .*'doc shapes'; got 'nope'"),
         (("bench", "--contender", "nope"), r"--contender: must be one of 'ropewalk', .*'liger-kernel'; got 'nope'"),
         (("lab", "run", "decay", "--seeds", "0"), r"--seeds: must be an integer from 1 .* got 0"),
@@ -403,3 +403,21 @@ def test_errors_speak_of_options_where_they_are_about_options(capsys, tmp_path, 
     code, out, err = call(capsys, *(each.format(config=tmp_path) for each in args))
     assert (code, out) == (2, "")
     assert re.match(f"ropewalk: {says}", one_line(err)), err
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_its_reason(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = call(capsys, "demo", "--device", "cuda", "--out", str(tmp_path))
+    assert (code, err) == (2, "ropewalk: --device: must be auto or cpu: CUDA is not available here; got 'cuda'\n")
+
+
+@pytest.mark.parametrize(("gpu", "devices"), [(True, ["cuda", "cpu", "cuda"]), (False, ["cpu", "cpu"])])
+def test_auto_is_the_gpu_if_there_is_one(monkeypatch, gpu, devices):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    assert [device_of(name) for name in ("auto", "cpu", "cuda")[: len(devices)]] == devices
+
+
+def test_two_dashes_before_a_command_change_nothing(capsys):
+    code, out, err = call(capsys, "--", "info", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out).keys() == json.loads(call(capsys, "info", "--json")[1]).keys()

@@ -75,5 +75,5 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 def example(name: str) -> dict[str, Any]:
     """Return the config of a well-known model by its name, in capital or small letters."""
-    original_names = {each.lower(): each for each in EXAMPLES}
-    return EXAMPLES[original_names[choice("example", name.lower(), original_names)]]
+    original_name = {each.lower(): each for each in EXAMPLES}.get(name.lower(), name)
+    return EXAMPLES[choice("example", original_name, EXAMPLES)]

@@ -130,7 +130,7 @@ def _version() -> str:
 def _chosen(args: list[str]) -> str | None:
     """The command that is called, or whose arguments a shell completes; None for the list of commands."""
     completing = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    words = completing.split()[1:2] if os.environ.get("_ROPEWALK_COMPLETE") else args[:1]
+    words = completing.split()[1:2] if os.environ.get("_ROPEWALK_COMPLETE") else args[1:2] if args[:1] == ["--"] else args[:1]
     return words[0] if words and words[0] in COMMANDS else None
 
 
@@ -205,7 +205,7 @@ def _is_about(error: Any, parameter: Any, values: Mapping[str, Any]) -> bool:
     names = {parameter.name, *(each.strip("-").replace("-", "_") for each in parameter.opts)}
     # an option that may be repeated is one of several to the library: --layer-type, layer_types
     names |= {f"{name}s" for name in names}
-    given = [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    given = [str(each) for each in (value, *(value if isinstance(value, list | tuple) else ()))]
     return error.field in names and str(error.value) in given
 
 

@@ -76,7 +76,8 @@ def audit(
 @runs("ropewalk.commands.engines:engines")
 def engines(
     only: Annotated[
-        list[str] | None, typer.Option(help="Run only this engine: hf, vllm, sglang, mlx-lm or llama.cpp; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Run only this engine: hf, vllm, sglang, mlx-lm, llama.cpp or onnxruntime; may be repeated."),
     ] = None,
     match: Annotated[str, typer.Option(help="Run only the configs whose name contains this.")] = "",
     all_rows: Annotated[bool, typer.Option("--all-rows", help="Run every config of the matrix, not only real ones.")] = False,

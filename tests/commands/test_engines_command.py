@@ -4,6 +4,7 @@ import json
 
 import command_line
 from ropewalk.commands import engines
+from ropewalk.interop.engines.readers import TITLES
 
 
 def call(capsys, *args):
@@ -15,6 +16,12 @@ def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monke
     code, out, err = call(capsys, "--only", "vllm")
     assert (code, out) == (2, "")
     assert "--only: must name an engine that can run here: vllm is not installed" in err
+    code, _, err = call(capsys, "--only", "vllm", "--only", "sglang")
+    assert code == 2
+    assert err.startswith(
+        "ropewalk: --only: must name an engine that can run here: vllm is not installed; sglang is not installed"
+    )
+    assert err.endswith("; got ['vllm', 'sglang']\n")
     # without --only the command runs what it finds, which may be nothing
     code, out, err = call(capsys)
     assert (code, err) == (0, "")
@@ -29,3 +36,18 @@ def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
     code, out, _ = call(capsys, "--only", "vllm", "--only", "hf", "--match", "llama-3.1", "--json")
     assert code == 0
     assert json.loads(out) == {"rows": [{"engine": "hf", "same": True}], "not_run": {"vllm": "not here"}}
+
+
+def test_an_engine_that_is_named_twice_runs_once(capsys, monkeypatch):
+    ran = []
+    monkeypatch.setattr(engines, "why_not", lambda name: None)
+    monkeypatch.setattr(engines, "run", lambda name, rows: ran.append(name))
+    monkeypatch.setattr(engines, "verdict_rows", lambda *_, **__: [])
+    assert call(capsys, "--only", "hf", "--only", "vllm", "--only", "hf", "--match", "llama-3.1", "--json")[0] == 0
+    assert ran == ["hf", "vllm"]
+
+
+def test_the_help_names_every_engine(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    out = call(capsys, "--help")[1]
+    assert [name for name in TITLES if name not in out] == []

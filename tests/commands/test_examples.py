@@ -47,9 +47,11 @@ def test_an_argument_that_is_missing_is_called_nothing(capsys, tmp_path):
 
 
 def test_an_unknown_example_lists_the_known_ones(capsys):
-    code, _, err = command_line.call(capsys, "inspect", "--example", "llama-9")
+    code, _, err = command_line.call(capsys, "inspect", "--example", "Llama-9")
     assert code == 2
-    assert all(name.lower() in err for name in EXAMPLES)
+    assert all(name in err for name in EXAMPLES)
+    assert err.startswith("ropewalk: --example: must be one of ")
+    assert err.endswith("; got 'Llama-9'\n")
 
 
 #: model -> (head_dim, theta, served length), as its card says

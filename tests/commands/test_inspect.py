@@ -196,3 +196,10 @@ def test_a_refusal_is_one_line_and_exit_code_2(capsys, write, monkeypatch, tmp_p
     assert (code, out) == (2, "")
     assert err.startswith(f"ropewalk: {says}")
     assert err.count("\n") == 1
+
+
+def test_json_has_a_temperature_as_plain_data(capsys, write):
+    rope = {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16_384}
+    config = {"model_type": "ministral3", "head_dim": 16, "max_position_embeddings": 32_768, "rope_parameters": rope}
+    value = report(capsys, write(config))["layers"]["full_attention"]["values"]["temperature"]["value"]
+    assert value == {"class": "FloorLog", "scale": 0.1, "length": 16_384, "shift": 0}

@@ -8,6 +8,7 @@ import pytest
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
 from ropewalk.commands import finetune, lab
+from ropewalk.lab.studies import STUDIES
 
 EXAMPLE = {
     "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "rope_theta": 10000.0,
@@ -57,3 +58,21 @@ def test_a_folder_for_predictions_is_refused_before_the_evaluation(tmp_path, cap
     monkeypatch.setattr(finetune, "evaluate_file", lambda *_, **__: pytest.fail("the model was evaluated"))
     code, _, err = call(capsys, "lab", "evaluate", tmp_path, tmp_path / "x.tsv", "--predictions", tmp_path)
     assert (code, err) == (2, f"ropewalk: --predictions: must be the path of a file in a folder; got '{tmp_path}'\n")
+
+
+@pytest.mark.parametrize("names", [["all"], ["encodings", "all"]])
+def test_all_beside_other_names_is_every_study(tmp_path, capsys, monkeypatch, names):
+    ran = []
+    monkeypatch.setattr(lab, "run_study", lambda study, *_, **__: ran.append(study.name))
+    monkeypatch.setattr(lab, "_write_report", lambda *_: None)
+    code, _, err = call(capsys, "lab", "run", *names, "--preset", "smoke", "--device", "cpu", "--out", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    assert ran == list(STUDIES)
+
+
+def test_extend_writes_a_file_with_the_mode_of_every_new_file(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(EXAMPLE))
+    code, _, _ = call(capsys, "extend", tmp_path / "config.json", "yarn", "--factor", 4, "--out", tmp_path / "new.json")
+    assert code == 0
+    assert (tmp_path / "new.json").stat().st_mode == (tmp_path / "config.json").stat().st_mode
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "new.json"]

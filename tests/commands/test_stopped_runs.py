@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
+from ropewalk.commands import train
 from ropewalk.lab.runs import HeldOut
 
 
@@ -40,3 +42,10 @@ def test_a_stopped_fine_tuning_ends_with_130(tmp_path, capsys, interrupted):
     code, out, err = call(capsys, *given, "--epochs", 3)
     assert (code, err) == (130, "")
     assert out.startswith("stopped at step")
+
+
+def test_a_loss_that_is_not_known_is_a_dash(capsys, tmp_path):
+    outcome = SimpleNamespace(stopped=True, step=0, loss=None, seconds=1.0)
+    train.show(SimpleNamespace(outcome=outcome, model=None, reason="stopped"), tmp_path)
+    assert capsys.readouterr().out.startswith("stopped at step 0, loss -, 1 s; log: ")
+    assert (train.loss_text(0.0), train.loss_text(1.23456)) == ("0.0000", "1.2346")

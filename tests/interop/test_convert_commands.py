@@ -41,6 +41,13 @@ def test_convert_writes_what_the_library_writes(call, folder, tmp_path):
     assert all(torch.equal(found.read(name), wanted.read(name)) for name in found.names)
 
 
+def test_a_long_path_stays_on_one_line(call, folder, tmp_path):
+    target = tmp_path / "long" / ("folder " * 30).strip()
+    code, out, _ = call("convert", folder, target, *LAYOUTS)
+    assert code == 0
+    assert out.splitlines()[-1] == f"written to {target}"
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(call, folder, tmp_path):
     code, out, err = call("convert", folder, tmp_path / "b", *LAYOUTS, "--dry-run", "--json")
     assert (code, err) == (0, "")

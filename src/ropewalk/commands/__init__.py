@@ -26,11 +26,12 @@ def device_of(name: str) -> str:
     """Return the device named by a command-line option; "auto" is cuda if there is a GPU."""
     import torch
 
-    from ropewalk.errors import choice
+    from ropewalk.errors import RopeError, choice
 
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    best = devices[-1]
-    return best if name == "auto" else choice("device", name, devices)
+    has_gpu = torch.cuda.is_available()
+    if choice("device", name, ("auto", "cpu", "cuda")) == "cuda" and not has_gpu:
+        raise RopeError("device", "must be auto or cpu: CUDA is not available here", name)
+    return name if name != "auto" else "cuda" if has_gpu else "cpu"
 
 
 def config_or_example(config: Path | None, name: str | None) -> Any:

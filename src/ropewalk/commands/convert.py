@@ -62,9 +62,9 @@ def _show(conversion: Conversion, target: Path | None) -> None:
     roles = [*conversion.converted.values()]
     counts = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
     layouts = f"{conversion.source_layout} -> {conversion.target_layout}"
-    out.print(f"{layouts}: {counts} tensors change, {len(conversion.copied)} stay")
+    out.print(f"{layouts}: {counts} tensors change, {len(conversion.copied)} stay", soft_wrap=True)
     if conversion.left_out:
-        out.print(f"not copied: {', '.join(conversion.left_out)}")
+        out.print(f"not copied: {', '.join(conversion.left_out)}", soft_wrap=True)
     for text in conversion.warnings:
-        out.print(f"warning: {text}")
-    out.print("nothing written (--dry-run)" if target is None else f"written to {target}")
+        out.print(f"warning: {text}", soft_wrap=True)
+    out.print("nothing written (--dry-run)" if target is None else f"written to {target}", soft_wrap=True)

@@ -17,12 +17,12 @@ from ropewalk.interop.engines.record import verdict_rows
 
 def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> None:
     """Print a verdict for each engine of `only` (by default all) that is installed, and the configs in which it differs."""
-    names = [choice("only", name, TITLES) for name in only or TITLES]
+    names = list(dict.fromkeys(choice("only", name, TITLES) for name in only or TITLES))
     selected = _rows(match, all_rows)
     not_run = {name: reason for name in names if (reason := why_not(name)) is not None}
     if only and len(not_run) == len(names):
         reasons = "; ".join(dict.fromkeys(not_run.values()))
-        raise RopeError("only", f"must name an engine that can run here: {reasons}", ", ".join(names))
+        raise RopeError("only", f"must name an engine that can run here: {reasons}", only)
     by_id = {row.id: row for row in selected}
     results: list[dict[str, Any]] = []
     for name in names:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_format
 import os
-import tempfile
 import warnings
 from dataclasses import fields
 from pathlib import Path
@@ -91,13 +90,14 @@ def _write(path: Path, config: dict[str, Any]) -> None:
     """Write the file atomically; an existing file is an error."""
     text = json_format.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-            os.link(file.name, path)  # unlike os.replace, this raises FileExistsError if the file exists
-        except FileExistsError:
-            raise RopeError("--out", "must be a file that does not exist yet", str(path)) from None
-        finally:
-            os.unlink(file.name)
+        os.link(draft, path)  # unlike os.replace, this raises FileExistsError if the file exists
+    except FileExistsError:
+        raise RopeError("--out", "must be a file that does not exist yet", str(path)) from None
+    finally:
+        draft.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ def inspect(
         _plot(checkpoint, plot)
         report["plot"] = str(plot)
     if json:
-        print(json_format.dumps(report, indent=2, allow_nan=False))
+        print(json_format.dumps(report, indent=2, allow_nan=False, default=_plain))
         return
     _show(console(), report, details)
 
@@ -131,6 +131,11 @@ def _pairs(facts: Facts) -> list[dict[str, Any]]:
         }
         for i in range(facts.spec.pairs)
     ]
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """Return a value that JSON has no form for, such as a temperature, as {"class": its name, its fields}."""
+    return {"class": type(value).__name__, **asdict(value)}
 
 
 def _finite(value: float) -> float | None:

@@ -39,7 +39,8 @@ def run(
 
     `change` are texts name=value, settings of the preset to change; `models` is a folder of trained models to reuse.
     """
-    selected = list(STUDIES) if names == ["all"] else [choice("NAME", name, [*STUDIES, "all"]) for name in names]
+    selected = [choice("NAME", name, [*STUDIES, "all"]) for name in names]
+    selected = list(STUDIES) if "all" in selected else selected
     device = device_of(device)
     if seeds is not None:
         integer("seeds", seeds, low=1, high=MOST_SEEDS)

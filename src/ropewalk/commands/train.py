@@ -42,7 +42,7 @@ def train(
         show(report, folder)
         for name, result in report.held_out.items():
             console().print(
-                f"{name}: loss {result.loss or 0:.4f}, accuracy {percent(result.accuracy)} of {result.count:,} targets"
+                f"{name}: loss {loss_text(result.loss)}, accuracy {percent(result.accuracy)} of {result.count:,} targets"
             )
     exit_if_stopped(report)
 
@@ -72,7 +72,7 @@ def show(report: Report, folder: Path) -> None:
     """Print how a run ended and where its files are."""
     outcome, out = report.outcome, console()
     status = "stopped" if outcome.stopped else "done"
-    text = f"{status} at step {outcome.step}, loss {outcome.loss or 0:.4f}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
+    text = f"{status} at step {outcome.step}, loss {loss_text(outcome.loss)}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
     out.print(text, soft_wrap=True)
     out.print(f"model: {report.model}" if report.model else f"no model was written: {report.reason}", soft_wrap=True)
 
@@ -81,6 +81,11 @@ def exit_if_stopped(report: Report) -> None:
     """End the command with the exit code of an interrupt if Ctrl-C or SIGTERM stopped the run."""
     if report.outcome.stopped:
         raise typer.Exit(130)
+
+
+def loss_text(loss: float | None) -> str:
+    """Return a loss with four decimals, or "-" if it is not known."""
+    return "-" if loss is None else f"{loss:.4f}"
 
 
 def percent(share: float | None) -> str:
