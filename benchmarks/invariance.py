@@ -8,9 +8,8 @@ be the same. The draws are split over processes, because most of the time is com
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
@@ -113,14 +112,11 @@ def _count(seeds: list[int], device: str = "cuda") -> list[tuple[str, int, int]]
 
 def measure() -> Iterator[dict[str, Any]]:
     """Yield a row for each dtype, over all draws that ended within SECONDS."""
-    began, counts = time.monotonic(), []
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
         work = [pool.submit(_count, list(range(first, first + PART))) for first in range(0, DRAWS, PART)]
-        for done in as_completed(work):
-            if not done.cancelled():
-                counts += done.result()
-            if time.monotonic() - began > SECONDS:
-                pool.shutdown(wait=False, cancel_futures=True)
+        ended, _ = wait(work, timeout=SECONDS, return_when=FIRST_EXCEPTION)
+        pool.shutdown(wait=False, cancel_futures=True)
+        counts = [count for part in ended for count in part.result()]
     for dtype in map(str, DTYPES):
         of_dtype = [(wrong, compared) for name, wrong, compared in counts if name == dtype]
         differing, compared = sum(wrong for wrong, _ in of_dtype), sum(compared for _, compared in of_dtype)

@@ -2,7 +2,7 @@
 
 Contenders alternate, one replay of a CUDA graph each, because a GPU at its power limit changes its speed over milliseconds. A row
 has the median over the rounds of what a way takes more than the product in the same round.
-Every way must agree with the product and the definition in float64 before it is timed.
+The kernels with the rotation inside must agree with the definition in float64 before they are timed.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -91,10 +92,10 @@ def _sweep(common: dict[str, Any], calls: dict[Any, list[Callable[[], Any]]], co
         try:
             us = replay_us(calls_of_config, replays=7)
         except RuntimeError as error:
-            rows.append({**row, "us": float("inf"), "error": str(error)[:200]})
+            rows.append({**row, "error": str(error)[:200]})
             continue
         rows.append({**row, "us": round(us, 3), "percent_of_copy": round(100 * copy / us, 1)})
-    return sorted(rows, key=lambda row: row["us"])
+    return sorted(rows, key=lambda row: row.get("us", math.inf))
 
 
 if __name__ == "__main__":

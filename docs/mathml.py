@@ -67,14 +67,12 @@ def _atom(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
     scripts: dict[str, str] = {}
     while tokens and tokens[0]["sign"] in ("_", "^"):
         kind = tokens[0]["sign"]
-        if len(tokens) < 2:
-            raise FormulaError(f"nothing after {kind}")
         scripts[kind], tokens = _element(tokens[1:])
-    if base == f"<mo>{SIGNS['sum']}</mo>" and "_" in scripts:
-        return f"<munder>{base}{scripts['_']}</munder>", tokens
+    has_limits = base == f"<mo>{SIGNS['sum']}</mo>"
+    lower, upper, both = ("munder", "mover", "munderover") if has_limits else ("msub", "msup", "msubsup")
     if len(scripts) == 2:
-        return f"<msubsup>{base}{scripts['_']}{scripts['^']}</msubsup>", tokens
-    for kind, tag in (("_", "msub"), ("^", "msup")):
+        return f"<{both}>{base}{scripts['_']}{scripts['^']}</{both}>", tokens
+    for kind, tag in (("_", lower), ("^", upper)):
         if kind in scripts:
             return f"<{tag}>{base}{scripts[kind]}</{tag}>", tokens
     return base, tokens
@@ -82,7 +80,11 @@ def _atom(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
 
 def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
     """Return the element that begins with the first token, without exponent and index, and the tokens after it."""
+    if not tokens or tokens[0]["sign"] == "}":
+        raise FormulaError("nothing after a command, _ or ^")
     first, rest = tokens[0], tokens[1:]
+    if first["sign"] == "\\":
+        raise FormulaError("a backslash without a command")
     if first["sign"] == "{":
         return _row(rest, until="}")
     if first["text"] is not None:

@@ -247,17 +247,18 @@ def main() -> None:
     encodings.write_text(filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())), encoding="utf-8")
     benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
     peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, missing in TUTORIALS.items():
-        page = DOCS / name
+    tutorials = {DOCS / name: missing for name, missing in TUTORIALS.items()}
+    for page, missing in tutorials.items():
         page.write_text(tutorial_page(page.read_text(encoding="utf-8"), missing), encoding="utf-8")
     from pictures import reduced  # beside this file
 
-    chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), DOCS / "images" / "gpu.png")
-    chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), DOCS / "images" / "cpu.png")
-    chart.projection_chart(rows.read(RESULTS / "h200_projection.jsonl"), DOCS / "images" / "projection.png")
-    for name in ("gpu", "cpu", "projection"):
-        reduced(DOCS / "images" / f"{name}.png")
-    print(encodings, benchmarks, peers, lab, inspect, families, engines, sep="\n")
+    gpu, cpu, projection = charts = [DOCS / "images" / f"{name}.png" for name in ("gpu", "cpu", "projection")]
+    chart.gpu_chart(rows.read(RESULTS / "h200.jsonl"), gpu)
+    chart.cpu_chart(rows.read(RESULTS / "cpu.jsonl"), cpu)
+    chart.projection_chart(rows.read(RESULTS / "h200_projection.jsonl"), projection)
+    for picture in charts:
+        reduced(picture)
+    print(encodings, benchmarks, peers, lab, inspect, families, engines, *tutorials, *charts, sep="\n")
 
 
 if __name__ == "__main__":

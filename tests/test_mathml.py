@@ -36,6 +36,8 @@ def bare(formula: str) -> str:
             '<math><mrow><mo stretchy="false">(</mo><mi>x</mi><msup><mo stretchy="false">)</mo><mn>2</mn></msup></mrow></math>',
         ),
         (r"\sum_j a", "<math><mrow><munder><mo>∑</mo><mi>j</mi></munder><mi>a</mi></mrow></math>"),
+        (r"\sum_j^2 a", "<math><mrow><munderover><mo>∑</mo><mi>j</mi><mn>2</mn></munderover><mi>a</mi></mrow></math>"),
+        (r"\sum^2 a", "<math><mrow><mover><mo>∑</mo><mn>2</mn></mover><mi>a</mi></mrow></math>"),
         (r"\bar{k}_i", "<math><msub><mover><mi>k</mi><mo>‾</mo></mover><mi>i</mi></msub></math>"),
     ],
 )
@@ -43,7 +45,7 @@ def test_a_formula_is_drawn(formula, drawn):
     assert bare(formula) == drawn
 
 
-@pytest.mark.parametrize("formula", ["x}", "{x", r"\unknown", "x^"])
+@pytest.mark.parametrize("formula", ["x}", "{x", r"\unknown", "x^", "{x_}", "\\", r"a \{ b", r"\sqrt", r"\frac{a}", r"\frac"])
 def test_what_cannot_be_drawn_is_refused(formula):
     with pytest.raises(formulas.FormulaError):
         formulas.mathml(formula)

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,36 @@ def test_real_models_stops_a_part_at_its_limit_and_packs_what_it_wrote(tmp_path,
     real_models.pack(tmp_path)
     with tarfile.open(tmp_path / "rows.tar.gz") as archive:
         assert sorted(archive.getnames()) == ["fit.log", "models/rows.jsonl"]
+
+
+def test_invariance_yields_what_ended_within_its_limit(monkeypatch):
+    import invariance
+
+    def count(seeds):
+        """Take no time for the first part and half a second for every other one."""
+        time.sleep(0.5 if seeds[0] else 0)
+        return [("torch.float32", seed, 10) for seed in seeds]
+
+    monkeypatch.setattr(invariance, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(invariance, "_count", count)
+    for name, value in (("DRAWS", 400), ("PART", 2), ("SECONDS", 0.2)):
+        monkeypatch.setattr(invariance, name, value)
+    began = time.monotonic()
+    first, *others = invariance.measure()
+    assert time.monotonic() - began < 20
+    assert (first["dtype"], first["draws"], first["differing"], first["compared"]) == ("torch.float32", 2, 1, 20)
+    assert {row["draws"] for row in others} == {0}
+
+
+def test_a_configuration_that_fails_comes_last_in_rows_of_json(monkeypatch):
+    sweep = importlib.import_module("sweep")
+
+    def time_of(calls, replays):
+        if calls[0] is None:
+            raise RuntimeError("out of registers")
+        return calls[0]
+
+    monkeypatch.setattr(sweep, "replay_us", time_of)
+    rows = sweep._sweep({}, {"fails": [None], "slow": [4.0], "fast": [2.0]}, 1.0)
+    assert [row["config"] for row in rows] == ["fast", "slow", "fails"]
+    assert json.loads(json.dumps(rows[-1], allow_nan=False)) == {"config": "fails", "error": "out of registers"}

@@ -75,3 +75,12 @@ def test_a_table_of_several_factors_stays():
     module.scaling_factors = [4.0, 2.0]
     table = torch.cat([table_of(INV_FREQ / 4, 100), table_of(INV_FREQ / 2, 100)])
     assert with_exact_angles(module, lambda: module._compute_inv_freq(1.0) is None or table) is table
+
+
+def test_several_tables_stay():
+    """SGLang's dual chunk attention computes a tuple of tables from one set of frequencies."""
+    module = Rotary(100)
+    tables = (table_of(INV_FREQ, 100), table_of(INV_FREQ, 50))
+    found = with_exact_angles(module, lambda: tables if module._compute_inv_freq(1.0) is not None else None)
+    assert found is tables
+    assert "_compute_inv_freq" not in vars(module)

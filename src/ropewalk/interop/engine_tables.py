@@ -23,7 +23,8 @@ NEAR, TOLERANCE = 64, 1e-4
 def with_exact_angles(module: Any, compute: Callable[[], Tensor]) -> Tensor:
     """Return the table [positions, 2 x pairs] of cos and sin that `compute` makes, with exact angles instead of the engine's.
 
-    A table whose rows are not the positions 0, 1, 2, ... of one rope is returned as it is.
+    A table whose rows are not the positions 0, 1, 2, ... of one rope, and a result that is no tensor (the several tables of dual
+    chunk attention), are returned as they are.
     """
     recorded: list[Tensor] = []
     original = module._compute_inv_freq
@@ -43,7 +44,7 @@ def with_exact_angles(module: Any, compute: Callable[[], Tensor]) -> Tensor:
             module._compute_inv_freq = instance_attribute
     # linear scaling divides the positions by a factor; with several factors, the table holds a part for each
     factors = getattr(module, "scaling_factors", [1.0])
-    if len(recorded) != 1 or len(factors) != 1:
+    if not isinstance(table, Tensor) or len(recorded) != 1 or len(factors) != 1:
         return table
     return exact_table(table, recorded[0].double() / factors[0])
 
