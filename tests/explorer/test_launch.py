@@ -1,6 +1,7 @@
 """How the page is served: to this machine alone, under its own name, quietly, and with a refusal in one line."""
 
 import importlib
+import os
 import re
 import socket
 import sys
@@ -53,6 +54,33 @@ def test_without_streamlit_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "streamlit", None)
     with pytest.raises(RopeError, match=re.escape("pip install 'ropewalk[explorer]'")):
         launch.check(8600)
+
+
+def test_a_second_page_has_no_report_or_model_of_the_first(monkeypatch, tmp_path):
+    seen = []
+    names = ("ROPEWALK_REPORT", "ROPEWALK_MODEL", "ROPEWALK_LOCAL")
+    for name in names:
+        monkeypatch.setenv(name, "")  # restored after the test
+
+    class App:
+        """Stands for streamlit's server, which reads the environment."""
+
+        def __init__(self, *_, **__):
+            pass
+
+        def run(self, config):
+            seen.append([os.environ.get(name) for name in names])
+
+    monkeypatch.setattr("streamlit.App", App)
+    monkeypatch.setattr("ropewalk.explorer.charts.warm_up", lambda: None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    report = tmp_path / "report.html"
+    report.write_text("a report")
+    launch.launch(port, browser=False, report=report, model="tiny")
+    launch.launch(port, browser=False)
+    assert seen == [[str(report), "tiny", "1"], [None, None, "1"]]
 
 
 def shake_hands(address: str, **headers: str) -> int:

@@ -171,6 +171,15 @@ def test_the_view_shows_the_figures_before_and_after(folder, monkeypatch, langua
     assert str(folder) not in str(app.query_params)
 
 
+def test_without_a_scaling_the_text_is_read_once(folder, monkeypatch):
+    monkeypatch.setenv("ROPEWALK_LOCAL", "1")
+    monkeypatch.setenv("ROPEWALK_MODEL", str(folder))
+    requests, read = [], reading._read
+    monkeypatch.setattr(reading, "_read", lambda model, request, report: requests.append(request) or read(model, request, report))
+    opened(**{"model.method": "none", "model.factor": "4", "model.text": "python", "model.tokens": "121"})
+    assert [(request.method, request.factor) for request in requests] == [("none", 1.0)]
+
+
 def test_a_hosted_page_reads_no_path(folder, monkeypatch):
     monkeypatch.delenv("ROPEWALK_LOCAL", raising=False)
     monkeypatch.delenv("ROPEWALK_MODEL", raising=False)

@@ -290,3 +290,11 @@ def test_the_benchmark_moves_a_slider_and_tells_how_long_it_took(monkeypatch):
     assert sys.modules["__main__"] is main
     assert row["pass"] == "slider, clocks"
     assert row["ms"] > 0
+
+
+def test_a_count_of_pairs_is_offered_up_to_all_pairs(page):
+    app = page(a__scaling="clipped", a__head_dim="64")
+    assert app.select_slider(key="a.clipped.pairs").options == [str(count) for count in range(33)]
+    # a count from a link stays on offer
+    app = page(a__scaling="clipped", a__head_dim="16", a__clipped__pairs="20")
+    assert app.select_slider(key="a.clipped.pairs").options == [*map(str, range(9)), "20"]

@@ -15,7 +15,7 @@ from ropewalk.examples import EXAMPLES
 from ropewalk.explorer import controls
 from ropewalk.explorer.program import program
 from ropewalk.explorer.state import layers_of, limited, spec_of, stretched, values_of
-from ropewalk.frequencies import LongRope, Scaling, Yarn
+from ropewalk.frequencies import Clipped, Dynamic, Learnable, Linear, LongRope, Scaling, Yarn
 from ropewalk.interop.config.hf import from_hf
 
 LAYERS = [(name, layer) for name, config in EXAMPLES.items() for layer in from_hf(config, per_layer=True)]
@@ -95,6 +95,7 @@ class Slower(Scaling):
         RopeSpec(12, 500.0, Yarn(factor=3.0, attention_factor=1.5), layout="interleaved", layout_out="half", rotary_dim=10),
         RopeSpec(14, rotary_start=4, magnitude_on="q", precision="hf", extra_softmax_factor=1.7),
         RopeSpec(14, axes=chunked([3, 2, 2])),
+        RopeSpec(64, scaling=Clipped(inner=Yarn(), pairs=7)),
         RopeSpec(10, scaling=LongRope((1.0, 1.1, 1.2, 1.3, 1.4), (1.0, 2.0, 3.5, 4.0, 5.0), 64, factor=8.0)),
     ],
 )
@@ -152,6 +153,12 @@ def test_what_hangs_on_others_comes_into_range():
     assert limited(controls.defaults()) == controls.defaults()
 
 
+def test_a_second_spec_limits_the_pair_where_it_is_shown():
+    values = controls.defaults() | {"pair": 60, "compare": True, "b.head_dim": 20}
+    assert limited(values | {"view": "story"})["pair"] == 60
+    assert limited(values | {"view": "plane"})["pair"] == 9
+
+
 def test_a_list_stretches_over_the_pairs():
     assert stretched((1.0, 3.0), 5) == (1.0, 1.5, 2.0, 2.5, 3.0)
     assert stretched((7.0,), 3) == (7.0, 7.0, 7.0)
@@ -185,6 +192,23 @@ def test_every_preset_survives_another_head(head_dim):
 def test_a_config_that_is_none_is_refused(data):
     with pytest.raises(RopeError):
         layers_of(data)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [Clipped(inner=Yarn(factor=4.0)), Clipped(inner=Dynamic()), Clipped(inner=Clipped(pairs=3)), Learnable(Linear(2.0))],
+)
+def test_an_inner_scaling_that_the_page_has_no_controls_for_is_refused(scaling):
+    with pytest.raises(RopeError, match="with its defaults, to be shown here"):
+        values_of(RopeSpec(64, scaling=scaling))
+
+
+def test_a_config_with_cope_over_yarn_is_refused():
+    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 16_384, "rope_theta": 1e4, "use_cope": True}
+    assert layers_of(config)["full_attention"]["a.clipped.inner"] == "default"
+    with pytest.raises(RopeError, match="inner"):
+        layers_of(config | {"rope_scaling": scaled})
 
 
 def test_a_config_file_is_the_same_as_its_dict():

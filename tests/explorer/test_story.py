@@ -11,11 +11,12 @@ from PIL import Image
 
 from ropewalk import RopeSpec, axes
 from ropewalk.analysis import Facts
-from ropewalk.explorer import controls, engines, export, story_charts
+from ropewalk.explorer import charts, controls, engines, export, panels, story_charts
 from ropewalk.explorer.state import fitted, spec_of
 from ropewalk.explorer.widgets import slider_positions
 from ropewalk.explorer.words import translator
 from ropewalk.frequencies import Dynamic, Ntk, Yarn
+from ropewalk.plots.look import Look
 from ropewalk.plots.motion import dials_of
 from ropewalk.plots.numerals import short
 
@@ -119,6 +120,29 @@ def test_the_picture_is_saved_in_every_format(form, view):
     assert picture.format == form.upper()
     if form == "gif":
         assert picture.n_frames >= 30
+
+
+def test_the_story_saves_the_spec_that_it_shows(monkeypatch):
+    saved = []
+    monkeypatch.setattr(panels, "export", lambda values, specs, translate: saved.append(specs))
+    opened(step="angles", compare="1", a__head_dim="64", b__head_dim="16", pair="30")
+    assert saved == [[RopeSpec(64)]]
+
+
+def test_saved_maps_share_their_colours():
+    specs = [RopeSpec(10, theta=100.0), RopeSpec(10, theta=1e6)]
+    maps = charts.charts_of("map", specs, 64, 256, ENGLISH)
+    everything = [row["s"] for chart in maps for row in chart["data"]["values"]]
+    figure = export.figure_of(maps, Look())
+    colours = [image.get_clim() for ax in figure.axes[:2] for image in ax.images]
+    assert colours == [(min(everything), max(everything))] * 2
+
+
+def test_a_pair_that_stands_still_is_slowed_without_end():
+    app = opened(step="remedies", a__scaling="given", a__head_dim="4", a__given__radians="0,0.005")
+    slowed = {metric.label: metric.value for metric in app.metric}
+    assert slowed["Fastest pair, slowed by"] == "∞"
+    assert slowed["Slowest pair, slowed by"] == "2x"  # the second of two pairs turns by 0.01 unscaled
 
 
 def test_a_scaling_is_fitted_where_it_has_the_fields():

@@ -70,7 +70,8 @@ def _map(figure: Any, ax: Any, chart: dict[str, Any], look: Look) -> None:
     cells = [row["s"] for row in chart["data"]["values"]]  # the similarities, row by row
     side = math.isqrt(len(cells))
     values = [cells[start : start + side] for start in range(0, len(cells), side)]
-    image = ax.imshow(values, origin="lower", cmap=MAP)
+    low, high = chart["encoding"]["color"]["scale"]["domain"]
+    image = ax.imshow(values, origin="lower", cmap=MAP, vmin=low, vmax=high)
     ax.grid(False)
     bar = figure.colorbar(image, ax=ax)
     bar.set_label(chart["encoding"]["color"]["title"], color=look.ink)

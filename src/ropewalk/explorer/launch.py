@@ -76,10 +76,11 @@ def launch(port: int, browser: bool = True, report: Path | None = None, model: s
     from ropewalk.explorer.charts import warm_up
 
     # streamlit runs the page as a script, which has no arguments, so it reads them from the environment
-    if report is not None:
-        os.environ["ROPEWALK_REPORT"] = str(report.resolve())
-    if model is not None:
-        os.environ["ROPEWALK_MODEL"] = model
+    arguments = {"ROPEWALK_REPORT": None if report is None else str(report.resolve()), "ROPEWALK_MODEL": model}
+    for name, value in arguments.items():
+        os.environ.pop(name, None)  # of an earlier page
+        if value is not None:
+            os.environ[name] = value
     os.environ["ROPEWALK_LOCAL"] = "1"  # a page on the user's own machine may read a path that is typed into it
     warm_up()
     # refuse requests for other host names: a website could make its own name resolve to this machine

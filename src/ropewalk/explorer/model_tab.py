@@ -95,8 +95,10 @@ def _controls(values: dict[str, Any], model: Model, translate: Translate) -> str
 
 
 def _request(values: dict[str, Any], typed: str) -> Request:
+    """Return what the controls ask for; the factor is 1 if the method has none, so that equal readings are equal requests."""
     fields = ("method", "factor", "text", "tokens", "depth", "gap")
-    return Request(**{field: values[f"model.{field}"] for field in fields}, typed=typed)
+    request = Request(**{field: values[f"model.{field}"] for field in fields}, typed=typed)
+    return request if methods()[request.method].factor else replace(request, factor=1.0)
 
 
 def _read(model: Model, request: Request, translate: Translate) -> tuple[Reading, Reading]:

@@ -59,14 +59,13 @@ def _story(values: dict[str, Any], translate: Translate) -> None:
         draw_control(values, "language", LANGUAGE, tiles=True, option_text=LANGUAGES.get)
     _show_problem()
     try:
-        specs = _specs(values)
         beside_buttons = story.draw(values, translate)
     except RopeError as error:
         show_error(str(error))
         st.button(translate("Reset"), on_click=_reset, key="reset")
         return
     with beside_buttons:
-        panels.export(values, specs, translate)
+        panels.export(values, [spec_of(values)], translate)
     _write_link(values)
 
 

@@ -27,7 +27,8 @@ def limited(values: Values) -> dict[str, Any]:
         new[f"{side}.rotary_start"] = start
         new[f"{side}.rotary_dim"] = min(new[f"{side}.rotary_dim"], (head_dim - start) // 2 * 2)  # an even number
     new["position"] = min(new["position"], new["served"] - 1)
-    new["pair"] = min(new["pair"], min(pairs_of(new, side) for side in shown_sides(new)) - 1)
+    sides = SIDES[:1] if new["view"] == "story" else shown_sides(new)  # the story is about the first spec alone
+    new["pair"] = min(new["pair"], min(pairs_of(new, side) for side in sides) - 1)
     return new
 
 
@@ -109,7 +110,12 @@ def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
     }
     for field, control in scaling_controls(type(spec.scaling)).items():
         value = getattr(spec.scaling, field)
-        of_side[f"{spec.scaling.name}.{field}"] = value.name if control.kind == "scaling" else value
+        if control.kind == "scaling":
+            # the page has a control for the name of an inner scaling, and none for its fields
+            if value.name not in control.choices or value != scaling_of(value.name, {}, spec.pairs):
+                raise RopeError(field, f"must be one of {', '.join(control.choices)} with its defaults, to be shown here", value)
+            value = value.name
+        of_side[f"{spec.scaling.name}.{field}"] = value
     return {f"{side}.{name}": value for name, value in of_side.items()}
 
 

@@ -158,8 +158,8 @@ def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
     magnitude = float(facts.spec.ladder_frequencies(facts.served).magnitude)
     numbers = [
         (translate("New angles"), f"{facts.new_angles}/{facts.spec.pairs}"),
-        (translate("Fastest pair, slowed by"), f"{1 / ratio[0]:.4g}x"),
-        (translate("Slowest pair, slowed by"), f"{1 / ratio[-1]:.4g}x" if ratio[-1] else "∞"),
+        (translate("Fastest pair, slowed by"), _times(ratio[0])),
+        (translate("Slowest pair, slowed by"), _times(ratio[-1])),
         (translate("Magnitude"), f"{magnitude:.4g}"),
     ]
     for column, (label, number) in zip(st.columns(len(numbers)), numbers, strict=True):
@@ -172,6 +172,11 @@ def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
     st.caption(
         translate("A remedy that slows the fastest pair blurs neighbours; one that leaves the slowest alone leaves new angles.")
     )
+
+
+def _times(ratio: float) -> str:
+    """Return how many times slower a pair is at `ratio` of its speed, as text; a pair that stands still is ∞."""
+    return f"{1 / ratio:.4g}x" if ratio else "∞"
 
 
 def _specs(values: dict[str, Any]) -> dict[str, RopeSpec]:

@@ -105,6 +105,8 @@ def slider_values(values: dict[str, Any], name: str, control: controls.Control) 
         return sorted({0, *(size for size in HEADS if size <= head_dim), values[name]})
     if field == "position":
         return slider_positions(values["served"] - 1, values[name])
+    if field == "pairs":
+        return sorted({*range(controls.pairs_of(values, name[0]) + 1), values[name]})
     by_kind = LENGTHS if control.kind == "integer" else NUMBERS
     by_field = {"head_dim": HEADS, "theta": THETAS}.get(field, by_kind)
     common = MODEL_VALUES.get(name, by_field)
