@@ -15,7 +15,7 @@ from ropewalk.interop.fit.methods import extended
 from ropewalk.interop.fit.reader import Reader
 from ropewalk.interop.patch import patched
 from ropewalk.lab.long_ce import chunked_loss, token_weights
-from ropewalk.lab.studies import real_kv, real_precision, real_tune
+from ropewalk.lab.studies import STUDIES, real_extend, real_kv, real_precision, real_tune, run_study
 from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED
 from ropewalk.lab.studies.jobs import Workspace
 from ropewalk.lab.studies.real import known_methods, make_meter, open_real, real_windows
@@ -150,7 +150,7 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
     """SmolLM2's clipped pairs are those with a wavelength beyond the trained length; LongRoPE's factors come from a search."""
     model, encode = open_real("tiny", CPU)
     meter, spare = make_meter(
-        Workspace(tmp_path, CPU), model, encode, ["python"], name="tiny", trained=64, factor=2.0, windows=2, spare=1
+        Workspace(tmp_path, CPU), model, encode, ["python"], name="tiny", trained=64, factor=2.0, windows=2, search=16
     )
     spec = from_hf(model.config)
     method = real_tune._method(name, meter, spare, 16, spec)
@@ -179,6 +179,29 @@ def test_every_method_of_the_presets_is_trained_and_measured(method, tmp_path):
     bands = {each["band"]: each["values"] for each in found if each["metric"] == "loss"}
     assert list(bands) == ["0-32", "32-64", "64-128", "128-256"]
     assert np.isfinite(list(bands.values())).all()
+
+
+def test_losses_are_those_of_the_search_that_was_asked_for(tmp_path):
+    """A first run with a smaller search has found other factors, whose losses lie in the same workspace."""
+
+    def losses(folder: str, search: int) -> list[list[float]]:
+        settings = {"model": "tiny", "text": ["python"], "methods": ["longrope"], "factor": 4.0, "windows": 2, "search": search}
+        rows = real_extend.measure(Workspace(tmp_path / folder, CPU), **settings)
+        return [each["values"] for each in rows if each["metric"] == "loss"]
+
+    small = losses("one", 8)
+    assert losses("one", 128) == losses("another", 128) != small
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("norms", "norms=['LayerNorm afer']"), ("real_tune", "objectives=['longce']"), ("real_extend", "methods=['yarm', 'none']"),
+     ("real_passkey", "methods=['yarm', 'none']"), ("real_tune", "methods=['yarm']")],
+)  # fmt: skip
+def test_a_mistyped_name_is_refused(name, change, tmp_path):
+    field, wrong = change.partition("=")[0], change.split("'")[1]
+    with pytest.raises(RopeError, match=f"(?s){field}.*must be one of .*{wrong}"):
+        run_study(STUDIES[name], "smoke", tmp_path, changes=[change], workers=1, quiet=True)
 
 
 def test_the_bars_of_tuning_are_judged_with_their_errors():
@@ -212,6 +235,16 @@ def test_workspace_rows_resume(tmp_path, monkeypatch):
     first = real_kv.measure(workspace, **settings)
     monkeypatch.setattr(real_kv.Continuation, "losses", lambda *_: pytest.fail("measured again"))
     assert real_kv.measure(workspace, **settings) == first
+
+
+def test_a_short_text_is_measured_on_the_windows_it_has(tmp_path, monkeypatch):
+    """A text of 255 bytes has six windows of 40 bytes, and ten of 24."""
+    monkeypatch.setattr("ropewalk.lab.studies.real.real_text", lambda name: "a rope is walked " * 15)
+    workspace, source = Workspace(tmp_path, CPU), {"model": "tiny", "text": ["short"], "windows": 12}
+    rows = real_kv.measure(workspace, **source, length=32, next=8, sinks=2, shift=9)
+    assert {len(each["values"]) for each in rows} == {255 // 40}
+    rows = real_precision.measure(workspace, **source, dtypes=["float16"], lengths=[24, 40], offsets=[0])
+    assert [(each["length"], len(each["values"])) for each in rows] == [(24, 255 // 24), (40, 255 // 40)] * 2
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_masked_tokens_are_the_same_at_every_length():
             # the answer depends on the piece: its own sum
             return F.one_hot((tokens.sum(1, keepdim=True) + tokens) % 264, 264).float()
 
-    rows = {n: mlm_lengths.masked_rows(Watched(), text, n, torch.device("cpu"), stage=1) for n in (8, 24)}
+    rows = {n: mlm_lengths.masked_rows(Watched(), text, Bytes(), n, torch.device("cpu"), stage=1) for n in (8, 24)}
     masked, targets = mask_tokens(text, np.arange(5), Bytes(), seed=1)
     assert torch.equal(torch.cat(seen[8]).flatten(), masked.long().flatten())
     assert torch.equal(torch.cat(seen[24]), masked.long())

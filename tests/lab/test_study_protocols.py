@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lab_tiny import write_text
+from lab_tiny import WORDS, write_text
 
+from ropewalk.errors import RopeError
 from ropewalk.lab.corpus import open_corpus
 from ropewalk.lab.matching import split_triplets
 from ropewalk.lab.schedule import Stage
@@ -27,6 +28,7 @@ from ropewalk.lab.studies import (
     passkey,
     precision,
     relative,
+    run_study,
     training,
 )
 from ropewalk.lab.studies.jobs import Workspace
@@ -152,7 +154,7 @@ def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_
             stops.append(stop)
             return SimpleNamespace(step=stop)
 
-    def measured(model, windows, length, device, **fields):
+    def measured(model, windows, tokenizer, length, device, **fields):
         return [row("loss", [1.0], length=length, **fields)]
 
     monkeypatch.setattr(mlm_lengths, "make_trainer", lambda *_: Watched())
@@ -163,6 +165,37 @@ def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_
     assert [(r["stage"], r["trained"], r["length"]) for r in rows] == [
         (stage, trained, length) for stage, trained in ((1, 16), (2, 48), (3, 8)) for length in (8, 16, 48)
     ]
+
+
+def test_stages_are_measured_on_as_many_windows_as_are_asked_for(text, tmp_path):
+    """The second study finds the trainings and rows of the first; its first stage is still that of a model of one step."""
+    settings = {"preset": "mlm", "changes": [*text, *mlm_lengths._SMALL], "stages": [[8, 2, 1], [16, 2, 1]]}
+    run = lambda folder, windows: mlm_lengths.measure(Workspace(folder, torch.device("cpu")), seed=0, windows=windows, **settings)
+    assert {len(each["values"]) for each in run(tmp_path / "one", 2)} == {2}
+    assert run(tmp_path / "one", 3) == run(tmp_path / "another", 3)
+
+
+def test_stages_whose_lengths_do_not_divide_the_longest_are_refused(tmp_path):
+    with pytest.raises(RopeError, match="divide the longest"):
+        run_study(mlm_lengths.STUDY, "smoke", tmp_path, changes=["stages=[[16, 4, 6], [24, 4, 3]]"], workers=1, quiet=True)
+
+
+def test_models_are_measured_with_the_tokenizer_they_train_with(text, tmp_path, monkeypatch):
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocab))
+    changes = [*text, f"data.tokenizer={tmp_path / 'vocab.txt'}", *mlm_lengths._SMALL]
+    (found,) = training.held_out_windows(training.make_preset("smoke", changes[:3], 0), 1, 8)
+    assert set(found) <= {vocab.index(word) for word in (*WORDS, "[SEP]")}
+    seen = []
+    mask = mlm_lengths.mask_tokens
+    monkeypatch.setattr(mlm_lengths, "mask_tokens", lambda *rows, **options: seen.append(mask(*rows, **options)) or seen[-1])
+    settings = {"preset": "mlm", "changes": changes, "stages": [[8, 2, 1]], "windows": 9}
+    mlm_lengths.measure(Workspace(tmp_path, torch.device("cpu")), seed=0, **settings)
+    inputs, targets = seen[0]
+    assert (inputs[targets != -100] == vocab.index("[MASK]")).any()
+    assert inputs.max() < len(vocab)
+    with pytest.raises(RopeError, match="must be bytes"):
+        passkey.passkey_batches(training.make_preset("smoke", changes[:3], 0), 0.5)
 
 
 def test_matching_is_measured_on_cases_that_were_not_trained_on(monkeypatch, trainings):

@@ -44,6 +44,20 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays(tmp_path):
     assert (tmp_path / "elsewhere").is_dir()
 
 
+def test_damaged_checkpoints_of_later_steps_do_not_count_as_kept(tmp_path):
+    """Steps 8 and 9 are damaged, so the run goes on from step 5 and saves step 7."""
+    files = {"model.safetensors": {"x": torch.ones(2)}}
+    for step in (5, 8, 9):
+        checkpoint.write_checkpoint(tmp_path, step, files, {}, keep=3)
+    for step in (8, 9):
+        (tmp_path / f"step-{step:09d}" / "model.safetensors").write_bytes(b"")
+    checkpoint.write_checkpoint(tmp_path, 7, files, {}, keep=2)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-000000007", "step-000000005"]
+    newest = checkpoint.read_newest(tmp_path)
+    assert newest is not None
+    assert newest[0]["step"] == 7
+
+
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
 def test_the_step_of_a_fused_optimizer_is_on_the_device_of_the_weights(fused, device):
     """The meta device stands for a GPU; torch has no fused AdamW for it, so an object with the same attributes is used."""

@@ -37,14 +37,14 @@ def checkpoints(folder: Path) -> list[Path]:
 def write_checkpoint(
     folder: Path, step: int, files: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any], keep: int
 ) -> None:
-    """Write a checkpoint, then remove all but the newest `keep` checkpoints.
+    """Write a checkpoint, then remove those of later steps, and all but the newest `keep` of the others.
 
     files  {file name: {name of a tensor: tensor}}
     state  plain data for state.json; the step and the checksums of all files are added to it
     """
     target = folder / f"step-{step:09d}"
     if target.exists():
-        # it is damaged, otherwise the run would have resumed from it
+        # it is damaged, or this step is saved a second time
         shutil.rmtree(target)
     with atomic_folder(target) as draft:
         for name, tensors in files.items():
@@ -54,8 +54,11 @@ def write_checkpoint(
             write_file(draft / name, header, lambda label, tensors=tensors: [tensors[label]])
         content = {**state, "step": step, "files": {name: _sha256(draft / name) for name in files}}
         write_json(draft / STATE, {**content, "sha256": _state_sha256(content)})
-    for old in checkpoints(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    # the run has resumed from the newest undamaged checkpoint, so those of later steps are damaged
+    kept = [path for path in checkpoints(folder) if path.name <= target.name][:keep]
+    for path in checkpoints(folder):
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:

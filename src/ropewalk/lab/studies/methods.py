@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ropewalk.lab.batches import MixedBatches, TaskBatches, TextBatches
 from ropewalk.lab.evaluation import depth_grid
 from ropewalk.lab.settings import Preset
 from ropewalk.lab.statistics import Score
@@ -17,7 +16,7 @@ from ropewalk.lab.studies.findings import Claim, Findings, Table, by_length, cel
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.method_costs import costs
 from ropewalk.lab.studies.method_models import APPLIED, DROPE, LONGROPE2, TRAINED, adapted, new_model, preset_of, searched_factors
-from ropewalk.lab.studies.passkey import row_by_row
+from ropewalk.lab.studies.passkey import passkey_batches, row_by_row
 from ropewalk.lab.studies.rows import Row, distinct, joined_score, row, score, select
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import CPU_CHANGES, GPU_CHANGES
@@ -87,12 +86,10 @@ def _trained(workspace: Workspace, method: str, seed: int, share: float, preset:
 
     options  of `train_or_load`, for a method that begins with a trained model
     """
-    corpus, data_seed = training.corpus_of(preset), preset.train.seed
-    text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, data_seed)
-    batches = MixedBatches((text, TaskBatches("passkey", corpus.vocab_size, data_seed)), (1 - share, share), data_seed)
     if method in TRAINED:
         options = {"origin": method, "change": lambda model: new_model(method, model, seed)}
     name = f"methods-{method.replace(' ', '_')}-{seed}"
+    batches = passkey_batches(preset, share)
     return training.train_or_load(workspace, name, preset, batches=batches, objective=row_by_row, **options).model
 
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ropewalk.errors import RopeError
 from ropewalk.lab.batches import IGNORED, mask_tokens
+from ropewalk.lab.data import make_data
 from ropewalk.lab.evaluation import MAX_TOKENS, evaluating
 from ropewalk.lab.schedule import roformer_stages
 from ropewalk.lab.studies.findings import (
@@ -29,7 +31,7 @@ from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import Row, distinct, read_rows, row, score, write_rows
 from ropewalk.lab.studies.study import Study
 from ropewalk.lab.studies.training import corpus_of, make_preset, make_trainer, preset_facts
-from ropewalk.lab.tokenizer import Bytes
+from ropewalk.lab.tokenizer import Tokenizer, open_tokenizer
 
 _SMALL = ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"]
 _LARGE = [
@@ -54,6 +56,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 def run(runner: JobRunner) -> dict[str, Any]:
     """Run one long training for each seed, evaluated after every stage; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "stages", "windows")
+    lengths = [length for length, _, _ in settings["stages"]]
+    if any(max(lengths) % length for length in lengths):
+        raise RopeError("stages", "must have lengths that divide the longest, whose texts are measured in pieces", lengths)
     runner.run(Job(f"stages-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
     return preset_facts(settings["preset"], [*settings["changes"], _change_to(settings["stages"])])
 
@@ -69,8 +74,10 @@ def measure(
 ) -> list[Row]:
     """Train stage by stage; after each stage, measure the masked loss and accuracy at every length; return the rows."""
     full_preset = make_preset(preset, [*changes, _change_to(stages)], seed)
-    trainer = make_trainer(workspace, f"mlm-{seed}", full_preset)
+    # a finished training has no model of its first stages left to measure on other windows, so they are part of its name
+    trainer = make_trainer(workspace, f"mlm-{seed}-{windows}", full_preset)
     lengths = sorted({length for length, _, _ in stages})
+    tokenizer = open_tokenizer(make_data(full_preset.data).tokenizer)
     text = corpus_of(full_preset).valid.windows(windows, lengths[-1])
     rows, end = [], 0
     for stage, (length, _, steps) in enumerate(stages, start=1):
@@ -83,18 +90,20 @@ def measure(
             fields = {"stage": stage, "trained": length, "seed": seed}
             new_rows: list[Row] = []
             for input_length in lengths:
-                new_rows += masked_rows(trainer.model, text, input_length, workspace.device, **fields)
+                new_rows += masked_rows(trainer.model, text, tokenizer, input_length, workspace.device, **fields)
             write_rows(path, new_rows)
         rows += read_rows(path)
     return rows
 
 
-def masked_rows(model: nn.Module, text: np.ndarray, length: int, device: torch.device, **fields: Any) -> list[Row]:
+def masked_rows(
+    model: nn.Module, text: np.ndarray, tokenizer: Tokenizer, length: int, device: torch.device, **fields: Any
+) -> list[Row]:
     """Return rows of loss and accuracy at the masked tokens of `text`, which the model reads in pieces of `length` tokens.
 
     The masked tokens are the same for every length.
     """
-    inputs, targets = mask_tokens(text, np.arange(len(text)), Bytes(), seed=1)
+    inputs, targets = mask_tokens(text, np.arange(len(text)), tokenizer, seed=1)
     masked = targets != IGNORED
     pieces = inputs.view(-1, length).to(device, torch.int64)
     with evaluating(model):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ropewalk.encodings import Sizes
 from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import choice
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.findings import (
     Claim,
@@ -122,6 +123,8 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train one model for each norm and seed; return the facts for the report."""
     settings, shared = runner.settings, runner.pick("preset", "changes", "multiples", "windows", "shift")
+    for name in settings["norms"]:
+        choice("norms", name, _ALL)
     runner.run_each(measure, "norm", settings["norms"], lambda name: name.replace(" ", "-"), **shared)
     return training.preset_facts(settings["preset"], settings["changes"])
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ropewalk.errors import RopeError
 from ropewalk.lab.batches import IGNORED, Batch, MixedBatches, TaskBatches, TextBatches
 from ropewalk.lab.evaluation import depth_grid
 from ropewalk.lab.objectives import predict
+from ropewalk.lab.settings import Preset
 from ropewalk.lab.statistics import Score
 from ropewalk.lab.studies import training
 from ropewalk.lab.studies.extension_methods import METHODS, NONE, rope_spec, spec_for
@@ -71,10 +73,7 @@ def measure(
 ) -> list[Row]:  # fmt: skip
     """Train on text and pass keys, then test at every length and depth; return the rows."""
     full_preset = training.make_rope_preset(preset, changes, seed, base)
-    corpus, length = training.corpus_of(full_preset), training.trained_length(full_preset)
-    text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed)
-    task = TaskBatches("passkey", corpus.vocab_size, seed)
-    batches = MixedBatches((text, task), (1 - share, share), seed)
+    batches, length = passkey_batches(full_preset, share), training.trained_length(full_preset)
     name = f"passkey-{base:g}-{seed}"
     model = training.train_or_load(workspace, name, full_preset, batches=batches, objective=row_by_row).model
     plain = rope_spec(model)
@@ -88,6 +87,15 @@ def measure(
             rows += [row("found", hits, length=tokens, depth=depth, **fields) for (tokens, depth), hits in grid.items()]
     torch.cuda.empty_cache()
     return rows
+
+
+def passkey_batches(preset: Preset, share: float) -> MixedBatches:
+    """Return the text of a preset, mixed with a `share` of pass keys."""
+    corpus, seed, tokenizer = training.corpus_of(preset), preset.train.seed, preset.data.get("tokenizer", "bytes")
+    if tokenizer != "bytes":
+        raise RopeError("data.tokenizer", "must be bytes: pass keys are made of bytes", tokenizer)
+    text = TextBatches(corpus.train, corpus.vocab_size, corpus.fingerprint, seed)
+    return MixedBatches((text, TaskBatches("passkey", corpus.vocab_size, seed)), (1 - share, share), seed)
 
 
 def _mean(rows: list[Row], **fields: Any) -> float | None:

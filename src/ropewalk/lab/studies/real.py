@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, choice
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.measure import Meter, Samples
-from ropewalk.interop.fit.methods import methods
+from ropewalk.interop.fit.methods import LONGROPE, methods
 from ropewalk.interop.fit.open_model import cast_weights, import_transformers, open_model
 from ropewalk.interop.fit.passkeys import Encode, depths, wording
 from ropewalk.interop.fit.reader import Reader
@@ -84,21 +84,22 @@ def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int, 
 
 def make_meter(
     workspace: Workspace, model: nn.Module, encode: Encode, texts: Sequence[str], *, name: str, trained: int, factor: float,
-    windows: int = 0, lengths: Sequence[int] = (), num_depths: int = 10, spare: int = 0, seed: int = 0,
+    windows: int = 0, lengths: Sequence[int] = (), num_depths: int = 10, search: int = 0, seed: int = 0,
 ) -> tuple[Meter, Tensor | None]:  # fmt: skip
-    """Return a meter of `fit` whose rows are kept in the workspace, and a window that is not measured if `spare` is 1.
+    """Return a meter of `fit` whose rows are kept in the workspace, and a window for the search, None without one.
 
     trained, factor      the trained length, and how many times longer the measured windows are
     windows              their number
     lengths, num_depths  of the pass keys that the model is asked for
+    search               candidates of the search for LongRoPE's factors; its window is not measured
     """
-    to = round(factor * trained)
+    to, spare = round(factor * trained), int(search > 0)
     tokens = real_windows(texts, encode, to, windows, spare) if windows else torch.empty(0, to, dtype=torch.long)
     passkeys = tuple((length, depth) for length in lengths for depth in depths(num_depths))
     samples = Samples(trained, to, tokens[: len(tokens) - spare], tuple(bands_of(trained, to)), passkeys, encode, seed)
     dtype = str(next(model.parameters()).dtype)
     setting = {
-        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "spare": spare, "asked": passkeys,
+        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "search": search, "asked": passkeys,
         "wording": wording(), "seed": seed,
     }  # fmt: skip
     ledger = Ledger(workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting)
@@ -106,8 +107,10 @@ def make_meter(
 
 
 def known_methods(names: Sequence[str], long_factor: tuple[float, ...] | None = None) -> dict[str, Any]:
-    """Return the methods of `fit` by name, in the given order; longrope only with factors."""
+    """Return the methods of `fit` by name, in the given order; longrope only with factors. An unknown name is an error."""
     known = methods(long_factor)
+    for name in names:
+        choice("methods", name, dict.fromkeys((*known, LONGROPE)))
     return {name: known[name] for name in names if name in known}
 
 

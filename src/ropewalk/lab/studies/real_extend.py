@@ -61,7 +61,7 @@ def measure(
     trained = trained_length(loaded)
     with patched(loaded):
         meter, spare = make_meter(
-            workspace, loaded, encode, text, name=model, trained=trained, factor=factor, windows=windows, spare=int(search > 0)
+            workspace, loaded, encode, text, name=model, trained=trained, factor=factor, windows=windows, search=search
         )
         factors = None
         if spare is not None and "longrope" in methods:

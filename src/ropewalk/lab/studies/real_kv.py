@@ -58,14 +58,17 @@ def measure(
     """
     loaded, encode = open_real(model, workspace.device)
     tokens = real_windows(text, encode, length + next, windows).to(workspace.device)
-    setting = {"model": model, "text": text, "length": length, "next": next, "sinks": sinks, "shift": shift, "windows": windows}
+    setting = {
+        "model": model, "dtype": str(loaded.dtype), "text": text, "length": length, "next": next, "sinks": sinks, "shift": shift,
+        "windows": windows,
+    }  # fmt: skip
     ledger = Ledger(workspace.models / "real" / f"kv-{digest(setting)}.jsonl", setting)
     with patched(loaded):
         reader = Continuation(loaded)
-        for place in range(windows):
+        for place in range(len(tokens)):  # a short text has fewer than `windows`
             if ledger.find(window=place) is None:
                 ledger.add(window=place, losses=reader.losses(tokens[place], next, sinks, shift))
-    by_window = [ledger.find(window=place)["losses"] for place in range(windows)]  # type: ignore[index]
+    by_window = [ledger.find(window=place)["losses"] for place in range(len(tokens))]  # type: ignore[index]
     fields = {"trained": trained_length(loaded), "length": length}
     return [row("loss", [losses[way] for losses in by_window], way=way, **fields) for way in by_window[0]]
 

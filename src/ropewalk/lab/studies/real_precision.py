@@ -67,7 +67,7 @@ def measure(
             rounded, _ = open_real(model, workspace.device, DTYPES[dtype])
             for rotation, length, offset in cases:
                 with rotating(rounded, rotation):
-                    for place in range(windows):
+                    for place in range(len(texts[length])):  # a short text has fewer than `windows`
                         fields = _fields(dtype, rotation, length, offset) | {"window": place}
                         if ledger.find(**fields) is None:
                             tokens = texts[length][place : place + 1].to(workspace.device)
@@ -76,7 +76,8 @@ def measure(
                             ledger.add(**fields, kl=mean_kl(reference, rounded, tokens, offset, hidden[length, place]))
     rows = []
     for fields in (_fields(dtype, *case) for dtype in dtypes for case in cases):
-        values = [ledger.find(**fields, window=place)["kl"] for place in range(windows)]  # type: ignore[index]
+        places = range(len(texts[fields["length"]]))
+        values = [ledger.find(**fields, window=place)["kl"] for place in places]  # type: ignore[index]
         rows.append(row("kl", values, trained=trained, **fields))
     return rows
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ropewalk.analysis.statistics import Score
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, choice
 from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.fit.ledger import Ledger
 from ropewalk.interop.fit.measure import Meter
@@ -71,6 +71,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def run(runner: JobRunner) -> dict[str, Any]:
     """Train with each method, objective and seed, then measure loss by band and pass keys; return the facts for the report."""
     settings = runner.settings
+    for objective in settings["objectives"]:
+        choice("objectives", objective, (CE, LONG_CE))
     shared = runner.pick("model", "text", "factor", "steps", "rate", "train_text", "codes", "windows", "depths", "search")
     # the first method with every objective, then all others: a run that is stopped can compare both
     cases = [(settings["methods"][0], objective) for objective in settings["objectives"]]
@@ -104,7 +106,7 @@ def measure(
     with patched(loaded), mixed_precision(workspace.device), cudnn_first():
         meter, spare = make_meter(
             workspace, loaded, encode, text, name=model, trained=trained, factor=factor, windows=windows, lengths=asked,
-            num_depths=depths, spare=int(search > 0),
+            num_depths=depths, search=search,
         )  # fmt: skip
         chosen = _method(method, meter, spare, search, from_hf(loaded.config))  # type: ignore[arg-type]
         curve = train(loaded, chosen, tokens, trained, factor, objective, steps, rate, seed, encode, codes)

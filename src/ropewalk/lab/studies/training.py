@@ -22,6 +22,7 @@ from ropewalk.lab.schedule import Stage
 from ropewalk.lab.settings import Preset, read_preset
 from ropewalk.lab.studies.jobs import Workspace
 from ropewalk.lab.studies.rows import Row, digest, row
+from ropewalk.lab.tokenizer import open_tokenizer
 from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder
 from ropewalk.spec import RopeSpec
@@ -111,7 +112,7 @@ def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: An
 def corpus_of(preset: Preset) -> Corpus:
     """Return the text that a preset trains on."""
     data = make_data(preset.data)
-    return open_corpus(data.source, cache=data.cache, field=data.field)
+    return open_corpus(data.source, open_tokenizer(data.tokenizer), cache=data.cache, field=data.field)
 
 
 def trained_length(preset: Preset) -> int:
