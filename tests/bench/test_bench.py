@@ -67,6 +67,20 @@ def test_a_contender_that_rotates_backwards_is_not_timed(monkeypatch):
     assert row["skipped"] == "does not agree with the definition"
 
 
+def test_a_contender_that_cannot_run_is_skipped_and_the_others_are_timed(monkeypatch):
+    def broken(case):
+        def call(q, k):
+            raise RuntimeError("no compiler\nin the path")
+
+        return call
+
+    monkeypatch.setitem(contenders.CONTENDERS, "broken", broken)
+    found = list(cpu._case_rows(cases.make_case("tiny", "bhsd"), "bhsd", ("broken", "ropewalk"), rounds=2))
+    assert [(each["contender"], each.get("skipped")) for each in found[:2]] == [
+        ("broken", "RuntimeError: no compiler"), ("ropewalk", None),
+    ]  # fmt: skip
+
+
 def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
     found = list(cpu._case_rows(cases.make_case("tiny", "bhsd"), "bhsd", ("ropewalk", "transformers, eager"), rounds=2))
     assert {(r["contender"], r["pass"]) for r in found} == {

@@ -114,9 +114,13 @@ def _case_rows(case: Case, order: str, contenders: tuple[str, ...], rounds: int)
         if reason := why_not(contender, case):
             yield {**common, "contender": contender, "skipped": reason}
             continue
-        call = CONTENDERS[contender](case)
-        with torch.no_grad():
-            is_correct, errors[contender] = agrees(contender, call, case)
+        try:
+            call = CONTENDERS[contender](case)
+            with torch.no_grad():
+                is_correct, errors[contender] = agrees(contender, call, case)
+        except Exception as error:  # torch.compile needs a C++ compiler, for example
+            yield {**common, "contender": contender, "skipped": f"{type(error).__name__}: {error}".splitlines()[0]}
+            continue
         if is_correct:
             calls[contender] = call
         else:
