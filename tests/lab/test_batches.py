@@ -6,7 +6,7 @@ import torch
 from lab_tiny import tiny_batches, tiny_corpus
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.batches import IGNORED, MaskedBatches, MixedBatches, TaskBatches, TextBatches, mask_tokens
+from ropewalk.lab.batches import IGNORED, Batch, MaskedBatches, MixedBatches, TaskBatches, TextBatches, mask_tokens
 from ropewalk.lab.stateless_random import uniform
 from ropewalk.lab.tokenizer import Bytes
 
@@ -118,3 +118,18 @@ def test_passes_begin_at_different_offsets(tmp_path):
     windows = (len(batches.split.tokens) - 1) // 7 - 1
     offsets = batches.starts(windows * np.arange(60), 7) % 7
     assert set(offsets.tolist()) == set(range(7))
+
+
+def test_other_samples_have_another_fingerprint(tmp_path):
+    parts = (tiny_batches(tmp_path), TaskBatches("passkey"))
+    one, other = (MixedBatches(parts, (0.5, 0.5), seed) for seed in (0, 1))
+    index = np.arange(40)
+    assert not torch.equal(one.batch(index, 96).inputs, other.batch(index, 96).inputs)
+    assert one.fingerprint != other.fingerprint == MixedBatches(parts, (0.5, 0.5), 1).fingerprint
+
+
+def test_a_mask_is_moved_with_the_other_tensors():
+    tokens = torch.zeros(2, 3, dtype=torch.int32)
+    moved = Batch(tokens, tokens, 6, padding=tokens == 0).to(torch.device("meta"))
+    assert moved.padding is not None
+    assert (moved.padding.device.type, moved.padding.dtype) == ("meta", torch.bool)

@@ -431,7 +431,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, capsys, command):
     given = [tmp_path / "nowhere", "--train", file] if command == "finetune" else [tmp_path / "nowhere", file]
     code, _, err = call(capsys, "lab", command, *given)
     assert code == 2
-    assert "start: must be the folder of a checkpoint" in err
+    assert f"{'start' if command == 'finetune' else 'model'}: must be the folder of a checkpoint" in err
 
 
 def test_a_model_with_one_token_type_cannot_mark_two_texts(cail):
@@ -439,3 +439,26 @@ def test_a_model_with_one_token_type_cannot_mark_two_texts(cail):
     write_checkpoint(folder / "single", type_vocab_size=1)
     with pytest.raises(RopeError, match="at least two token types"):
         make_trainer(finetuning_preset(folder / "single", files, **QUICK))
+
+
+def test_a_start_without_an_id_for_the_mask_is_refused_for_masked_words(tmp_path):
+    words = [token for token in TOKENS if token != "[MASK]"]
+    write_checkpoint(tmp_path / "start", vocab_size=len(words))
+    (tmp_path / "start" / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    changes = [
+        f"model.start={tmp_path / 'start'}", f"data.source={write_text(tmp_path / 'text')}", f"data.cache={tmp_path}",
+        f"data.tokenizer={tmp_path / 'start'}", "data.objective=masked",
+    ]  # fmt: skip
+    with pytest.raises(RopeError, match=f"at most {len(words)} tokens.*{len(words) + 1}"):
+        make_trainer(make_preset({"train": {"stages": [{"length": 8, "batch": 2, "steps": 1}]}}, changes), progress=False)
+
+
+def test_token_types_are_needed_for_two_texts_only(tmp_path):
+    write_checkpoint(tmp_path / "start", type_vocab_size=1)
+    one = Files(write_classes(tmp_path / "a.tsv", 40), None)
+    assert make_trainer(finetuning_preset(tmp_path / "start", one, **QUICK), progress=False).run().step > 0
+    lines = ["sentence1\tsentence2\tlabel", *(f"a b\tc {n}\t{n % 2}" for n in range(40))]
+    (tmp_path / "b.tsv").write_text("\n".join(lines) + "\n")
+    for files in (Files(tmp_path / "b.tsv", None), Files(write_triplets(tmp_path / "c.json", 40), None)):
+        with pytest.raises(RopeError, match="two token types"):
+            make_trainer(finetuning_preset(tmp_path / "start", files, **QUICK), progress=False)

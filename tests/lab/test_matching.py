@@ -105,3 +105,8 @@ def test_objectives_reward_the_right_choice(form, objective):
     expected = {"pairs": 30 * np.log1p(np.exp(-5)), "triplets": 0.0}[form]
     assert right.item() == pytest.approx(expected, abs=1e-4)
     assert wrong.item() == pytest.approx({"pairs": 30 * np.log1p(np.exp(5)), "triplets": 30 * 1.2}[form], rel=1e-5)
+
+
+def test_triplets_in_their_order_have_another_fingerprint():
+    triplets = [Triplet("a", "b", "c", "B"), Triplet("d", "e", "f", "C")]
+    assert TripletBatches(triplets).fingerprint != TripletBatches(triplets, swap=False).fingerprint

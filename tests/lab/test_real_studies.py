@@ -237,6 +237,22 @@ def test_workspace_rows_resume(tmp_path, monkeypatch):
     assert real_kv.measure(workspace, **settings) == first
 
 
+def test_a_model_of_another_dtype_is_measured_again(tmp_path, monkeypatch):
+    settings = {"model": "tiny", "text": ["python"], "length": 24, "next": 4, "sinks": 2, "shift": 9, "windows": 2}
+    first = real_kv.measure(Workspace(tmp_path / "one", CPU), **settings)
+    monkeypatch.setattr(real_kv, "open_real", lambda name, device: open_real(name, device, torch.float16))
+    rounded = real_kv.measure(Workspace(tmp_path / "one", CPU), **settings)
+    assert rounded == real_kv.measure(Workspace(tmp_path / "another", CPU), **settings) != first
+
+
+def test_too_little_text_to_train_on_is_said(tiny):
+    model, encode = tiny
+    with pytest.raises(RopeError, match=r"train_text.*at least 256 tokens"):
+        real_tune.train(
+            model, known_methods(["none"])["none"], torch.zeros(255).long(), 64, 4.0, real_tune.CE, 1, 1e-3, 0, encode
+        )
+
+
 def test_a_short_text_is_measured_on_the_windows_it_has(tmp_path, monkeypatch):
     """A text of 255 bytes has six windows of 40 bytes, and ten of 24."""
     monkeypatch.setattr("ropewalk.lab.studies.real.real_text", lambda name: "a rope is walked " * 15)

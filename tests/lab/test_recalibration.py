@@ -53,3 +53,11 @@ def test_every_step_is_told_with_its_own_loss():
     losses = recalibrate(model, torch.arange(12).repeat(8, 1) % 5, 4, rate=1e-2, log=lambda *step: told.append(step))
     assert told == list(enumerate(losses))
     assert len(set(losses)) == 4
+
+
+def test_an_error_leaves_the_model_in_the_mode_it_had():
+    torch.manual_seed(0)
+    model = rw.Decoder(rw.DecoderConfig(30, 16, 24, num_layers=1, num_heads=2)).eval()
+    with pytest.raises(IndexError):
+        recalibrate(model, torch.full((2, 5), 30), 1)  # no such token
+    assert not model.training

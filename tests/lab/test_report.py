@@ -198,13 +198,28 @@ def test_no_recommendation_on_retrieval_where_nothing_is_retrieved():
     assert recommend({"passkey": held})[5].advice == "yarn."
 
 
+def test_depths_of_a_pass_key_are_samples_and_not_seeds():
+    """YaRN finds 20 keys more of 40, all at one depth: 0.5 with a standard error of 0.08."""
+    common = {"base": 10_000.0, "seed": 0, "length": 96}
+    rows = [
+        row("found", [0.0 if name == "none" and depth else 1.0] * 20, method=name, depth=depth, **common)
+        for name in ("none", "yarn")
+        for depth in (0.0, 1.0)
+    ]
+    held = StudyResult(rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")]))
+    assert recommend({"passkey": held})[5].advice == "yarn."
+
+
 def test_the_noise_between_seeds_is_measured_or_said_to_be_published():
     rows = [row("loss", [mean], model="a", length=8, seed=seed) for seed, mean in enumerate((1.0, 1.2, 1.4))]
     assert "0.2000" in noise(rows, {"seeds": 3})
-    assert "as published" in noise(rows, {"seeds": 1})
+    assert "as published" in noise(rows, {"seeds": 1, "study": "encodings"})
+    assert noise(rows, {"seeds": 1, "study": "real_kv"}) == ""  # one model, which is not trained
     once = [row("loss", [9.0], model="b", length=8, seed=0)]  # a model with one training has no deviation
     assert "0.2000" in noise(rows + once, {"seeds": 3})
-    assert "0.0000" in noise(once, {"seeds": 3})
+    assert noise(once, {"seeds": 3}) == ""
+    close = [row("loss", [mean], model="c", length=8, seed=seed) for seed, mean in enumerate((1.0, 1.1, 1.2))]
+    assert "0.1500" in noise(rows + close, {"seeds": 3})  # halfway between 0.1 and 0.2
 
 
 def test_a_table_without_a_note_has_no_paragraph_for_it():

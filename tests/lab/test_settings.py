@@ -83,6 +83,12 @@ def test_wrong_values_are_named(change, said):
         make_trainer(read_preset("smoke", [change]))
 
 
+@pytest.mark.parametrize("share", [[], ["data.share=0.5"]])
+def test_attention_within_documents_is_for_text_without_a_task(share):
+    with pytest.raises(RopeError, match=r"leave data\.task or data\.documents out"):
+        make_trainer(read_preset("smoke", ["data.task=copy", "data.documents=true", *share]))
+
+
 @pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "causal"])
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_a_task_is_for_the_causal_objective_only(objective, share):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies import norms, passkey, precision, relative
+from ropewalk.lab.studies import encodings, multimodal, norms, passkey, precision, relative
 from ropewalk.lab.studies.findings import FAILS, HOLDS, cell, percent
 from ropewalk.lab.studies.rows import row, score
 
@@ -85,3 +85,29 @@ def test_cells_show_mean_and_error():
     assert cell(values) == "0.200 ± 0.058"
     assert percent(values) == "20.0% ± 5.8%"
     assert cell(None) == percent(None) == "-"
+
+
+def test_encodings_are_sorted_by_their_loss_as_a_number():
+    losses = {"rope": 9.5, "none": 10.5, "alibi": 1.5}
+    rows = []
+    for name, loss in losses.items():
+        fields = {"model": name, "seed": 0}
+        rows += [row("loss", [loss, loss], length=n, **fields) for n in (8, 16)]
+        rows += [
+            row("accuracy", [0.5], length=8, **fields),
+            row("parameters", 1, **fields),
+            row("seconds per step", 1.0, **fields),
+        ]
+    table = encodings.findings(rows, {}).tables[0]
+    assert [cells[0] for cells in table.rows] == ["alibi", "rope", "none"]
+
+
+def test_the_trained_size_of_images_is_that_of_the_settings():
+    rows = [row("wrong", [0.0, 1.0], model=name, seed=0, side=side) for name in ("rope", "rope_2d") for side in (4, 8)]
+    (table,) = multimodal.findings(rows, {"settings": {"side": 8}}).tables
+    assert table.note.startswith("Trained on 8 x 8;")
+
+
+def test_a_count_is_exact_and_a_loss_has_six_digits():
+    assert row("parameters", 100_891_392)["values"] == [100_891_392]
+    assert row("loss", [1.23456789])["values"] == [1.23457]

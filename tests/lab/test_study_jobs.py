@@ -1,6 +1,7 @@
 """The jobs that each study runs, without running them, and what a job asks of a training."""
 
 import inspect
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,21 @@ import torch
 from lab_tiny import write_text
 from study_cases import tiny
 
-from ropewalk.lab.studies import STUDIES, extension_methods, linear, norms, passkey, training
+from ropewalk.errors import RopeError
+from ropewalk.interop.fit.measure import Meter
+from ropewalk.lab.studies import (
+    STUDIES,
+    extension_methods,
+    linear,
+    norms,
+    passkey,
+    real_extend,
+    real_passkey,
+    run_study,
+    training,
+)  # fmt: skip
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk.lab.studies.rows import select
+from ropewalk.lab.studies.rows import read_rows, row, select
 
 CPU = torch.device("cpu")
 #: the number of jobs of each study's smoke preset with two seeds
@@ -124,3 +137,48 @@ def test_costs_are_measured_for_every_model_and_length(tmp_path):
     # two layers with keys and values of two heads of 16 floats; running sums do not grow
     assert held["softmax, rope", 24] - held["softmax, rope", 8] >= 16 * 2 * 2 * 2 * 16 * 4
     assert held["linear, rope", 24] == held["linear, rope", 8]
+
+
+@pytest.mark.parametrize("name", ["precision", "real_extend", "real_passkey", "real_precision", "real_kv"])
+def test_seeds_that_would_change_nothing_are_refused(name, tmp_path):
+    with pytest.raises(RopeError, match=r"seeds.*must be 1"):
+        run_study(STUDIES[name], "smoke", tmp_path, seeds=2, quiet=True)
+
+
+def fail(workspace):
+    raise ValueError("this job fails")
+
+
+def work(workspace, number):
+    time.sleep(2)
+    return [row("loss", [1.0], number=number)]
+
+
+def test_jobs_that_end_after_another_has_failed_are_stored(tmp_path):
+    runner = JobRunner(tmp_path, Workspace(tmp_path, CPU), {}, 1, 2, quiet=True)
+    jobs = [Job("works", work, {"number": 7}), Job("fails", fail)]
+    with pytest.raises(ValueError, match="this job fails"):
+        runner.run(jobs)
+    assert read_rows(tmp_path / "jobs" / jobs[0].file) == [row("loss", [1.0], number=7)]
+
+
+@pytest.mark.parametrize(("study", "options"), [
+    (real_extend, {"factor": 2.0, "windows": 2, "search": 0}), (real_passkey, {"factor": 8.0, "depths": 1, "lengths": [300]}),
+])  # fmt: skip
+def test_an_error_of_every_method_is_raised_and_of_one_is_not(study, options, tmp_path, monkeypatch):
+    measure = Meter.measure
+
+    def refuse(meter, name, method):
+        if name == "yarn":
+            raise RopeError("rope_type", "must be another", name)
+        measure(meter, name, method)
+
+    monkeypatch.setattr(Meter, "measure", refuse)
+    run = lambda *methods: study.measure(
+        Workspace(tmp_path, CPU), model="tiny", text=["python"], methods=list(methods), **options
+    )
+    assert {each["method"] for each in run("yarn", "none")} == {"none"}
+    with pytest.raises(RopeError, match="must be another"):
+        run("yarn")
+    with pytest.raises(RopeError, match="longrope"):
+        run("longrope")

@@ -60,6 +60,12 @@ def test_a_limit_holds_only_beyond_doubt():
     assert claim_not_higher("", None, base, 0.05).verdict == UNKNOWN
 
 
+def test_an_excess_within_two_errors_of_the_limit_is_no_failure():
+    other = Score(np.zeros((1, 4)))
+    for values, verdict in (([0.0, 0.1, 0.0, 0.2], TIED), ([0.07, 0.08, 0.07, 0.08], FAILS), ([-0.1, -0.1, 0.0, 0.0], HOLDS)):
+        assert claim_not_higher("no higher", Score(np.array([values])), other, 0.05).verdict == verdict
+
+
 def test_two_single_trainings_differ_by_the_noise_of_both():
     one, several = noisy(1.0, 0.1), noisy(1.0, 0.1, seeds=3)
     assert seed_noise([one, one]) == pytest.approx(math.sqrt(0.015**2 + 0.015**2))

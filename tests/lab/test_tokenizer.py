@@ -61,6 +61,30 @@ def test_a_bpe_word_starts_at_a_space(tmp_path):
     assert bpe.starts_word(tokens)[0].tolist() == [place == 0 or text[0] == "\u0120" for place, text in enumerate(texts)]
 
 
+def test_byte_level_white_space_starts_a_word_and_two_hashes_are_no_word_pieces(tmp_path):
+    bpe = train_bpe([b"## rope\n\twalk ##"] * 9, 300, tmp_path / "tokenizer.json")
+    assert bpe.inner.token_to_id("##") is not None
+    tokens = bpe.encode(b"rope\n\twalker z")
+    read = [bpe.inner.decode([token]) for token in tokens.tolist()]
+    assert bpe.starts_word(tokens[None])[0].tolist() == [place == 0 or text[0].isspace() for place, text in enumerate(read)]
+    assert any(text[0] == "\n" for text in read)
+    assert not all(place == 0 or text[0].isspace() for place, text in enumerate(read))
+
+
+@pytest.mark.parametrize("name", ["<eos>", "<|end_of_text|>", None])
+def test_a_separator_is_a_token_of_the_vocabulary(tmp_path, name):
+    """The letter č of a vocabulary that is not of bytes is no white space."""
+    vocab = {"č": 0, "▁a": 1, "##": 2} | ({} if name is None else {name: 3})
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [])).save(str(tmp_path / "tokenizer.json"))
+    if name is None:
+        with pytest.raises(RopeError, match="separates texts"):
+            Subwords(tmp_path / "tokenizer.json")
+        return
+    subwords = Subwords(tmp_path / "tokenizer.json")
+    assert subwords.separator == 3
+    assert subwords.starts_word(np.array([[1, 0, 1, 2]]))[0].tolist() == [True, False, True, True]
+
+
 def vocab_file(folder: Path, tokens: list[str], **settings) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(SPECIAL + tokens) + "\n", encoding="utf-8")
@@ -181,7 +205,7 @@ def test_a_length_saved_in_the_file_cuts_nothing(tmp_path):
 
 
 def test_a_vocabulary_may_skip_ids_and_lack_a_mask(tmp_path):
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 20, "?": 3}, unk_token="?"))
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 20, "?": 3, "[SEP]": 5}, unk_token="?"))
     inner.save(str(tmp_path / "tokenizer.json"))
     ours = open_tokenizer(tmp_path / "tokenizer.json")
     assert (ours.num_words, ours.mask_id, ours.vocab_size, ours.start) == (21, 21, 24, None)

@@ -57,7 +57,7 @@ def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
         return None
     if device.type == "cuda" and x.device.type == "cpu":
         x = x.contiguous().pin_memory().to(device, non_blocking=True)
-    return x if x.dtype == torch.bool else x.to(device, torch.int64)
+    return x.to(device, x.dtype if x.dtype == torch.bool else torch.int64)
 
 
 @runtime_checkable
@@ -165,7 +165,8 @@ class MixedBatches:
 
     @property
     def fingerprint(self) -> str:
-        return " + ".join(f"{share} {part.fingerprint}" for share, part in zip(self.shares, self.parts, strict=True))
+        parts = " + ".join(f"{share} {part.fingerprint}" for share, part in zip(self.shares, self.parts, strict=True))
+        return f"mixed {self.seed} {parts}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         """Return the samples with the numbers `index`; each comes from the part that its random number selects by the shares."""

@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ropewalk.errors import integer
+from ropewalk.errors import RopeError, integer
 
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "grey", "golden", "silver", "purple", "orange", "yellow")
 ANIMALS = ("fox", "horse", "eagle", "bear", "wolf", "whale", "snake", "tiger", "goose", "mouse", "camel", "rabbit")
@@ -32,8 +32,10 @@ def with_codes(window: Tensor, count: int, encode: Callable[[str], Sequence[int]
         stated = draw.uniform(0, 1 - distance)
         for place, words in ((stated, STATED), (stated + distance, ASKED)):
             inserted.append((place, torch.tensor(list(encode(words.format(name=name, code=code))), dtype=window.dtype)))
-    # how many tokens of the text remain; an error if the codes do not fit into the window
-    room = integer("codes", len(window) - sum(len(tokens) for _, tokens in inserted), low=0)
+    used = sum(len(tokens) for _, tokens in inserted)
+    room = len(window) - used  # how many tokens of the text remain
+    if room < 0:
+        raise RopeError("codes", f"must be fewer: they have {used} tokens, and a window has {len(window)}", count)
     parts, end = [], 0
     for place, tokens in sorted(inserted, key=lambda each: each[0]):
         parts += [window[end : round(place * room)], tokens]

@@ -67,6 +67,8 @@ class Data:
             choice("data.task", self.task, TASKS)
             if self.objective != "causal":
                 raise RopeError("data.task", f"needs the objective causal, not {self.objective}: leave data.task out", self.task)
+            if self.documents:
+                raise RopeError("data.documents", "is for text without a task: leave data.task or data.documents out", True)
         if self.share is not None:
             number("data.share", self.share, above=0, high=1)
             if self.task is None:

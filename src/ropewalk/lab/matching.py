@@ -84,7 +84,8 @@ class TripletBatches:
     @property
     def fingerprint(self) -> str:
         texts = "\0".join("\0".join((t.a, t.b, t.c, t.label or "")) for t in self.triplets)
-        return f"triplets {self.form} {self.tokenizer.name} {self.seed} {hashlib.sha256(texts.encode()).hexdigest()}"
+        order = "" if self.swap else " in order"
+        return f"triplets {self.form} {self.tokenizer.name} {self.seed} {hashlib.sha256(texts.encode()).hexdigest()}{order}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         """Return the samples with the numbers `index` as padded rows; the target is 0 if B is closer to A, 1 if C is.

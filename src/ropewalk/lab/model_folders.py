@@ -131,16 +131,24 @@ def load_start(start: str | Path, head: str, *, num_labels: int | None = None, f
     return model
 
 
-def check_start(model: nn.Module, tokenizer: Tokenizer, length: int, start: str) -> None:
-    """Raise an error if a model has too few tokens for a tokenizer, too few positions for rows, or no types for two texts."""
+def tokens_needed(tokenizer: Tokenizer, objective: str) -> int:
+    """Return how many tokens a model needs for a tokenizer, with the mask if the objective is "masked"."""
+    return max(tokenizer.num_words, tokenizer.mask_id + 1) if objective == "masked" else tokenizer.num_words
+
+
+def check_start(model: nn.Module, tokenizer: Tokenizer, length: int, start: str, objective: str, two_texts: bool) -> None:
+    """Raise an error if a model has too few tokens for a tokenizer, too few positions for rows, or no types for two texts.
+
+    two_texts  whether rows have two texts
+    """
     config: Any = model.config
-    if tokenizer.num_words > config.vocab_size:
+    if (needed := tokens_needed(tokenizer, objective)) > config.vocab_size:
         rule = f"must have at most {config.vocab_size} tokens, as the model in {start}; use the tokenizer it was trained with"
-        raise RopeError("tokenizer", rule, tokenizer.num_words)
+        raise RopeError("tokenizer", rule, needed)
     if isinstance(config, RoFormerConfig) and config.encoding_class.bounded and length > config.length:
         rule = f"must be at most {config.length}, the positions of the model in {start}; set model.encoding=rope to replace them"
         raise RopeError("length", rule, length)
-    if isinstance(config, RoFormerConfig) and config.type_vocab_size < 2:
+    if two_texts and isinstance(config, RoFormerConfig) and config.type_vocab_size < 2:
         raise RopeError("start", "must have at least two token types, to mark the second of two texts", start)
 
 

@@ -42,16 +42,18 @@ def recalibrate(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / max(1, warmup)))
     generator, losses, was_training = torch.Generator().manual_seed(integer("seed", seed, low=0)), [], model.training
     model.train()
-    for step in range(steps):
-        rows = torch.randint(len(tokens), (batch,), generator=generator)
-        loss = model.loss(tokens[rows].to(device))
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        schedule.step()
-        losses.append(float(loss.detach()))
-        if log is not None:
-            log(step, losses[-1])
-    model.train(was_training)
+    try:
+        for step in range(steps):
+            rows = torch.randint(len(tokens), (batch,), generator=generator)
+            loss = model.loss(tokens[rows].to(device))
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+            if log is not None:
+                log(step, losses[-1])
+    finally:
+        model.train(was_training)
     return losses

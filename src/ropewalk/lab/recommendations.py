@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.lab.statistics import Score, compare, rank
 from ropewalk.lab.studies.findings import HOLDS, Findings, difference, seed_noise
-from ropewalk.lab.studies.rows import Row, distinct, score, scores_by, select
+from ropewalk.lab.studies.rows import Row, distinct, joined_score, score, scores_by, select
 
 #: corpora of source code
 CODE = ("code", "stdlib", "torch")
@@ -136,8 +136,11 @@ def _retrieval(result: StudyResult) -> tuple[str, str]:
         return "No recommendation: the model did not learn to find pass keys at the trained length.", claim.evidence
     rows = [row for row in result.rows if row["metric"] == "found" and row["base"] == result.rows[0]["base"]]
     longest = max(distinct(rows, "found", "length"))
-    found = scores_by(rows, "found", "method", distinct(rows, "found", "method", length=longest), length=longest)
-    missed = {method: Score(1 - each.values) for method, each in found.items()}
+    missed = {}
+    for method in distinct(rows, "found", "method", length=longest):
+        found = joined_score(rows, "found", method=method, length=longest)  # over all depths
+        assert found is not None
+        missed[method] = Score(1 - found.values)
     return lowest(missed, f"share of pass keys missed at {longest}", same_model=True)
 
 

@@ -86,17 +86,22 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
 
 
 def noise(rows: list[Row], facts: dict[str, Any]) -> str:
-    """Return a sentence about the noise between trainings: measured if there are several seeds, otherwise the published value."""
+    """Return a sentence about the noise between trainings: measured if there are several seeds, otherwise the published value.
+
+    It is empty if no row depends on a seed, or if there are several seeds but no losses.
+    """
     if facts["seeds"] == 1:
-        return f"One seed: comparisons include a deviation of {SEED_NOISE} between trainings, as published for tiny models."
+        said = f"One seed: comparisons of two trainings include a deviation of {SEED_NOISE}, as published for tiny models."
+        return said if STUDIES[facts["study"]].seeded else ""
     by_setting: dict[tuple, list[float]] = {}  # losses of rows that differ only in the seed
     for row in rows:
         if row["metric"] == "loss":
             setting = tuple(sorted((name, value) for name, value in row.items() if name not in ("seed", "mean", "values")))
             by_setting.setdefault(setting, []).append(row["mean"])
-    deviations = sorted(statistics.stdev(means) for means in by_setting.values() if len(means) > 1)
-    median = deviations[len(deviations) // 2] if deviations else 0.0
-    return f"{facts['seeds']} seeds: the median deviation of a loss between seeds is {median:.4f}."
+    deviations = [statistics.stdev(means) for means in by_setting.values() if len(means) > 1]
+    if not deviations:
+        return ""
+    return f"{facts['seeds']} seeds: the median deviation of a loss between seeds is {statistics.median(deviations):.4f}."
 
 
 def _environment(facts: dict[str, Any]) -> str:

@@ -18,7 +18,16 @@ from ropewalk.lab.distributed import Parallel
 from ropewalk.lab.evaluation import evaluating
 from ropewalk.lab.held_out import Measured, measure
 from ropewalk.lab.json_lines import write_atomically
-from ropewalk.lab.model_folders import ModelUse, check_start, find_model, fingerprint, load_start, stored_name, write_model
+from ropewalk.lab.model_folders import (
+    ModelUse,
+    check_start,
+    find_model,
+    fingerprint,
+    load_start,
+    stored_name,
+    tokens_needed,
+    write_model,
+)  # fmt: skip
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.settings import Preset, Settings, check_names
 from ropewalk.lab.tokenizer import Tokenizer
@@ -113,7 +122,9 @@ def make_trainer(
     opened = open_data(data, preset.train.seed, length)
     model = make_model(dict(preset.model), data, preset.train, opened.train.vocab_size, len(opened.classes))
     if "start" in preset.model:
-        check_start(model, opened.tokenizer, length, preset.model["start"])
+        examples = getattr(opened.train, "examples", ())
+        two_texts = data.objective == "pairs" or any(example.second is not None for example in examples)
+        check_start(model, opened.tokenizer, length, preset.model["start"], data.objective, two_texts)
     else:
         _check_vocabulary(model, opened.tokenizer, data.objective)
     if folder is not None and (parallel is None or parallel.first):
@@ -124,7 +135,7 @@ def make_trainer(
 
 def _check_vocabulary(model: Any, tokenizer: Tokenizer, objective: str) -> None:
     """Raise an error if a new model has fewer tokens than the tokenizer, with the mask if the objective needs it."""
-    least = max(tokenizer.num_words, tokenizer.mask_id + 1) if objective == "masked" else tokenizer.num_words
+    least = tokens_needed(tokenizer, objective)
     if model.config.vocab_size < least:
         rule = f"must be at least {least}, the tokens of {tokenizer.name}; it can be left out"
         raise RopeError("model.vocab_size", rule, model.config.vocab_size)

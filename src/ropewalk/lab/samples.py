@@ -76,7 +76,7 @@ def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, ch
 
     form        a name from FORMATS: cail (triplets of Chinese cases) or glue (pairs of English sentences)
     count       lines of all three files together
-    characters  the least size of a text
+    characters  the least size of a case, or of the first text of a pair
     """
     make, ending = FORMATS[choice("format", form, FORMATS)]
     integer("count", count, low=20)

@@ -13,7 +13,8 @@ import numpy as np
 from ropewalk.errors import RopeError
 
 #: special tokens under the names that tokenizers give them; the first name that a vocabulary has is used
-STARTS, SEPARATORS, MASKS = ("[CLS]", "<s>"), ("[END]", "[SEP]", "</s>", "<|endoftext|>"), ("[MASK]", "<mask>")
+STARTS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
+SEPARATORS = ("[END]", "[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 #: a vocab.txt with words of several Chinese characters is for text that was segmented into words, as in RoFormer
 _CHINESE_WORD = re.compile(r"^[\u3400-\u4dbf\u4e00-\u9fff]{2,}$")
 #: settings of a tokenizer_config.json beside a vocab.txt, with their defaults
@@ -50,9 +51,11 @@ class Subwords:
         self.num_words = max(self.inner.get_vocab().values()) + 1  # a vocabulary may skip ids
         mask, separator, self.start = self._first(MASKS), self._first(SEPARATORS), self._first(STARTS)
         self.mask_id: int = self.num_words if mask is None else mask
-        self.separator: int = 0 if separator is None else separator
+        if separator is None:
+            raise RopeError("tokenizer", f"must have a token that separates texts, one of {', '.join(SEPARATORS)}", str(path))
+        self.separator: int = separator
         self.vocab_size = -(-max(self.num_words, self.mask_id + 1) // 8) * 8  # rounded up to a multiple of 8, for tensor cores
-        self._starts = _word_starts([self.inner.id_to_token(i) or "" for i in range(self.vocab_size)])
+        self._starts = _word_starts(self.inner, [self.inner.id_to_token(i) or "" for i in range(self.vocab_size)])
 
     def _first(self, names: tuple[str, ...]) -> int | None:
         """Return the id of the first of these tokens that the vocabulary has, or None."""
@@ -72,12 +75,16 @@ class Subwords:
         return starts
 
 
-def _word_starts(texts: list[str]) -> np.ndarray:
-    """Return, for each token of a vocabulary, whether it begins a word."""
-    if any(text.startswith("##") for text in texts):  # word pieces: ## continues a word
+def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
+    """Return, for each token of a tokenizer's vocabulary, whether it begins a word."""
+    parts = json.loads(inner.to_str())
+    if parts["model"]["type"] == "WordPiece":  # ## continues a word
         return np.array([not text.startswith("##") for text in texts])
-    # Ġ (byte level) and ▁ (sentencepiece) are a space before a word; other letters and digits continue one
-    return np.array([text[:1] in ("Ġ", "▁") or not text[:1].isalnum() for text in texts])
+    # ▁ (sentencepiece) is a space before a word, as Ġ of the byte level; other letters and digits continue one
+    spaces = ("Ġ", "▁")
+    if '"ByteLevel"' in json.dumps([parts["pre_tokenizer"], parts["decoder"]]):
+        spaces += ("ĉ", "Ċ", "ċ", "Č", "č")  # bytes 9 to 13, from the tab and the newline to the carriage return
+    return np.array([text[:1] in spaces or not text[:1].isalnum() for text in texts])
 
 
 def _vocab_settings(path: Path) -> dict[str, Any]:

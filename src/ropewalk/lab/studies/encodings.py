@@ -97,7 +97,8 @@ def positional_parameters(model: nn.Module) -> int:
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     """Return the loss by length, the properties of each encoding, and the claims."""
     models, lengths = distinct(rows, "loss", "model"), sorted(distinct(rows, "loss", "length"))
-    cells = sorted(score_rows(rows, "loss", "model", models, "length", lengths), key=lambda cells: cells[1])
+    near = scores_by(rows, "loss", "model", models, length=lengths[0])
+    cells = score_rows(rows, "loss", "model", sorted(models, key=lambda name: near[name].mean), "length", lengths)
     note = f"Nats per byte, on the same last {lengths[0]} tokens of held-out windows; ± is the standard error of the mean."
     losses = Table("Loss by context length", ("encoding", *map(str, lengths)), cells, note)
     series = {name: by_length(rows, lengths, model=name) for name in models}

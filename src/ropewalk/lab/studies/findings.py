@@ -136,7 +136,7 @@ def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: f
         return Claim(text, UNKNOWN, "no rows")
     comparison = compare(one, other)
     excess, margin = comparison.difference, 2 * comparison.error
-    verdict = HOLDS if excess + margin <= limit else FAILS if excess > limit else TIED
+    verdict = HOLDS if excess + margin <= limit else FAILS if excess - margin > limit else TIED
     return Claim(text, verdict, f"{difference(comparison)}, limit {limit:+g}")
 
 

@@ -107,22 +107,39 @@ class JobRunner:
         status.job_done(f"{job.name}, {seconds:.0f} s")
 
     def _run_in_parallel(self, jobs: list[Job], status: _Status) -> None:
-        """Run the jobs in worker processes and store the rows of each one as soon as it has finished."""
+        """Run the jobs in worker processes and store the rows of each one as soon as it has finished.
+
+        If one fails, those that are running end and are stored, then its error is raised.
+        """
         workers = min(self.workers, len(jobs))
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(os.getpid(),))
         with _one_openmp_thread():
             # submit starts the worker processes, which inherit the environment
             running: dict[Future, Job] = {pool.submit(_run_job, self.workspace, job): job for job in jobs}
+        errors: list[BaseException] = []
         try:
-            while running:
+            while running and not errors:
                 finished, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
                 status.show_trainings(self.workspace.models)
-                for future in finished:
-                    self._finish(running.pop(future), future.result(), status)
+                errors += self._store(finished, running, status)
         finally:
             # running trainings may save a checkpoint; jobs that have not started are dropped
             pool.shutdown(wait=True, cancel_futures=True)
+            errors += self._store([future for future in running if not future.cancelled()], running, status)
+        if errors:
+            raise errors[0]
+
+    def _store(self, finished: Iterable[Future], running: dict[Future, Job], status: _Status) -> list[BaseException]:
+        """Store the rows of finished jobs, take the jobs from `running`, and return the errors of those that failed."""
+        errors = []
+        for future in finished:
+            job, error = running.pop(future), future.exception()
+            if error is None:
+                self._finish(job, future.result(), status)
+            else:
+                errors.append(error)
+        return errors
 
 
 def _run_job(workspace: Workspace, job: Job) -> tuple[list[Row], float]:

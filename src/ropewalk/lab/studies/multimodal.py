@@ -118,7 +118,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         accuracy = {side: 1 - each.mean for side, each in scores_by(rows, "wrong", "side", sides, model=name).items()}
         cells.append((name, *(f"{accuracy[side]:.1%}" if side in accuracy else "-" for side in sides)))
         series[name] = (list(accuracy), [100 * share for share in accuracy.values()])
-    note = f"Trained on {sides[0]} x {sides[0]}; chance is {1 / COLOURS:.1%}. Learned positions do not exist for larger images."
+    side = facts["settings"]["side"]
+    note = f"Trained on {side} x {side}; chance is {1 / COLOURS:.1%}. Learned positions do not exist for larger images."
     table = Table("Accuracy by size of the image", ("encoding", *(f"{side} x {side}" for side in sides)), cells, note)
     figure = line_figure(series, title="The patch below the mark", x="patches per side", y="% right", log_x=False)
     return Findings([table], {"multimodal": figure}, claims(rows, sides))

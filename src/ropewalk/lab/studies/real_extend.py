@@ -66,13 +66,17 @@ def measure(
         factors = None
         if spare is not None and "longrope" in methods:
             factors = meter.find_longrope(spare, search, from_hf(loaded.config).pairs)  # type: ignore[union-attr]
-        rows = []
+        rows: list[Row] = []
+        refused = RopeError("search", "must be at least 1 to measure longrope, whose factors are searched", search)
         for name, method in known_methods(methods, factors).items():
             try:
                 meter.measure(name, method)
-            except RopeError:  # a family may not have every scaling
+            except RopeError as error:  # a family may not have every scaling
+                refused = error
                 continue
             rows += _rows(meter, name, factor)
+    if not rows:
+        raise refused
     return rows
 
 
@@ -152,4 +156,5 @@ STUDY = Study(
     PRESETS,
     run,
     findings,
+    seeded=False,
 )

@@ -196,4 +196,5 @@ STUDY = Study(
     PRESETS,
     run,
     findings,
+    seeded=False,
 )

@@ -113,7 +113,7 @@ def measure(
         meter.ledger = Ledger(None, {})  # a trained model is measured afresh: its weights are not kept
         meter.measure(method, chosen)
     fields = {"method": method, "objective": objective, "seed": seed, "trained": trained, "steps": steps}
-    return [row("training", curve, **fields), *_rows(meter, method, fields)]
+    return [row("training", curve, **fields), *_rows(meter, fields)]
 
 
 def mixed_precision(device: torch.device, enabled: bool | None = None) -> torch.autocast:
@@ -150,6 +150,9 @@ def train(
     `codes` codes and asks for them later, because most texts hardly need their distant tokens.
     """
     reader, to = Reader(model), round(factor * trained)
+    if len(tokens) < to:
+        rule = f"must have at least {to} tokens to train on, after the first {CHARACTERS:,} characters; use a longer text"
+        raise RopeError("train_text", rule, f"{len(tokens)} tokens")
     rows = windows_of(tokens, to, min(steps, len(tokens) // to))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     draw = random.Random(seed)
@@ -202,8 +205,8 @@ def _step(reader: Reader, window: Tensor, trained: int, objective: str) -> float
     return float(loss.detach())
 
 
-def _rows(meter: Meter, method: str, fields: dict[str, Any]) -> list[Row]:
-    """Return the rows of one method: loss by band of positions, and the pass keys found by length."""
+def _rows(meter: Meter, fields: dict[str, Any]) -> list[Row]:
+    """Return the rows of one trained model: loss by band of positions, and the pass keys found by length."""
     samples = meter.samples
     texts = sorted((each for each in meter.ledger.rows if each["metric"] == "text"), key=lambda each: each["window"])
     far = [each for each in texts if each["length"] == samples.to]

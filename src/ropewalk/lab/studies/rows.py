@@ -26,8 +26,10 @@ def row(metric: str, values: np.ndarray | Sequence[float] | float, **fields: Any
 
 
 def _rounded(value: float | np.floating) -> float:
-    """Round to six significant digits; the error is far below the smallest difference that matters."""
-    return float(f"{value:.6g}") if abs(value) < NOT_FINITE else NOT_FINITE
+    """Round to six significant digits, far below the smallest difference that matters; integers, such as counts, stay exact."""
+    if not abs(value) < NOT_FINITE:
+        return NOT_FINITE
+    return float(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def select(rows: Iterable[Row], metric: str, **fields: Any) -> list[Row]:

@@ -31,6 +31,7 @@ class Study:
     run        runs the jobs; returns facts about the text and the training for the report
     findings   rows and facts -> tables, figures and claims
     published  names of published tables to show beside the rows
+    seeded     whether the rows depend on a seed; if not, only one seed is accepted
     """
 
     name: str
@@ -39,6 +40,7 @@ class Study:
     run: Callable[[JobRunner], dict[str, Any]]
     findings: Callable[[list[Row], dict[str, Any]], Findings]
     published: tuple[str, ...] = ()
+    seeded: bool = True
 
     def settings(self, preset: str, changes: Iterable[str] = ()) -> dict[str, Any]:
         """Return the settings of a preset, with changes such as "windows=8"; an unknown setting is an error."""
@@ -94,6 +96,8 @@ def run_study(
     """
     settings = study.settings(preset, changes)
     count = integer("seeds", settings["seeds"] if seeds is None else seeds, low=1)
+    if count > 1 and not study.seeded:
+        raise RopeError("seeds", f"must be 1: the rows of {study.name} do not depend on a seed", count)
     device = torch.device(device)
     folder = Path(out) / study.name
     workspace = Workspace(Path(models) if models is not None else Path(out) / "models", device)

@@ -52,7 +52,7 @@ def make_rope_preset(name: str, changes: Sequence[str], seed: int, base: float) 
 def fine_tuning(preset: Preset, length: int, batch: int, steps: int, rate: float, seed: int) -> Preset:
     """Return a preset to train a model further, at another length and learning rate.
 
-    The seed is changed so that the model does not see the text of the first training again.
+    The seed is changed so that the model does not see the windows of the first training in the same order again.
     """
     stages = (Stage(length, batch, steps),)
     train = replace(preset.train, stages=stages, learning_rate=rate, warmup=min(10, steps // 4), seed=seed + 1000)
