@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import ropewalk as rw
 from door import assert_refused
 from ropewalk import axes
-from ropewalk.frequencies import Default, Dynamic, Learnable, Ntk, Riflex, XPos, Yarn
+from ropewalk.frequencies import Default, Dynamic, Given, Learnable, Ntk, Riflex, XPos, Yarn
 
 
 def test_riflex_of_hunyuan_video():
@@ -40,6 +40,13 @@ def test_only_the_named_axes_are_scaled(scaled, scaling):
     cos, _ = rw.Rope(spec).cos_sin(positions, torch.float64)
     angles = positions[list(spec.axis_of_pair)].movedim(0, -1) * torch.cat(expected)
     assert_close(cos, angles.cos() * found.magnitude, rtol=0, atol=1e-12)
+
+
+def test_axes_without_the_scaling_keep_their_digits():
+    spec = rw.RopeSpec(32, axes=axes.axial(8, 8, scaled=[0]), scaling=Given(tuple(0.1 * i for i in range(8))))
+    exact = spec.exact_ladder_frequencies().low
+    assert torch.equal(exact[:8], torch.zeros(8, dtype=torch.float64))
+    assert torch.equal(exact[8:], Default().exact_frequencies(16, 10_000.0).low)
 
 
 def test_a_spec_with_scaled_axes_survives_its_fingerprint():

@@ -99,6 +99,14 @@ def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
         assert phase_steps(radians).tolist() == [exact_steps(r) for r in radians.tolist()]
 
 
+def test_steps_of_frequencies_beyond_the_integers_of_float64():
+    random = 10 ** (torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 6 + 14)
+    for radians in (random, -random):
+        # 107 bits of 1e20 radians are 6e-13 turns
+        wrong = [(a - exact_steps(r)) % 2**64 for a, r in zip(phase_steps(radians).tolist(), radians.tolist(), strict=True)]
+        assert max(min(each, 2**64 - each) for each in wrong) < 2e-12 * 2**64
+
+
 def test_steps_keep_the_shape_and_take_float32():
     radians = torch.rand(3, 5)
     assert torch.equal(phase_steps(radians), phase_steps(radians.double().flatten()).view(3, 5))

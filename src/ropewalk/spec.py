@@ -280,12 +280,13 @@ def _name(cls: type) -> str:
 
 
 def _in_pair_order(pairs_of_ladders: list[list[int]], ladders: list[Tensor | None]) -> Tensor | None:
-    """Return the values of all pairs, [..., pairs], given those of each ladder's pairs; None if one of them is None."""
+    """Return the values of all pairs, [..., pairs], given those of each ladder's pairs, None for zeros; None if all are None."""
+    if all(values is None for values in ladders):
+        return None
     value_of_pair = {}
     for pairs, values in zip(pairs_of_ladders, ladders, strict=True):
-        if values is None:
-            return None
-        value_of_pair.update({pair: values[..., i] for i, pair in enumerate(pairs)})
+        zeros = torch.zeros(len(pairs), dtype=torch.float64, device="cpu")
+        value_of_pair.update({pair: (zeros if values is None else values)[..., i] for i, pair in enumerate(pairs)})
     return torch.stack([value_of_pair[pair] for pair in range(len(value_of_pair))], dim=-1)
 
 
