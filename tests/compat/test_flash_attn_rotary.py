@@ -219,7 +219,6 @@ def test_gradients_flow_through_a_fused_projection():
     ("call", "field"),
     [
         (lambda: flash_attn.apply_rotary_emb(torch.randn(B, S, H, D), *tables(), seqlen_offsets=34), "cos"),
-        (lambda: flash_attn.apply_rotary_emb(torch.randn(B, S, H, D), *tables(), seqlen_offsets=-1), "cos"),
         (
             lambda: flash_attn.apply_rotary_emb(
                 torch.randn(B, S, H, D), *tables(), seqlen_offsets=torch.tensor([0, 34])
@@ -235,9 +234,53 @@ def test_gradients_flow_through_a_fused_projection():
         (lambda: flash_attn.RotaryEmbedding(DIM, pos_idx_in_fp32=False), "pos_idx_in_fp32"),
         (lambda: flash_attn.RotaryEmbedding(9), "rotary_dim"),
         (lambda: flash_attn.RotaryEmbedding(DIM, scale_base=64.0)(torch.randn(B, S, 3, H, D), seqlen_offset=1), "xpos_center"),
+        (lambda: flash_attn.RotaryEmbedding(DIM, scale_base=64.0, xpos_center=2.5), "xpos_center"),
+        (lambda: flash_attn.apply_rotary_emb(torch.randn(B, S, H, D), *tables(), seqlen_offsets=-1), "seqlen_offsets"),
+        (
+            lambda: flash_attn.apply_rotary_emb(
+                torch.randn(9, H, D), *tables(), seqlen_offsets=torch.tensor([1, 2, 3]), cu_seqlens=torch.tensor([0, 2, 9])
+            ),
+            "seqlen_offsets",
+        ),
     ],
 )  # fmt: skip
 def test_what_would_be_wrong_is_refused(call, field):
     with pytest.raises(RopeError) as error:
         call()
     assert error.value.field == field
+
+
+SHORT, NARROW = (torch.ones(3, DIM // 2),) * 2, (torch.ones(40, 2), torch.ones(40, 3))
+
+
+@pytest.mark.parametrize(
+    ("of_keys", "field"),
+    [
+        ({"cos_k": SHORT[0], "sin_k": SHORT[1]}, "cos_k"), ({"cos_k": NARROW[0], "sin_k": NARROW[1]}, "sin_k"),
+        ({"sin_k": torch.ones(40, 2)}, "sin_k"), ({"cos_k": torch.ones(40, DIM // 2).long()}, "cos_k"),
+        ({"cos_k": torch.ones(40, 8), "sin_k": torch.ones(40, 8)}, "qkv"),
+    ],
+)  # fmt: skip
+def test_queries_stay_as_they_are_if_the_tables_of_the_keys_are_refused(of_keys, field):
+    qkv = torch.randn(B, S, 3, H, D)
+    before = qkv.clone()
+    with pytest.raises(RopeError) as error:
+        flash_attn.apply_rotary_emb_qkv_(qkv, *tables(), **of_keys)
+    assert error.value.field == field
+    assert torch.equal(qkv, before)
+
+
+@pytest.mark.parametrize("kv", [torch.randn(B, 9, 2, H, D + 2), torch.randn(B + 1, 9, 2, H, D), torch.ones(B, 9, 2, H, D).long()])
+def test_queries_stay_as_they_are_if_the_keys_are_refused(kv):
+    q = torch.randn(B, S, H, D)
+    before = q.clone()
+    with pytest.raises(RopeError) as error:
+        flash_attn.RotaryEmbedding(DIM)(q, kv, seqlen_offset=torch.tensor([1, 2]))
+    assert error.value.field == "kv"
+    assert torch.equal(q, before)
+
+
+def test_tokens_past_the_last_boundary_have_no_offset():
+    x = torch.randn(9, H, D)
+    found = flash_attn.apply_rotary_emb(x, *tables(), seqlen_offsets=torch.tensor([5, 7]), cu_seqlens=torch.tensor([0, 2, 6]))
+    near(found, rotated(x, phases(torch.tensor([5, 6, 7, 8, 9, 10, 0, 1, 2])), False))

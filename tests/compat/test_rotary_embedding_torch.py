@@ -163,6 +163,21 @@ def test_apply_takes_angles_for_every_row_and_head():
         assert_close(ours.apply_rotary_emb(angles, x), peer.apply_rotary_emb(angles, x))
 
 
+@pytest.mark.parametrize(
+    ("angles", "tokens"), [((2, 5), (2, 5)), ((1, 5), (2, 5)), ((1,), (2, 5)), ((3, 5), (3, 5)), ((1,), (2, 0))]
+)
+def test_apply_broadcasts_angles_of_fewer_rows_or_tokens(angles, tokens):
+    rotations, x = torch.randn(*angles, 4), torch.randn(*tokens, 9)
+    assert_close(ours.apply_learned_rotations(rotations, x), peer.apply_learned_rotations(rotations, x))
+
+
+def test_axial_angles_turn_an_image_without_rows():
+    mine, theirs = both(dim=8)
+    x = torch.randn(3, 5, 16)
+    found, expected = ours.apply_rotary_emb(mine.get_axial_freqs(3, 5), x), peer.apply_rotary_emb(theirs.get_axial_freqs(3, 5), x)
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("ranges", [None, torch.tensor([1.0, 0.5])])
 def test_learned_rotations_and_their_gradients(ranges):
     x = torch.randn(2, 3, 7, 16)
@@ -231,6 +246,28 @@ def test_an_offset_may_be_a_tensor_or_a_fraction():
     assert_close(mine.rotate_queries_or_keys(x, offset=torch.tensor(4)), mine.rotate_queries_or_keys(x, offset=4))
     exact = definition(x, mine.freqs, torch.arange(7) + 0.5)
     assert_close(mine.rotate_queries_or_keys(x, offset=0.5).double(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [{}, {"learned_freq": True}, {"use_xpos": True}])
+@pytest.mark.parametrize("seq", [2, 7])
+def test_a_tensor_of_offsets_has_one_for_each_row(given, seq):
+    mine = ours.RotaryEmbedding(10, **given)
+    x = torch.randn(2, 3, seq, 13)
+    scale = 1.0 if mine.use_xpos else None
+    found = mine.rotate_queries_or_keys(x, offset=torch.tensor([4, 40]), scale=scale)
+    for row, offset in enumerate((4, 40)):
+        exact = definition(x[row], mine.freqs.detach(), torch.arange(offset, offset + seq))
+        assert_close(found[row].double(), exact, rtol=0, atol=1e-5)
+
+
+def test_float64_frequencies_survive_a_checkpoint():
+    given = torch.tensor([0.1, 0.7, 1e-9], dtype=torch.float64)
+    mine, fresh = ours.RotaryEmbedding(6, custom_freqs=given), ours.RotaryEmbedding(6)
+    fresh.load_state_dict(mine.state_dict())
+    assert torch.equal(fresh.freqs, given)
+    x, far = torch.randn(1, 1, 3, 6, dtype=torch.float64), 10**8
+    assert_close(fresh.rotate_queries_or_keys(x, offset=far), definition(x, given, torch.arange(far, far + 3)), rtol=0, atol=1e-6)
+    assert ours.RotaryEmbedding(6, custom_freqs=given.bfloat16()).freqs.dtype == torch.float32
 
 
 def test_an_odd_width_turns_what_makes_pairs():

@@ -45,6 +45,12 @@ def test_pope_gives_the_published_numbers():
     near(scores(pope)[0, 0, 3, 1], 2.953679)
 
 
+@pytest.mark.parametrize("spec", [rw.RopeSpec(D), rw.RopeSpec(2 * D, rotary_dim=D), rw.RopeSpec(2 * D, rotary_start=2)])
+def test_pope_rotates_all_of_twice_the_head(spec):
+    assert_refused("spec", lambda: Polar(sizes(), spec))
+    near(scores(Polar(sizes(), rw.RopeSpec(2 * D, layout="interleaved")).double())[0, 0, 3, [1, 3]], [2.953679, 3.605677])
+
+
 def test_pope_is_its_definition_with_shared_keys_and_far_positions():
     pope = Polar(sizes(4)).double()
     torch.nn.init.uniform_(pope.delta, -6.0, -0.1)

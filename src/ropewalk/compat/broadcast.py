@@ -28,8 +28,9 @@ def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: in
     first, stop = (varying[0], varying[-1] + 1) if varying else (len(leading) - 1, len(leading))
     tokens = leading[first:stop]
     # one token axis for x and tables: x becomes [rows, tokens, heads, D], the tables [tokens, P]
-    tables = [table.reshape(*sizes, -1).expand(*sizes[:first], *tokens, *sizes[stop:], -1) for table in (cos, sin)]
-    cos, sin = (table.reshape(math.prod(tokens), -1) for table in tables)
+    pairs = cos.shape[-1]
+    tables = [table.reshape(*sizes, pairs).expand(*sizes[:first], *tokens, *sizes[stop:], pairs) for table in (cos, sin)]
+    cos, sin = (table.reshape(math.prod(tokens), pairs) for table in tables)
     x_4d = x.reshape(math.prod(leading[:first]), math.prod(tokens), math.prod(leading[stop:]), x.shape[-1])
     return rotate_by(x_4d, cos, sin, layout=layout, start=start, seq_dim=-3).reshape(x.shape)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ropewalk import positions, rotation
 from ropewalk.caches import cached
+from ropewalk.checks import check_no_overlap, check_tables, check_tensor
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Default, XPos
 from ropewalk.kernels.reference import join_pairs, split_pairs
@@ -79,9 +80,17 @@ def apply_rotary_emb_qkv_(
     qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`.
     """
     q, k = _queries_and_keys(qkv, num_heads_q)
-    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
-    apply_rotary_emb(q, cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
-    apply_rotary_emb(k, cos_k, sin_k, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
+    rows = _rows(q, seqlen_offsets, None)
+    given = {"cos": cos, "sin": sin, "cos_k": cos if cos_k is None else cos_k, "sin_k": sin if sin_k is None else sin_k}
+    cos, sin, cos_k, sin_k = (_table_rows(name, table, rows) for name, table in given.items())
+    # all tables are checked before the queries are overwritten
+    check_tables(q, cos, sin, 0, -3)
+    try:
+        check_tables(k, cos_k, sin_k, 0, -3)
+    except RopeError as error:
+        raise RopeError("qkv" if error.field == "x" else f"{error.field}_k", error.rule, error.value) from None
+    rotation.rotate_by(q, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=True)
+    rotation.rotate_by(k, cos_k, sin_k, layout=_layout(interleaved), seq_dim=-3, inplace=True)
     return qkv
 
 
@@ -125,7 +134,7 @@ class RotaryEmbedding(nn.Module):
             raise RopeError("pos_idx_in_fp32", "must be true: bfloat16 cannot represent all integers above 256", pos_idx_in_fp32)
         self.dim, self.base, self.interleaved = integer("dim", dim, low=2), number("base", base, above=0), interleaved
         self.scale_base = None if scale_base is None else number("scale_base", scale_base, above=0)
-        self.xpos_center = xpos_center
+        self.xpos_center = None if xpos_center is None else integer("xpos_center", xpos_center, low=-(2**62))
         self._rope_for(dim, 0)  # raises an error for a bad combination now, not at the first call
 
     def _rope_for(self, head_dim: int, center: int) -> Rope:
@@ -159,6 +168,12 @@ class RotaryEmbedding(nn.Module):
         if q.shape[1] == k.shape[1]:
             rope(q, k, offset=seqlen_offset, seq_dim=-3, inplace=True)
         else:
+            # the keys are checked before the queries are overwritten
+            check_tensor("kv", k, -3, q.shape[-1])
+            check_no_overlap((k,), addresses=False)
+            if k.shape[0] != q.shape[0] or k.device != q.device:
+                rule = f"must have the {q.shape[0]} rows of q, on its device {q.device}"
+                raise RopeError("kv", rule, [list(k.shape), str(k.device)])
             rope.rotate(q, offset=seqlen_offset, seq_dim=-3, inplace=True)
             rope.rotate(k, offset=seqlen_offset, seq_dim=-3, inplace=True, key=True)
         return qkv if kv is None else (qkv, kv)
@@ -208,9 +223,12 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     rows = positions.packed(cu_seqlens, x.shape[0])
     if not isinstance(offset, Tensor):
         return rows + offset
+    if offset.shape != (len(cu_seqlens) - 1,):
+        raise RopeError("seqlen_offsets", f"must be one for each of the {len(cu_seqlens) - 1} sequences", list(offset.shape))
     token = torch.arange(x.shape[0], device=x.device)
     sequence = torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1  # of each token
-    return rows + offset.to(torch.int64)[sequence]
+    # tokens past the last boundary are one more sequence, which has no offset
+    return rows + torch.nn.functional.pad(offset.to(torch.int64), (0, 1))[sequence]
 
 
 def _table_rows(name: str, table: Tensor, rows: Tensor) -> Tensor:
@@ -221,5 +239,9 @@ def _table_rows(name: str, table: Tensor, rows: Tensor) -> Tensor:
         # reading the result would synchronize with the device
         torch.ops.aten._assert_async.msg(in_range, f"{name}: {rule}")
     elif not bool(in_range):
+        if int(rows.min()) < 0:
+            raise RopeError(
+                "seqlen_offsets", "must not give a token a negative position, for which no table has a row", int(rows.min())
+            )
         raise RopeError(name, rule, [list(table.shape), int(rows.max())])
     return table[rows]

@@ -48,16 +48,14 @@ def apply_rotary_emb(
     """Rotate t from dimension `start_index` on by the angles `freqs` [..., 2P] and multiply by `scale`.
 
     freqs hold each angle twice, once for each dimension of a pair, and broadcast against t. If they are
-    [S, 2P], or t has three axes, or `freqs_seq_dim` names the token axis of freqs, only the angles of the last S tokens
-    are used; S is the number of tokens of t.
+    [S, 2P], or t has three axes, or `freqs_seq_dim` names the token axis of freqs, and that axis (the first one, if it has no
+    name) is longer than t, only its last S angles are used; S is the number of tokens of t.
     """
     if freqs_seq_dim is None and (freqs.ndim == 2 or t.ndim == 3):
         freqs_seq_dim = 0
     if freqs_seq_dim is not None:
         seq, available = t.shape[seq_dim], freqs.shape[freqs_seq_dim]
-        if available < seq:
-            raise RopeError("freqs", f"must have angles for the {seq} tokens of t", list(freqs.shape))
-        freqs = freqs.narrow(freqs_seq_dim, available - seq, seq)
+        freqs = freqs.narrow(freqs_seq_dim, max(available - seq, 0), min(available, seq))
     if start_index + freqs.shape[-1] > t.shape[-1]:
         raise RopeError("t", f"the last dimension must have at least {start_index + freqs.shape[-1]} entries", list(t.shape))
     angles = pair_entries("freqs", freqs).to(torch.float64)
@@ -119,7 +117,11 @@ class RotaryEmbedding(nn.Module):
         if learned_freq:
             self.freqs = nn.Parameter(freqs)
         else:
-            self._radians = tuple(freqs.double().tolist())
+            self._keep(freqs)
+
+    def _keep(self, freqs: Tensor) -> None:
+        """Keep frequencies that are not learned, and the dtype in which `freqs` returns them: float64, or else float32."""
+        self._radians, self._dtype = tuple(freqs.double().tolist()), torch.promote_types(freqs.dtype, torch.float32)
 
     def _initial_freqs(self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int) -> Tensor:
         """Return the frequencies that the arguments of the constructor select, one per pair."""
@@ -137,7 +139,7 @@ class RotaryEmbedding(nn.Module):
     def __getattr__(self, name: str) -> Any:
         # tensors of the original, computed on access, so that no cast of the module can round them
         if name == "freqs" and "_radians" in self.__dict__:
-            return torch.tensor(self._radians, dtype=torch.float32, device=self.device)
+            return torch.tensor(self._radians, dtype=self._dtype, device=self.device)
         if name == "scale" and self.__dict__.get("use_xpos"):
             return self._zeta().to(torch.float32)
         return super().__getattr__(name)
@@ -149,8 +151,12 @@ class RotaryEmbedding(nn.Module):
     def get_seq_pos(
         self, seq_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None, offset: float | Tensor = 0
     ) -> Tensor:
-        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or float64, as bfloat16 skips integers above 256."""
-        positions = torch.arange(seq_len, device=device or self.device, dtype=torch.float64) + offset
+        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or float64, as bfloat16 skips integers above 256.
+
+        Offsets [B], one for each row, give [B, seq_len].
+        """
+        first = offset.unsqueeze(-1) if isinstance(offset, Tensor) and offset.ndim else offset
+        positions = torch.arange(seq_len, device=device or self.device, dtype=torch.float64) + first
         out_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         return (positions / self.interpolate_factor).to(out_dtype)
 
@@ -162,7 +168,7 @@ class RotaryEmbedding(nn.Module):
     def rotate_queries_or_keys(
         self, t: Tensor, seq_dim: int | None = None, offset: float | Tensor = 0, scale: float | Tensor | None = None
     ) -> Tensor:
-        """Rotate t at positions offset, offset + 1, ... and multiply the result by `scale` (xPos)."""
+        """Rotate t at positions offset, offset + 1, ... and multiply the result by `scale` (xPos); offsets [B] are one a row."""
         if self.use_xpos and scale is None:
             raise RopeError("scale", "must be given with use_xpos; or call rotate_queries_and_keys", None)
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
@@ -198,7 +204,7 @@ class RotaryEmbedding(nn.Module):
         return rotated, self._rotate(k, steps, seq_dim, 1 / multipliers)
 
     def rotate_queries_and_keys(self, q: Tensor, k: Tensor, seq_dim: int | None = None) -> tuple[Tensor, Tensor]:
-        """Rotate q and k with xPos: queries grow and keys shrink with position, relative to the middle of the sequence."""
+        """Rotate q and k with xPos: queries shrink and keys grow with position, relative to the middle of the sequence."""
         if not self.use_xpos:
             raise RopeError("use_xpos", "must be True for rotate_queries_and_keys; otherwise call rotate_queries_or_keys", False)
         return self.rotate_queries_with_cached_keys(q, k, seq_dim)
@@ -259,4 +265,4 @@ class RotaryEmbedding(nn.Module):
         if freqs.shape != self.freqs.shape:
             error_msgs.append(f"{name}: must be {list(self.freqs.shape)}; got {list(freqs.shape)}")
         else:
-            self._radians = tuple(freqs.double().tolist())
+            self._keep(freqs)

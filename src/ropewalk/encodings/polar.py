@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ropewalk.encodings.base import Sizes
 from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import RopeError
 from ropewalk.kernels.reference import join_pairs
 from ropewalk.spec import RopeSpec
 
@@ -27,6 +28,10 @@ class Polar(Rotary):
 
     def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
         super().__init__(sizes, spec)
+        used = self.rope.spec
+        if (used.head_dim, used.rotary_dim) != (2 * sizes.head_dim,) * 2:
+            rule = f"must rotate all of {2 * sizes.head_dim} dimensions, twice the head: RopeSpec({2 * sizes.head_dim})"
+            raise RopeError("spec", rule, [used.head_dim, used.rotary_dim])
         self.delta = nn.Parameter(torch.zeros(sizes.num_heads, sizes.head_dim))
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
