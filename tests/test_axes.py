@@ -1,5 +1,6 @@
 """Axis maps: the angle of every pair against a loop, and whole tables and rotations against transformers."""
 
+import itertools
 import math
 
 import numpy as np
@@ -271,6 +272,8 @@ def turn_five(chosen, positions):
         (lambda: axes.MixedAxes(num_heads=1, pairs=3), "pairs"),
         (lambda: axes.MixedAxes(num_heads=1, pairs=4, theta=0.0), "theta"),
         (lambda: axes.MixedAxes(num_heads=1, pairs=4, num_axes=3), "num_axes"),
+        (lambda: axes.MixedAxes(num_heads=1, pairs=4, num_axes=2.0), "num_axes"),
+        (lambda: axes.MixedAxes(num_heads=1, pairs=4, fractional="no"), "fractional"),
         (lambda: axes.MixedAxes(num_heads=1, pairs=4, seed=-1), "seed"),
         (lambda: rw.RopeSpec(head_dim=16, axes=axes.chunked([2, 3, 2])), "axes"),
         (lambda: rw.RopeSpec(head_dim=16, rotary_dim=8, axes=axes.chunked([2, 3, 3])), "axes"),
@@ -288,6 +291,27 @@ def test_a_start_of_mixed_axes_leaves_torchs_own_randomness_alone():
     before = torch.random.get_rng_state()
     axes.MixedAxes(num_heads=2, pairs=4, seed=7).start()
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_start_of_mixed_axes_is_on_the_cpu_whatever_the_default_device():
+    mixed = axes.MixedAxes(num_heads=2, pairs=4)
+    with torch.device("meta"):
+        found = mixed.start()
+    assert torch.equal(found, mixed.start())
+
+
+def test_interleaved_refuses_by_the_rule_that_it_states():
+    """Height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...: every third of range(pairs)."""
+    for sections in itertools.product(range(1, 8), repeat=3):
+        _, height, width = sections
+        pairs = sum(sections)
+        fits = len(range(1, pairs, 3)) >= height and len(range(2, pairs, 3)) >= width
+        assert fits == (3 * height <= pairs + 1 and 3 * width <= pairs)
+        if not fits:
+            error = assert_refused("sections", lambda: axes.interleaved(sections))  # noqa: B023
+            assert "3 * height <= pairs + 1 and 3 * width <= pairs" in error.rule
+        else:
+            assert axes.interleaved(sections).axis_of_pair.count(1) == height
 
 
 def test_sections_are_bounded():

@@ -1,15 +1,19 @@
 """Every scaling is its published formula: against 50-digit arithmetic, hand-computed values and its own laws."""
 
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from door import as_users_call
 from frequency_oracle import ORACLE, oracle, xpos_log_decay, yarn_magnitude
 from ropewalk import frequencies as fq
+from ropewalk.errors import RopeError
 from ropewalk.frequencies import SCALINGS, Scaling
 from ropewalk.frequencies.formulas import constant, mscale
+from ropewalk.frequencies.scaling import setting
 
 DIM, THETA = 10, 10_000.0
 SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)
@@ -389,3 +393,20 @@ def test_frequencies_have_values_even_in_a_model_without_any(length):
     with torch.device("meta"):
         found = fq.Dynamic(factor=2.0, original_length=16).frequencies(8, 10_000.0, length).radians
     assert found.device.type == "cpu"
+
+
+@dataclass(frozen=True)
+class WithInteger(Scaling):
+    steps: int = setting(3)
+
+
+def test_an_integer_without_a_bound_may_be_negative():
+    assert WithInteger(-7).steps == -7
+    with pytest.raises(RopeError, match="steps"):
+        WithInteger(2.5)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
+@pytest.mark.parametrize("scaling", [fq.Dynamic(2.5, 100), fq.DynamicYarn(100)])
+def test_a_length_may_be_an_integer_of_numpy(scaling, kind):
+    assert torch.equal(scaling.frequencies(DIM, THETA, kind(900)).radians, scaling.frequencies(DIM, THETA, 900).radians)

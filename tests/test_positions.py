@@ -75,7 +75,7 @@ class TestPacked:
     def test_tokens_past_the_last_boundary_are_one_more_sequence(self):
         assert packed(torch.tensor([0, 2, 3]), total=6).tolist() == [0, 1, 0, 0, 1, 2]
 
-    @pytest.mark.parametrize("boundaries", [[1, 3], [0, 4, 2], [-1, 2]])
+    @pytest.mark.parametrize("boundaries", [[1, 3], [0, 4, 2], [-1, 2], [0, -3]])
     def test_refuses_what_are_not_boundaries(self, boundaries):
         assert_refused("cu_seqlens", lambda: packed(torch.tensor(boundaries)))
 
@@ -98,6 +98,9 @@ class TestLeftPadded:
         mask = torch.tensor([[0] * (7 - n) + [1] * n for n in real]).to(dtype)
         expected = [[0] * (7 - n) + list(range(n)) for n in real]
         assert left_padded(mask).tolist() == expected
+
+    def test_any_number_but_0_is_a_real_token(self):
+        assert left_padded(torch.tensor([[0, 2, 2, -1]])).tolist() == [[0, 0, 1, 2]]
 
     def test_a_right_padded_row_does_not_grow(self):
         assert left_padded(torch.tensor([[1, 1, 1, 0, 0]])).tolist() == [[0, 1, 2, 2, 2]]

@@ -87,15 +87,19 @@ class MixedAxes:
         if self.pairs % 2:
             rule = "must be even: half of the pairs start along a direction, half perpendicular to it"
             raise RopeError("pairs", rule, self.pairs)
+        flag("fractional", self.fractional)
+        put("num_axes", integer("num_axes", self.num_axes, low=1, high=64))
         if self.num_axes != 2:
             raise RopeError("num_axes", "must be 2: mixed frequencies are defined for (height, width)", self.num_axes)
 
     def start(self) -> Tensor:
         """Return the frequencies before training, float32 [heads, pairs, 2]."""
         generator = torch.Generator().manual_seed(self.seed)
-        direction = torch.rand(self.num_heads, 1, generator=generator, dtype=torch.float64) * 2 * math.pi  # an angle per head
+        turn = torch.rand(self.num_heads, 1, generator=generator, dtype=torch.float64, device="cpu")
+        direction = turn * 2 * math.pi  # an angle per head
         half = self.pairs // 2
-        radians = self.theta ** -(torch.arange(half, dtype=torch.float64) / half)  # the ladder of either half, [pairs / 2]
+        # the ladder of either half, [pairs / 2]
+        radians = self.theta ** -(torch.arange(half, dtype=torch.float64, device="cpu") / half)
         angle = torch.cat([direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1)  # [heads, pairs]
         unit_vectors = torch.stack([angle.cos(), angle.sin()], dim=-1)
         return (unit_vectors * radians.repeat(2)[:, None]).float()
@@ -194,7 +198,8 @@ def interleaved(sections: Sequence[int]) -> AxisMap:
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
     axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])
     if axes.count(1) != height or axes.count(2) != width:
-        raise RopeError("sections", "height and width must fit every third pair: 3 * section <= pairs + 2", list(sections))
+        rule = "height and width must fit every third pair: 3 * height <= pairs + 1 and 3 * width <= pairs"
+        raise RopeError("sections", rule, list(sections))
     return AxisMap(tuple(axes), 3)
 
 

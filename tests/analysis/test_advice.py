@@ -9,7 +9,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk import analysis, axes, plots
-from ropewalk.frequencies import Default, Dynamic, DynamicYarn, Linear, Llama3, XPos, Yarn
+from ropewalk.frequencies import Clipped, Default, Dynamic, DynamicYarn, Given, Learnable, Linear, Llama3, XPos, Yarn
 
 #: check -> facts it applies to, facts it does not apply to
 CASES = {
@@ -69,6 +69,42 @@ def test_a_checkpoint_is_never_told_to_change_its_theta_or_to_replace_its_scalin
         assert "theta" not in each.advice
         if not isinstance(scaling, Default):
             assert not any(word in each.advice for word in ("instead", "DynamicYarn", "Yarn(", "use factor", "beta_fast"))
+
+
+def test_a_scaling_with_an_original_length_knows_the_trained_length():
+    assert "trained_unknown" not in named(({"scaling": Yarn(factor=2.0, original_length=512)}, 1024, 1024))
+    assert "trained_unknown" in named(({"scaling": Clipped(Linear(2.0))}, 512, 512))
+
+
+@pytest.mark.parametrize(("trained", "unknown"), [(None, True), (4096, False)])
+def test_a_trained_length_from_the_caller_is_known(trained, unknown):
+    config = {"rope_theta": 1e4, "head_dim": 8, "max_position_embeddings": 4096}
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    (facts,) = analysis.read_checkpoint(config, trained=trained).layers.values()
+    assert ("trained_unknown" in {each.name for each in analysis.advise(facts)}) is unknown
+
+
+@pytest.mark.parametrize(
+    ("scaling", "offered"),
+    [
+        (Yarn(factor=2.0, original_length=512), True),
+        (Clipped(Linear(2.0), pairs=1), True),
+        (DynamicYarn(original_length=512), False),
+        (Given((1.0,) * 64), False),
+    ],
+)
+def test_a_factor_is_offered_only_to_a_scaling_that_has_one(scaling, offered):
+    check = next(check for check in analysis.CHECKS if check.name == "stretched_too_little")
+    assert (
+        "use factor 16" in check.numbers(analysis.Facts(rw.RopeSpec(128, scaling=scaling), 512, 8192))["or_factor"]
+    ) is offered
+
+
+@pytest.mark.parametrize("name", ["linear_blurs", "always_on", "beta_too_fast", "causal_only"])
+@pytest.mark.parametrize("wrap", [Learnable, lambda scaling: Clipped(scaling, pairs=1)], ids=["learnable", "clipped"])
+def test_advice_looks_inside_a_scaling_that_clips_or_learns(name, wrap):
+    changes, trained, served = CASES[name][0]
+    assert name in named(({**changes, "scaling": wrap(changes["scaling"])}, trained, served))
 
 
 def test_every_check_has_its_case_and_a_figure():

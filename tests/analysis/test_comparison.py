@@ -49,7 +49,6 @@ def test_parameters_by_hand(rows):
         "learned": LENGTH * HEADS * HEAD_DIM,
         "rope_learnable": HEAD_DIM // 2,
         "pope": HEADS * HEAD_DIM,
-        "fope": 2,  # one pair completes a turn in 24 tokens: two matrices of one number
         "rope_bias": HEADS * (2 * LENGTH - 1),
         "relative_bias": HEADS * (2 * LENGTH - 1),
         "t5": 32 * HEADS,

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import ropewalk as rw
+from door import assert_refused
 from frequency_oracle import cos_sin, oracle, rotations
 from helpers import sample_spec
 from ropewalk import analysis
@@ -102,3 +103,13 @@ def test_an_unknown_way_is_refused_and_every_way_says_who_uses_it():
     assert list(analysis.USED_BY) == list(analysis.COS_SIN_METHODS)
     with pytest.raises(rw.RopeError, match="methods"):
         analysis.error_curves(SPEC, [1], ["float8"])
+
+
+@pytest.mark.parametrize("chosen", [rw.axes.MixedAxes(2, 6), rw.axes.GoldenAxes(2, 6), rw.axes.by_head([1, 1], 6)])
+def test_curves_need_axes_that_are_the_same_in_all_heads(chosen):
+    assert_refused("axes", lambda: analysis.error_curves(rw.RopeSpec(12, axes=chosen), [5]))
+
+
+def test_curves_need_positions_from_0_on():
+    assert_refused("positions", lambda: analysis.error_curves(SPEC, [5, -1]))
+    assert analysis.error_curves(SPEC, [0], ["exact"])["exact"] == [0]

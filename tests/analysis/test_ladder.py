@@ -145,3 +145,11 @@ def test_stretch_is_a_share_of_the_plain_frequency():
 def test_trained_frequencies_of_a_module_are_refused():
     with pytest.raises(rw.RopeError, match="MixedAxes"):
         analysis.radians(rw.RopeSpec(8, axes=MixedAxes(2, 4)))
+
+
+def test_bands_of_a_clipped_scaling_are_those_of_its_factor():
+    """Yarn divides its slow pairs by 4; clipping with pairs=1 changes none of them, with pairs=2 only the last."""
+    yarn = frequencies.Yarn(factor=4.0, original_length=4096)
+    plain = analysis.bands(PLAIN.with_(scaling=yarn))
+    assert analysis.bands(PLAIN.with_(scaling=frequencies.Clipped(yarn, pairs=1))) == plain
+    assert analysis.bands(PLAIN.with_(scaling=frequencies.Clipped(yarn, pairs=3))) == [*plain[:-2], "interpolated", "still"]

@@ -183,3 +183,11 @@ def test_tables_stay_right_far_out():
     far = 1_000_000
     cos, _ = minimind.precompute_freqs_cis(4, far + 1, 1e4)
     assert_close(cos[far, 0].item(), np.cos(float(far)), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("ids", "field"), [([0, 1, 2, 3, 4, 5, -1], "position_ids"), ([0, 1, 2, 3, 4, 5, 12], "cos")])
+def test_minimind_refuses_positions_without_a_row(ids, field):
+    q, (cos, sin) = torch.randn(B, S, H, D), minimind.precompute_freqs_cis(D, 12)
+    with pytest.raises(RopeError) as error:
+        minimind.apply_rotary_pos_emb(q, q.clone(), cos, sin, torch.tensor(ids))
+    assert error.value.field == field

@@ -7,7 +7,12 @@ from itertools import product
 import pytest
 import torch
 
-from ropewalk.encodings import make_encoding
+from door import assert_refused
+from ropewalk import axes
+from ropewalk.encodings import Sizes, make_encoding
+from ropewalk.encodings.base import distances
+from ropewalk.encodings.rotary import RotaryAlibi, RotaryRelativeBias
+from ropewalk.spec import RopeSpec
 
 HEADS = 3
 
@@ -126,3 +131,15 @@ def test_a_head_with_fewer_pairs_than_axes_leaves_out_the_last_axes(name, head_d
     last = torch.zeros(axes, 1, 1, dtype=torch.int64)
     last[-1] = 5
     torch.testing.assert_close(encoding.rotate(x, last, key=False), x)
+
+
+@pytest.mark.parametrize("kind", [RotaryAlibi, RotaryRelativeBias])
+def test_a_bias_of_one_distance_needs_one_axis(kind):
+    assert_refused("spec", lambda: kind(Sizes(2, 16, 32, 64), RopeSpec(16, axes=axes.axial(4, 4))))
+
+
+def test_small_unsigned_positions_have_negative_distances():
+    alibi, at = make_encoding("alibi", num_heads=2, head_dim=16), torch.arange(4)
+    q = torch.zeros(1, 2, 4, 16)
+    assert torch.equal(alibi.bias(q, at.to(torch.uint8), at.to(torch.uint8)), alibi.bias(q, at, at))
+    assert distances(at.to(torch.uint8), at.to(torch.uint8)).tolist() == [[i - j for j in range(4)] for i in range(4)]

@@ -57,7 +57,9 @@ def test_attention_takes_it_and_a_cache_refuses_to_move_its_keys():
     layer = rw.Attention(24, 2, encoding=made(12), causal=False)
     x, cache = torch.randn(1, 6, 24), KVCache()
     assert layer(x, rw.positions.grid(1, 2, 3), cache=cache).out.shape == x.shape
-    assert_refused("encoding", lambda: cache.shift(1, layer.encoding))
+    assert "rotated=False" in str(assert_refused("encoding", lambda: cache.shift(1, layer.encoding)))
+    assert "no inverse" in layer.encoding.why_not("rerotate")
+    assert layer.encoding.why_not("linear") is None
     assert_refused("encoding", lambda: KVCache().extend(cache.seen, cache.seen.positions + 1, layer.encoding))
     unrotated = KVCache(rotated=False)
     layer(x, rw.positions.grid(1, 2, 3), cache=unrotated)

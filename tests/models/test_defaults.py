@@ -124,7 +124,7 @@ def test_keys_of_rope_plus_read_the_length_and_only_linear_attention_is_refused(
     found = encoding.rotate(x, positions, key=True, length=64)
     torch.testing.assert_close(found, torch.cat((z.real, z.imag), dim=-1), atol=1e-6, rtol=1e-6)
     assert "twice" in encoding.why_not("linear")
-    assert encoding.why_not("unrotate") is None
+    assert encoding.why_not("rerotate") is None
 
 
 @pytest.mark.parametrize("max_logits", [1 << 26, 22])

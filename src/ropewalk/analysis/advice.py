@@ -41,7 +41,7 @@ class Advice:
 
 def _beta_limit(facts: Facts) -> float:
     """Return how many turns the fastest pair, one radian per step, completes within YaRN's original length."""
-    return facts.spec.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
+    return facts.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
 
 
 def _is_new(facts: Facts) -> bool:
@@ -71,33 +71,34 @@ CHECKS: tuple[Check, ...] = (
         lambda f: f.new_angles > 0 and not isinstance(f.spec.scaling, Default),
         "Correct if the model was trained further at {f.served:,} tokens; otherwise serve fewer{or_factor}.",
         "with {f.spec.scaling.name}, {f.new_angles} of {f.spec.pairs} pairs reach angles that did not occur in training",
-        lambda f: {"or_factor": f", or use factor {f.factor}" if _is_new(f) else ""},
+        lambda f: {"or_factor": f", or use factor {f.factor}" if _is_new(f) and hasattr(f.scaling, "factor") else ""},
     ),
     Check(
         "trained_unknown", "coverage",
-        lambda f: f.trained == f.served and getattr(f.spec.scaling, "factor", 1) > 1,
+        lambda f: f.trained == f.served and not f.trained_given and getattr(f.scaling, "factor", 1) > 1
+        and getattr(f.scaling, "original_length", None) is None,
         "Give the trained length before the extension, to see its coverage: ropewalk inspect --trained.",
         "a config with {f.spec.scaling.name} scaling has no trained length, so {f.trained:,} is used for both lengths",
     ),
     Check(
         "linear_blurs", "scalings",
-        lambda f: _is_new(f) and isinstance(f.spec.scaling, Linear) and f.spec.scaling.factor > 1,
+        lambda f: _is_new(f) and isinstance(f.scaling, Linear) and f.scaling.factor > 1,
         "Without fine-tuning use Yarn or Ntk instead; Linear needs training to recover.",
         "all {f.spec.pairs} pairs are slowed, even the {fast} that completed a turn in training, so neighbours are more alike",
         lambda f: {"fast": int((f.coverage.trained >= 1).sum())},
     ),
     Check(
         "always_on", "scalings",
-        lambda f: _is_new(f) and isinstance(f.spec.scaling, Yarn) and f.spec.scaling.factor > 1 and f.served > f.trained,
+        lambda f: _is_new(f) and isinstance(f.scaling, Yarn) and f.scaling.factor > 1 and f.served > f.trained,
         "If most requests are short, serve with DynamicYarn(original_length={f.trained}).",
         "{slowed} of {f.spec.pairs} pairs are slowed at every length, also below token {f.trained:,}",
         lambda f: {"slowed": f.spec.pairs - f.bands.count("kept")},
     ),
     Check(
         "beta_too_fast", "coverage",
-        lambda f: _is_new(f) and isinstance(f.spec.scaling, Yarn) and f.spec.scaling.beta_fast > _beta_limit(f),
+        lambda f: _is_new(f) and isinstance(f.scaling, Yarn) and f.scaling.beta_fast > _beta_limit(f),
         "Lower beta_fast below {limit:.0f}.",
-        "no pair completes {f.spec.scaling.beta_fast:g} turns within {f.spec.scaling.original_length:,} tokens, so only the "
+        "no pair completes {f.scaling.beta_fast:g} turns within {f.scaling.original_length:,} tokens, so only the "
         "fastest one keeps its frequency",
         lambda f: {"limit": _beta_limit(f)},
     ),
@@ -141,7 +142,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "causal_only", "decay",
-        lambda f: isinstance(f.spec.scaling, XPos),
+        lambda f: isinstance(f.scaling, XPos),
         "Use it for causal attention only.",
         "xPos magnitudes grow without bound if a key comes after its query",
     ),

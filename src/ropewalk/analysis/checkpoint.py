@@ -55,7 +55,9 @@ def read_checkpoint(config: Any, trained: int | None = None, served: int | None 
         if spec is not None:
             (trained_tokens, trained_source), (served_tokens, served_source) = _lengths(spec, longest, trained, served)
             window = _window(text_config, layer_type)
-            layers[layer_type] = Facts(spec, trained_tokens, served_tokens, window, methods=tuple(COS_SIN_METHODS))
+            layers[layer_type] = Facts(
+                spec, trained_tokens, served_tokens, window, methods=tuple(COS_SIN_METHODS), trained_given=trained is not None
+            )
             sources[layer_type] = trained_source, served_source
     return Checkpoint(explanation, layers, sources)
 

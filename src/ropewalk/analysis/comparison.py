@@ -86,7 +86,7 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
         causal_only=encoding.causal_only,
         linear=encoding.why_not("linear") is None and _rank(encoding, bounded) <= head_dim,
         bounded=bounded,
-        parameters=sum(p.numel() for p in encoding.parameters()),
+        parameters=sum(p.numel() for p in encoding.parameters() if p.requires_grad),
         flops=flops,
         tensor_bytes=tensor_bytes,
         order=math.log2(bytes_at_twice_the_length / tensor_bytes) if tensor_bytes else 0.0,

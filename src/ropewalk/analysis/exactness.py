@@ -1,8 +1,8 @@
 """The error of cos and sin at a position, for each precision policy and for the methods of other engines.
 
-The reference uses the spec's own frequencies (with "exact" the formula in float64, with "hf_frequencies" the float32 values a
-checkpoint was trained with) and reduces position * frequency modulo 2 pi in integers of arbitrary size. So the reference
-does not round, and it shares no step with the tables it is compared to.
+The reference uses the spec's own frequencies (with "exact" those with 28 digits, or in float64 where they depend on the length;
+otherwise the float32 values a checkpoint was trained with) and reduces position * frequency modulo 2 pi in integers of
+arbitrary size. So the reference does not round, and it shares no step with the tables it is compared to.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.analysis.ladder import Numbers
-from ropewalk.errors import choice
+from ropewalk.analysis.ladder import Numbers, require_one_series
+from ropewalk.errors import RopeError, choice
 from ropewalk.spec import PRECISIONS, RopeSpec
 from ropewalk.table import cos_sin
 
@@ -98,7 +98,11 @@ def error_curves(
     The error varies from position to position, so a curve shows the largest of several neighbours. The reference uses the spec's
     own frequencies, with 28 digits where precision is "exact"; magnitudes are left out.
     """
-    window = np.asarray(positions, dtype=np.int64)[:, None] - np.arange(width)  # [positions, width]
+    require_one_series(spec)
+    ends = np.asarray(positions, dtype=np.int64)
+    if (ends < 0).any():
+        raise RopeError("positions", "must be at least 0", int(ends.min()))
+    window = ends[:, None] - np.arange(width)  # [positions, width]
     window = np.maximum(window, 0)
     frequencies = spec.ladder_frequencies(length) if spec.needs_length else spec.exact_ladder_frequencies()
     low = None if frequencies.low is None else frequencies.low.numpy()

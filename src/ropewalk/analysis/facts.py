@@ -12,6 +12,7 @@ from ropewalk.analysis import ladder
 from ropewalk.analysis.distance import first_negative
 from ropewalk.analysis.exactness import error_curves
 from ropewalk.errors import integer
+from ropewalk.frequencies import Scaling
 from ropewalk.spec import PRECISIONS, RopeSpec
 from ropewalk.table import memory
 
@@ -33,6 +34,8 @@ class Facts:
     #: which entries of COS_SIN_METHODS are measured, and over how many positions below `served`
     methods: tuple[str, ...] = PRECISIONS
     width: int = field(default=8, repr=False)
+    #: whether the caller gave the trained length; otherwise it may be a config's served length
+    trained_given: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the lengths."""
@@ -40,6 +43,11 @@ class Facts:
         integer("served", self.served, low=1)
         if self.window is not None:
             integer("window", self.window, low=1)
+
+    @property
+    def scaling(self) -> Scaling:
+        """The spec's scaling, or that which it clips or learns from."""
+        return self.spec.scaling.innermost
 
     @property
     def factor(self) -> int:

@@ -23,11 +23,16 @@ _TOLERANCE = 1e-9
 
 def radians(spec: RopeSpec, length: int | None = None) -> np.ndarray:
     """Return the frequency of every pair, float64 [pairs]; `length` is the sequence length, which some scalings depend on."""
+    require_one_series(spec)
+    return spec.with_(precision="exact").ladder_frequencies(length).radians.numpy()
+
+
+def require_one_series(spec: RopeSpec) -> None:
+    """Raise an error if the frequencies of the spec are learned for every head, or differ from head to head."""
     if spec.mixed:
         raise RopeError("axes", "must not be MixedAxes: their frequencies are learned parameters of a Rope", spec.axes)
     if spec.per_head:
         raise RopeError("axes", "must be the same in all heads, to be analysed as one series of frequencies", spec.axes)
-    return spec.with_(precision="exact").ladder_frequencies(length).radians.numpy()
 
 
 def plain_radians(spec: RopeSpec) -> np.ndarray:
@@ -112,7 +117,7 @@ def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
     "interpolated" means divided by the scaling's factor, or, if it has no fixed factor, as slow as the most slowed pair.
     """
     ratio = np.abs(stretch(spec, length))  # scaled / unscaled frequency
-    factor = None if spec.needs_length else getattr(spec.scaling, "factor", None)
+    factor = None if spec.needs_length else getattr(spec.scaling.innermost, "factor", None)
     min_ratio = 1 / factor if factor else ratio[ratio > 0].min(initial=1.0)
     # the first condition that holds decides, in the order of the names below
     conditions = [ratio == 0, ratio > 1 + _TOLERANCE, ratio >= 1 - _TOLERANCE, ratio <= min_ratio * (1 + _TOLERANCE)]

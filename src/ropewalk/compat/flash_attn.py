@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ropewalk import positions, rotation
 from ropewalk.caches import cached
 from ropewalk.checks import check_no_overlap, check_tables, check_tensor
+from ropewalk.compat.broadcast import table_rows
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Default, XPos
 from ropewalk.kernels.reference import join_pairs, split_pairs
@@ -57,7 +58,7 @@ def apply_rotary_emb(
     max_seqlen      accepted and ignored, since positions follow from the boundaries
     """
     rows = _rows(x, seqlen_offsets, cu_seqlens)
-    cos, sin = (_table_rows(name, table, rows) for name, table in (("cos", cos), ("sin", sin)))
+    cos, sin = (table_rows(name, table, "seqlen_offsets", rows) for name, table in (("cos", cos), ("sin", sin)))
     return rotation.rotate_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=inplace)
 
 
@@ -82,7 +83,7 @@ def apply_rotary_emb_qkv_(
     q, k = _queries_and_keys(qkv, num_heads_q)
     rows = _rows(q, seqlen_offsets, None)
     given = {"cos": cos, "sin": sin, "cos_k": cos if cos_k is None else cos_k, "sin_k": sin if sin_k is None else sin_k}
-    cos, sin, cos_k, sin_k = (_table_rows(name, table, rows) for name, table in given.items())
+    cos, sin, cos_k, sin_k = (table_rows(name, table, "seqlen_offsets", rows) for name, table in given.items())
     # all tables are checked before the queries are overwritten
     check_tables(q, cos, sin, 0, -3)
     try:
@@ -229,19 +230,3 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     sequence = torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1  # of each token
     # tokens past the last boundary are one more sequence, which has no offset
     return rows + torch.nn.functional.pad(offset.to(torch.int64), (0, 1))[sequence]
-
-
-def _table_rows(name: str, table: Tensor, rows: Tensor) -> Tensor:
-    """Return the given rows of the table; raise an error if it has too few."""
-    rule = "must have a row for every position; make the table longer"
-    in_range = ((rows >= 0) & (rows < len(table))).all()
-    if rows.device.type != "cpu" or torch.compiler.is_compiling():
-        # reading the result would synchronize with the device
-        torch.ops.aten._assert_async.msg(in_range, f"{name}: {rule}")
-    elif not bool(in_range):
-        if int(rows.min()) < 0:
-            raise RopeError(
-                "seqlen_offsets", "must not give a token a negative position, for which no table has a row", int(rows.min())
-            )
-        raise RopeError(name, rule, [list(table.shape), int(rows.max())])
-    return table[rows]

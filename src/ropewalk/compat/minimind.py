@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ropewalk import rotation
+from ropewalk.compat.broadcast import table_rows
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Given
 from ropewalk.frequencies.formulas import check_log_theta, periods, turns_to_pair
@@ -66,4 +67,5 @@ def apply_rotary_pos_emb(
     heads_after = unsqueeze_dim % (cos.ndim + 1) >= 1
     # the selected rows are [S, D] or [B, S, D]; the axis of the heads goes after or before the tokens
     axis = position_ids.ndim if heads_after else position_ids.ndim - 1
-    return rotation.apply_rotary_pos_emb(q, k, cos[position_ids], sin[position_ids], axis)
+    cos, sin = (table_rows(name, table, "position_ids", position_ids) for name, table in (("cos", cos), ("sin", sin)))
+    return rotation.apply_rotary_pos_emb(q, k, cos, sin, axis)

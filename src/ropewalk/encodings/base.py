@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 
@@ -60,7 +61,7 @@ class Encoding(nn.Module):
         return None
 
     def why_not(self, what: str) -> str | None:
-        """Return why the encoding cannot do `what`, one of "linear", "unrotate" and "rerotate"; None if it can."""
+        """Return why the encoding cannot do `what`, one of "linear" and "rerotate"; None if it can."""
         return None if what != "linear" or self.linear else "a bias on the scores is no inner product of q and k"
 
     def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
@@ -70,5 +71,7 @@ class Encoding(nn.Module):
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     """Return query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions differ by row."""
+    # unsigned integers would wrap below 0
+    q_positions, k_positions = (each.to(torch.promote_types(each.dtype, torch.int64)) for each in (q_positions, k_positions))
     distance = q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
     return distance if distance.ndim == 2 else distance.unsqueeze(1)

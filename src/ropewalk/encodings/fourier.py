@@ -66,7 +66,6 @@ class Fourier(Encoding):
         """Return why FoPE does not support `what`, or None if it does."""
         reasons = {
             "linear": "linear attention rotates features, and FoPE is no rotation",
-            "unrotate": "FoPE is no rotation: a mix of frequencies has no inverse rotation",
             "rerotate": "FoPE is no rotation, so keys cannot be moved to other positions; compute them again",
         }
         return reasons.get(what)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ropewalk import axes, frequencies
 from ropewalk.encodings.base import Encoding, Sizes
 from ropewalk.encodings.bias import Alibi, RelativeBias
+from ropewalk.errors import RopeError
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
@@ -75,6 +76,8 @@ class _RotaryWithBias(Rotary):
 
     def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
         super().__init__(sizes, spec)
+        if self.rope.spec.num_axes > 1:
+            raise RopeError("spec", "must have one axis: the bias depends on one distance", self.rope.spec.axes)
         self.other = self.bias_class(sizes)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:

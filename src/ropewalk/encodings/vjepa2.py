@@ -42,6 +42,10 @@ class VJepa2(Encoding):
         encoded = [self._encoded(part, on_axis) for part, on_axis in zip(slices, positions, strict=True)]
         return torch.cat([*encoded, unchanged], dim=-1)
 
+    def why_not(self, what: str) -> str | None:
+        reason = "its encoding is no rotation and has no inverse; use KVCache(rotated=False)"
+        return reason if what == "rerotate" else super().why_not(what)
+
     def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return x cos + (x turned by a quarter) sin for one axis; cos and sin are repeated in halves, x is interleaved."""
         pairs = self.slice_dim // 2

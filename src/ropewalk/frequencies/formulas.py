@@ -110,8 +110,10 @@ def turns_to_pair(turns: float, dim: int, theta: float, length: float, dtype: Dt
 def ramp(
     fast: float, slow: float, dim: int, theta: float, length: float, truncate: bool, dtype: Dtype, device: torch.device = CPU
 ) -> Any:
-    """Return 0 for pairs that complete at least `fast` turns in `length` steps, 1 for at most `slow`, linear between."""
-    # the pairs at which the ramp begins and ends; `truncate` rounds them to whole pairs
+    """Return a ramp over the pairs: 0 up to the pair of `fast` turns in `length` steps, 1 from the pair of `slow` turns on.
+
+    It is linear between. Both ends are fractions of a pair; `truncate` moves them outwards to whole pairs.
+    """
     low, high = (turns_to_pair(turns, dim, theta, length, dtype) for turns in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)

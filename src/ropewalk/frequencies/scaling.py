@@ -74,7 +74,7 @@ class Setting:
         if isinstance(self.default, bool):
             return flag(name, value)
         if isinstance(self.default, int):
-            return integer(name, value, low=int(self.low))
+            return integer(name, value, low=-(2**62) if math.isinf(self.low) else int(self.low))
         if isinstance(self.default, tuple):
             return number_tuple(name, value, low=self.low, above=self.above, high=self.high)
         return number(name, value, low=self.low, above=self.above, high=self.high)
@@ -113,7 +113,7 @@ class Scaling:
 
     def frequencies(self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64) -> Frequencies:
         """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
-        lengths = torch.tensor(length, device=CPU) if isinstance(length, int) else length
+        lengths = torch.tensor(length, dtype=torch.int64, device=CPU) if isinstance(length, (int, np.integer)) else length
         radians, magnitude = self._radians(dim, theta, lengths, dtype), self._magnitude(lengths, dtype)
         return Frequencies(radians, magnitude, *self._growth(dim))
 

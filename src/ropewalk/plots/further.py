@@ -49,7 +49,7 @@ def loss_by_position(methods: Mapping[str, Sequence[Band]], trained: int, model:
         ax.annotate(label, (end, y), (6, 0), textcoords="offset points", va="center", color=colours[name],
                     annotation_clip=False, fontsize=9, weight=weight)  # fmt: skip
     ticks = sorted({0, *(band.high for band in methods[best])})
-    ax.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
+    ax.set_xticks(ticks, [f"{tick // 1024}k" if tick and tick % 1024 == 0 else f"{tick:,}" for tick in ticks])
     ax.set_xlim(0, end)
     title = look.translate(
         "{model}, trained on {trained} tokens, reads {served}", model=model, trained=f"{trained:,}", served=f"{end:,}"

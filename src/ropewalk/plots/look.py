@@ -77,8 +77,12 @@ class Look:
         return chinese_font() if self.language == "zh" else None
 
     def translate(self, text: str, **values: object) -> str:
-        """Return a label in the figure's language with its {names} replaced; English if no font has Chinese glyphs."""
-        return (CHINESE[text] if self.font else text).format(**values)
+        """Return a label in the figure's language with its {names} replaced by `values`, if there are any.
+
+        It stays English if no font has Chinese glyphs, and a text that has no translation stays as it is.
+        """
+        label = CHINESE.get(text, text) if self.font else text
+        return label.format(**values) if values else label
 
 
 LIGHT = Look()

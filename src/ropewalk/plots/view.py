@@ -32,8 +32,11 @@ class View:
     def parameters(self) -> str:
         """The spec and the lengths as one line of text, for the subtitle of a figure."""
         spec, translate = self.spec, self.look.translate
-        factor = getattr(spec.scaling, "factor", None)
-        scaling = f"{spec.scaling.name} {factor:g}" if self.scaled and factor else spec.scaling.name
+        inner = spec.scaling.innermost
+        # a scaling that clips or learns from another has no factor of its own: "clipped yarn 4"
+        scaling = spec.scaling.name if inner is spec.scaling else f"{spec.scaling.name} {inner.name}"
+        if factor := getattr(inner, "factor", None):
+            scaling += f" {factor:g}"
         lengths = translate("trained {trained}, read {served}", trained=f"{self.trained:,}", served=f"{self.served:,}")
         parts = [f"head_dim {spec.head_dim}", f"theta {spec.theta:,.6g}", *([scaling] if self.scaled else []), lengths]
         return " · ".join(parts)

@@ -57,6 +57,10 @@ CHINESE: dict[str, str] = {
     "{model}, trained on {trained} tokens, reads {served}": "{model} 的训练长度为 {trained}，读 {served} 个词元",
     "{texts}; {windows} windows, ± standard error; weights unchanged": "{texts}；{windows} 个窗口，± 标准误；权重未改动",
     "Which pairs a scaling slows": "缩放减慢了哪些维度对",
+    "radians per column": "每列的弧度",
+    "radians per row": "每行的弧度",
+    "key": "键",
+    "query": "查询",
     "x": "x 坐标",
     "y": "y 坐标",
 }

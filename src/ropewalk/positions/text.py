@@ -41,7 +41,7 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
     if total is None:
         if not readable:
             raise RopeError("total", f"must be given for boundaries on {ends.device}: reading them would synchronise", None)
-        total = int(ends[-1])
+        total = max(int(ends[-1]), 0)  # a negative end is refused as a boundary
     token = torch.arange(integer("total", total, low=0, high=MOST), device=ends.device)
     _require_boundaries(ends, total, readable)
     sequence = torch.searchsorted(ends, token, right=True) - 1
@@ -59,9 +59,9 @@ def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
 
 
 def left_padded(mask: Bool[Tensor, "B S"] | Integer[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    """Return positions that count the real tokens of each row: the first token with mask 1, and padding before it, are at 0."""
+    """Return positions that count the tokens of each row whose mask is not 0: the first one, and padding before it, are at 0."""
     check_integers("mask", mask, "BS", or_bool=True)
-    return (mask.to(torch.int64).cumsum(dim=-1) - 1).clamp(min=0)
+    return ((mask != 0).cumsum(dim=-1) - 1).clamp(min=0)
 
 
 def check_integers(name: str, value: object, axes: str, or_bool: bool = False) -> None:
