@@ -148,7 +148,7 @@ def test_trained_frequencies_of_a_module_are_refused():
 
 
 def test_bands_of_a_clipped_scaling_are_those_of_its_factor():
-    """Yarn divides its slow pairs by 4; clipping with pairs=1 changes none of them, with pairs=2 only the last."""
+    """Yarn divides its slow pairs by 4; pairs=1 clips none of them, pairs=3 halves the last but one and stops the last."""
     yarn = frequencies.Yarn(factor=4.0, original_length=4096)
     plain = analysis.bands(PLAIN.with_(scaling=yarn))
     assert analysis.bands(PLAIN.with_(scaling=frequencies.Clipped(yarn, pairs=1))) == plain
