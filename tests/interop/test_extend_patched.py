@@ -12,7 +12,7 @@ from extend_models import TRAINED, built, every, fresh, lengthen, rotary
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 from ropewalk.interop.patch.angles import LazyAngles, LazyTable
-from ropewalk.interop.patch.model import patch, unpatch
+from ropewalk.interop.patch.model import patch, patched, unpatch
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -74,3 +74,14 @@ def test_a_patch_of_an_extended_model_does_not_copy_its_weights(monkeypatch):
     lengthen(model, "yarn")
     monkeypatch.setattr(torch.nn.Parameter, "__deepcopy__", lambda weight, memo: pytest.fail("a weight was copied"))
     patch(model)
+
+
+def test_a_config_changed_in_a_with_block_counts_after_it():
+    model, other = fresh("llama"), fresh("llama")
+    patch(model, backend="reference")
+    with patched(model):
+        lengthen(model, "linear")
+    lengthen(other, "linear")
+    torch.testing.assert_close(logits(model, start=150), logits(other, start=150), rtol=1e-4, atol=1e-5)
+    replacement = vars(rotary(model))["forward"]
+    assert {match.rope.backend for match in replacement.matches.values()} == {"reference"}

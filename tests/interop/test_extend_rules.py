@@ -155,3 +155,14 @@ def test_the_hook_sets_the_frequencies_of_the_layer_type_that_is_asked_for():
     hook(module, (torch.zeros(1), torch.tensor([[0, 199]])), {"layer_type": "sliding_attention"})
     torch.testing.assert_close(module.sliding_attention_inv_freq, yarn_of_transformers(200, 500.0)[0], rtol=1e-6, atol=0)
     assert module.sliding_attention_attention_scaling == pytest.approx(1 + 0.1 * math.log(200 / 64))
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_a_served_length_that_the_replaced_scaling_raised_is_the_trained_one_again(kind):
+    """The same config as from the one that was never scaled."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    scaled, plain = {**CONFIG, "rope_scaling": yarn}, {**CONFIG, "max_position_embeddings": 16}
+    lengthen(scaled, kind, overwrite=True)
+    lengthen(plain, kind)
+    assert scaled == plain
+    assert scaled["max_position_embeddings"] == 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -150,3 +151,17 @@ def test_buffers_with_two_names_and_saved_ones_come_back():
     assert torch.equal(logits(model, start=0), expected)
     assert torch.equal(rotary.inv_freq, rotary.original_inv_freq)
     assert set(model.state_dict()) == saved
+
+
+@pytest.mark.parametrize("kind", ["dynamic_yarn", "rerope"])
+@pytest.mark.parametrize("extended_before", [False, True])
+def test_a_warning_that_is_an_error_leaves_the_model_as_it_was(kind, extended_before):
+    model = fresh("llama")
+    if extended_before:
+        lengthen(model, "linear")
+    before = state(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning, match="no config can express it"):
+            extend(model, kind, **({"factor": FACTOR} if kind == "rerope" else {}))
+    assert same(state(model), before)

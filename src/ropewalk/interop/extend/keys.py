@@ -211,9 +211,11 @@ def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
 def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec], length: int) -> dict[str, Any]:
     """Return the keys to set in the text config, so that it describes `new_specs`; `length` is the trained length."""
     keys: dict[str, Any] = {}
+    served = served_length(config)
     if scaling.raises_length:
-        served = served_length(config)
         keys[served.key if served else SERVED_LENGTH_KEY] = extended_length(length, scaling)
+    elif served is not None and served.value != length:
+        keys[served.key] = length  # a scaling that is replaced may have raised it
     length_outside = config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
     if TRAINED_LENGTH_KEY in keys_of(scaling) and length_outside is not None:
         keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it outside the rope object, and reads it there first

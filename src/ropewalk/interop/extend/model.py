@@ -68,26 +68,28 @@ def extend(
         previous.undo()
     if kind is None:
         return None
+    extension = None
     try:
         arguments = {
             "factor": factor, "original_length": original_length, "layer_types": layer_types, "overwrite": overwrite,
         }  # fmt: skip
         if kind in REMAPPINGS:
             extension = remap_transformers(target, kind, factor, original_length, layer_types, options)
-            warnings.warn(extension.disagreements[0], UserWarning, stacklevel=2)
-            return extension
-        if kind == "longrope":
-            options = _longrope_options(target, arguments, options, search, dict(search_options or {}))
-        elif search is not None:
-            raise RopeError("search", "must be left out: it finds the factors of longrope only", kind)
-        change = config_change(target.config, kind, **arguments, options=options)
-        extension = target.apply(kind, factor, change, change.disagreements())
+        else:
+            if kind == "longrope":
+                options = _longrope_options(target, arguments, options, search, dict(search_options or {}))
+            elif search is not None:
+                raise RopeError("search", "must be left out: it finds the factors of longrope only", kind)
+            change = config_change(target.config, kind, **arguments, options=options)
+            extension = target.apply(kind, factor, change, change.disagreements())
+        for text in extension.disagreements:
+            warnings.warn(text, UserWarning, stacklevel=2)  # an error, if the user's filter says so
     except BaseException:
+        if extension is not None:
+            extension.undo()
         if previous is not None:
             previous._install()
         raise
-    for text in extension.disagreements:
-        warnings.warn(text, UserWarning, stacklevel=2)
     return extension
 
 

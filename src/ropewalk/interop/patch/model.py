@@ -68,17 +68,22 @@ def patched(model: Model, *, backend: str | None = None) -> Iterator[Model]:
         yield model
     finally:
         unpatch(model)
-        for replacement in previous:
-            replacement.install()
+        if previous:
+            patch(model, backend=_backend_of(previous))  # the config may have changed inside the block
 
 
 def patch_again(model: nn.Module) -> None:
     """Update a patched model to its current config, with the same backend; does nothing if it is not patched."""
     replacements = _installed(model)
     if replacements:
-        rotary = [each for each in replacements if isinstance(each, RotaryReplacement)]
-        matches = [match for each in rotary for match in each.matches.values()]
-        patch(model, backend=matches[0].rope.backend if matches else None)
+        patch(model, backend=_backend_of(replacements))
+
+
+def _backend_of(replacements: list[Replacement]) -> str | None:
+    """Return the backend that a model with these replacements was patched with."""
+    rotary = [each for each in replacements if isinstance(each, RotaryReplacement)]
+    matches = [match for each in rotary for match in each.matches.values()]
+    return matches[0].rope.backend if matches else None
 
 
 def _installed(model: nn.Module) -> list[Replacement]:
