@@ -1,5 +1,6 @@
 """How `fit` chooses among measured methods, keeps their rows, and puts them into words: cases worked out by hand."""
 
+import json
 import math
 
 import numpy as np
@@ -96,7 +97,9 @@ def test_lengths_are_written_as_people_write_them(tokens, text):
     assert short_length(tokens) == text
 
 
-FACTS = {"trained": 1024, "to": 4096, "bands": [(0, 512), (512, 1024), (1024, 2048), (2048, 4096)]}
+FACTS = {
+    "trained": 1024, "to": 4096, "bands": [(0, 512), (512, 1024), (1024, 2048), (2048, 4096)], "windows": 2, "passkeys": 8,
+}  # fmt: skip
 BANDS = [[4.0, 3.0, 5.0, 7.0], [4.2, 3.2, 5.2, 7.4]]
 
 
@@ -164,3 +167,51 @@ def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
     assert said(of_one_window, {}) == first
     same = [{**row, "bands": [4.0, 3.0, 5.0, 3.0 + (-1) ** row["window"]]} if "bands" in row else row for row in rows]
     assert said(same, {}) == first
+
+
+def test_one_window_alone_is_said_to_decide_nothing():
+    choice = Recommendation("none", "it is", (), ())
+    said_of = lambda **facts: sentences(choice, choice, {**FACTS, **facts}, {}, [])
+    line = "One window shows no difference beyond the noise: measure two or more, or pass keys."
+    assert line in said_of(windows=1, passkeys=0)
+    assert line not in said_of(windows=2, passkeys=0)
+    assert line not in said_of(windows=1, passkeys=8)
+
+
+def test_the_equal_methods_are_those_of_the_choice_and_a_beaten_method_is_none():
+    """No two of 0 and 2, or of 2 and 4 misses are told apart, but 4 are more than none."""
+    few, some, many = ({"far_keys": missed(count)} for count in (0, 2, 4))
+    found = decide({"few": few, "config": some, "many": many}, prefer=["config"])
+    assert (found.method, found.equal, found.beats) == ("config", ("few", "many"), ())
+    # b is not told from a by any measure, but c beats it
+    a = {"far_keys": missed(0), "near_keys": missed(2)}
+    b = {"far_keys": missed(2), "near_keys": missed(4)}
+    c = {"far_keys": missed(1), "near_keys": missed(0)}
+    found = decide({"a": a, "none": b, "c": c})
+    assert (found.method, found.equal, found.beats) == ("a", ("none", "c"), ())
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_method_with_a_loss_that_is_not_finite_has_no_score_and_says_so_in_the_table(loss):
+    rows = [text_row(name, window, 1.0, 2.0) for name in ("none", "yarn") for window in (0, 1)]
+    rows[3]["bands"] = (1.0, loss)
+    assert scores_of(rows, 10, 40).keys() == {"none"}
+    rows = [{**row, "seconds": 1.0, "memory": None} for row in rows]
+    _, cells = table(rows, {"trained": 10, "to": 40, "bands": [(0, 10), (10, 40)], "methods": ["none", "yarn"]})
+    assert cells[1][1:3] == ["1.000 ± 0.000", "not finite"]
+
+
+def test_the_memory_is_that_of_the_rows_that_have_one():
+    rows = text_rows("yarn", [0.0, 0.0], [0, 0])
+    rows[0]["memory"] = 5 * 10**9
+    assert table(rows, {**FACTS, "methods": ["yarn"]})[1][0][-1] == "5.00"
+    rows[0]["memory"], rows[2]["memory"] = None, 5 * 10**9
+    assert table(rows, {**FACTS, "methods": ["yarn"]})[1][0][-1] == "5.00"
+
+
+def test_a_last_row_without_its_end_of_line_is_kept_apart_from_the_next(tmp_path):
+    path, setting = tmp_path / "rows.jsonl", {"seed": 0}
+    Ledger(path, setting).add(window=0)
+    path.write_text(path.read_text().rstrip("\n"))
+    Ledger(path, setting).add(window=1)
+    assert [json.loads(line)["window"] for line in path.read_text().splitlines()] == [0, 1]

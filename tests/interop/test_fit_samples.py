@@ -157,3 +157,10 @@ def test_windows_are_shared_out_among_texts_and_the_search_gets_one_of_its_own()
     # three windows of the first text, of which the last is for the search
     assert samples.windows[:, 0].tolist() == [0, 33, 1000, 1050, 2000]
     assert window.tolist() == list(range(66, 86))
+
+
+def test_numbers_count_at_their_place_in_a_name(tmp_path):
+    names = ["a10_part2", "a2_part10", "a2_part9", "b1", "x²"]
+    for name in names:
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert read_text(tmp_path).split() == ["a2_part9", "a2_part10", "a10_part2", "b1", "x²"]

@@ -13,8 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
+from ropewalk.frequencies import Yarn
+from ropewalk.interop.fit import measure
 from ropewalk.interop.fit import reader as reader_module
-from ropewalk.interop.fit.methods import config_with, methods
+from ropewalk.interop.fit.methods import config_with, extended, methods
 from ropewalk.interop.fit.reader import Reader
 
 TOKENS = torch.randint(256, (3000,), generator=torch.Generator().manual_seed(1))
@@ -160,3 +162,82 @@ def test_a_model_that_changes_its_logits_after_its_head_is_refused(scale, is_rea
     else:
         with pytest.raises(RopeError, match="must compute its logits by one matrix product"):
             Reader(model)
+
+
+@pytest.mark.parametrize("make", [llama, decoder])
+def test_an_extended_model_is_refused_and_stays_extended(make):
+    model = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        extension = rw.extend(model, "rerope", factor=2)
+    with pytest.raises(RopeError, match=r"must not be extended to be measured; call extend\(model, None\) first; got 'rerope'"):
+        rw.fit(model, 1024, text=TOKENS, windows=2, methods=["linear"], long_ppl=False)
+    assert extension._installed
+    rw.extend(model, None)
+    assert rw.fit(model, 1024, text=TOKENS, windows=2, methods=[], long_ppl=False).recommendation.method == "none"
+
+
+def test_methods_with_losses_that_are_not_finite_are_listed(monkeypatch):
+    losses, kinds = Reader.losses, {"linear": math.nan}
+    spoil = lambda self, tokens, first=1: (
+        losses(self, tokens, first) + kinds.get((self.model.config.rope_parameters or {}).get("rope_type"), 0.0)
+    )
+    monkeypatch.setattr(Reader, "losses", spoil)
+    found = rw.fit(llama(), 1024, text=TOKENS, windows=2, methods=["linear", "dynamic"], long_ppl=False)
+    assert found.skipped == {"linear": "its loss is not finite"}
+    assert "Not measured: linear (its loss is not finite)." in str(found)
+    kinds |= {"default": math.inf, "dynamic": math.inf}
+    with pytest.raises(RopeError, match=r"must have one that can be measured .*dynamic: its loss is not finite"):
+        rw.fit(llama(), 1024, text=TOKENS, windows=2, methods=["linear", "dynamic"], long_ppl=False)
+
+
+@pytest.mark.parametrize("methods", [["longrope", "linear"], None])
+def test_a_search_that_fails_leaves_longrope_out(methods, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RopeError("search", "must give a finite loss for some factors", math.inf)
+
+    monkeypatch.setattr(measure, "search_longrope", fail)
+    found = rw.fit(decoder(), 64, text=TOKENS, windows=2, methods=methods, search=16, long_ppl=False)
+    assert "must give a finite loss" in found.skipped["longrope"]
+    assert {row["method"] for row in found.rows} >= {"none", "linear"}
+
+
+def test_rows_of_another_search_are_not_kept(tmp_path):
+    fit = lambda search, out: rw.fit(
+        decoder(), 64, text=TOKENS, windows=2, methods=["longrope"], search=search, long_ppl=False, out=out
+    )
+    fit(16, tmp_path / "one")
+    again, alone = fit(64, tmp_path / "one"), fit(64, None)
+    losses = lambda found: [row["loss"] for row in found.rows if row["method"] == "longrope" and row["metric"] == "text"]
+    assert losses(again) == losses(alone)
+    assert losses(again) != losses(fit(16, None))
+
+
+def test_the_rope_of_a_decoder_keeps_its_backend_and_a_scaled_one_is_not_replaced():
+    model = decoder()
+    encodings = [layer.self_attn.encoding for layer in model.layers]
+    for encoding in encodings:
+        encoding.rope = rw.Rope(encoding.rope.spec, backend="reference", tables="none")
+    with extended(model, methods()["linear"], 2.0, 32):
+        assert {(each.rope.backend, each.rope.tables, each.rope.spec.scaling.name) for each in encodings} == {
+            ("reference", "none", "linear")
+        }
+    encodings[1].rope = rope = rw.Rope(encodings[1].rope.spec.with_(scaling=Yarn(original_length=32, factor=2.0)))
+    with pytest.raises(RopeError, match="must have no scaling of its own"), extended(model, methods()["linear"], 2.0, 32):
+        pass
+    assert encodings[1].rope is rope
+
+
+def test_every_module_has_its_own_mode_again():
+    model = llama().train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    assert len(set(modes)) == 2
+    with reader_module.evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_no_text_at_all_is_refused():
+    with pytest.raises(RopeError, match="text: must name at least one file or folder"):
+        rw.fit(llama(), 1024, text=[], tokenizer=encode)

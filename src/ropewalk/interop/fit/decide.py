@@ -37,7 +37,10 @@ class Recommendation:
 
 
 def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
-    """Return {method: {measure: score}} of the methods that were measured in full, all on the same windows and pass keys."""
+    """Return {method: {measure: score}} of the methods that were measured in full, all on the same windows and pass keys.
+
+    Methods with a loss that is not finite are left out.
+    """
     measured: dict[str, dict[str, dict[tuple, float]]] = {}  # method -> measure -> window or pass key -> value
     for row in rows:
         values = measured.setdefault(row["method"], {measure: {} for measure in MEASURES})
@@ -54,6 +57,8 @@ def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
     for method, values in measured.items():
         if all(values[name].keys() == samples[name] for name in MEASURES):
             ordered = {name: [values[name][sample] for sample in sorted(samples[name])] for name in MEASURES if samples[name]}
+            if not all(np.isfinite(each).all() for each in ordered.values()):
+                continue
             scores[method] = {name: Score(np.array([each])) for name, each in ordered.items()}
     return scores
 
@@ -96,7 +101,7 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
 
     prefer  methods taken first if no measurement tells them from the best, such as those that a config can express
     """
-    unbeaten = [name for name, each in scores.items() if not any(beats(other, each) for other in scores.values())]
+    unbeaten = [name for name, each in scores.items() if not any(beats(other, each) for other in scores.values())] or list(scores)
 
     def order(name: str) -> tuple:
         """Return the sort key of a method: the best one has the smallest."""
@@ -104,13 +109,11 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
         means = [scores[name][measure].mean for measure in ("far_keys", "far_loss") if measure in scores[name]]
         return (max(shortfalls), sum(shortfalls), *means)
 
-    best = min(unbeaten or scores, key=order)
-    equal = [name for name in scores if name != best and _alike(scores[best], scores[name])]
+    best = min(unbeaten, key=order)
     # the unchanged model, or else a preferred method, is recommended instead if nothing tells it from the best
     candidates = [NONE] if best in prefer else [NONE, *prefer]
-    instead = next((name for name in candidates if name in equal), None)
-    if instead is not None:
-        best, equal = instead, [best if name == instead else name for name in equal]
+    best = next((name for name in candidates if name in unbeaten and _alike(scores[best], scores[name])), best)
+    equal = [name for name in scores if name != best and _alike(scores[best], scores[name])]
     beaten = tuple(name for name, each in scores.items() if beats(scores[best], each))
     return Recommendation(best, _reason(best, scores), tuple(equal), beaten)
 

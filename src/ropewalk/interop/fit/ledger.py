@@ -41,7 +41,7 @@ class Ledger:
 
 
 def _read(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file; a last line that was cut off while it was written is left out."""
+    """Yield the rows of a file; a last line that was cut off while it was written is left out, or gets its end of line."""
     lines = path.read_text(encoding="utf-8").split("\n")
     for index, line in enumerate(lines):
         if not line:
@@ -56,3 +56,6 @@ def _read(path: Path) -> Iterator[Row]:
         if not isinstance(row, dict):
             raise RopeError("rows", f"line {index + 1} must be an object; remove the file to measure again", str(path))
         yield row
+    if lines[-1]:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")

@@ -14,6 +14,7 @@ from torch import nn
 from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice
+from ropewalk.frequencies import Default
 from ropewalk.frequencies.scaling import Scaling
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.hf import from_hf
@@ -127,9 +128,12 @@ def _decoder_extended(model: Decoder, method: Method, factor: float, trained: in
     if not encodings:
         raise RopeError("model", "must have layers with RoPE to be extended by a scaling", model.config.encoding)
     ropes = [encoding.rope for encoding in encodings]
+    for rope in ropes:
+        if not isinstance(rope.spec.scaling, Default):
+            raise RopeError("rope", "must have no scaling of its own, which another would replace", rope.spec.scaling)
     scaling = scaling_of(method, factor, trained)
     for encoding, rope in zip(encodings, ropes, strict=True):
-        encoding.rope = Rope(rope.spec.with_(scaling=scaling))
+        encoding.rope = Rope(rope.spec.with_(scaling=scaling), backend=rope.backend, tables=rope.tables)
     try:
         yield
     finally:

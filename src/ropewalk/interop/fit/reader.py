@@ -101,10 +101,12 @@ def trained_length(model: Any) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context manager: evaluation mode, restored afterwards."""
-    was_training = model.training
+    """Context manager: evaluation mode; afterwards every module has its own mode again."""
+    was_training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        model.train(was_training[0][1])  # a module may do more in `train` than set its mode
+        for module, mode in was_training:
+            module.training = mode

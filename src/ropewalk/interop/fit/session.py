@@ -28,6 +28,7 @@ from ropewalk.interop.fit.reader import Reader, evaluating, trained_length
 from ropewalk.interop.fit.text import bands_of, read_text, windows_of
 from ropewalk.interop.fit.weight_layout import weights_by_columns
 from ropewalk.interop.patch import patched
+from ropewalk.interop.patch.length_hook import EXTENSION
 from ropewalk.machine import machine
 from ropewalk.models.decoder import Decoder
 
@@ -89,7 +90,7 @@ def fit(
     model      a loaded transformers causal language model, a Decoder, a Hugging Face folder or a GGUF file
     text       files or folders of text, from which windows are taken alike; or tokens. None: Python's own documentation
     tokenizer  of a loaded model, or a function from text to tokens; without one there are no pass keys and text must be tokens
-    methods    names; None: every scaling that `extend` offers and the entries of METHODS
+    methods    names; None: every scaling and remapping that `extend` offers, and the entries of METHODS
     windows    windows of `to` tokens, which all methods read
     passkeys   pass keys for each length, at depths from 0 to 1
     search     candidates of a search for LongRoPE's factors, on a window of its own; 0 leaves longrope out
@@ -108,18 +109,25 @@ def fit(
         model = model if device is None else model.to(device)
         encode = tokenizer if tokenizer is None or not hasattr(tokenizer, "add_special_tokens") else encoder(tokenizer)
     trained = trained_length(model) if trained is None else integer("trained", trained, low=8)
+    _refuse_extended(model)
     to, windows = integer("to", to, low=trained + 1), integer("windows", windows, low=1)
     passkeys = integer("passkeys", passkeys, low=0, high=MOST)
     search, seed = integer("search", search, low=0, high=MOST), integer("seed", seed, low=0)
     tokens = _tokens(text, encode)
     samples, spare = _samples(tokens, encode, trained, to, windows, passkeys, seed, bool(search))
-    facts = _facts(name, model, text, tokens, samples) | {"long_ppl": long_ppl}
+    facts = _facts(name, model, text, tokens, samples) | {"long_ppl": long_ppl, "search": search}
     with evaluating(model), weights_by_columns(model), _on_our_kernels(model) as kernels, native_attention(model) as attention:
         reader = Reader(model)
         ledger = Ledger(None if out is None else Path(out) / ROWS, facts)
         meter = Meter(reader, samples, ledger, report or _to_terminal, long_ppl)
-        factors = None if spare is None else meter.find_longrope(spare, search, _pairs(model, search))
-        chosen, skipped = _chosen(methods, factors), {}
+        factors, skipped = None, {}
+        if spare is not None:
+            pairs = _pairs(model, search)
+            try:
+                factors = meter.find_longrope(spare, search, pairs)
+            except RopeError as error:
+                skipped[LONGROPE] = str(error)
+        chosen = _chosen(methods if methods is None else [each for each in methods if each not in skipped], factors)
         for each, method in chosen.items():
             try:
                 meter.measure(each, method)
@@ -138,10 +146,18 @@ def fit(
     return result
 
 
+def _refuse_extended(model: nn.Module) -> None:
+    """Raise an error if the model has an extension, which would be undone by the first method that is measured."""
+    for module in model.modules():
+        extension = vars(module).get(EXTENSION)
+        if extension is not None and extension._installed:
+            raise RopeError("model", "must not be extended to be measured; call extend(model, None) first", extension.kind)
+
+
 def _tokens(text: Any, encode: Encode | None) -> list[Tensor]:
     """Return the tokens of every text: of the given tokens, of files or folders, or, if None, of Python's documentation."""
     if isinstance(text, Tensor):
-        return [text.flatten()]
+        return [text.flatten().cpu()]
     if encode is None:
         raise RopeError("tokenizer", "must be given to read text, or text must be a tensor of tokens", None)
     if text is None:
@@ -149,6 +165,8 @@ def _tokens(text: Any, encode: Encode | None) -> list[Tensor]:
 
         return [torch.tensor(encode("\n\n".join(topics[name] for name in sorted(topics))))]
     paths = [text] if isinstance(text, str | Path) else list(text)
+    if not paths:
+        raise RopeError("text", "must name at least one file or folder; None takes Python's documentation", paths)
     return [torch.tensor(encode(read_text(path))) for path in paths]
 
 
@@ -238,10 +256,16 @@ def _result(model: nn.Module, rows: list[Row], facts: dict[str, Any], chosen: di
     """Return the fit: the best method, and the best one that a config can name."""
     trained, to = facts["trained"], facts["to"]
     scores = {name: each for name, each in scores_of(rows, trained, to).items() if name in chosen}
+    for name in chosen:
+        if name not in scores:
+            skipped.setdefault(name, "its loss is not finite")
+    if not scores:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise RopeError("methods", f"must have one that can be measured ({reasons})", list(chosen))
     configs = {name: config_with(model, chosen[name], to / trained, trained) for name in scores}
     saved = [name for name, config in configs.items() if config is not None]
     best = decide(scores, prefer=saved)
-    in_config = decide({name: each for name, each in scores.items() if name in (NONE, *saved)})
+    in_config = decide({name: each for name, each in scores.items() if name in (NONE, *saved)} or scores)
     return Fit(rows, facts, best, in_config, configs[in_config.method], skipped)
 
 

@@ -20,7 +20,9 @@ def short_length(tokens: int) -> str:
 
 
 def score_text(values: Sequence[float]) -> str:
-    """Return mean ± standard error."""
+    """Return mean ± standard error; "not finite" if a value is not."""
+    if not np.isfinite(values).all():
+        return "not finite"
     score = Score(np.array([values]))
     return f"{score.mean:.3f} ± {score.error:.3f}" if len(values) > 1 else f"{score.mean:.3f}"
 
@@ -54,7 +56,8 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
     far_keys = [row["found"] for row in asked if row["length"] > trained]
     cells += [f"{np.mean(found):.0%}" if found else "-" for found in (near_keys, far_keys)]
     cells.append(f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-")
-    cells.append(f"{max(row['memory'] for row in far) / 1e9:.2f}" if far and far[0]["memory"] else "-")
+    memory = [row["memory"] for row in far if row["memory"]]  # rows that were measured on a CPU have none
+    cells.append(f"{max(memory) / 1e9:.2f}" if memory else "-")
     return cells
 
 
@@ -80,6 +83,8 @@ def sentences(
     else:
         lines = [f"Recommended for {to}: {best.method}."]
     lines.append(f"Why: {best.reason}.")
+    if facts["windows"] == 1 and not facts["passkeys"]:
+        lines.append("One window shows no difference beyond the noise: measure two or more, or pass keys.")
     if best.equal:
         lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
     if in_config.method != best.method:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,8 +33,8 @@ def read_text(path: str | Path) -> str:
 
 
 def _natural(name: str) -> list[Any]:
-    digits = "".join(letter if letter.isdigit() else " " for letter in name).split()
-    return [[int(each) for each in digits], name]
+    parts = re.split(r"([0-9]+)", name)  # every second part is a number
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
 def windows_of(tokens: Sequence[int] | Tensor, length: int, count: int) -> Tensor:
