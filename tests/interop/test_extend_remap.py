@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from extend_tiny import tiny
-from transformers import AttentionInterface, AutoConfig, AutoModel, DynamicCache, StaticCache
+from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForImageTextToText, DynamicCache, StaticCache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import ropewalk as rw
@@ -276,3 +276,16 @@ def test_a_decoder_is_extended_and_restored(kind):
     rw.extend(model, kind, factor=4)
     assert rw.extend(model, None) is None
     assert torch.equal(model(tokens), plain)
+
+
+def test_each_part_of_a_model_has_its_own_attention_again():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision = {"model_type": "clip_vision_model", **sizes, "image_size": 8, "patch_size": 4, "projection_dim": 16}
+    text = {"model_type": "llama", **sizes, "vocab_size": 61, "max_position_embeddings": 16, "head_dim": 8}
+    config = AutoConfig.for_model("llava", vision_config=vision, text_config=text, image_token_index=60)
+    chosen = {"": "sdpa", "vision_config": "eager", "text_config": "sdpa"}
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation=chosen).eval()
+    now = lambda: [each._attn_implementation for each in (model.config, model.config.vision_config, model.config.text_config)]
+    assert now() == ["sdpa", "eager", "sdpa"]
+    extend(model, "rerope").undo()
+    assert now() == ["sdpa", "eager", "sdpa"]

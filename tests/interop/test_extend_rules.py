@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from extend_models import fresh, lengthen
+from extend_tiny import tiny
 from hf_families import CASES
 from installed import config_of, needs_v5
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+import ropewalk as rw
 from ropewalk import RopeError, from_hf
 from ropewalk.frequencies import DynamicYarn
 from ropewalk.interop.extend.angles import served_layers
@@ -166,3 +168,25 @@ def test_a_served_length_that_the_replaced_scaling_raised_is_the_trained_one_aga
     lengthen(plain, kind)
     assert scaled == plain
     assert scaled["max_position_embeddings"] == 16
+
+
+@pytest.mark.parametrize("make", [lambda: tiny("llama"), lambda: rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))])
+@pytest.mark.parametrize("unused", [{"search": sum}, {"search_options": {"rounds": 1}}, {"overwrite": True}])
+def test_arguments_without_effect_are_refused(make, unused):
+    with pytest.raises(RopeError, match=f"{next(iter(unused))}: must be left out"):
+        rw.extend(make(), "rerope", factor=4, **unused)
+
+
+def test_more_arguments_without_effect_are_refused():
+    decoder = rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))
+    with pytest.raises(RopeError, match="layer_types: must be left out"):
+        rw.extend(decoder, "rerope", factor=4, layer_types=["full_attention"])
+    with pytest.raises(RopeError, match="original_length"):
+        rw.extend(decoder, "rerope", factor=4, original_length=0)
+    with pytest.raises(RopeError, match="search_options: must be left out"):
+        rw.extend(tiny("llama"), "linear", factor=4, search_options={"rounds": 1})
+
+
+def test_a_decoder_without_rope_is_told_what_it_lacks():
+    with pytest.raises(RopeError, match="model: must have layers with RoPE to be remapped"):
+        rw.extend(rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8, encoding="alibi")), "rerope", factor=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from itertools import pairwise
 
@@ -36,8 +37,12 @@ def test_every_candidate_keeps_the_rules_and_is_judged_once():
     options = {"theta": THETA, "length": LENGTH, "rounds": 4, "population": 12}
     search_longrope2(lambda factors: seen.append(factors) or sum(factors), PAIRS, FACTOR, **options)
     assert len(seen) == len(set(seen)) > 12
-    # candidates for the critical pair, by hand: 16 ln(512 / 20 pi) / ln 1e4 = 3.6 and 16 ln(512 / 2 pi) / ln 1e4 = 7.6
-    expected = range(3, 8)
+    # candidates for the critical pair: the first with fewer than 10 turns in training, up to the first with less than one
+    turns = [LENGTH / (2 * math.pi * THETA ** (pair / PAIRS)) for pair in range(PAIRS)]
+    expected = range(next(i for i in range(PAIRS) if turns[i] < 10), next(i for i in range(PAIRS) if turns[i] < 1) + 1)
+    assert expected == range(4, 9)
+    equal = {critical: rescale_factors(critical, (FACTOR,) * (PAIRS - critical)) for critical in range(1, PAIRS)}
+    assert [critical for critical, factors in equal.items() if factors in seen] == list(expected)
     for factors in seen:
         assert all(a <= b for a, b in pairwise(factors))
         assert any(follows_from(critical, factors) for critical in expected)

@@ -10,11 +10,12 @@ from torch import nn
 from torch.testing import assert_close
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from ropewalk.errors import RopeError
 from ropewalk.interop.patch.angles import LazyTable
 from ropewalk.interop.patch.conventions import Convention
 from ropewalk.interop.patch.functions import RotationFunction
 from ropewalk.interop.patch.methods import redirected, rotations_called_by
-from ropewalk.interop.patch.model import _largest_part
+from ropewalk.interop.patch.model import _largest_part, patch
 from ropewalk.interop.patch.rotary import RotaryReplacement, matches_of, unequal_members
 from ropewalk.interop.patch.trials import convention_of
 
@@ -102,11 +103,11 @@ def test_a_function_that_calls_itself_is_replaced_at_every_depth():
 @pytest.mark.parametrize(
     ("path", "refused", "part"),
     [
-        ("model.layers.0.attn", [], "model"),
-        ("model.layers.0.attn", ["vision.blocks.0.attn"], "model"),
-        ("model.layers.0.attn", ["model.layers.1.attn"], "model.layers[0]"),
-        ("model.layers.0.attn", ["model.layers.0.mixer"], "model.layers[0].attn"),
-        ("model.layers.1", ["model.layers.10"], "model.layers[1]"),
+        ("model.layers.0.attn", [], ".model"),
+        ("model.layers.0.attn", ["vision.blocks.0.attn"], ".model"),
+        ("model.layers.0.attn", ["model.layers.1.attn"], ".model.layers[0]"),
+        ("model.layers.0.attn", ["model.layers.0.mixer"], ".model.layers[0].attn"),
+        ("model.layers.1", ["model.layers.10"], ".model.layers[1]"),
         ("model.layers.0.attn", ["model.layers.0.attn.inner"], None),
         ("vision.blocks.0.attn.inner", ["vision.blocks.0"], None),  # part of a refused module
         ("model.layers.0.attn", [""], None),
@@ -148,3 +149,38 @@ def test_a_patched_module_computes_exact_angles_for_positions_on_three_axes():
     angles = torch.cat([far[:, 0, 0].double()[axis_of_pair] * module.inv_freq.double()] * 2)
     assert_close(cos.tensor()[0, 0].double(), angles.cos(), rtol=0, atol=1e-6)
     assert_close(sin.tensor()[0, 0].double(), angles.sin(), rtol=0, atol=1e-6)
+
+
+class OwnRotation(nn.Module):
+    """A layer that rotates in a method of its own, and does not say how wide its heads are."""
+
+    def _apply_rope(self, x, cos, sin):
+        first, second = x.chunk(2, dim=-1)
+        return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+    def forward(self, x, cos, sin):
+        return self._apply_rope(x, cos, sin)
+
+
+class Unknown(OwnRotation):
+    def _apply_rope(self, x, cos, sin):
+        return x + cos[:, None] * sin[:, None]
+
+
+def test_a_method_of_a_module_without_a_head_size_is_recognised():
+    model = OwnRotation()
+    x, angles = torch.randn(2, 3, 5, 12), torch.rand(2, 5, 6).repeat(1, 1, 2)
+    wanted = model(x, angles.cos(), angles.sin())
+    assert_close(patch(model)(x, angles.cos(), angles.sin()), wanted, rtol=0, atol=1e-6)
+    assert "_apply_rope" in vars(model)
+
+
+def test_the_calls_in_a_hint_are_python_code():
+    model = nn.Sequential(OwnRotation(), Unknown())
+    with pytest.raises(RopeError, match=r"call patch\(model\[0\]\); got"):
+        patch(model)
+    patch(model[0])
+    root = OwnRotation()
+    root.part = Unknown()
+    with pytest.raises(RopeError, match="the model is left unchanged; got"):
+        patch(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -10,17 +11,18 @@ from checkpoint_samples import LATENT, build
 from safetensors.torch import save_file
 
 from ropewalk.interop.checkpoint.convert import convert_checkpoint
-from ropewalk.interop.checkpoint.which_layout import _layout_that_agrees, which_layout
+from ropewalk.interop.checkpoint.which_layout import _agreements, _layout_that_agrees, which_layout
 
 HEADS, PAIRS = 6, 8
+MODULE = "ropewalk.interop.checkpoint.which_layout"
 
 
-def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_attn", dtype=torch.float32):
-    """Two layers of projections; `pairing` plants norms that the two rows of a pair share, by the definition of the layout."""
+def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_attn", dtype=torch.float32, layers=2):
+    """Some layers of projections; `pairing` plants norms that the two rows of a pair share, by the definition of the layout."""
     torch.manual_seed(2)
     path.mkdir()
     tensors = {}
-    for layer in range(2):
+    for layer in range(layers):
         for name in names:
             rows = torch.randn(HEADS, 2 * PAIRS, 24)
             for head in range(HEADS if pairing else 0):
@@ -123,3 +125,15 @@ def test_weights_of_eight_bits_are_too_coarse_to_compare(tmp_path):
 )
 def test_norms_count_if_they_clearly_agree(half, interleaved, layout):
     assert _layout_that_agrees(half, interleaved) == layout
+
+
+@pytest.mark.parametrize("layers", [5, 8, 16])
+def test_q_and_k_are_read_of_four_layers_at_equal_distances(tmp_path, monkeypatch, layers):
+    read = []
+    monkeypatch.setattr(
+        sys.modules[MODULE], "_agreements", lambda folder, name, rule: (read.append(name), _agreements(folder, name, rule))[1]
+    )
+    which_layout(folder(tmp_path / "a", {}, layers=layers))
+    in_file = sorted(range(layers), key=str)  # layer 10 comes before layer 2
+    wanted = [in_file[part * layers // 4] for part in range(4)]
+    assert sorted(read) == sorted(f"model.layers.{each}.self_attn.{name}_proj.weight" for each in wanted for name in "qk")

@@ -71,7 +71,7 @@ class Folder:
         return read_rows(*self._location(name))
 
     def pieces(self, name: str, start: int = 0, stop: int | None = None, *, rows: int = 1) -> Iterator[Tensor]:
-        """Yield rows start:stop of a tensor in pieces of a few megabytes, each a multiple of `rows` rows."""
+        """Yield rows start:stop of a tensor in pieces of a few megabytes; all but the last are a multiple of `rows` rows."""
         return read_pieces(*self._location(name), start, stop, rows=rows)
 
     def expect(self, names: Iterable[str], *, ignored: Callable[[str], bool] = lambda name: False) -> None:

@@ -119,10 +119,9 @@ def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
         rules = find_rules(folder, config)
     except RopeError as error:
         return Evidence(f"the weights were not read: {error}", None, "weak")
-    usable = [name for name, rule in rules.items() if rule.role in ("q", "k") and _is_comparable(folder, name, rule)]
     agreements = {"half": [], "interleaved": []}  # a number for each head, see `_agreements`
-    sampled = usable[:: max(1, len(usable) // SAMPLED)][:SAMPLED]  # spread over the layers
-    for name in sampled:
+    usable = {name: rule for name, rule in rules.items() if _is_comparable(folder, name, rule)}
+    for name in (name for role in ("q", "k") for name in _spread([each for each in usable if usable[each].role == role])):
         for layout, values in _agreements(folder, name, rules[name]).items():
             agreements[layout] += values
     if len(agreements["half"]) < 3:
@@ -133,6 +132,12 @@ def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
         f"{interleaved[1]:.2f} as interleaved (1: equal, 0: chance; {len(agreements['half'])} heads)"
     )
     return Evidence(observation, _layout_that_agrees(half, interleaved), "weak")
+
+
+def _spread(names: list[str]) -> list[str]:
+    """Return names at equal distances, half of SAMPLED; those of q and of k are of the same layers if all layers have both."""
+    count = min(SAMPLED // 2, len(names))
+    return [names[index * len(names) // count] for index in range(count)]
 
 
 def _layout_that_agrees(half: tuple[float, float], interleaved: tuple[float, float]) -> str | None:

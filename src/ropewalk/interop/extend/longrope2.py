@@ -53,9 +53,9 @@ def search_longrope2(
     number("step", step, above=0)
     number("mutation", mutation, above=0, high=1)
     # candidates for the critical pair: from the first that completes fewer than 10 turns in training to the theoretical one;
-    # pairs are counted from 0, the formula's dimensions from 1
-    last = min(max(critical_dimension(2 * pairs, theta, length) - 1, 0), pairs - 1)
-    first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0) - 1, 0), last)
+    # pairs are counted from 0, so the number of pairs before the critical one is its index
+    last = min(max(critical_dimension(2 * pairs, theta, length), 0), pairs - 1)
+    first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0), 0), last)
     search = _Search(loss, factor, step, mutation, random.Random(seed))
     for critical in range(first, last + 1):  # start with equal factors, and with factors that grow up to twice `factor`
         search.evaluate(critical, [factor] * (pairs - critical))

@@ -16,7 +16,7 @@ from ropewalk.interop.extend.angles import Served, lengths_around, served_layers
 from ropewalk.interop.extend.extension import Extension, Swap
 from ropewalk.interop.extend.keys import ConfigChange, config_change
 from ropewalk.interop.extend.longrope2 import search_longrope2
-from ropewalk.interop.extend.remap import remappable
+from ropewalk.interop.extend.remap import is_ours
 from ropewalk.interop.extend.remapped_model import extend_decoder, remap_transformers
 from ropewalk.interop.extend.search import search_factors
 from ropewalk.interop.extend.swap import ConfigSwap, ModuleSwap
@@ -55,10 +55,12 @@ def extend(
 
     The model uses the new frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
     angles of its rotary modules are compared with the new spec at several lengths; if they differ, everything is restored and
-    an error raised. Warns if other engines compute something else from these config keys. A second call replaces the first
-    extension. Attention keys in a cache filled earlier keep the old rotation.
+    an error raised. Warns if other engines compute something else from these config keys. A second call on a model
+    replaces the first extension; on a config it needs `overwrite`. Attention keys in a cache filled earlier keep the old
+    rotation.
     """
-    if isinstance(model, nn.Module) and remappable(model):  # a model of this package
+    _refuse_unused(model, kind, search, search_options, overwrite, layer_types)
+    if is_ours(model):
         return extend_decoder(model, kind, factor, original_length, options)
     target = _Target(model)
     previous = target.extension()
@@ -78,8 +80,6 @@ def extend(
         else:
             if kind == "longrope":
                 options = _longrope_options(target, arguments, options, search, dict(search_options or {}))
-            elif search is not None:
-                raise RopeError("search", "must be left out: it finds the factors of longrope only", kind)
             change = config_change(target.config, kind, **arguments, options=options)
             extension = target.apply(kind, factor, change, change.disagreements())
         for text in extension.disagreements:
@@ -91,6 +91,19 @@ def extend(
             previous._install()
         raise
     return extension
+
+
+def _refuse_unused(
+    model: Any, kind: str | None, search: Any, search_options: Any, overwrite: bool, layer_types: Sequence[str] | None
+) -> None:
+    """Raise an error if an argument of `extend` is given that has no effect for this kind or this model."""
+    for name, value in {"search": search, "search_options": search_options}.items():
+        if value is not None and kind != "longrope":
+            raise RopeError(name, "must be left out: it finds the factors of longrope only", kind)
+    if overwrite and kind in REMAPPINGS:
+        raise RopeError("overwrite", "must be left out: a remapping replaces no scaling", kind)
+    if layer_types is not None and is_ours(model):
+        raise RopeError("layer_types", "must be left out for a model of this package: it has none", list(layer_types))
 
 
 def _longrope_options(

@@ -152,7 +152,12 @@ class AttentionSwap:
 
     def __init__(self, model: Any, layers: RemappedLayers, rotary: list[nn.Module], extension_mark: tuple[str, Any]) -> None:
         self.model, self.layers, self.rotary, self.mark = model, layers, rotary, extension_mark
-        self.before = model.config._attn_implementation
+        config = model.config
+        parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
+        #: of the whole model, under "", and of each part, such as a vision tower
+        self.before = {"": config._attn_implementation} | {
+            name: part._attn_implementation for name, part in parts.items() if part is not None
+        }
         self.handles: list[Any] = []
 
     def install(self) -> None:
@@ -209,6 +214,11 @@ class DecoderSwap:
     def _set(self, remappings: list[Remapping | None]) -> None:
         for module, remapping in zip(self.modules, remappings, strict=True):
             module.remapping = remapping
+
+
+def is_ours(model: Any) -> bool:
+    """Return whether a model has this package's `Attention`, with or without RoPE."""
+    return isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules())
 
 
 def remappable(model: nn.Module) -> list[Attention]:

@@ -13,6 +13,7 @@ from ropewalk.attention.remapped import check_remapping, slowed_spec
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.interop.config.hf import layer_specs
 from ropewalk.interop.config.layers import layer_types as layer_types_of
+from ropewalk.interop.config.temperatures import WINDOWED
 from ropewalk.interop.extend.extension import Extension
 from ropewalk.interop.extend.keys import ConfigChange, specs_and_length
 from ropewalk.interop.extend.remap import (
@@ -28,8 +29,6 @@ from ropewalk.interop.extend.remap import (
 from ropewalk.interop.patch.length_hook import EXTENSION
 from ropewalk.spec import RopeSpec
 
-#: layer types with a window of their own, which no context outgrows
-WINDOWED = ("sliding_attention", "chunked_attention")
 DUAL_CHUNK_KEY = "dual_chunk_attention_config"
 
 
@@ -45,7 +44,10 @@ def extend_decoder(
         raise RopeError("kind", rule, kind)
     layers = remappable(model)
     if kind is not None:
-        length = length or getattr(getattr(model, "config", None), "length", None) or layers[0].encoding.sizes.length
+        if not layers:
+            raise RopeError("model", "must have layers with RoPE to be remapped", type(model).__name__)
+        if length is None:
+            length = getattr(getattr(model, "config", None), "length", None) or layers[0].encoding.sizes.length
         remapping = make_remapping(kind, integer("original_length", length, low=1), factor, options)
         for module in layers:
             check_remapping(remapping, module.encoding, module.causal)

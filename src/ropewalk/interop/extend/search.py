@@ -90,7 +90,7 @@ def search_factors(
     population  candidates per round, half of them mutants and half of them children of the best half so far
     step        factors are multiples of this
 
-    The result is never worse than interpolation, NTK or no scaling, because these are tried first.
+    The result is never worse than interpolation, NTK or no scaling with factors rounded to `step`, which are tried first.
     """
     integer("pairs", pairs, low=1)
     number("factor", factor, low=1)

@@ -164,7 +164,7 @@ class MethodReplacement(Replacement):
 
 
 class FunctionReplacement(Replacement):
-    """A replacement for a static method."""
+    """A replacement for a method that rotates tensors itself."""
 
     def __init__(self, module: nn.Module, name: str, function: Callable) -> None:
         super().__init__(module, name)

@@ -23,7 +23,7 @@ from ropewalk.interop.patch.methods import (
     rotations_called_by,
 )
 from ropewalk.interop.patch.rotary import RotaryReplacement, is_rotary, matches_of, unequal_members
-from ropewalk.interop.patch.trials import convention_of
+from ropewalk.interop.patch.trials import PAIRS, convention_of
 from ropewalk.kernels import BACKENDS
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -166,7 +166,7 @@ class _Search:
         """Return the replacement for a method that rotates tensors itself; it may depend on the number of heads."""
         if function not in self.functions:
             method = MethodType(function, module)
-            heads, pairs = getattr(module, "num_heads", None), getattr(module, "head_size", 0) // 2
+            heads, pairs = getattr(module, "num_heads", None), getattr(module, "head_size", 2 * PAIRS) // 2
             self.functions[function] = self._recognised(type(module), method, convention_of(method, heads, pairs))
         return self.functions[function]
 
@@ -187,17 +187,20 @@ def _with_hint(error: RopeError, layers: list[str], refused: list[str]) -> RopeE
     parts = [part for part in largest if part is not None]
     if not parts:
         return error
-    calls = ", ".join(f"patch(model.{part})" for part in parts[:3])
+    calls = ", ".join(f"patch(model{part})" for part in parts[:3])
     return RopeError(error.field, f"{error.rule}; to patch the other parts alone, call {calls}", error.value)
 
 
 def _largest_part(path: str, refused: list[str]) -> str | None:
-    """Return the path of the largest module around `path` that neither holds a refused module nor is part of one."""
-    names = path.split(".")
+    """Return the largest module around `path` that neither holds a refused module nor is part of one.
+
+    It is written as Python code after the model: .layers[0]. None: there is none.
+    """
+    names = path.split(".") if path else []  # the model itself holds every module
     for count in range(1, len(names) + 1):
         part = ".".join(names[:count])
         holds_refused = any(f"{other}.".startswith(f"{part}.") for other in refused)
         is_in_refused = any(other == "" or f"{part}.".startswith(f"{other}.") for other in refused)  # "" is the whole model
         if not holds_refused and not is_in_refused:
-            return re.sub(r"\.(\d+)", r"[\1]", part)  # layers.0 as Python code: layers[0]
+            return re.sub(r"\.(\d+)", r"[\1]", f".{part}")
     return None
