@@ -54,9 +54,10 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """A file's header: its tensors in the order of their data, and its raw bytes."""
+    """A file's header: its tensors in the order of their data, its metadata strings, and its raw bytes."""
 
     entries: dict[str, TensorEntry]
+    metadata: dict[str, str]
     raw: bytes
 
 
@@ -80,7 +81,7 @@ def read_header(path: Path) -> Header:
     entries = {name: _entry(f"{file_name}: {name}", value) for name, value in fields.items()}
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
     _check_contiguous(file_name, entries, size - 8 - length)
-    return Header(entries, raw)
+    return Header(entries, metadata, raw)
 
 
 def parse_object(data: bytes, file_name: str) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def build_header(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]], me
         offsets = [entry.begin, entry.end]
         fields[name] = {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": offsets}
     raw = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    return Header(entries, raw + b" " * (-len(raw) % 8))
+    return Header(entries, metadata, raw + b" " * (-len(raw) % 8))
 
 
 def write_file(path: Path, header: Header, pieces_of: Callable[[str], Iterable[Tensor]]) -> None:
