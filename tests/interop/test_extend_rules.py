@@ -20,6 +20,7 @@ import ropewalk as rw
 from ropewalk import RopeError, from_hf
 from ropewalk.frequencies import DynamicYarn
 from ropewalk.interop.extend.angles import served_layers
+from ropewalk.interop.extend.remapped_model import _layers_to_remap
 from ropewalk.interop.patch.length_hook import LengthHook, length_hook
 
 CONFIG = {"model_type": "llama", "head_dim": 16, "max_position_embeddings": 64, "rope_theta": 1e4}
@@ -190,3 +191,9 @@ def test_more_arguments_without_effect_are_refused():
 def test_a_decoder_without_rope_is_told_what_it_lacks():
     with pytest.raises(RopeError, match="model: must have layers with RoPE to be remapped"):
         rw.extend(rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8, encoding="alibi")), "rerope", factor=4)
+
+
+def test_a_remapping_leaves_out_every_layer_with_a_window():
+    types = ["full_attention", "hybrid_sliding", "sliding_attention", "chunked_attention"]
+    config = {**CONFIG, "num_hidden_layers": 4, "layer_types": types}
+    assert list(_layers_to_remap(config, None)) == [0]
