@@ -126,9 +126,11 @@ def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspac
     assert call.slots is not None
     q_heads, k_heads, norm = call.q.shape[1], call.k.shape[1], call.head_norm
     q = rows.new_empty(len(rows), q_heads, call.spec.head_dim)
-    if norm is not None and workspace is None:
+    if norm is None:
+        workspace = None
+    elif workspace is None:
         workspace = Workspace(len(rows), q_heads, k_heads, call.spec.head_dim, device=rows.device)
-    elif norm is not None and not workspace.holds(len(rows), q_heads + k_heads, call.spec.head_dim, rows.device):
+    elif not workspace.holds(len(rows), q_heads + k_heads, call.spec.head_dim, rows.device):
         needed = f"Workspace({len(rows)}, {q_heads}, {k_heads}, {call.spec.head_dim}, device={str(rows.device)!r})"
         got = [workspace.partial.numel(), workspace.arrived.numel(), workspace.partial.device]
         raise RopeError("workspace", f"must be as large as {needed} and on its device; pass that, or None", got)

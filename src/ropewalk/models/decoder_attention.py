@@ -127,8 +127,9 @@ class PackedLinearAttention(PackedAttention):
         for name, value in others.items():
             if value is not None and value is not False:
                 raise RopeError(name, "must be left out with linear attention, which never forms the weights", value)
-        positions = self.token_positions(positions, padding, documents, cache, *x.shape[:2], x.device)
-        return Attended(self.attend(x, positions, padding, documents, cache), None)
+        batch, seq = x.shape[:2]
+        at = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
+        return Attended(self.attend(x, at, padding, documents, cache), None)
 
     def backend_for(self, x: Tensor, **masks: Any) -> tuple[str, str]:
         raise RopeError("attention", "must be softmax to have one of its backends", "linear")

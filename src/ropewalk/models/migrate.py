@@ -13,6 +13,7 @@ from ropewalk.attention import Attention, LinearAttention
 from ropewalk.encodings import Encoding
 from ropewalk.errors import RopeError, choice
 from ropewalk.models.checkpoints import load
+from ropewalk.models.roformer import RoFormer
 from ropewalk.models.roformer_checkpoint import from_transformers, unused_weights
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
@@ -110,7 +111,7 @@ def migrate(
     with torch.no_grad():
         for name in copied:
             new[name].copy_(old[name])
-    if hasattr(source, "gradient_checkpointing"):
+    if isinstance(source, RoFormer) and isinstance(model, RoFormer):
         model.gradient_checkpointing = source.gradient_checkpointing
     model.train(source.training)
     uncopied = tuple(name for name in new if name not in copied)
