@@ -63,7 +63,7 @@ def test_all_names_are_listed(capsys, asked):
     [
         (("--shape", "nope"), "--shape: must be one of 'A', "),
         (("--contender", "nope"), "--contender: must be one of 'ropewalk', 'ropewalk, in place', "),
-        (("--device", "tpu"), "--device: must be one of cpu"),
+        (("--device", "tpu"), "--device: must be one of auto, cpu"),
         (("--out", "."), "--out: must be the path of a file in a folder; got '.'"),
         (("--out", "file/below"), "--out: must be the path of a file in a folder; got 'file/below'"),
         (("--plot", "chart.bmp"), "--plot: must end with .png, .svg, .pdf; got 'chart.bmp'"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from lab_tiny import write_text
 
+from ropewalk.interop.extend.longrope2 import rescale_factors
 from ropewalk.lab.needle import answer_loss
 from ropewalk.lab.schedule import Stage
 from ropewalk.lab.studies import methods, training
@@ -81,7 +82,10 @@ def test_every_applied_method_changes_distances_or_scores_and_no_weights():
 def test_the_search_finds_factors_with_a_low_loss_of_the_answer():
     model = decoder().eval()
     found = searched_factors(model, 2, LENGTH, population=8, rounds=1, seed=0)
-    losses = [answer_loss(adapted(model, "longrope2", 2, LENGTH, factors), 2 * LENGTH) for factors in (found, (2.0,) * 8)]
+    wavelengths = [2 * math.pi * model.layers[0].self_attn.encoding.rope.spec.theta ** (pair / 8) for pair in range(8)]
+    critical = sum(each <= LENGTH for each in wavelengths)  # the first pair that completes no turn
+    tried = rescale_factors(critical, (2.0,) * (8 - critical))
+    losses = [answer_loss(adapted(model, "longrope2", 2, LENGTH, factors), 2 * LENGTH) for factors in (found, tried)]
     assert losses[0] <= losses[1]
 
 

@@ -112,7 +112,7 @@ def test_no_more_words_are_drawn_than_fill_a_case():
 def test_two_axes_are_judged_on_the_largest_images():
     wrong = {("rope_2d", 4): 0.5, ("rope_2d", 6): 0.0, ("rope", 4): 0.0, ("rope", 6): 0.75}
     rows = [each for (name, side), mean in wrong.items() for each in seeds("wrong", mean, model=name, side=side)]
-    found = multimodal.findings(rows, {})
+    found = multimodal.findings(rows, {"settings": {"side": 4}})
     assert found.tables[0].rows == [("rope_2d", "50.0%", "100.0%"), ("rope", "100.0%", "25.0%")]
     (claim,) = found.claims
     assert claim.text.startswith("On images of 6 x 6, larger than any in training")
