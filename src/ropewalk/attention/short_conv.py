@@ -20,7 +20,7 @@ class ShortConv(nn.Module):
     def forward(self, x: Tensor, before: Tensor | None = None, order: RowOrder | None = None) -> tuple[Tensor, Tensor]:
         """Return the result for x [B, S, channels], and the last real tokens, to pass as `before` to the next call.
 
-        With an `order`, x is sorted by it; tokens of other documents are not seen. Documents exclude a `before`.
+        With an `order`, x is sorted by it; tokens of other documents are not seen. With documents, `before` is None.
         """
         earlier = self.weight.shape[-1] - 1
         if before is None:

@@ -69,7 +69,7 @@ def length_factor(case: Case) -> float:
 
     It is that of the last rope that has a factor and a type outside of SERVED_TYPES; 1 if there is none.
     """
-    if "gemma3" in str(case.model_type):  # vLLM leaves these out
+    if "gemma3" in str(case.model_type):  # vLLM does not multiply it for Gemma 3
         return 1.0
     with_factor = [rope for rope in case.ropes if "factor" in rope]
     factors = [rope["factor"] for rope in with_factor if (rope.get("rope_type") or rope.get("type")) not in SERVED_TYPES]
