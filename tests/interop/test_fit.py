@@ -108,7 +108,7 @@ def test_losses_do_not_depend_on_the_chunks(model, tokens, monkeypatch):
     np.testing.assert_allclose(whole[0], true_losses(model, tokens[:61]), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("length", "context", "stride"), [(41, 8, 3), (20, 8, 3), (32, 8, 8), (9, 8, 3)])
+@pytest.mark.parametrize(("length", "context", "stride"), [(41, 8, 3), (43, 8, 3), (20, 8, 3), (32, 8, 8), (9, 8, 3)])
 def test_a_limited_context_is_what_it_says(model, tokens, length, context, stride):
     """Each token with at least `context` tokens before it, and fewer than `context + stride`."""
     window = tokens[:length]
