@@ -80,15 +80,19 @@ def test_norm(dtype):
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("shared", [1, 3])
-def test_attention_over_a_padded_cache(dtype, splits, window, shared):
-    batch, tokens, dim, num_keys = 2, 90, 20, 71
+@pytest.mark.parametrize(("early", "num_keys"), [(False, 71), (True, 71), (True, 65), (True, 36)])
+def test_attention_over_a_padded_cache(dtype, splits, window, shared, early, num_keys):
+    batch, tokens, dim = 2, 90, 20
     q = random(batch, K_HEADS * shared, dim, dtype=dtype)
     k, v = (random(batch, K_HEADS, tokens, dim, dtype=dtype) for _ in range(2))
     first = torch.tensor([0, 35], device=DEVICE)
     out = torch.full_like(q, math.nan)
     workspace = Workspace(batch, K_HEADS * shared, K_HEADS, dim, splits=splits, device=q.device)
+    last = torch.tensor([num_keys], device=DEVICE)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # an early kernel does not wait for what it reads
     for _ in range(2):  # the second call finds the workspace as the first left it
-        launch.attend(q, k, v, out, first, torch.tensor([num_keys], device=DEVICE), 0.3, workspace, window=window, keys=16)
+        launch.attend(q, k, v, out, first, last, 0.3, workspace, window=window, keys=16, early=early)
     index = torch.arange(tokens, device=DEVICE)
     seen = (index >= first[:, None]) & (index < num_keys)
     if window:
@@ -172,9 +176,8 @@ def test_qkv_product(dtype, rows, tile, name, norm):
     positions = torch.randint(0, 1_000_000, (*lead, rows), device=DEVICE)
     q = torch.full((rows, Q_HEADS, spec.head_dim), math.nan, device=DEVICE, dtype=dtype)
     workspace = Workspace(rows, Q_HEADS, K_HEADS, spec.head_dim, device=x.device)
-    launch.qkv_product(
-        x, weight, q, cache, slots, positions, spec, bias=bias, head_norm=head_norm, workspace=workspace, tile=tile
-    )  # fmt: skip
+    options = {"bias": bias, "head_norm": head_norm, "workspace": workspace, "tile": tile}
+    launch.qkv_product(x, weight, q, cache, slots, positions, spec, **options)
     for got, want in zip(
         (q, cache.k.flatten(0, 1), cache.v.flatten(0, 1)), expected(x, weight, bias, head_norm, spec, positions), strict=True
     ):
@@ -186,6 +189,13 @@ def test_qkv_product(dtype, rows, tile, name, norm):
             got = got[slots[slots >= 0]]
         assert relative_error(got, want) < DTYPES[dtype]
     assert not workspace.arrived.any()
+    # the same with positions and slots that are read early
+    early_q, early_cache = torch.full_like(q, math.nan), KVSlots(*(torch.full_like(cache.k, math.nan) for _ in range(2)))
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    launch.qkv_product(x, weight, early_q, early_cache, slots, positions, spec, early=True, **options)
+    for got, want in ((early_q, q), (early_cache.k, cache.k), (early_cache.v, cache.v)):
+        assert torch.equal(got.nan_to_num(9.0), want.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("backend", ["triton", "definition", None])

@@ -35,11 +35,11 @@ def test_tiles_fit_into_shared_memory(rows, depth):
         assert tile.rows == 1 or (tile.rows + 2 * tile.columns) * tile.depth * 2 * tile.stages <= 227 * 1024
 
 
-@pytest.mark.parametrize(("rows", "most_keys", "programs"), [(1, 128, 1), (2, 64, 3), (64, 64, 3)])
+@pytest.mark.parametrize(("rows", "most_keys", "programs"), [(1, 64, 1), (2, 64, 3), (64, 64, 3)])
 @pytest.mark.parametrize("element_size", [2, 4])
 @pytest.mark.parametrize("dims", [16, 64, 128, 256])
 def test_the_tiles_of_attention_fit_into_shared_memory(rows, most_keys, programs, dims, element_size):
-    keys, stages = pick_keys(rows, dims, element_size)
+    keys, stages, _ = pick_keys(rows, dims, element_size)
     assert 16 <= keys <= most_keys
     tiles = stages * 2 * keys * dims * element_size  # of k and v
     assert programs * tiles <= 227 * 1024
@@ -59,9 +59,16 @@ def test_the_kernel_is_the_one_that_docs_fused_names(tokens, norm, kernel):
 
 def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
     device = torch.device("cpu")  # one multiprocessor
-    assert pick_splits(1, 1, 256, device) == 1
-    assert pick_splits(1, 1, 1 << 20, device) == 2
+    assert [pick_splits(1, 1, capacity, device) for capacity in (64, 128, 1 << 20)] == [1, 2, 2]
+    assert [pick_splits(2, 1, capacity, device) for capacity in (256, 1 << 20)] == [1, 1]
     assert pick_splits(64, 8, 1 << 20, device) == 1
+
+
+def test_no_row_is_divided_among_more_than_16_programs(monkeypatch):
+    monkeypatch.setattr("ropewalk.kernels.decode.config.multiprocessors", lambda device: 132)
+    device = torch.device("cpu")
+    assert [pick_splits(1, 8, capacity, device) for capacity in (256, 512, 1024, 1 << 20)] == [4, 8, 16, 16]
+    assert [pick_splits(2, 8, capacity, device) for capacity in (256, 1024, 1 << 20)] == [1, 4, 16]
 
 
 @needs_triton_3_6

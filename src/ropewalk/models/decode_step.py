@@ -180,17 +180,19 @@ class DecodeStep:
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
-        # queries, keys and values, rotated; keys and values go into the cache
+        # queries, keys and values, rotated; keys and values go into the cache. Positions, slots and earlier keys were written
+        # before this replay, so they can be read early; with several rows attention is faster without
         x, norm = self._normed(self.x, layer.input_layernorm)
         launch.qkv_product(
             x, attention.qkv_proj.weight, self.q, KVSlots(k.transpose(1, 2), v.transpose(1, 2)), self.slots, self.positions,
             _spec(attention), norm=norm, bias=attention.qkv_proj.bias, head_norm=attention.head_norm(),
-            workspace=self.workspace,
+            workspace=self.workspace, early=True,
         )  # fmt: skip
         # attention, written to self.mixed, then the output projection, added to self.x
         launch.attend(
-            self.q, k, v, self.mixed, self.first_keys, self.num_keys, attention.scale, self.workspace, window=attention.window
-        )
+            self.q, k, v, self.mixed, self.first_keys, self.num_keys, attention.scale, self.workspace, window=attention.window,
+            early=len(self.x) == 1,
+        )  # fmt: skip
         out, down = attention.o_proj, network.down_proj
         launch.product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)
         # the gated network, added to self.x

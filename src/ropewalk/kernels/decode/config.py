@@ -40,8 +40,12 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
         return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
     if columns > 32768:  # the logits
         return Tile(1, 4 if depth <= 2048 else 1, 1024, warps=1)
-    # parts of 2048 terms where they divide the sum, else of 1024
-    return Tile(1, 1, 2048 if depth % 2048 == 0 else 1024, warps=1)
+    if depth <= 2048:
+        return Tile(1, 2, 2048, warps=4)
+    if depth % 2048 == 0:
+        return Tile(1, 1, 2048, warps=1)
+    # the whole sum at once if it is short, so that all its weights are loaded before the previous kernel ends
+    return Tile(1, 1, 4096, warps=4) if depth <= 4096 else Tile(1, 1, 1024, warps=1)
 
 
 def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
@@ -61,25 +65,26 @@ def most_tokens(head_norm: bool) -> int:
     return 16 if head_norm else 64
 
 
-def pick_keys(rows: int, dim_block: int, element_size: int) -> tuple[int, int]:
-    """Return how many keys `attend` reads at a time, and how many such tiles of k and of v are in shared memory at once.
+def pick_keys(rows: int, dim_block: int, element_size: int) -> tuple[int, int, int]:
+    """Return how many keys `attend` reads at a time, how many such tiles of k and v are in shared memory at once, and its warps.
 
     A single row has few programs, and each may use all shared memory of a multiprocessor. With more rows three programs share a
     multiprocessor, so that one computes while another waits for its keys.
     """
-    keys, stages, bytes_left = (128, 3, SHARED_BYTES) if rows == 1 else (64, 2, SHARED_BYTES // 3)
+    keys, stages, warps, bytes_left = (64, 3, 8, SHARED_BYTES) if rows == 1 else (64, 2, 4, SHARED_BYTES // 3)
     while keys > 16 and stages * 2 * keys * dim_block * element_size > bytes_left:
         keys //= 2
-    return keys, stages
+    return keys, stages, warps
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
-    """Return among how many programs the keys of a row are divided, at most 64.
+    """Return among how many programs the keys of a row are divided, at most 16: adding up more parts takes too long.
 
-    There should be two programs for each multiprocessor of the GPU, and every program should have at least 256 keys.
+    There should be two programs for each multiprocessor of the GPU, and every program should have enough keys: 64 for a single
+    row, 256 for several.
     """
     wanted = -(-2 * multiprocessors(device) // (rows * k_heads))
-    return max(1, min(power_of_two(wanted), capacity // 256, 64))
+    return max(1, min(power_of_two(wanted), capacity // (64 if rows == 1 else 256), 16))
 
 
 def pick_vocabulary_splits(rows: int, device: torch.device) -> int:

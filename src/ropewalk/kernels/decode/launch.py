@@ -76,11 +76,12 @@ def product(
 def qkv_product(
     x: Tensor, weight: Tensor, q_out: Tensor, cache: KVSlots, slots: Tensor, positions: Tensor, spec: RopeSpec, *,
     norm: Norm | None = None, bias: Tensor | None = None, head_norm: QKNorm | None = None, workspace: Workspace | None = None,
-    tile: Tile | None = None,
+    tile: Tile | None = None, early: bool = False,
 ) -> None:  # fmt: skip
     """Write rotated queries norm(x) @ weight^T into `q_out` [T, Hq, D], and rotated keys and values into the slots of `cache`.
 
-    A head norm needs a `workspace`, unless `tile` has all pairs of a head in its columns.
+    A head norm needs a `workspace`, unless `tile` has all pairs of a head in its columns. `early` reads slots and positions
+    without waiting for the kernels before this one; only for a captured graph, none of whose earlier kernels writes them.
     """
     rows, depth = x.shape
     if tile is None and norm is None and rows > most_tokens(head_norm is not None):
@@ -113,13 +114,13 @@ def qkv_product(
             NORM=norm is not None, BIAS=bias is not None, HEAD_NORM=head_norm is not None, HEAD_WEIGHT=q_weight is not None,
             PLUS_ONE=head_norm is not None and head_norm.plus_one, PAGE_SIZE=page_size, QUANTISED=cache.quantised,
             QUICK=has_sine_unit(x), ROWS=tile.rows, COLUMNS=columns, HALF_BLOCK=half, DEPTH=min(tile.depth, power_of_two(depth)),
-            **_machine(x), **tile.options(),
+            EARLY=early, **_machine(x), **tile.options(),
         )  # fmt: skip
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, first_keys: Tensor, num_keys: Tensor, scale: float, workspace: Workspace, *,
-    window: int | None = None, keys: int | None = None,
+    window: int | None = None, keys: int | None = None, early: bool = False,
 ) -> None:  # fmt: skip
     """Write the attention of q [B, Hq, D] over the cached k and v [B, Hk, N, D] into `out` [B, Hq, D].
 
@@ -127,12 +128,14 @@ def attend(
     num_keys    [1], how many keys the cache holds, those of q's own tokens included
     window      a row sees only so many of its latest keys; None: all
     keys        how many keys a program reads at a time
+    early       read `num_keys`, `first_keys` and all keys and values but the newest without waiting for the kernels before this
+                one; only for a captured graph, none of whose earlier kernels writes them
     """
     rows, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
     group = q_heads // k_heads
     dim_block = tile_width(head_dim)
-    most_keys, stages = pick_keys(rows, dim_block, k.element_size())
+    most_keys, stages, warps = pick_keys(rows, dim_block, k.element_size())
     keys = most_keys if keys is None else keys
     with torch.cuda.device_of(q):
         _ATTEND[(rows * k_heads, workspace.splits)](
@@ -140,9 +143,9 @@ def attend(
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
             out.stride(0), out.stride(1),
             GROUP=group, GROUP_BLOCK=tile_width(group), K_HEADS=k_heads, HEAD_DIM=head_dim,
-            DIM_BLOCK=dim_block, SPLITS=workspace.splits, KEYS=keys, WINDOW=window or 0,
+            DIM_BLOCK=dim_block, SPLITS=workspace.splits, KEYS=keys, WINDOW=window or 0, EARLY=early,
             TILES=-(-k.shape[2] // keys) if interpreting() else 0,
-            num_warps=4, num_stages=stages, **_machine(q),
+            num_warps=warps, num_stages=stages, **_machine(q),
         )  # fmt: skip
 
 

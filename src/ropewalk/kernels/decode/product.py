@@ -95,7 +95,7 @@ def _vector_products(
 @triton.jit
 @no_type_check
 def _matrix_products(
-    x, first_rows, second_rows, row_live, live,
+    x, first_rows, second_rows, live,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -105,10 +105,7 @@ def _matrix_products(
     depth = tl.arange(0, DEPTH)
     for start in range(0, K, DEPTH):
         inside = start + depth < K
-        if MASKED:
-            a = tl.load(x + start + depth[None, :], mask=row_live & inside[None, :], other=0.0)
-        else:
-            a = tl.load(x + start + depth[None, :], mask=row_live, other=0.0)
+        a = load(x + start + depth[None, :], inside[None, :], MASKED, "")
         b = load(first_rows + start + depth[:, None], live & inside[:, None], MASKED, "")
         first = tl.dot(a, b, first, input_precision=PRECISION)
         if BOTH:
@@ -125,7 +122,7 @@ def _matrix_products(
 @triton.jit
 @no_type_check
 def products(
-    x, norm_weight, begun, more_begun, first_rows, second_rows, row_live, live, eps,
+    x, norm_weight, begun, more_begun, first_rows, second_rows, live, eps,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -143,7 +140,7 @@ def products(
         return first[None, :], second[None, :]
     else:
         tl.static_assert(not NORM, "only a single row can be normed inside the product")
-        return _matrix_products(x, begun, more_begun, row_live, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, PRECISION, PDL)
+        return _matrix_products(x, begun, more_begun, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, PRECISION, PDL)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -162,6 +159,8 @@ def product(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, column < COUNT
+    # rows after the last are not stored; they read the last row, because loads with a mask by rows take longer
+    x_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * x_row
     MASKED: tl.constexpr = COUNT % COLUMNS != 0 or K % DEPTH != 0
     # with GATE, `first` are the columns of the gate and `second` the columns that it multiplies
     first_rows = weight + column.to(tl.int64) * K
@@ -172,7 +171,7 @@ def product(
         # before the product, which hides how long this load takes
         added = tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0)
     first, second = products(
-        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
+        x_rows, norm_weight, first, second, first_rows, second_rows, live, eps,
         K, ROWS, COLUMNS, DEPTH, NORM, FINISH == GATE, MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:

@@ -92,13 +92,14 @@ def qkv_product(
     PAIRS: tl.constexpr, AXES: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, HEAD_WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr,
     QUANTISED: tl.constexpr, QUICK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DEPTH: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Multiply x by the packed q, k, v weights; norm and rotate q and k; store q in `q_out`, k and v in their cache slots.
 
     A program computes COLUMNS pairs of one head, both members in two accumulators, so the rotation exchanges nothing between
     threads. HEAD_NORM needs all pairs of a head: each program stores its own in `partial`, and the last one to arrive finishes.
-    Names such as q_row and k_page are strides: from one row of q, or page of the k cache, to the next.
+    Names such as q_row and k_page are strides: from one row of q, or page of the k cache, to the next. With EARLY, positions and
+    slots do not come from the previous kernel, and are read before it ends.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     PARTS: tl.constexpr = (HALF + COLUMNS - 1) // COLUMNS
@@ -107,27 +108,33 @@ def qkv_product(
     pair = tl.program_id(0) % PARTS * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, pair < HALF
+    # rows after the last are not stored; they read the last row, because loads with a mask by rows take longer
+    x_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * x_row
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     MASKED: tl.constexpr = HALF % COLUMNS != 0 or K % DEPTH != 0
     first_rows = weight + (head * HEAD_DIM + first_dim).to(tl.int64) * K
     second_rows = weight + (head * HEAD_DIM + second_dim).to(tl.int64) * K
     first, second = begin(first_rows, second_rows, live, K, ROWS, COLUMNS, DEPTH, True, MASKED, PDL)
-    # what the end of the kernel needs is loaded before the product, which hides how long these loads take. The last program of a
-    # head with EXCHANGE rotates all pairs of the head, and any program may be the last one
+    # what the end of the kernel needs is loaded before the product, which hides how long these loads take; cos and sin only with
+    # EARLY, because the product would wait for the positions. The last program of a head with EXCHANGE rotates all pairs of the
+    # head, and any program may be the last one
     rotated_pair = tl.arange(0, HALF_BLOCK)[None, :] if EXCHANGE else pair
     is_query = head < Q_HEADS
     if HEAD_WEIGHT:
         first_factor, second_factor = _norm_factors(
             tl.where(is_query, q_weight, k_weight), rotated_pair, HEAD_DIM, START, PAIRS, INTERLEAVED, PLUS_ONE
         )
-    wait(PDL)
+    if not EARLY:
+        wait(PDL)
     slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
-    cos, sin = _cos_sin(
-        rotated_pair, row, row_live, positions, steps, axis_of_pair, axis_stride, tl.where(is_query, q_magnitude, k_magnitude),
-        PAIRS, AXES, QUICK,
-    )  # fmt: skip
+    magnitude = tl.where(is_query, q_magnitude, k_magnitude)
+    if EARLY:
+        cos, sin = _cos_sin(
+            rotated_pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK
+        )
+        wait(PDL)
     first, second = products(
-        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
+        x_rows, norm_weight, first, second, first_rows, second_rows, live, eps,
         K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:
@@ -156,6 +163,10 @@ def qkv_product(
         first, second = first * inverse_rms, second * inverse_rms
     if HEAD_WEIGHT:
         first, second = first * first_factor, second * second_factor
+    if not EARLY:
+        cos, sin = _cos_sin(
+            rotated_pair, row, row_live, positions, steps, axis_of_pair, axis_stride, magnitude, PAIRS, AXES, QUICK
+        )
     first, second = rotated(first, second, cos, sin)
     # q and k are stored in the output layout
     first_dim, second_dim = _pair_dims(rotated_pair, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT)
