@@ -70,6 +70,27 @@ def test_products(dtype, rows, tile, finish, bias):
 
 
 @dtypes
+@pytest.mark.parametrize("rows", [5, 16, 17])
+@pytest.mark.parametrize("gate", [False, True])
+def test_rows_of_x_are_masked_only_where_a_tile_is_not_full(dtype, rows, gate, monkeypatch):
+    """K and the columns fill their tiles, so only rows may be masked."""
+    x, weight = random(rows, 32, dtype=dtype), random(8, 32, dtype=dtype) / 6
+    out, masked = torch.full((rows, 4 if gate else 8), math.nan, device=DEVICE, dtype=dtype), []
+
+    class Recorder:
+        def __getitem__(self, grid, kernel=launch._PRODUCT):
+            return lambda *given, **options: (masked.append(options["ROWS_MASKED"]), kernel[grid](*given, **options))
+
+    monkeypatch.setattr(launch, "_PRODUCT", Recorder())
+    launch.product(x, weight, out, gate=gate, tile=Tile(16, 4, 16))
+    want = x.double() @ weight.double().T
+    if gate:
+        want = torch.nn.functional.silu(want[:, :4]) * want[:, 4:]
+    assert relative_error(out, want) < DTYPES[dtype]
+    assert masked == [rows != 16]
+
+
+@dtypes
 def test_norm(dtype):
     x, weight = random(3, K, dtype=dtype), random(K, dtype=dtype)
     out = launch.normed(x, launch.Norm(weight, 0.01), torch.empty_like(x))

@@ -211,10 +211,10 @@ class DecodeStep:
         #: how many tokens the cache holds
         self.size = size = len(prompt_caches[0])
         for cache, k, v in zip(prompt_caches, self.keys, self.values, strict=True):
-            k[:, :, :size].copy_(cache.seen.k)
-            v[:, :, :size].copy_(cache.seen.v)
+            seen = cache.seen
+            k[:, :, :size].copy_(seen.k)
+            v[:, :, :size].copy_(seen.v)
         # the same in all layers: the first real token of each row, the next positions, and the next slot of each row
-        seen = prompt_caches[0].seen
         self.first_keys.copy_(seen.valid.int().argmax(dim=-1))
         self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]  # a tensor after a prompt
         self.num_keys.fill_(size + 1)

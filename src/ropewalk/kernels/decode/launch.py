@@ -69,7 +69,8 @@ def product(
             x, None if norm is None else norm.weight, weight, bias, residual, out, rows, 0.0 if norm is None else norm.eps,
             x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0),
             COUNT=count, K=depth, FINISH=FINISHES[finish], NORM=norm is not None, BIAS=bias is not None,
-            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=min(tile.depth, power_of_two(depth)), **_machine(x), **tile.options(),
+            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=min(tile.depth, power_of_two(depth)),
+            ROWS_MASKED=rows % tile.rows != 0, **_machine(x), **tile.options(),
         )  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def qkv_product(
             NORM=norm is not None, BIAS=bias is not None, HEAD_NORM=head_norm is not None, HEAD_WEIGHT=q_weight is not None,
             PLUS_ONE=head_norm is not None and head_norm.plus_one, PAGE_SIZE=page_size, QUANTISED=cache.quantised,
             QUICK=has_sine_unit(x), ROWS=tile.rows, COLUMNS=columns, HALF_BLOCK=half, DEPTH=min(tile.depth, power_of_two(depth)),
-            EARLY=early, **_machine(x), **tile.options(),
+            EARLY=early, ROWS_MASKED=rows % tile.rows != 0, **_machine(x), **tile.options(),
         )  # fmt: skip
 
 

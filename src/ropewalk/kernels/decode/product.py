@@ -95,17 +95,23 @@ def _vector_products(
 @triton.jit
 @no_type_check
 def _matrix_products(
-    x, first_rows, second_rows, live,
+    x, first_rows, second_rows, row_live, live,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return x [ROWS, K] times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first."""
+    """Return x [ROWS, K] times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
+
+    ROWS_MASKED if some rows are not `row_live`: loads of x without a mask are faster.
+    """
     first = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
     depth = tl.arange(0, DEPTH)
     for start in range(0, K, DEPTH):
         inside = start + depth < K
-        a = load(x + start + depth[None, :], inside[None, :], MASKED, "")
+        if MASKED:
+            a = tl.load(x + start + depth[None, :], mask=row_live & inside[None, :], other=0.0)
+        else:
+            a = load(x + start + depth[None, :], row_live, ROWS_MASKED, "")
         b = load(first_rows + start + depth[:, None], live & inside[:, None], MASKED, "")
         first = tl.dot(a, b, first, input_precision=PRECISION)
         if BOTH:
@@ -122,9 +128,9 @@ def _matrix_products(
 @triton.jit
 @no_type_check
 def products(
-    x, norm_weight, begun, more_begun, first_rows, second_rows, live, eps,
+    x, norm_weight, begun, more_begun, first_rows, second_rows, row_live, live, eps,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
 
@@ -140,7 +146,9 @@ def products(
         return first[None, :], second[None, :]
     else:
         tl.static_assert(not NORM, "only a single row can be normed inside the product")
-        return _matrix_products(x, begun, more_begun, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, PRECISION, PDL)
+        return _matrix_products(
+            x, begun, more_begun, row_live, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, ROWS_MASKED, PRECISION, PDL
+        )
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -148,7 +156,8 @@ def products(
 def product(
     x, norm_weight, weight, bias, residual, out, rows, eps, x_row, residual_row, out_row,
     COUNT: tl.constexpr, K: tl.constexpr, FINISH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says.
 
@@ -159,8 +168,6 @@ def product(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, column < COUNT
-    # rows after the last are not stored; they read the last row, because loads with a mask by rows take longer
-    x_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * x_row
     MASKED: tl.constexpr = COUNT % COLUMNS != 0 or K % DEPTH != 0
     # with GATE, `first` are the columns of the gate and `second` the columns that it multiplies
     first_rows = weight + column.to(tl.int64) * K
@@ -171,8 +178,8 @@ def product(
         # before the product, which hides how long this load takes
         added = tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0)
     first, second = products(
-        x_rows, norm_weight, first, second, first_rows, second_rows, live, eps,
-        K, ROWS, COLUMNS, DEPTH, NORM, FINISH == GATE, MASKED, PRECISION, PDL,
+        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
+        K, ROWS, COLUMNS, DEPTH, NORM, FINISH == GATE, MASKED, ROWS_MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:
         first += tl.load(bias + column, mask=live, other=0.0).to(tl.float32)

@@ -92,7 +92,7 @@ def qkv_product(
     PAIRS: tl.constexpr, AXES: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, HEAD_WEIGHT: tl.constexpr, PLUS_ONE: tl.constexpr, PAGE_SIZE: tl.constexpr,
     QUANTISED: tl.constexpr, QUICK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALF_BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DEPTH: tl.constexpr, EARLY: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Multiply x by the packed q, k, v weights; norm and rotate q and k; store q in `q_out`, k and v in their cache slots.
 
@@ -108,8 +108,6 @@ def qkv_product(
     pair = tl.program_id(0) % PARTS * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     row_live, live = row < rows, pair < HALF
-    # rows after the last are not stored; they read the last row, because loads with a mask by rows take longer
-    x_rows = x + tl.minimum(row, rows - 1).to(tl.int64) * x_row
     first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
     MASKED: tl.constexpr = HALF % COLUMNS != 0 or K % DEPTH != 0
     first_rows = weight + (head * HEAD_DIM + first_dim).to(tl.int64) * K
@@ -134,8 +132,8 @@ def qkv_product(
         )
         wait(PDL)
     first, second = products(
-        x_rows, norm_weight, first, second, first_rows, second_rows, live, eps,
-        K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, PRECISION, PDL,
+        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
+        K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, ROWS_MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:
         first += tl.load(bias + head * HEAD_DIM + first_dim, mask=live, other=0.0).to(tl.float32)
