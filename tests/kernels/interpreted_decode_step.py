@@ -73,3 +73,19 @@ def test_a_step_belongs_to_one_stream(monkeypatch):
             steps.append(step)
     assert steps[0] is steps[2]
     assert steps[0] is not steps[1]
+
+
+@pytest.mark.parametrize("layers", [0.5, 2, 9])
+def test_the_keys_of_every_layer_of_the_prompt_are_copied(monkeypatch, layers):
+    """`layers` is how many fit into one copy."""
+    torch.manual_seed(6)
+    model = Decoder(DecoderConfig(**SIZES | {"num_layers": 3}, head_dim=8)).eval()
+    caches = model.caches()
+    with torch.no_grad(), captured_step(model, 2, 9) as step:
+        model(torch.randint(0, 11, (2, 5)), caches=caches)
+        monkeypatch.setattr(decode_step, "STACKED_BYTES", int(layers * caches[0].seen.k.nbytes))
+        step.start(caches)
+    for layer, cache in enumerate(caches):
+        assert torch.equal(step.keys[layer, :, :, :5], cache.seen.k)
+        assert torch.equal(step.values[layer, :, :, :5], cache.seen.v)
+        assert not step.keys[layer, :, :, 5:].any()

@@ -32,6 +32,8 @@ from ropewalk.spec import RopeSpec
 _STEPS = Cache("decode graphs", entries=4)
 #: the most rows of a captured step: above, matrix products are no longer limited by reading the weights
 MOST_ROWS = 256
+#: about the most memory for a copy of the keys of several layers
+STACKED_BYTES = 64 << 20
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -134,8 +136,8 @@ class DecodeStep:
         config, weight = model.config, model.embed_tokens.weight
         device, dtype = weight.device, weight.dtype
         self.pointers, self.busy = pointers, False
-        shape = (rows, config.num_kv_heads, capacity, config.head_dim)
-        self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in model.layers] for _ in range(2))
+        shape = (len(model.layers), rows, config.num_kv_heads, capacity, config.head_dim)
+        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
         self.first_keys = torch.zeros(rows, **integers)
         #: for each slot of the cache, the most likely token after the one in it
@@ -210,11 +212,15 @@ class DecodeStep:
         """Copy the keys and values of the prompt, whose rows may be padded on the left, and set the counters after it."""
         #: how many tokens the cache holds
         self.size = size = len(prompt_caches[0])
-        for cache, k, v in zip(prompt_caches, self.keys, self.values, strict=True):
-            seen = cache.seen
-            k[:, :, :size].copy_(seen.k)
-            v[:, :, :size].copy_(seen.v)
+        # several layers at a time, because a small model would wait for many small copies
+        prompts = [cache.seen for cache in prompt_caches]
+        layers = max(1, STACKED_BYTES // prompts[0].k.nbytes)
+        for first in range(0, len(prompts), layers):
+            some = slice(first, first + layers)
+            self.keys[some, :, :, :size] = torch.stack([prompt.k for prompt in prompts[some]])
+            self.values[some, :, :, :size] = torch.stack([prompt.v for prompt in prompts[some]])
         # the same in all layers: the first real token of each row, the next positions, and the next slot of each row
+        seen = prompts[0]
         self.first_keys.copy_(seen.valid.int().argmax(dim=-1))
         self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]  # a tensor after a prompt
         self.num_keys.fill_(size + 1)
