@@ -19,7 +19,7 @@ RUNS: dict[str, set[str]] = {
     "h200_extend": {"tuned_factors"}, "h200_matching": {"seeds"}, "h200_migrate": set(),
     "h200_mlm_lengths": {"changes", "stages"}, "h200_multimodal": set(), "h200_norms": {"norms", "seeds"},
     "h200_passkey": {"bases", "seeds"}, "h200_real_extend": set(), "h200_real_kv": set(), "h200_real_passkey": set(),
-    "h200_real_precision": set(), "h200_real_tune_codes": {"methods"},
+    "h200_real_precision": set(), "h200_real_tune_codes": set(),
 }  # fmt: skip
 
 
