@@ -39,7 +39,7 @@ def copy_rate() -> float:
     return 2 * source.numel() / replay_us([lambda: target.copy_(source)]) * 1e6
 
 
-def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
+def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
     """Return the shortest of several times of a call, in seconds, until the GPU has finished."""
     times = []
     for _ in range(repeats):
@@ -52,17 +52,18 @@ def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
 
 
 def step_row(generate: Callable[[int], Any], limit: float, **row: Any) -> dict[str, Any]:
-    """Return the row of one way to generate: the time of a step, from a long and a short generation.
+    """Return the row of one way to generate: the time of a step, from a generation of NEW tokens and one of two.
 
+    The first new token comes from the prompt. The second also takes what is done once before the steps, `opening_ms`.
     generate  number of new tokens -> the generation; `limit` is the least time of a step, in seconds; `row` are further keys
     """
     generate(3)  # compiles and captures
-    first = seconds(lambda: generate(1))
-    step = (seconds(lambda: generate(NEW)) - first) / (NEW - 1)
+    first, second, last = (seconds(partial(generate, new)) for new in (1, 2, NEW))
+    step = (last - second) / (NEW - 2)
     return {
         "what": "generate", **row, "prompt": PROMPT, "new": NEW, "steps_per_s": round(1 / step, 1),
         "step_ms": round(step * 1e3, 3), "limit_ms": round(limit * 1e3, 3), "percent_of_limit": round(100 * limit / step, 1),
-        "first_token_ms": round(first * 1e3, 2),
+        "first_token_ms": round(first * 1e3, 2), "opening_ms": round((second - first - step) * 1e3, 2),
     }  # fmt: skip
 
 
