@@ -22,14 +22,14 @@ LONGEST = (
 
 
 def pytest_configure(config):
-    """Check at run time the shapes and types of modules that state shapes, and with --full the types of all modules.
+    """Check at run time the shapes and types of modules that state shapes.
 
-    pyright checks types too, and a call that is checked takes twice its time. A bare GPU machine may lack the checker.
+    pyright checks the types of all modules, and tests hand stand-ins to some. A bare GPU machine may lack the checker.
     """
     if importlib.util.find_spec("beartype") is not None:
         from jaxtyping import install_import_hook
 
-        install_import_hook("ropewalk" if config.getoption("--full") else modules_with_shapes(), "runtime_types.check")
+        install_import_hook(modules_with_shapes(), "runtime_types.check")
 
 
 def modules_with_shapes() -> list[str]:

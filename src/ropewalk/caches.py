@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
@@ -25,7 +25,6 @@ class CacheInfo(NamedTuple):
     most_bytes: int | None = None
 
 
-@runtime_checkable
 class _Registered(Protocol):
     def info(self) -> CacheInfo: ...
 

@@ -8,6 +8,7 @@ from saved_draws import CONFIGS, alone, answer, build, peer_of, together, tokens
 
 import ropewalk as rw
 from door import assert_refused
+from ropewalk.attention.temperature import FloorLog
 from ropewalk.errors import RopeError
 from ropewalk.models import DecoderConfig, RoFormerConfig
 
@@ -44,6 +45,12 @@ def outcomes(kind, draws, folder) -> Counter:
             except Exception as error:
                 raise AssertionError(f"{changes}: {error}") from error
     return found
+
+
+def test_a_temperature_that_the_saved_model_would_not_have_is_refused(tmp_path):
+    """transformers' Qwen3 with experts reads no temperature; nothing is warned of before the error."""
+    model = build(DecoderConfig, {"temperature": FloorLog(0.3, 2), "num_experts": 4, "experts_per_token": 1}, seed=0)
+    assert_refused("temperature", lambda: rw.save(model, tmp_path / "model"))
 
 
 @kinds

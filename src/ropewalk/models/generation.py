@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from ropewalk.kernels.support import why_no_triton
 CACHES = ("growing", "static", "sliding", "none")
 
 
-@runtime_checkable
 class Model(Protocol):
     """The interface of a model that can generate."""
 

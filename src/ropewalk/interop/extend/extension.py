@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -14,7 +14,6 @@ from ropewalk.interop.patch.model import patch_again
 from ropewalk.spec import RopeSpec
 
 
-@runtime_checkable
 class Swap(Protocol):
     """A change that can be made and undone."""
 
