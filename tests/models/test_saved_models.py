@@ -49,7 +49,8 @@ def outcomes(kind, draws, folder) -> Counter:
 
 def test_a_temperature_that_the_saved_model_would_not_have_is_refused(tmp_path):
     """transformers' Qwen3 with experts reads no temperature; nothing is warned of before the error."""
-    model = build(DecoderConfig, {"temperature": FloorLog(0.3, 2), "num_experts": 4, "experts_per_token": 1}, seed=0)
+    changes = {"temperature": FloorLog(0.3, 2), "num_experts": 4, "experts_per_token": 1, "qk_norm": True}
+    model = build(DecoderConfig, changes, seed=0)
     assert_refused("temperature", lambda: rw.save(model, tmp_path / "model"))
 
 
