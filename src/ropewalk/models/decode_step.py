@@ -183,7 +183,7 @@ class DecodeStep:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
         # queries, keys and values, rotated; keys and values go into the cache. Positions, slots and earlier keys were written
-        # before this replay, so they can be read early; with several rows attention is faster without
+        # before this replay, so they can be read early; with several rows attention is faster if it waits
         x, norm = self._normed(self.x, layer.input_layernorm)
         launch.qkv_product(
             x, attention.qkv_proj.weight, self.q, KVSlots(k.transpose(1, 2), v.transpose(1, 2)), self.slots, self.positions,
