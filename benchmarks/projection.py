@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ropewalk.bench.gpu import COLD_BYTES, captured, replayed_us
 from ropewalk.bench.rows import run_script
-from ropewalk.kernels.decode.config import most_tokens
+from ropewalk.kernels.decode.config import in_one_launch
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
@@ -77,10 +77,10 @@ class Projection:
             "product, then rotation": self.rotated,
             "product, then norm, rotation and cache": self.stored,
         }
-        few = self.rows <= most_tokens(head_norm=False)
+        few = in_one_launch(self.rows, head_norm=False)
         if few or self.rows >= 512:
             ways["rotation inside"] = partial(self.inside, norm=False, stored=few)  # the kernel for few tokens stores them
-        if self.rows <= most_tokens(head_norm=True) or self.rows >= 512:
+        if in_one_launch(self.rows, head_norm=True) or self.rows >= 512:
             ways["norm, rotation and cache inside"] = partial(self.inside, norm=True, stored=True)
         ways["qkv_norm_rope as it chooses"] = partial(self.inside, norm=True, stored=True, backend=None)
         return ways

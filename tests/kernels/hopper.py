@@ -1,4 +1,4 @@
-"""Compile a Triton kernel for sm_90 without a GPU, specialised as Triton's own launch would, and read its machine code."""
+"""Compile a Triton kernel without a GPU, for sm_90 unless told, specialised as a launch would; read its machine code."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 
-def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
-    """Return the kernel compiled for one call's arguments, given by name."""
+def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], capability: int = 90) -> Any:
+    """Return the kernel compiled for one call's arguments, given by name; for another GPU with another `capability`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    hopper = GPUTarget("cuda", 90, 32)
-    backend = make_backend(hopper)
+    target = GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
     bound, specialised, found = create_function_from_signature(kernel.signature, kernel.params, backend)(
         **arguments, **options, debug=False
     )
     found, signature, constants, attributes = kernel._pack_args(backend, dict(options), bound, specialised, found)
-    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=hopper, options=found.__dict__)
+    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=found.__dict__)
 
 
 class CompileInstead:
-    """Stands where a kernel is launched, compiles it for sm_90 with the launch's arguments, and keeps (name, compiled)."""
+    """Stands where a kernel is launched, compiles it with the launch's arguments, and keeps (name, compiled)."""
 
-    def __init__(self, kernel: Any, built: list[tuple[str, Any]], **changed: Any) -> None:
-        self.kernel, self.built, self.changed = kernel, built, changed
+    def __init__(self, kernel: Any, built: list[tuple[str, Any]], capability: int = 90, **changed: Any) -> None:
+        self.kernel, self.built, self.capability, self.changed = kernel, built, capability, changed
 
     def __getitem__(self, grid: Any) -> CompileInstead:
         return self
@@ -36,7 +36,7 @@ class CompileInstead:
     def __call__(self, *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
         given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | constants | self.changed
         options = {"num_warps": num_warps, "num_stages": num_stages}
-        self.built.append((self.kernel.fn.__name__, compile_for_hopper(self.kernel, given, options)))
+        self.built.append((self.kernel.fn.__name__, compile_for_hopper(self.kernel, given, options, self.capability)))
 
 
 def machine_code(built: Any, folder: Path, *what: str) -> str:

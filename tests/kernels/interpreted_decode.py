@@ -48,17 +48,21 @@ def _seed():
 
 
 @dtypes
-@rows_and_tiles
+@pytest.mark.parametrize(("rows", "tile"), [(1, Tile(1, 4, 16)), (18, Tile(16, 4, 16)), (65, None)], ids=str)
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(dtype, rows, tile, finish, bias):
+    """65 rows without a tile use the library's product."""
     columns = 22
     x, weight, norm_weight = random(rows, K, dtype=dtype), random(columns, K, dtype=dtype) / 6, random(K, dtype=dtype)
     residual = random(rows, columns, dtype=dtype) if finish == "add" else None
     added = random(columns, dtype=dtype) if bias else None
     norm = launch.Norm(norm_weight, 1e-3) if rows == 1 else None
     out = torch.full((rows, columns // 2 if finish == "gate" else columns), math.nan, device=DEVICE, dtype=dtype)
-    launch.product(x, weight, out, norm=norm, bias=added, residual=residual, gate=finish == "gate", tile=tile)
+    if residual is not None:
+        out.copy_(residual)  # a decode step adds in place
+    given = None if residual is None else out
+    launch.product(x, weight, out, norm=norm, bias=added, residual=given, gate=finish == "gate", tile=tile)
     want = (x.double() if norm is None else rms_normed(x, norm_weight, 1e-3)) @ weight.double().T
     want = want if added is None else want + added.double()
     if finish == "add":
@@ -70,10 +74,10 @@ def test_products(dtype, rows, tile, finish, bias):
 
 
 @dtypes
-@pytest.mark.parametrize("rows", [5, 16, 17])
+@pytest.mark.parametrize(("rows", "tile_rows"), [(5, 16), (16, 16), (17, 16), (5, 64), (70, 64)])
 @pytest.mark.parametrize("gate", [False, True])
-def test_rows_of_x_are_masked_only_where_a_tile_is_not_full(dtype, rows, gate, monkeypatch):
-    """K and the columns fill their tiles, so only rows may be masked."""
+def test_rows_of_x_are_masked_only_in_a_small_tile_that_is_not_full(dtype, rows, tile_rows, gate, monkeypatch):
+    """K and the columns fill their tiles, so only rows may be masked; in a large tile they are read again instead."""
     x, weight = random(rows, 32, dtype=dtype), random(8, 32, dtype=dtype) / 6
     out, masked = torch.full((rows, 4 if gate else 8), math.nan, device=DEVICE, dtype=dtype), []
 
@@ -82,12 +86,12 @@ def test_rows_of_x_are_masked_only_where_a_tile_is_not_full(dtype, rows, gate, m
             return lambda *given, **options: (masked.append(options["ROWS_MASKED"]), kernel[grid](*given, **options))
 
     monkeypatch.setattr(launch, "_PRODUCT", Recorder())
-    launch.product(x, weight, out, gate=gate, tile=Tile(16, 4, 16))
+    launch.product(x, weight, out, gate=gate, tile=Tile(tile_rows, 4, 16))
     want = x.double() @ weight.double().T
     if gate:
         want = torch.nn.functional.silu(want[:, :4]) * want[:, 4:]
     assert relative_error(out, want) < DTYPES[dtype]
-    assert masked == [rows != 16]
+    assert masked == [tile_rows == 16 and rows != 16]
 
 
 @dtypes

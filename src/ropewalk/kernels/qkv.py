@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.kernels.decode.config import most_tokens
+from ropewalk.kernels.decode.config import in_one_launch
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
 from ropewalk.kernels.fused.config import why_not_kernel
@@ -81,7 +81,7 @@ def why_not(
 
 def _kernel(tokens: int, call: Call, any_size: bool) -> str | None:
     """Return the kernel for a number of tokens, "few" or "many"; None where two launches are faster, unless `any_size`."""
-    if call.cache is not None and tokens <= most_tokens(call.norm is not None):
+    if call.cache is not None and in_one_launch(tokens, call.norm is not None):
         return "few"
     return "many" if any_size or many_tokens.FEWEST_TOKENS <= tokens <= many_tokens.MOST_TOKENS else None
 

@@ -49,6 +49,17 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@cached("shared memory of GPUs", entries=64)
+def shared_memory(device: torch.device) -> int:
+    """Return how many bytes of shared memory one program can use; for the CPU, where the interpreter runs, as many as on Hopper.
+
+    A multiprocessor keeps 1 KiB of its memory for itself.
+    """
+    if device.type != "cuda":
+        return 227 << 10
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
+
+
 def untyped(kernel: Any) -> Any:
     """Return the kernel itself, typed Any because type checkers do not know the type that triton.jit returns."""
     return kernel

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ropewalk.kernels.support import multiprocessors, power_of_two, tile_width
+from ropewalk.kernels.support import multiprocessors, power_of_two
 
-#: shared memory that the tiles of one program may use on Hopper
-SHARED_BYTES = 200 * 1024
 #: the most rows of a tile
 MOST_TILE_ROWS = 64
+#: fewer tiles than this in shared memory at once would make the products wait for their loads
+FEWEST_STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,25 @@ class Tile:
     def options(self) -> dict[str, int]:
         return {"num_stages": self.stages, "num_warps": self.warps}
 
+    def masks(self, rows: int) -> bool:
+        """Return whether the rows of the tile after the last of `rows` are masked.
+
+        Otherwise they read other rows again, which is faster; but in a small tile many would read the same one.
+        """
+        return self.rows < MOST_TILE_ROWS and rows % self.rows != 0
+
+    def fitted(self, element_size: int, shared_bytes: int) -> Tile:
+        """Return the tile with so many stages, or so little depth, that it fits into a GPU's shared memory.
+
+        A stage has a block of x and two blocks of weights. A single row needs none of it: it is computed in registers.
+        """
+        stage = (self.rows + 2 * self.columns) * self.depth * element_size
+        if self.rows == 1 or self.stages * stage <= shared_bytes:
+            return self
+        if shared_bytes // stage < FEWEST_STAGES and self.depth > 16:
+            return replace(self, depth=self.depth // 2).fitted(element_size, shared_bytes)
+        return replace(self, stages=max(1, shared_bytes // stage))
+
 
 def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
     """Return the tile of a product with `columns` weight rows of `depth` elements; the numbers come from sweeps on an H200.
@@ -34,8 +53,10 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
     A single row is fastest with many programs of one warp, each with enough loads under way.
     """
     if rows > 1:
-        block = min(MOST_TILE_ROWS, tile_width(rows))
-        return Tile(block, 64, 64, stages=4) if block == MOST_TILE_ROWS else Tile(block, 32, stages=4)
+        # few columns need small tiles, so that there are enough programs for the multiprocessors
+        if rows <= 16:
+            return Tile(16, 64, stages=4) if columns > 4096 else Tile(16, 32, stages=6)
+        return Tile(MOST_TILE_ROWS, 64, stages=4) if columns > 4096 else Tile(MOST_TILE_ROWS, 32, 64, stages=8)
     if gate:
         return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
     if columns > 32768:  # the logits
@@ -55,23 +76,23 @@ def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
     """
     if norm:
         return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
-    if rows <= 16:
-        return Tile(16, 32, 256, stages=4)
-    return Tile(min(MOST_TILE_ROWS, power_of_two(rows)), 32, stages=6)
+    return Tile(16, 32, 256, stages=4) if rows <= 16 else Tile(MOST_TILE_ROWS, 32, stages=6)
 
 
-def most_tokens(head_norm: bool) -> int:
-    """Return up to how many tokens the QKV product with the rotation inside is faster than the library's and a second launch."""
-    return 16 if head_norm else 64
+def in_one_launch(tokens: int, head_norm: bool) -> bool:
+    """Return whether the QKV product with the rotation inside is faster than the library's product and a second launch."""
+    if head_norm and 16 < tokens <= 32:
+        return False  # the parts of a head are exchanged between programs, which takes as long for few tokens as for many
+    return tokens <= MOST_TILE_ROWS
 
 
-def pick_keys(rows: int, dim_block: int, element_size: int) -> tuple[int, int, int]:
+def pick_keys(rows: int, dim_block: int, element_size: int, shared_bytes: int) -> tuple[int, int, int]:
     """Return how many keys `attend` reads at a time, how many such tiles of k and v are in shared memory at once, and its warps.
 
     A single row has few programs, and each may use all shared memory of a multiprocessor. With more rows three programs share a
     multiprocessor, so that one computes while another waits for its keys.
     """
-    keys, stages, warps, bytes_left = (64, 3, 8, SHARED_BYTES) if rows == 1 else (64, 2, 4, SHARED_BYTES // 3)
+    keys, stages, warps, bytes_left = (64, 3, 8, shared_bytes) if rows == 1 else (64, 2, 4, shared_bytes // 3)
     while keys > 16 and stages * 2 * keys * dim_block * element_size > bytes_left:
         keys //= 2
     return keys, stages, warps

@@ -13,12 +13,12 @@ from ropewalk.kernels.decode import attend as attend_kernel
 from ropewalk.kernels.decode import next_token as next_token_kernel
 from ropewalk.kernels.decode import product as device
 from ropewalk.kernels.decode import qkv as qkv_kernel
-from ropewalk.kernels.decode.config import Tile, most_tokens, pick_keys, pick_qkv_tile, pick_tile
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS, Tile, in_one_launch, pick_keys, pick_qkv_tile, pick_tile
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
 from ropewalk.kernels.fused.launch import cache_strides
-from ropewalk.kernels.support import has_pdl, has_sine_unit, interpreting, power_of_two, tile_width
+from ropewalk.kernels.support import has_pdl, has_sine_unit, interpreting, power_of_two, shared_memory, tile_width
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
@@ -26,8 +26,11 @@ from ropewalk.table import magnitude_on, tables
 _PRODUCT: Any = device.product
 _QKV: Any = qkv_kernel.qkv_product
 _NORM: Any = device.norm
+_GATE: Any = device.gated
 _ATTEND: Any = attend_kernel.attend
 _NEXT: Any = next_token_kernel.next_token
+#: how many results a program of `gated` computes
+GATE_BLOCK = 1024
 FINISHES = {"store": device.STORE.value, "add": device.ADD.value, "gate": device.GATE.value}
 
 
@@ -58,11 +61,11 @@ def product(
     """Write norm(x) @ weight^T + bias into `out`, plus `residual`; with `gate`, silu(first half) * second half of the columns."""
     rows, depth = x.shape
     count = out.shape[1]
-    if tile is None and rows > 1 and not gate and norm is None and bias is None:
-        # for several rows the library's product is faster where nothing else is left to do
-        torch.mm(x, weight.t(), out=out) if residual is None else torch.addmm(residual, x, weight.t(), out=out)
+    if tile is None and norm is None and rows > (MOST_TILE_ROWS if gate else 1):
+        _library_product(x, weight, out, bias, residual, gate)
         return
     tile = pick_tile(rows, count, depth, gate) if tile is None else tile
+    tile = tile.fitted(x.element_size(), shared_memory(x.device))
     finish = "gate" if gate else "store" if residual is None else "add"
     with torch.cuda.device_of(x):
         _PRODUCT[(-(-count // tile.columns), -(-rows // tile.rows))](
@@ -70,8 +73,27 @@ def product(
             x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0),
             COUNT=count, K=depth, FINISH=FINISHES[finish], NORM=norm is not None, BIAS=bias is not None,
             ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=min(tile.depth, power_of_two(depth)),
-            ROWS_MASKED=rows % tile.rows != 0, **_machine(x), **tile.options(),
+            ROWS_MASKED=tile.masks(rows), **_machine(x), **tile.options(),
         )  # fmt: skip
+
+
+def _library_product(
+    x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None, gate: bool
+) -> None:  # fmt: skip
+    """Do what `product` does with the library's product, which is faster for several rows without a gate, and for many rows."""
+    if gate:
+        packed = F.linear(x, weight, bias)
+        rows, count = out.shape
+        with torch.cuda.device_of(x):
+            _GATE[(-(-count // GATE_BLOCK), rows)](
+                packed, out, packed.stride(0), out.stride(0), COUNT=count, BLOCK=GATE_BLOCK, **_dependent_launch(x)
+            )
+    elif residual is None:
+        torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+    elif bias is None:
+        torch.addmm(residual, x, weight.t(), out=out)
+    else:
+        torch.add(F.linear(x, weight, bias), residual, out=out)
 
 
 def qkv_product(
@@ -85,14 +107,15 @@ def qkv_product(
     without waiting for the kernels before this one; only for a captured graph, none of whose earlier kernels writes them.
     """
     rows, depth = x.shape
-    if tile is None and norm is None and rows > most_tokens(head_norm is not None):
-        # for more tokens the library's product, which takes x already normed, and a second launch are faster
+    if tile is None and norm is None and not in_one_launch(rows, head_norm is not None):
+        # for other numbers of tokens the library's product, which takes x already normed, and a second launch are faster
         heads = (q_out.shape[1], cache.k.shape[-2])
         packed = F.linear(x, weight, bias)
         qk_norm_rope(packed, spec=spec, positions=positions, heads=heads, norm=head_norm, cache=cache, slots=slots, q_out=q_out)
         return
     q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
     tile = pick_qkv_tile(rows, depth, norm is not None) if tile is None else tile
+    tile = tile.fitted(x.element_size(), shared_memory(x.device))
     spec_tables = tables(spec, x.device)
     # of the rotated queries, then of the rotated keys
     magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
@@ -115,7 +138,7 @@ def qkv_product(
             NORM=norm is not None, BIAS=bias is not None, HEAD_NORM=head_norm is not None, HEAD_WEIGHT=q_weight is not None,
             PLUS_ONE=head_norm is not None and head_norm.plus_one, PAGE_SIZE=page_size, QUANTISED=cache.quantised,
             QUICK=has_sine_unit(x), ROWS=tile.rows, COLUMNS=columns, HALF_BLOCK=half, DEPTH=min(tile.depth, power_of_two(depth)),
-            EARLY=early, ROWS_MASKED=rows % tile.rows != 0, **_machine(x), **tile.options(),
+            EARLY=early, ROWS_MASKED=tile.masks(rows), **_machine(x), **tile.options(),
         )  # fmt: skip
 
 
@@ -136,7 +159,7 @@ def attend(
     k_heads = k.shape[1]
     group = q_heads // k_heads
     dim_block = tile_width(head_dim)
-    most_keys, stages, warps = pick_keys(rows, dim_block, k.element_size())
+    most_keys, stages, warps = pick_keys(rows, dim_block, k.element_size(), shared_memory(q.device))
     keys = most_keys if keys is None else keys
     with torch.cuda.device_of(q):
         _ATTEND[(rows * k_heads, workspace.splits)](

@@ -54,6 +54,18 @@ def wait(PDL: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def rows_of_x(x, row, rows, x_row, ROWS: tl.constexpr):
+    """Return pointers to the rows of x; rows of the tile after the last one of x read rows of x again.
+
+    What they compute is not stored. Reading them again takes less time than a mask, unless many read the same one.
+    """
+    if ROWS > 1:
+        row = row % rows
+    return x + row.to(tl.int64) * x_row
+
+
+@triton.jit
+@no_type_check
 def _vector_products(
     x, norm_weight, weights, more_weights, first_rows, second_rows, live, eps,
     K: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
@@ -101,7 +113,7 @@ def _matrix_products(
 ):  # fmt: skip
     """Return x [ROWS, K] times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
 
-    ROWS_MASKED if some rows are not `row_live`: loads of x without a mask are faster.
+    ROWS_MASKED hides the rows that are not `row_live`; without it all rows of x are read, see `rows_of_x`.
     """
     first = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -178,7 +190,7 @@ def product(
         # before the product, which hides how long this load takes
         added = tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0)
     first, second = products(
-        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
+        rows_of_x(x, row, rows, x_row, ROWS), norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
         K, ROWS, COLUMNS, DEPTH, NORM, FINISH == GATE, MASKED, ROWS_MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:
@@ -204,3 +216,17 @@ def norm(x, weight, out, eps, x_row, out_row, K: tl.constexpr, BLOCK: tl.constex
     wide = load(x + row * x_row + column, column < K, BLOCK != K, "").to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(wide * wide) / K + eps)
     store(out + row * out_row + column, (wide * inverse_rms * factor).to(out.dtype.element_ty), column < K, BLOCK != K, "")
+
+
+@triton.jit
+@no_type_check
+def gated(packed, out, packed_row, out_row, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Store silu(first half) * second half of each row of packed [rows, 2 COUNT], BLOCK results in each program."""
+    column, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
+    wait(PDL)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    first = load(packed + row * packed_row + column, column < COUNT, COUNT % BLOCK != 0, "").to(tl.float32)
+    second = load(packed + row * packed_row + COUNT + column, column < COUNT, COUNT % BLOCK != 0, "").to(tl.float32)
+    result = first * tl.sigmoid(first) * second
+    store(out + row * out_row + column, result.to(out.dtype.element_ty), column < COUNT, COUNT % BLOCK != 0, "")

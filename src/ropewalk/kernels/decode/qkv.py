@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.decode.product import begin, products, wait
+from ropewalk.kernels.decode.product import begin, products, rows_of_x, wait
 from ropewalk.kernels.fused.tiles import as_stored
 from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 
@@ -132,7 +132,7 @@ def qkv_product(
         )
         wait(PDL)
     first, second = products(
-        x + row.to(tl.int64) * x_row, norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
+        rows_of_x(x, row, rows, x_row, ROWS), norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
         K, ROWS, COLUMNS, DEPTH, NORM, True, MASKED, ROWS_MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:
