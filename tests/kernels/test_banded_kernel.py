@@ -74,3 +74,23 @@ def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
     assert registers_and_spills(code, tmp_path)[1] == 0
     assert code.metadata.shared <= 232_448  # what one multiprocessor of a Hopper has
     assert "wgmma" in code.asm["ptx"]
+
+
+@needs_triton_3_6
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(128, torch.bfloat16), (64, torch.float32), (128, torch.float32)], ids=str
+)  # fmt: skip
+def test_on_a_consumer_gpu_it_takes_what_fits_into_shared_memory(head_dim, dtype, monkeypatch):
+    built: list = []
+    monkeypatch.setattr(api, "untyped", lambda kernel: CompileInstead(kernel, built, capability=89, TILES=0))
+    monkeypatch.setattr(api, "shared_memory", lambda device: 99 << 10)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # why_not then takes tensors of the CPU
+    call = calls(SelfExtend(4, 64), 1, 6, 2, 256, head_dim, head_dim, dtype)[1]
+    reason = lse.triton_why_not(call)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    lse.run_triton(call)
+    ((_, code),) = built
+    assert (reason is None) == (code.metadata.shared <= 99 << 10)
+    assert reason is None or "shared memory" in reason
+    assert code.metadata.shared <= api.WIDE_FLOAT32_BYTES

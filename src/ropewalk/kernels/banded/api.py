@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
-from ropewalk.kernels.support import tile_width, untyped, why_no_triton
+from ropewalk.kernels.support import shared_memory, tile_width, untyped, why_no_triton
 
 #: queries of one program; a call has one range of keys for each block of so many queries
 ROWS = 128
 #: keys of one step for heads of up to 64 and of up to 128 dimensions; half as many for float32, whose tiles are twice as large
 KEYS = {64: 64, 128: 32}
+#: the shared memory of a program that computes float32 heads of more than 64 dimensions; consumer GPUs have less
+WIDE_FLOAT32_BYTES = 145 << 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +47,11 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return reason
     if not q.dtype == k.dtype == v.dtype or q.dtype not in COMPUTED_IN_FLOAT32:
         return f"the kernel takes q, k and v of one dtype, bfloat16, float16 or float32, not {q.dtype}, {k.dtype} and {v.dtype}"
-    if max(q.shape[-1], v.shape[-1]) > max(KEYS):
+    dims = max(q.shape[-1], v.shape[-1])
+    if dims > max(KEYS):
         return f"the kernel takes heads of at most {max(KEYS)} dimensions, these have {q.shape[-1]} and {v.shape[-1]}"
+    if dims > 64 and q.dtype == torch.float32 and shared_memory(q.device) < WIDE_FLOAT32_BYTES:
+        return "this GPU has too little shared memory for float32 heads of more than 64 dimensions"
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         return "the kernel has no backward pass"
     return None
