@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PROMPT, NEW = 128, 128
+BATCHES = (1, 16, 32, 64, 128)
 
 
 def copy_rate() -> float:
@@ -79,7 +80,7 @@ def theirs(model: Any, prompt: Tensor, cache: str | None, new: int) -> Tensor:
 
 
 def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the rows of our decoder and of transformers, for one prompt and for 64."""
+    """Yield the rows of our decoder for every batch size, and of transformers for one prompt."""
     rate = copy_rate()
     for name, sizes in MODELS.items():
         model = _on_gpu(lambda sizes=sizes: Decoder(DecoderConfig(**sizes)))
@@ -88,7 +89,7 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
         weights = sum(parameter.numel() for parameter in model.parameters())
         weights -= 0 if config.tie_embeddings else model.embed_tokens.weight.numel()
         per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-        for batch in (1, 64):
+        for batch in BATCHES:
             limit = 2 * (weights + batch * per_token * (PROMPT + NEW / 2)) / rate  # a number has 2 bytes
             prompt = torch.randint(0, 1000, (batch, PROMPT), device="cuda")
             row = {"shape": name, "batch": batch, "copy_GBps": round(rate / 1e9)}

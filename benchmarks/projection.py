@@ -26,7 +26,7 @@ from ropewalk.spec import RopeSpec
 
 #: hidden size, query heads, key heads, head_dim
 HIDDEN, Q_HEADS, K_HEADS, HEAD_DIM = 4096, 32, 8, 128
-ROWS = (1, 16, 64, 128, 512, 1024, 2048, 4096, 8192, 16384)
+ROWS = (1, 16, 32, 64, 128, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 60
 
 

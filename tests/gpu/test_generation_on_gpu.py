@@ -118,6 +118,29 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_plain_path():
     assert error < 1.5 * plain
 
 
+@pytest.mark.parametrize("rows", [1, 2, 17, 40, 64, 65])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("middle", [1000, 4224])
+def test_every_tile_at_the_width_of_a_model(rows, dtype, middle, monkeypatch):
+    """Wide enough that tiles have their full depth and fill the shared memory."""
+    sizes = {"hidden_size": 1024, "intermediate_size": middle, "head_dim": 128, "num_layers": 2}
+    monkeypatch.setattr(f"{__name__}.SIZES", SIZES | sizes)
+    model, exact = make(dtype, qk_norm=True), make(torch.float64, qk_norm=True)
+    exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
+    from ropewalk.models.decode_step import captured_step
+
+    prompt = torch.randint(0, 499, (rows, 30), device="cuda")
+    with torch.no_grad():
+        want = exact(prompt)[:, -1]
+        caches = model.caches()
+        model(prompt[:, :-1], caches=caches)
+        with captured_step(model, rows, 64) as step:
+            step.start(caches)
+            error = (step(prompt[:, -1]).double() - want).norm() / want.norm()
+        plain = (model(prompt)[:, -1].double() - want).norm() / want.norm()
+    assert error < max(1.5 * plain, 1e-5)
+
+
 def test_what_cannot_be_captured_says_why():
     prompt = torch.randint(0, 499, (1, 9), device="cuda")
     assert why_not_graph(make(), prompt) is None
