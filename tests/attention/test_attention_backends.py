@@ -1,13 +1,14 @@
 """Backends of softmax attention, called directly: any offset and number of queries, rows without keys, which backend runs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from ropewalk.attention import backends, lse
-from ropewalk.attention.backends import Call, attend, pick
+from ropewalk.attention import backends, flex, lse
+from ropewalk.attention.backends import Call, attend, pick, trimmed
 from ropewalk.attention.masks import Visibility
 
 BATCH, HEADS, KV_HEADS, KEYS, DIM = 2, 4, 2, 6, 5
@@ -83,6 +84,8 @@ def test_flex_attention_is_for_windows_and_documents_where_it_can_run(monkeypatc
     sparse = [call(window=2), call(KEYS, q_documents=documents, k_documents=documents)]
     assert [pick(each)[0] for each in sparse] == ["sdpa", "sdpa"]  # on a CPU
     monkeypatch.setattr(backends, "flex_why_not", lambda given: None)
+    assert [pick(each)[0] for each in sparse] == ["sdpa", "sdpa"]  # too few queries
+    monkeypatch.setattr(backends, "FEWEST_QUERIES", 3)
     assert [pick(each)[0] for each in sparse] == ["flex", "flex"]
     assert pick(call(causal=True))[0] == "sdpa"
 
@@ -117,7 +120,6 @@ FLEX = {
 @pytest.mark.parametrize("kind", FLEX)
 def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind):
     """The rule that is given to FlexAttention, asked for every query and key; the kernel itself needs a GPU."""
-    from torch.nn.attention import flex_attention as flex
 
     def every_pair(sees, rows, heads, q_len, k_len, device):
         b, h, q, k = torch.meshgrid(*(torch.arange(n or 1) for n in (rows, heads, q_len, k_len)), indexing="ij")
@@ -126,11 +128,56 @@ def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind)
     def kernel(q, k, v, block_mask, scale, enable_gqa):
         return F.scaled_dot_product_attention(q, k, v, block_mask, scale=scale, enable_gqa=enable_gqa)
 
-    monkeypatch.setattr(flex, "create_block_mask", every_pair)
-    monkeypatch.setattr(backends, "_compiled_flex", lambda: kernel)
+    monkeypatch.setattr(flex, "compiled", lambda: (every_pair, kernel))
     visible, sees = FLEX[kind]
     given = call(**visible)
-    torch.testing.assert_close(backends.run_flex(given)[0], by_loops(given, sees), atol=1e-10, rtol=1e-10)
+    flex._kept_block_mask.cache_clear()
+    for _ in range(2):  # the second call finds the block mask of the first, if it has no tensors
+        torch.testing.assert_close(backends.run_flex(given)[0], by_loops(given, sees), atol=1e-10, rtol=1e-10)
+    assert flex._kept_block_mask.cache_info()[:2] == (
+        (1, 1) if kind in ("nothing", "causal", "window", "causal window") else (0, 0)
+    )
+    flex._kept_block_mask.cache_clear()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 3, 8])
+@pytest.mark.parametrize("q_len", [1, 3, KEYS])
+@pytest.mark.parametrize("block", [1, 2, 100])
+def test_a_window_in_blocks_and_without_the_keys_that_it_hides(monkeypatch, causal, window, q_len, block):
+    monkeypatch.setattr(backends, "FEWEST_IN_BLOCK", block)
+    for offset in range(KEYS):
+        given = call(q_len, causal=causal, window=window, offset=offset)
+        sees = lambda b, i, j, at=offset: abs(i + at - j) < window and (j <= i + at or not causal)
+        alive = [i for i in range(q_len) if any(sees(0, i, j) for j in range(KEYS))]  # fused kernels leave others undefined
+        expected = by_loops(given, sees)[:, :, alive]
+        part = trimmed(given)
+        for run in (backends.run_sdpa, backends.run_math):
+            for each in (given, part):
+                torch.testing.assert_close(run(each)[0][:, :, alive], expected, atol=1e-10, rtol=1e-10)
+        if len(alive) == q_len:  # as in a layer, where each query sees its own key
+            seen = {j for i in range(q_len) for j in range(KEYS) if sees(0, i, j)}
+            assert torch.equal(part.k, given.k[:, :, min(seen) : max(seen) + 1])
+            hidden = any(abs(i + offset - j) >= window and (j <= i + offset or not causal) for i in range(q_len) for j in seen)
+            assert (part.visible.window is not None) == hidden
+
+
+def test_a_part_of_a_window_has_its_part_of_every_mask(monkeypatch):
+    monkeypatch.setattr(backends, "FEWEST_IN_BLOCK", 2)
+    real, bias = REAL.clone(), torch.randn(HEADS, KEYS, KEYS).double()
+    given = call(KEYS, causal=True, window=2, padding=real, q_documents=DOCUMENTS, k_documents=DOCUMENTS)
+    given = replace(given, bias=bias, visible=replace(given.visible, mask=torch.randn(BATCH, 1, KEYS, KEYS).double()))
+    torch.testing.assert_close(backends.run_sdpa(given)[0], backends.run_math(given)[0], atol=1e-10, rtol=1e-10)
+    last = trimmed(given.part(4, KEYS, 0, KEYS))
+    assert last.k.shape[2] == 3
+    torch.testing.assert_close(backends.run_math(last)[0], backends.run_math(given)[0][:, :, 4:], atol=1e-10, rtol=1e-10)
+
+
+def test_a_call_that_wants_weights_keeps_every_key():
+    given = call(1, causal=True, window=2, offset=5)
+    assert trimmed(given).k.shape[2] == 2
+    wanting = replace(given, wants_weights=True)
+    assert trimmed(wanting) is wanting
 
 
 @pytest.mark.parametrize("run", [backends.run_math, lse.run_math])

@@ -45,9 +45,25 @@ def test_every_backend_equals_the_definition_with_gradients(backend, encoding, k
     torch.testing.assert_close(got_grad.cpu().double(), expected_grad, atol=3e-4, rtol=1e-3)
 
 
-def test_a_window_takes_flex_attention_by_itself():
+def test_a_long_sequence_with_a_window_takes_flex_attention_by_itself():
     layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, window=5).cuda()
-    assert layer.backend_for(torch.zeros(1, SEQ, MODEL_DIM, device="cuda"))[0] == "flex"
+    chosen = [layer.backend_for(torch.zeros(1, tokens, MODEL_DIM, device="cuda"))[0] for tokens in (SEQ, 2048)]
+    assert chosen == ["sdpa", "flex"]
+
+
+def test_flex_attention_of_many_lengths_windows_and_offsets_is_compiled_few_times():
+    """Torch gives up after eight compilations, and then forms all scores."""
+    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, window=5, backend="flex").cuda()
+    with torch.no_grad(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for window in (5, 50, 500):
+            layer.window = window
+            for tokens in (2048, 2100, 2222, 3001, 4096):
+                x = torch.randn(1, tokens, MODEL_DIM, device="cuda")
+                cache = KVCache()
+                pieces = [layer(piece, cache=cache).out for piece in x.split(1500, dim=1)]
+                layer.backend = "sdpa"
+                torch.testing.assert_close(torch.cat(pieces, dim=1), layer(x).out, atol=3e-4, rtol=1e-3)
+                layer.backend = "flex"
 
 
 @pytest.mark.parametrize("window", [None, 5])

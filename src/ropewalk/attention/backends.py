@@ -6,15 +6,20 @@ Each backend has a `why_not` function, which returns the reason why the backend 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ropewalk.attention.masks import Visibility
-from ropewalk.caches import cached
+from ropewalk.attention import flex
+from ropewalk.attention.masks import Visibility, part_of_scores
 from ropewalk.errors import RopeError, choice
+
+#: the fewest queries of a block of attention with a window
+FEWEST_IN_BLOCK = 1024
+#: from so many queries on FlexAttention is faster than torch's fused kernel with a mask (measured on an H200)
+FEWEST_QUERIES = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +40,13 @@ class Call:
         """The number of queries and the number of keys."""
         return self.q.shape[-2], self.k.shape[-2]
 
+    def part(self, start: int, stop: int, first_key: int, stop_key: int) -> Call:
+        """Return the call of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
+        bias = None if self.bias is None else part_of_scores(self.bias, start, stop, first_key, stop_key)
+        k, v = (t[:, :, first_key:stop_key] for t in (self.k, self.v))
+        visible = self.visible.part(start, stop, first_key, stop_key)
+        return replace(self, q=self.q[:, :, start:stop], k=k, v=v, visible=visible, bias=bias)
+
     def full_mask(self, dtype: torch.dtype) -> Tensor | None:
         """Return bias and masks as one tensor: additive, of `dtype`, if any is float, else boolean; None if there are none."""
         allowed = self.visible.allowed(*self.lengths, self.q.device)
@@ -43,6 +55,25 @@ class Call:
             return allowed
         total = added[0] if len(added) == 1 else added[0] + added[1]
         return total if allowed is None else total.masked_fill(~allowed, float("-inf"))
+
+
+def trimmed(call: Call) -> Call:
+    """Return the call without the keys that no query sees because of the window, and without a window that hides no key.
+
+    The weights have a column for every key, so a call that wants them stays as it is.
+    """
+    visible, window, (q_len, k_len) = call.visible, call.visible.window, call.lengths
+    if window is None or call.wants_weights:
+        return call
+    # the first key that the first query sees, and the end of the keys that the last query sees
+    first_key = max(0, visible.offset + 1 - window)
+    stop_key = min(k_len, visible.offset + q_len + (0 if visible.causal else window - 1))
+    if 0 < stop_key - first_key < k_len:
+        call = call.part(0, q_len, first_key, stop_key)
+        visible, k_len = call.visible, stop_key - first_key
+    # the largest distances of a query to a key on its left and on its right
+    left, right = visible.offset + q_len - 1, 0 if visible.causal else k_len - 1 - visible.offset
+    return replace(call, visible=replace(visible, window=None)) if max(left, right) < window else call
 
 
 def run_math(call: Call) -> tuple[Tensor, Tensor]:
@@ -67,8 +98,16 @@ def sdpa_why_not(call: Call) -> str | None:
 
 
 def run_sdpa(call: Call) -> tuple[Tensor, None]:
-    """Run torch's scaled_dot_product_attention, with is_causal=True if causality is the only mask, else with a mask tensor."""
+    """Run torch's scaled_dot_product_attention, with is_causal=True if causality is the only mask, else with a mask tensor.
+
+    A window is computed in blocks of queries, each over the keys that it sees, so work and memory grow with the window.
+    """
     visible, (q_len, k_len) = call.visible, call.lengths
+    block = max(FEWEST_IN_BLOCK, visible.window or 0)
+    if visible.window is not None and q_len > block:
+        starts = range(0, q_len, block)
+        parts = (trimmed(call.part(start, min(start + block, q_len), 0, k_len)) for start in starts)
+        return torch.cat([run_sdpa(part)[0] for part in parts], dim=2), None
     grouped = call.q.shape[1] != call.k.shape[1]
     only_causal = call.bias is None and visible.only_causal
     # is_causal aligns the mask top-left, which is wrong if cached keys come before the queries
@@ -99,23 +138,7 @@ def flex_why_not(call: Call) -> str | None:
 
 def run_flex(call: Call) -> tuple[Tensor, None]:
     """Run FlexAttention with a block mask, which skips blocks hidden by a window or by packed documents."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    visible, (q_len, k_len) = call.visible, call.lengths
-    per_row = visible.padding is not None or visible.q_documents is not None
-    attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731 - FlexAttention counts the arguments of a function
-    batch = call.q.shape[0] if per_row else None  # None: one mask for all rows; the heads always share theirs
-    block_mask = create_block_mask(attends, batch, None, q_len, k_len, device=call.q.device)
-    grouped = call.q.shape[1] != call.k.shape[1]
-    out = _compiled_flex()(call.q, call.k, call.v, block_mask=block_mask, scale=call.scale, enable_gqa=grouped)
-    return out, None
-
-
-@cached("compiled flex_attention", entries=1)
-def _compiled_flex() -> Callable:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
+    return flex.run(call.q, call.k, call.v, call.scale, call.visible), None
 
 
 #: name -> (why_not, run)
@@ -137,7 +160,7 @@ def pick(call: Call, name: str | None = None) -> tuple[str, str]:
     if call.wants_weights:
         return "math", "the weights are requested"
     sparse = call.visible.window is not None or call.visible.q_documents is not None
-    if sparse and flex_why_not(call) is None:
+    if sparse and call.q.shape[-2] >= FEWEST_QUERIES and flex_why_not(call) is None:
         return "flex", "FlexAttention skips the blocks that a window or packed documents hide"
     return "sdpa", "torch's fused kernel is the default"
 

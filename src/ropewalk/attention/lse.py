@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ropewalk.attention import flex
 from ropewalk.attention.backends import Call
 from ropewalk.attention.masks import part_of_scores
-from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice
 from ropewalk.kernels import banded
 
@@ -120,33 +120,17 @@ def flex_why_not(call: Call) -> str | None:
 
 def run_flex(call: Call) -> Partial:
     """Run FlexAttention, which skips the blocks of keys that the masks hide."""
-    visible, (q_len, k_len) = call.visible, call.lengths
-    batch, heads = call.q.shape[:2]
-    if visible.mask is not None:
-        visible = replace(visible, mask=visible.mask.expand(batch, heads, q_len, k_len))
-    # whether the mask differs between batch rows, and between heads
-    by_row = any(t is not None for t in (visible.padding, visible.q_documents, visible.mask))
-    by_row = by_row or (visible.band is not None and (visible.band.q_group.ndim > 1 or visible.band.k_group.ndim > 1))
-    by_head = visible.mask is not None and call.visible.mask.ndim > 2 and call.visible.mask.shape[-3] > 1  # type: ignore[union-attr]
-    create, flex, options = _compiled_flex()
-    attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731 - FlexAttention counts the arguments of a function
-    block = create(attends, batch if by_row else None, heads if by_head else None, q_len, k_len, device=call.q.device)
-    grouped = heads != call.k.shape[1]
-    out, aux = flex(call.q, call.k, call.v, block_mask=block, scale=call.scale, enable_gqa=grouped, **options)
-    return Partial(out, aux if isinstance(aux, Tensor) else aux.lse)
+    out, lse = flex.run(call.q, call.k, call.v, call.scale, call.visible, **_with_lse())
+    return Partial(out, lse if isinstance(lse, Tensor) else lse.lse)
 
 
-@cached("compiled flex_attention with lse", entries=1)
-def _compiled_flex() -> tuple[Callable, Callable, dict[str, Any]]:
-    """Return compiled create_block_mask and flex_attention, and the option that makes the latter return the log-sum-exp."""
+def _with_lse() -> dict[str, Any]:
+    """Return the option that makes FlexAttention return the log-sum-exp."""
     from torch.nn.attention import flex_attention as module
 
     if "return_aux" in inspect.signature(module.flex_attention).parameters:
-        options = {"return_aux": module.AuxRequest(lse=True)}
-    else:  # before torch 2.9
-        options = {"return_lse": True}
-    # without compilation, create_block_mask would hold the mask of every query and key in memory
-    return torch.compile(module.create_block_mask), torch.compile(module.flex_attention, dynamic=False), options
+        return {"return_aux": module.AuxRequest(lse=True)}
+    return {"return_lse": True}  # before torch 2.9
 
 
 def triton_why_not(call: Call) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.backends import Call, attend, pick
+from ropewalk.attention.backends import Call, attend, pick, trimmed
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import positions_in_documents
 from ropewalk.attention.head_sizes import head_sizes
@@ -223,7 +223,7 @@ class Attention(nn.Module):
     def _call(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool) -> Call:
         # value_bias needs the weights even if the caller does not
         wants_weights = return_weights or type(self.encoding).value_bias is not Encoding.value_bias
-        return Call(q, k, v, self.scale, visible, bias, self.dropout if self.training else 0.0, wants_weights)
+        return trimmed(Call(q, k, v, self.scale, visible, bias, self.dropout if self.training else 0.0, wants_weights))
 
     def token_positions(
         self,
