@@ -17,6 +17,12 @@ pytestmark = pytest.mark.gpu
 BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM, MODEL_DIM = 2, 37, 4, 2, 16, 24
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    """Forget what earlier tests compiled: torch gives up after eight variants of a function."""
+    torch.compiler.reset()
+
+
 def rules(kind):
     if kind == "window":
         return {"window": 5}, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,4 +55,6 @@ def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """
     from torch.nn.attention import flex_attention as module
 
-    return torch.compile(module.create_block_mask), torch.compile(module.flex_attention)
+    # after 8 compilations, for other masks or other gradients, torch would use the uncompiled functions, unless it can be told
+    more: dict[str, Any] = {"recompile_limit": 64} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
+    return torch.compile(module.create_block_mask, **more), torch.compile(module.flex_attention, **more)

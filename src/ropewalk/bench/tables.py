@@ -101,13 +101,31 @@ def qkv_table(rows: list[Row]) -> str:
 
 
 def generation_table(rows: list[Row]) -> str:
-    """Return a table of generation: steps per second, their share of what the memory's speed allows, time to the first token."""
+    """Return a table of generation: steps per second, their share of what the memory's speed allows, time to the first token.
+
+    Of each model, batch size and contender it has the latest run.
+    """
+    latest = {(r["shape"], r["batch"], r["contender"]): r for r in rows if r["what"] == "generate"}
+    shapes, contenders = (list(dict.fromkeys(key[i] for key in latest)) for i in (0, 2))
+    ordered = sorted(latest, key=lambda key: (shapes.index(key[0]), key[1], contenders.index(key[2])))
     lines = [
         [r["shape"].removesuffix(" shape"), str(r["batch"]), r["contender"], str(r["run"]), f"{r['steps_per_s']:.0f}",
          "-" if r["percent_of_limit"] is None else f"{r['percent_of_limit']:.0f} %", f"{r['first_token_ms']:.0f} ms"]
-        for r in rows if r["what"] == "generate"
+        for r in (latest[key] for key in ordered)
     ]  # fmt: skip
     return markdown(["model", "batch", "contender", "run", "steps/s", "of the limit", "first token"], lines)
+
+
+def window_table(rows: list[Row]) -> str:
+    """Return a table of the milliseconds of attention with a window or documents, by length and way, and the backend taken."""
+    timed = {(r["kind"], r["length"], r["way"]): r for r in rows}
+    ways = list(dict.fromkeys(way for *_, way in timed))
+    cases = dict.fromkeys((kind, length) for kind, length, _ in timed)
+    lines = [
+        [kind, f"{length:,}", *(f"{timed[kind, length, way]['ms']:.2f}" for way in ways), timed[kind, length, ways[0]]["chosen"]]
+        for kind, length in cases
+    ]
+    return markdown(["mask", "tokens", *(f"{way}, ms" for way in ways), "taken"], lines)
 
 
 #: suffix of a column header for each memory order other than [B, H, S, D]
@@ -225,6 +243,8 @@ TABLES = {
     "qkv": ("h200_projection.jsonl", qkv_table),
     "generation": ("h200_decode.jsonl", generation_table),
     "attention": ("h200.jsonl", attention_table),
+    "window": ("h200_window.jsonl", window_table),
+    "cpu_window": ("cpu_window.jsonl", window_table),
     "models": ("h200_models.jsonl", models_table),
     "cpu": ("cpu.jsonl", cpu_table),
     "cpu_x86": ("cpu_x86.jsonl", cpu_table),
