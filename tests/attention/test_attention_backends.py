@@ -140,6 +140,28 @@ def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind)
     flex._kept_block_mask.cache_clear()
 
 
+def test_a_block_mask_is_kept_for_training_too_but_not_out_of_a_captured_graph(monkeypatch):
+    masks = []
+
+    def kernel(q, k, v, block_mask, **rest):
+        masks.append(block_mask)
+        return q
+
+    monkeypatch.setattr(flex, "compiled", lambda: (lambda *given, **rest: torch.zeros(1), kernel))
+    flex._kept_block_mask.cache_clear()
+    given = call(causal=True, window=2)
+    with torch.inference_mode():
+        backends.run_flex(given)
+    backends.run_flex(given)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    backends.run_flex(given)
+    flex._kept_block_mask.cache_clear()
+    assert not masks[0].is_inference()
+    assert masks[1] is masks[0]
+    assert masks[2] is not masks[0]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [1, 2, 3, 8])
 @pytest.mark.parametrize("q_len", [1, 3, KEYS])

@@ -25,7 +25,9 @@ def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **op
     by_row = by_row or (band is not None and (band.q_group.ndim > 1 or band.k_group.ndim > 1))
     by_head = mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
     sizes = (batch if by_row else None, heads if by_head else None, q_len, k_len, q.device)
-    if by_row or band is not None or torch.compiler.is_compiling():
+    # tensors that are made while a graph is compiled or captured belong to it, so they cannot be kept
+    in_graph = torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    if by_row or band is not None or in_graph:
         block_mask = _block_mask(visible, *sizes)
     else:
         block_mask = _kept_block_mask(visible.causal, visible.window, visible.offset, sizes)
@@ -36,7 +38,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **op
 @cached("block masks of FlexAttention", entries=16)
 def _kept_block_mask(causal: bool, window: int | None, offset: int, sizes: tuple[Any, ...]) -> Any:
     """Return the block mask of a call that has no mask tensors; the layers of a model use the same one."""
-    return _block_mask(Visibility(causal, window, offset=offset), *sizes)
+    with torch.inference_mode(False):  # a later call may need it for a backward pass
+        return _block_mask(Visibility(causal, window, offset=offset), *sizes)
 
 
 def _block_mask(
