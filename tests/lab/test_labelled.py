@@ -1,6 +1,7 @@
 """Examples with classes: GLUE's files as they are, what is refused, and the batches of a pass."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ import torch
 from torch import nn
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.data import Data, open_data
+from ropewalk.lab.data import Data, file_objective, open_data
 from ropewalk.lab.labelled import Example, ExampleBatches, classes_of, read_examples, split_examples
+from ropewalk.lab.matching import read_triplets
 from ropewalk.lab.objectives import classes
 from ropewalk.lab.sources import parse_line
+from ropewalk.lab.subwords import Subwords
 
 #: the first lines of GLUE's files, with texts of our own
 GLUE = {
@@ -167,3 +170,9 @@ def test_the_loss_is_the_cross_entropy_of_known_targets():
     batch = ExampleBatches([*MANY[:3], Example("z", None, None)], ("maybe", "no", "yes"), shuffle=False).batch(np.arange(4), 40)
     expected = -torch.log_softmax(logits.double(), -1)[torch.arange(3), [2, 1, 0]].sum()
     assert classes(Given(logits), batch).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("read", [read_examples, read_triplets, file_objective, Subwords])
+def test_a_pipe_or_a_device_is_refused_before_it_is_read(read):
+    with pytest.raises(RopeError, match="/dev/null: must be a file; a pipe or a device may never end"):
+        read(Path("/dev/null"))

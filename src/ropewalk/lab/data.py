@@ -15,7 +15,7 @@ from ropewalk.lab.labelled import ExampleBatches, classes_of, read_examples, spl
 from ropewalk.lab.matching import LABELS, TripletBatches, read_triplets, split_triplets
 from ropewalk.lab.objectives import OBJECTIVES
 from ropewalk.lab.settings import check_names
-from ropewalk.lab.sources import parse_line
+from ropewalk.lab.sources import check_ends, parse_line
 from ropewalk.lab.text_tasks import TASKS
 from ropewalk.lab.tokenizer import Tokenizer, open_tokenizer
 
@@ -172,6 +172,7 @@ def _line_batches(
 
 def file_objective(path: str | Path) -> str:
     """Return the objective for a file by its first line: "pairs" for an object with A, B and C, otherwise "classes"."""
+    check_ends(Path(path))
     with Path(path).open("rb") as file:
         line = next((line for line in file if line.strip()), b"")
     is_object = line.decode("utf-8-sig", errors="replace").startswith("{")

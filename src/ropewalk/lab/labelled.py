@@ -15,7 +15,7 @@ import torch
 from ropewalk.errors import RopeError
 from ropewalk.lab.batches import IGNORED, Batch
 from ropewalk.lab.corpus import held_out
-from ropewalk.lab.sources import parse_line
+from ropewalk.lab.sources import check_ends, parse_line
 from ropewalk.lab.text_rows import make_row, pad_rows, shuffled
 from ropewalk.lab.tokenizer import Bytes, Tokenizer
 
@@ -72,6 +72,7 @@ def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
 
     numbered  the file has no header, and its columns are named 1, 2, ...
     """
+    check_ends(path)
     header: list[str] | None = None
     # lines end in \n or \r\n only; texts may contain other separators of lines
     for number, data in enumerate(re.split(rb"\r?\n", path.read_bytes()), start=1):

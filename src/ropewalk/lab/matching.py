@@ -14,7 +14,7 @@ import torch
 from ropewalk.errors import RopeError, choice
 from ropewalk.lab.batches import IGNORED, Batch
 from ropewalk.lab.corpus import held_out
-from ropewalk.lab.sources import parse_line
+from ropewalk.lab.sources import check_ends, parse_line
 from ropewalk.lab.stateless_random import bits
 from ropewalk.lab.text_rows import make_row, pad_rows, shuffled
 from ropewalk.lab.tokenizer import Bytes, Tokenizer
@@ -36,6 +36,7 @@ def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triple
     """Return the triplets A, B, C of a JSON lines file; `unlabelled` is the label of lines without one (published data: B)."""
     if unlabelled is not None:
         choice("unlabelled", unlabelled, LABELS)
+    check_ends(Path(path))
     triplets = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if line.strip():

@@ -150,6 +150,12 @@ def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
                 yield f"{name}:{number:09d}", row[field].encode()
 
 
+def check_ends(path: Path) -> None:
+    """Raise an error if the path is a pipe or a device: it may never end, and cannot be read twice."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise RopeError(str(path), "must be a file; a pipe or a device may never end, so save it as a file first", path.name)
+
+
 def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "") -> dict[str, str]:
     """Return a JSON line as a dict; raise an error if it is not an object with strings in the fields `names`.
 

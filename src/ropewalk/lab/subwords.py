@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopeError
+from ropewalk.lab.sources import check_ends
 
 #: special tokens under the names that tokenizers give them; the first name that a vocabulary has is used
 STARTS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
@@ -32,6 +33,7 @@ class Subwords:
     def __init__(self, path: str | Path) -> None:
         """Read the vocabulary and find its special tokens."""
         self.path = Path(path)
+        check_ends(self.path)
         content = self.path.read_bytes()
         package, self._segment = _tokenizers(self.path), None
         # self.inner is the tokenizer of the package; self._segment divides text into words before it, if that is needed
