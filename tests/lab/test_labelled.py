@@ -172,7 +172,18 @@ def test_the_loss_is_the_cross_entropy_of_known_targets():
     assert classes(Given(logits), batch).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("read", [read_examples, read_triplets, file_objective, Subwords])
+@pytest.mark.parametrize("read", [read_examples, read_triplets, file_objective])
 def test_a_pipe_or_a_device_is_refused_before_it_is_read(read):
     with pytest.raises(RopeError, match="/dev/null: must be a file; a pipe or a device may never end"):
         read(Path("/dev/null"))
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/", " ", "missing"])
+def test_a_tokenizer_is_a_file(path):
+    with pytest.raises(RopeError, match="tokenizer: must be bytes, or the path"):
+        Subwords(path)
+
+
+def test_json_that_is_too_deep_is_refused_as_other_json():
+    with pytest.raises(RopeError, match="line 3 must be JSON"):
+        parse_line("rows.jsonl", b"[" * 100_000, "line 3")

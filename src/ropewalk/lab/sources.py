@@ -163,7 +163,7 @@ def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "")
     """
     try:
         row = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RopeError(source, f"{where} must be JSON ({error})", line[:60]) from None
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
         raise RopeError(source, f"{where} must be an object with strings in the fields {', '.join(names)}{fix}", row)
