@@ -1,7 +1,7 @@
 """Times of causal attention with a window, and with packed documents: one mask tensor, blocks of queries, and FlexAttention.
 
-Every call makes its mask anew, as a layer of a model does; a block mask that is kept is one of the differences. A way must agree
-with the mask tensor before it is timed.
+The mask tensor is made in every call, as in a layer of a model. FlexAttention keeps the block mask of a window between calls, and
+makes that of documents in every call. A way must agree with the mask tensor before it is timed.
 """
 
 from __future__ import annotations

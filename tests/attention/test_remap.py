@@ -128,8 +128,6 @@ def test_attention_equals_the_definition(name, kind, monkeypatch):
 def test_flex_attention_gives_the_same_output_and_log_sum_exp(monkeypatch):
     """Run here without the compiler, which needs a GPU: the same masks, and -inf for queries without keys."""
     module = pytest.importorskip("torch.nn.attention.flex_attention")
-    if not hasattr(module, "AuxRequest"):
-        pytest.skip("torch before 2.9 returns the log-sum-exp by another option")
     monkeypatch.setattr(flex, "compiled", lambda: (module.create_block_mask, module.flex_attention))
     for each in (Visibility, Band):  # dynamo cannot trace the suite's run-time type checks
         for name in {"at", "holds"} & vars(each).keys():

@@ -5,7 +5,6 @@ Memory stays bounded: the plain torch backend runs a block of queries at a time,
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -128,9 +127,8 @@ def _with_lse() -> dict[str, Any]:
     """Return the option that makes FlexAttention return the log-sum-exp."""
     from torch.nn.attention import flex_attention as module
 
-    if "return_aux" in inspect.signature(module.flex_attention).parameters:
-        return {"return_aux": module.AuxRequest(lse=True)}
-    return {"return_lse": True}  # before torch 2.9
+    request = getattr(module, "AuxRequest", None)  # since torch 2.9
+    return {"return_lse": True} if request is None else {"return_aux": request(lse=True)}
 
 
 def triton_why_not(call: Call) -> str | None:
