@@ -153,7 +153,7 @@ def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
 def check_ends(path: Path) -> None:
     """Raise an error if the path is a pipe or a device: it may never end, and cannot be read twice."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise RopeError(str(path), "must be a file; a pipe or a device may never end, so save what it returns as a file", path.name)
+        raise RopeError(str(path), "must be a file; a pipe or a device may never end: save what it returns", path.name)
 
 
 def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "") -> dict[str, str]:
