@@ -74,24 +74,25 @@ def test_products(dtype, rows, tile, finish, bias):
 
 
 @dtypes
-@pytest.mark.parametrize(("rows", "tile_rows"), [(5, 16), (16, 16), (17, 16), (5, 64), (70, 64)])
+@pytest.mark.parametrize(("rows", "tile_rows"), [(5, 16), (16, 16), (17, 16), (70, 64)])
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
-def test_rows_of_x_are_masked_only_in_a_small_tile_that_is_not_full(dtype, rows, tile_rows, gate, monkeypatch):
-    """K and the columns fill their tiles, so only rows may be masked; in a large tile they are read again instead."""
+def test_rows_of_x_are_masked_or_read_again(dtype, rows, tile_rows, masked, gate, monkeypatch):
+    """K and the columns fill their tiles, so only rows may be masked, where they do not fill theirs."""
     x, weight = random(rows, 32, dtype=dtype), random(8, 32, dtype=dtype) / 6
-    out, masked = torch.full((rows, 4 if gate else 8), math.nan, device=DEVICE, dtype=dtype), []
+    out, were_masked = torch.full((rows, 4 if gate else 8), math.nan, device=DEVICE, dtype=dtype), []
 
     class Recorder:
         def __getitem__(self, grid, kernel=launch._PRODUCT):
-            return lambda *given, **options: (masked.append(options["ROWS_MASKED"]), kernel[grid](*given, **options))
+            return lambda *given, **options: (were_masked.append(options["ROWS_MASKED"]), kernel[grid](*given, **options))
 
     monkeypatch.setattr(launch, "_PRODUCT", Recorder())
-    launch.product(x, weight, out, gate=gate, tile=Tile(tile_rows, 4, 16))
+    launch.product(x, weight, out, gate=gate, tile=Tile(tile_rows, 4, 16, masked=masked))
     want = x.double() @ weight.double().T
     if gate:
         want = torch.nn.functional.silu(want[:, :4]) * want[:, 4:]
     assert relative_error(out, want) < DTYPES[dtype]
-    assert masked == [tile_rows == 16 and rows != 16]
+    assert were_masked == [masked and rows != 16]
 
 
 @dtypes

@@ -26,9 +26,14 @@ def _steps_run_in_python(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 4])
 @pytest.mark.parametrize(("rows", "options"), [(1, {}), (2, {"qk_norm": True, "window": 4, "qkv_bias": True})], ids=str)
-def test_every_step_gives_the_logits_of_the_whole_text(rows, options):
-    """First after a given token, then after the most likely one; the last row is padded on the left."""
+def test_every_step_gives_the_logits_of_the_whole_text(rows, options, multiprocessors, monkeypatch):
+    """First after a given token, then after the most likely one; the last row is padded on the left.
+
+    With four multiprocessors attention divides the keys of a row, and reads the earlier ones before the QKV product ends.
+    """
+    monkeypatch.setattr("ropewalk.kernels.decode.config.multiprocessors", lambda device: multiprocessors)
     torch.manual_seed(4)
     model = Decoder(DecoderConfig(**SIZES, head_dim=8, init_std=0.3, **options)).eval()
     exact = Decoder(model.config).eval().double()

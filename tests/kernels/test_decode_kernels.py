@@ -9,7 +9,16 @@ import torch
 import ropewalk as rw
 from another_process import run_tests
 from ropewalk.kernels import qkv
-from ropewalk.kernels.decode.config import MOST_TILE_ROWS, Tile, pick_keys, pick_qkv_tile, pick_splits, pick_tile
+from ropewalk.kernels.decode.config import (
+    MOST_TILE_ROWS,
+    Tile,
+    few_programs,
+    library_is_faster,
+    pick_keys,
+    pick_qkv_tile,
+    pick_splits,
+    pick_tile,
+)
 from ropewalk.kernels.fused import KVSlots, QKNorm
 from ropewalk.kernels.fused.api import checked_call
 from torch_release import needs_triton_3_6
@@ -52,12 +61,12 @@ def test_a_tile_has_at_least_one_stage():
     assert Tile(64, 64, stages=4).fitted(4, 1 << 10) == Tile(64, 64, 16, stages=1)
 
 
-@pytest.mark.parametrize(("rows", "programs"), [(1, 1), (2, 3), (64, 3)])
+@pytest.mark.parametrize(("few", "programs"), [(True, 1), (False, 3)])
 @pytest.mark.parametrize("element_size", [2, 4])
 @pytest.mark.parametrize("dims", [16, 64, 128, 256])
 @pytest.mark.parametrize("shared", SHARED)
-def test_the_tiles_of_attention_fit_into_shared_memory(rows, programs, dims, element_size, shared):
-    keys, stages, _ = pick_keys(rows, dims, element_size, shared)
+def test_the_tiles_of_attention_fit_into_shared_memory(few, programs, dims, element_size, shared):
+    keys, stages, _ = pick_keys(few, dims, element_size, shared)
     tiles = stages * 2 * keys * dims * element_size  # of k and v
     assert programs * tiles <= shared or keys == 16
     assert keys == 64 or programs * 2 * tiles > shared
@@ -84,7 +93,8 @@ def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtyp
         where = (cache, index[:rows], index[:rows], rw.RopeSpec(128))
         launch.qkv_product(zeros(rows, 1024), zeros(6144, 1024), q, *where)
         launch.attend(q, keys.expand(rows, -1, -1, -1), keys.expand(rows, -1, -1, -1), q, index, index[:1], 0.1, workspace)
-    assert len(built) == 5
+        launch.product(zeros(rows, 4096), zeros(1024, 4096), zeros(rows, 1024), residual=zeros(rows, 1024))
+    assert len(built) == (5 if dtype == torch.float32 else 7)  # the library adds the residual in float32
     shared = [(name, code.metadata.shared) for name, code in built]
     assert all(size <= SHARED[-1] for _, size in shared), shared
 
@@ -112,18 +122,44 @@ def test_the_kernel_is_the_one_that_docs_fused_names(tokens, norm, kernel):
     assert qkv._kernel(tokens, call, any_size=False) == kernel
 
 
-def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
-    device = torch.device("cpu")  # one multiprocessor
-    assert [pick_splits(1, 1, capacity, device) for capacity in (64, 128, 1 << 20)] == [1, 2, 2]
-    assert [pick_splits(2, 1, capacity, device) for capacity in (256, 1 << 20)] == [1, 1]
-    assert pick_splits(64, 8, 1 << 20, device) == 1
-
-
-def test_no_row_is_divided_among_more_than_16_programs(monkeypatch):
+@pytest.fixture
+def _h200(monkeypatch):
     monkeypatch.setattr("ropewalk.kernels.decode.config.multiprocessors", lambda device: 132)
+
+
+@pytest.mark.usefixtures("_h200")
+def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
+    """Up to 132 rows and key heads there are at most as many programs as multiprocessors, then about twice as many."""
     device = torch.device("cpu")
-    assert [pick_splits(1, 8, capacity, device) for capacity in (256, 512, 1024, 1 << 20)] == [4, 8, 16, 16]
-    assert [pick_splits(2, 8, capacity, device) for capacity in (256, 1024, 1 << 20)] == [1, 4, 16]
+    assert [pick_splits(1, 8, capacity, device) for capacity in (64, 256, 512, 1 << 20)] == [1, 4, 8, 16]
+    assert [pick_splits(rows, 8, 1 << 20, device) for rows in (2, 3, 4, 8, 16)] == [8, 4, 4, 2, 1]
+    assert [pick_splits(17, 8, capacity, device) for capacity in (256, 512, 1024, 1 << 20)] == [1, 2, 2, 2]
+    assert [pick_splits(rows, 8, 1 << 20, device) for rows in (32, 33, 34)] == [2, 1, 1]
+    assert [few_programs(rows, 8, device) for rows in (1, 16, 17)] == [True, True, False]
+
+
+@pytest.mark.usefixtures("_h200")
+def test_no_row_is_divided_among_more_than_16_programs():
+    assert pick_splits(1, 1, 1 << 20, torch.device("cpu")) == 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size", "gate", "library"),
+    [
+        (1, 151936, 4, False, False),
+        (2, 1024, 2, False, False),
+        (64, 32768, 2, False, False),
+        (2, 32769, 2, False, True),
+        (2, 1024, 4, False, True),
+        (128, 1024, 2, False, False),
+        (129, 1024, 2, False, True),
+        (65, 4096, 2, False, True),
+        (64, 151936, 4, True, False),
+        (65, 64, 2, True, True),
+    ],
+)
+def test_the_library_computes_many_rows_the_logits_and_float32(rows, columns, size, gate, library):
+    assert library_is_faster(rows, columns, size, gate) == library
 
 
 @needs_triton_3_6

@@ -1,7 +1,8 @@
 """DecodeStep: one decode step of a Decoder on a GPU, captured as a CUDA graph with a static cache.
 
 A layer is five launches: norm + QKV product + head norm + rotation + cache write; attention; output product + residual;
-norm + gate and up products + gate; down product + residual. One more picks the next token and loads its embedding.
+norm + gate and up products + gate; down product + residual. With several rows, the two norms are launches of their own. One more
+launch picks the next token and loads its embedding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ropewalk.attention.linear import identity_rope
 from ropewalk.caches import Cache
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.kernels.decode import launch
-from ropewalk.kernels.decode.config import pick_splits, pick_vocabulary_splits
+from ropewalk.kernels.decode.config import few_programs, pick_splits, pick_vocabulary_splits
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.config import why_not_spec
 from ropewalk.kernels.fused.definition import KVSlots
@@ -183,7 +184,7 @@ class DecodeStep:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
         # queries, keys and values, rotated; keys and values go into the cache. Positions, slots and earlier keys were written
-        # before this replay, so they can be read early; with several rows attention is faster if it waits
+        # before this replay, so they can be read early; with many programs attention is faster if it waits
         x, norm = self._normed(self.x, layer.input_layernorm)
         launch.qkv_product(
             x, attention.qkv_proj.weight, self.q, KVSlots(k.transpose(1, 2), v.transpose(1, 2)), self.slots, self.positions,
@@ -193,7 +194,7 @@ class DecodeStep:
         # attention, written to self.mixed, then the output projection, added to self.x
         launch.attend(
             self.q, k, v, self.mixed, self.first_keys, self.num_keys, attention.scale, self.workspace, window=attention.window,
-            early=len(self.x) == 1,
+            early=few_programs(len(self.x), attention.num_kv_heads, self.x.device),
         )  # fmt: skip
         out, down = attention.o_proj, network.down_proj
         launch.product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)

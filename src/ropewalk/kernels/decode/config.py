@@ -12,27 +12,32 @@ from ropewalk.kernels.support import multiprocessors, power_of_two
 MOST_TILE_ROWS = 64
 #: fewer tiles than this in shared memory at once would make the products wait for their loads
 FEWEST_STAGES = 3
+#: a product with more columns than this gives the logits
+MOST_HIDDEN = 32768
+#: above MOST_TILE_ROWS rows, the most results of a product that is faster than the library's
+MOST_RESULTS = 128 * 1024
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is divided: a program computes `rows` x `columns` results, `depth` terms of their sums at a time."""
+    """How a product is divided: a program computes `rows` x `columns` results, `depth` terms of their sums at a time.
+
+    Rows of the tile after the last row of x are `masked`, or else read other rows again.
+    """
 
     rows: int
     columns: int
     depth: int = 128
     stages: int = 5
     warps: int = 4
+    masked: bool = False
 
     def options(self) -> dict[str, int]:
         return {"num_stages": self.stages, "num_warps": self.warps}
 
     def masks(self, rows: int) -> bool:
-        """Return whether the rows of the tile after the last of `rows` are masked.
-
-        Otherwise they read other rows again, which is faster; but in a small tile many would read the same one.
-        """
-        return self.rows < MOST_TILE_ROWS and rows % self.rows != 0
+        """Return whether a product of `rows` rows needs the mask."""
+        return self.masked and rows % self.rows != 0
 
     def fitted(self, element_size: int, shared_bytes: int) -> Tile:
         """Return the tile with so many stages, or so little depth, that it fits into a GPU's shared memory.
@@ -47,19 +52,35 @@ class Tile:
         return replace(self, stages=max(1, shared_bytes // stage))
 
 
+def library_is_faster(rows: int, columns: int, element_size: int, gate: bool) -> bool:
+    """Return whether the library's product, without a norm, is faster than our kernel; from sweeps on an H200."""
+    if rows == 1:
+        return False
+    if gate:
+        return rows > MOST_TILE_ROWS
+    many = rows > MOST_TILE_ROWS and rows * columns > MOST_RESULTS
+    return many or columns > MOST_HIDDEN or element_size > 2
+
+
 def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
     """Return the tile of a product with `columns` weight rows of `depth` elements; the numbers come from sweeps on an H200.
 
-    A single row is fastest with many programs of one warp, each with enough loads under way.
+    A single row is fastest with many programs of one warp, each with enough loads under way. Several rows need small tiles where
+    there are few columns, so that there are enough programs for the multiprocessors.
     """
+    if rows > 16:
+        if gate:
+            return Tile(MOST_TILE_ROWS, 64, stages=4) if columns > 4096 else Tile(MOST_TILE_ROWS, 32, 64, stages=8)
+        if columns <= 4096:
+            return Tile(MOST_TILE_ROWS, 16 if columns <= 2048 else 32, stages=8)
+        return Tile(MOST_TILE_ROWS, 64, 64, stages=8)
     if rows > 1:
-        # few columns need small tiles, so that there are enough programs for the multiprocessors
-        if rows <= 16:
-            return Tile(16, 64, stages=4) if columns > 4096 else Tile(16, 32, stages=6)
-        return Tile(MOST_TILE_ROWS, 64, stages=4) if columns > 4096 else Tile(MOST_TILE_ROWS, 32, 64, stages=8)
+        if gate:
+            return Tile(16, 64, stages=4, masked=True) if columns > 4096 else Tile(16, 32, stages=6, masked=True)
+        return Tile(16, 16 if columns <= 1024 else 32, 256, warps=2)
     if gate:
         return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
-    if columns > 32768:  # the logits
+    if columns > MOST_HIDDEN:
         return Tile(1, 4 if depth <= 2048 else 1, 1024, warps=1)
     if depth <= 2048:
         return Tile(1, 2, 2048, warps=4)
@@ -76,7 +97,7 @@ def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
     """
     if norm:
         return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
-    return Tile(16, 32, 256, stages=4) if rows <= 16 else Tile(MOST_TILE_ROWS, 32, stages=6)
+    return Tile(16, 32, 256, stages=4, masked=True) if rows <= 16 else Tile(MOST_TILE_ROWS, 32, stages=6)
 
 
 def in_one_launch(tokens: int, head_norm: bool) -> bool:
@@ -86,13 +107,18 @@ def in_one_launch(tokens: int, head_norm: bool) -> bool:
     return tokens <= MOST_TILE_ROWS
 
 
-def pick_keys(rows: int, dim_block: int, element_size: int, shared_bytes: int) -> tuple[int, int, int]:
+def few_programs(rows: int, k_heads: int, device: torch.device) -> bool:
+    """Return whether `attend` has a multiprocessor for every row and key head."""
+    return rows * k_heads <= multiprocessors(device)
+
+
+def pick_keys(few: bool, dim_block: int, element_size: int, shared_bytes: int) -> tuple[int, int, int]:
     """Return how many keys `attend` reads at a time, how many such tiles of k and v are in shared memory at once, and its warps.
 
-    A single row has few programs, and each may use all shared memory of a multiprocessor. With more rows three programs share a
-    multiprocessor, so that one computes while another waits for its keys.
+    With `few` programs each may use all shared memory of a multiprocessor. Otherwise three share a multiprocessor, so that one
+    computes while another waits for its keys.
     """
-    keys, stages, warps, bytes_left = (64, 3, 8, shared_bytes) if rows == 1 else (64, 2, 4, shared_bytes // 3)
+    keys, stages, warps, bytes_left = (64, 3, 8, shared_bytes) if few else (64, 2, 4, shared_bytes // 3)
     while keys > 16 and stages * 2 * keys * dim_block * element_size > bytes_left:
         keys //= 2
     return keys, stages, warps
@@ -101,11 +127,15 @@ def pick_keys(rows: int, dim_block: int, element_size: int, shared_bytes: int) -
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
     """Return among how many programs the keys of a row are divided, at most 16: adding up more parts takes too long.
 
-    There should be two programs for each multiprocessor of the GPU, and every program should have enough keys: 64 for a single
-    row, 256 for several.
+    With few rows there should be a program, of at least 64 keys, for each multiprocessor of the GPU; with more rows two, of at
+    least 256 keys.
     """
-    wanted = -(-2 * multiprocessors(device) // (rows * k_heads))
-    return max(1, min(power_of_two(wanted), capacity // (64 if rows == 1 else 256), 16))
+    pairs, available = rows * k_heads, multiprocessors(device)
+    if few_programs(rows, k_heads, device):
+        wanted, fewest_keys = 1 << (available // pairs).bit_length() - 1, 64
+    else:
+        wanted, fewest_keys = power_of_two(-(-2 * available // pairs)), 256
+    return max(1, min(wanted, capacity // fewest_keys, 16))
 
 
 def pick_vocabulary_splits(rows: int, device: torch.device) -> int:

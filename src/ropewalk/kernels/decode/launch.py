@@ -13,7 +13,15 @@ from ropewalk.kernels.decode import attend as attend_kernel
 from ropewalk.kernels.decode import next_token as next_token_kernel
 from ropewalk.kernels.decode import product as device
 from ropewalk.kernels.decode import qkv as qkv_kernel
-from ropewalk.kernels.decode.config import MOST_TILE_ROWS, Tile, in_one_launch, pick_keys, pick_qkv_tile, pick_tile
+from ropewalk.kernels.decode.config import (
+    Tile,
+    few_programs,
+    in_one_launch,
+    library_is_faster,
+    pick_keys,
+    pick_qkv_tile,
+    pick_tile,
+)
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
@@ -61,7 +69,7 @@ def product(
     """Write norm(x) @ weight^T + bias into `out`, plus `residual`; with `gate`, silu(first half) * second half of the columns."""
     rows, depth = x.shape
     count = out.shape[1]
-    if tile is None and norm is None and rows > (MOST_TILE_ROWS if gate else 1):
+    if tile is None and norm is None and library_is_faster(rows, count, x.element_size(), gate):
         _library_product(x, weight, out, bias, residual, gate)
         return
     tile = pick_tile(rows, count, depth, gate) if tile is None else tile
@@ -80,7 +88,7 @@ def product(
 def _library_product(
     x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None, gate: bool
 ) -> None:  # fmt: skip
-    """Do what `product` does with the library's product, which is faster for several rows without a gate, and for many rows."""
+    """Do what `product` does with the library's product."""
     if gate:
         packed = F.linear(x, weight, bias)
         rows, count = out.shape
@@ -159,7 +167,8 @@ def attend(
     k_heads = k.shape[1]
     group = q_heads // k_heads
     dim_block = tile_width(head_dim)
-    most_keys, stages, warps = pick_keys(rows, dim_block, k.element_size(), shared_memory(q.device))
+    few = few_programs(rows, k_heads, q.device)
+    most_keys, stages, warps = pick_keys(few, dim_block, k.element_size(), shared_memory(q.device))
     keys = most_keys if keys is None else keys
     with torch.cuda.device_of(q):
         _ATTEND[(rows * k_heads, workspace.splits)](
