@@ -144,22 +144,24 @@ def test_no_row_is_divided_among_more_than_16_programs():
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "size", "gate", "library"),
+    ("rows", "columns", "depth", "size", "gate", "library"),
     [
-        (1, 151936, 4, False, False),
-        (2, 1024, 2, False, False),
-        (64, 32768, 2, False, False),
-        (2, 32769, 2, False, True),
-        (2, 1024, 4, False, True),
-        (128, 1024, 2, False, False),
-        (129, 1024, 2, False, True),
-        (65, 4096, 2, False, True),
-        (64, 151936, 4, True, False),
-        (65, 64, 2, True, True),
+        (1, 32768, 1 << 20, 4, False, False),
+        (1, 32769, 1024, 2, False, True),
+        (2, 1024, 4096, 2, False, False),
+        (2, 1024, 4097, 2, False, True),
+        (64, 32768, 1024, 2, False, False),
+        (2, 32769, 1024, 2, False, True),
+        (2, 1024, 1024, 4, False, True),
+        (128, 1024, 1024, 2, False, False),
+        (129, 1024, 1024, 2, False, True),
+        (65, 4096, 1024, 2, False, True),
+        (64, 151936, 1 << 20, 4, True, False),
+        (65, 64, 64, 2, True, True),
     ],
 )
-def test_the_library_computes_many_rows_the_logits_and_float32(rows, columns, size, gate, library):
-    assert library_is_faster(rows, columns, size, gate) == library
+def test_the_library_computes_many_rows_long_sums_the_logits_and_float32(rows, columns, depth, size, gate, library):
+    assert library_is_faster(rows, columns, depth, size, gate) == library
 
 
 @needs_triton_3_6

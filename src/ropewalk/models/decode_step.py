@@ -1,8 +1,8 @@
 """DecodeStep: one decode step of a Decoder on a GPU, captured as a CUDA graph with a static cache.
 
 A layer is five launches: norm + QKV product + head norm + rotation + cache write; attention; output product + residual;
-norm + gate and up products + gate; down product + residual. With several rows, the two norms are launches of their own. One more
-launch picks the next token and loads its embedding.
+norm + gate and up products + gate; down product + residual. With several rows, the two norms are launches of their own. After the
+last layer come a norm, the product that gives the logits, and a launch that picks the next token and loads its embedding.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ def _spec(attention: Any) -> RopeSpec:
     return encoding.rope.spec if isinstance(encoding, Rotary) else identity_rope(attention.head_dim).spec
 
 
+def _norm(module: Any) -> launch.Norm:
+    return launch.Norm(module.weight, module.eps)
+
+
 @contextmanager
 def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
     """Give the caller the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest steps are cached.
@@ -176,8 +180,8 @@ class DecodeStep:
         """Write the logits to `logits`, the most likely token to `tokens`, its embedding to `x`; add 1 to `counters`."""
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
-        x, norm = self._normed(self.x, model.norm)
-        launch.product(x, model.head_weight, self.logits, norm=norm)
+        launch.normed(self.x, _norm(model.norm), self.normed)
+        launch.product(self.normed, model.head_weight, self.logits)
         launch.next_token(self.logits, self.embedding, self.tokens, self.x, self.counters, self.workspace)
 
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
@@ -206,7 +210,7 @@ class DecodeStep:
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
         """Return (x, norm) for one row, which the kernel of the product norms itself; (normed x, None) for several rows."""
-        norm = launch.Norm(module.weight, module.eps)
+        norm = _norm(module)
         return (x, norm) if len(x) == 1 else (launch.normed(x, norm, self.normed), None)
 
     def start(self, prompt_caches: list[KVCache]) -> None:

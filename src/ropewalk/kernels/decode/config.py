@@ -52,20 +52,23 @@ class Tile:
         return replace(self, stages=max(1, shared_bytes // stage))
 
 
-def library_is_faster(rows: int, columns: int, element_size: int, gate: bool) -> bool:
-    """Return whether the library's product, without a norm, is faster than our kernel; from sweeps on an H200."""
-    if rows == 1:
-        return False
+def library_is_faster(rows: int, columns: int, depth: int, element_size: int, gate: bool) -> bool:
+    """Return whether the library's product, without a norm, is faster than our kernel; from sweeps on an H200.
+
+    It divides long sums among programs, which helps where there are few columns.
+    """
     if gate:
         return rows > MOST_TILE_ROWS
+    if rows == 1:
+        return columns > MOST_HIDDEN
     many = rows > MOST_TILE_ROWS and rows * columns > MOST_RESULTS
-    return many or columns > MOST_HIDDEN or element_size > 2
+    return many or columns > MOST_HIDDEN or depth > 4 * columns or element_size > 2
 
 
 def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
     """Return the tile of a product with `columns` weight rows of `depth` elements; the numbers come from sweeps on an H200.
 
-    A single row is fastest with many programs of one warp, each with enough loads under way. Several rows need small tiles where
+    A single row is fastest with many programs of few warps, each with enough loads under way. Several rows need small tiles where
     there are few columns, so that there are enough programs for the multiprocessors.
     """
     if rows > 16:
@@ -79,15 +82,10 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
             return Tile(16, 64, stages=4, masked=True) if columns > 4096 else Tile(16, 32, stages=6, masked=True)
         return Tile(16, 16 if columns <= 1024 else 32, 256, warps=2)
     if gate:
-        return Tile(1, 1, 1024, warps=2) if depth <= 2048 else Tile(1, 1, 512, warps=1)
-    if columns > MOST_HIDDEN:
-        return Tile(1, 4 if depth <= 2048 else 1, 1024, warps=1)
+        return Tile(1, 1, 1024) if depth in (2048, 3072) else Tile(1, 1, 512, warps=2 if depth < 2048 else 1)
     if depth <= 2048:
-        return Tile(1, 2, 2048, warps=4)
-    if depth % 2048 == 0:
-        return Tile(1, 1, 2048, warps=1)
-    # the whole sum at once if it is short, so that all its weights are loaded before the previous kernel ends
-    return Tile(1, 1, 4096, warps=4) if depth <= 4096 else Tile(1, 1, 1024, warps=1)
+        return Tile(1, 2, 2048)
+    return Tile(1, 1, 1024, warps=2) if columns >= 4096 else Tile(1, 1, 2048)
 
 
 def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
@@ -96,7 +94,9 @@ def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
     With `norm` the product also norms its input, which must be a single row.
     """
     if norm:
-        return Tile(1, 2, 1024, warps=1) if depth <= 2048 else Tile(1, 1, 512, warps=1)
+        if depth == 1024:
+            return Tile(1, 2, 1024, warps=1)
+        return Tile(1, 1, 1024) if depth < 1024 or depth in (2048, 3072) else Tile(1, 1, 512, warps=4 if depth <= 4096 else 1)
     return Tile(16, 32, 256, stages=4, masked=True) if rows <= 16 else Tile(MOST_TILE_ROWS, 32, stages=6)
 
 

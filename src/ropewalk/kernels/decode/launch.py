@@ -69,7 +69,7 @@ def product(
     """Write norm(x) @ weight^T + bias into `out`, plus `residual`; with `gate`, silu(first half) * second half of the columns."""
     rows, depth = x.shape
     count = out.shape[1]
-    if tile is None and norm is None and library_is_faster(rows, count, x.element_size(), gate):
+    if tile is None and norm is None and library_is_faster(rows, count, depth, x.element_size(), gate):
         _library_product(x, weight, out, bias, residual, gate)
         return
     tile = pick_tile(rows, count, depth, gate) if tile is None else tile
