@@ -158,10 +158,10 @@ def families_page(text: str) -> str:
 
 
 def engines_page(text: str) -> str:
-    """Return the page about engines: how many configs each computes as their spec says, and every config with every engine."""
+    """Return the page about engines: how many cells each computes as their spec says, and every config with every engine."""
     measured = rows.read(RESULTS / "engines.jsonl")
     engines = list(dict.fromkeys(row["engine"] for row in measured))
-    summary = ["| engine | run | as the spec says | differ | refused |", "|---|---|---:|---:|---:|"]
+    summary = ["| engine | run | cells as the spec says | cells that differ | cells refused |", "|---|---|---:|---:|---:|"]
     for engine in engines:
         of_engine = [row for row in measured if row["engine"] == engine]
         version, date = of_engine[0]["version"], of_engine[0]["date"]

@@ -108,8 +108,8 @@ def test_the_table_of_the_documents_shapes_sets_ways_beside_claims():
     assert [line[:2] for line in lines[2:]] == [
         ["basic: ropewalk, basic", "6 ms, 12 MB"], ["optimised: ropewalk", "2 ms, 8 MB"],
         ["memory-efficient: ropewalk, in place", "1.9 ms, 2 MB"], ["liger-kernel", "2.5 ms, 9 MB"],
-        ["optimised: times as fast as basic (documents: 1.5 to 3)", "3.0"],
-        ["memory-efficient: less memory than optimised (documents: 20 to 50 %)", "75 %"],
+        ["optimised: times as fast as basic (articles: 1.5 to 3)", "3.0"],
+        ["memory-efficient: less memory than optimised (articles: 20 to 50 %)", "75 %"],
     ]  # fmt: skip
     assert gpu.startswith("| a GPU | 8x32x512x64 |")
     assert "| optimised: ropewalk | 0.03 ms, 8 MB | - |" in gpu

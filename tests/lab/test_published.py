@@ -15,7 +15,7 @@ from ropewalk.lab.studies.findings import Findings, Ours
 
 RESULTS = Path(__file__).parents[2] / "results" / "lab"
 
-#: what the documents about RoPE state without a publication, written out here a second time
+#: what articles about RoPE state without a publication, written out here a second time
 STATED = {
     "base-ablation": {"100": "63.21", "1,000": "63.89", "10,000": "64.13", "100,000": "63.75"},
     "norm-ablation": {"no norm": "62.45", "LayerNorm after the rotation": "63.58", "plain RoPE": "64.13"},

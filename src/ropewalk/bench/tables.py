@@ -192,17 +192,17 @@ def models_table(rows: list[Row]) -> str:
     return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
 
 
-#: published documents about RoPE compare three ways to rotate; these are the contenders that correspond to them
+#: articles about RoPE compare three ways to rotate; these are the contenders that correspond to them
 WAYS = {"basic": "ropewalk, basic", "optimised": "ropewalk", "memory-efficient": "ropewalk, in place"}
 
 
 def doc_shapes_table(rows: list[Row]) -> str:
-    """Return, for each machine, a table of time and peak memory by contender and shape, and the claims of published documents."""
+    """Return, for each machine, a table of time and peak memory by contender and shape, and the claims of articles about RoPE."""
     shapes, tables = GROUPS["doc shapes"], []
     timed = [r for r in rows if (r.get("pass"), r["order"]) == ("forward", "bhsd") and r["shape"] in shapes]
     for machine in dict.fromkeys(r["machine"] for r in timed):
         by_case = {(r["contender"], r["shape"]): r for r in timed if r["machine"] == machine}
-        # one line for each contender that rotates in a way the documents name, then one for each other contender
+        # one line for each contender that rotates in a way the articles name, then one for each other contender
         first_cells = {contender: f"{way}: {contender}" for way, contender in WAYS.items()}
         for contender, _ in by_case:
             first_cells.setdefault(contender, contender)
@@ -211,8 +211,8 @@ def doc_shapes_table(rows: list[Row]) -> str:
         basic, optimised, efficient = ([by_case.get((contender, shape)) for shape in shapes] for contender in WAYS.values())
         faster = [f"{slow['us'] / fast['us']:.1f}" if slow and fast else "-" for slow, fast in zip(basic, optimised, strict=True)]
         saved = [_less_memory(more, less) for more, less in zip(optimised, efficient, strict=True)]
-        lines.append(["optimised: times as fast as basic (documents: 1.5 to 3)", *faster])
-        lines.append(["memory-efficient: less memory than optimised (documents: 20 to 50 %)", *saved])
+        lines.append(["optimised: times as fast as basic (articles: 1.5 to 3)", *faster])
+        lines.append(["memory-efficient: less memory than optimised (articles: 20 to 50 %)", *saved])
         one_thread = ", one thread" if any(r.get("threads") == 1 for r in by_case.values()) else ""
         tables.append(markdown([f"{machine}{one_thread}", *shapes], lines))
     return "\n".join(tables)

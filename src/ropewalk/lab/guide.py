@@ -10,6 +10,7 @@ from ropewalk.lab.recommendations import StudyResult
 from ropewalk.lab.statistics import Score, compare
 from ropewalk.lab.studies.findings import difference, seed_noise
 from ropewalk.lab.studies.norms import largest_change
+from ropewalk.lab.studies.precision import WIDTH
 from ropewalk.lab.studies.rows import Row, distinct, score, select
 
 #: methods that `_fine_tuned` compares with YaRN, with their names in the sentence
@@ -98,8 +99,9 @@ def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str
     kl = [_score(real, "kl", rotation=rotation, **case).mean for rotation in ("ropewalk", "transformers")]
     return (
         f"pass keys found at the trained length and at twice that: {', '.join(found_by_base)}; "
-        f"error of cos and sin at token 131,072: exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}; "
-        f"KL of SmolLM2 in bfloat16 to its float32 self at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}"
+        f"largest error of cos and sin over the {WIDTH} positions up to 131,072: "
+        f"exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}; "
+        f"KL of SmolLM2 in bfloat16 to itself in float32 at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}"
     )
 
 

@@ -12,7 +12,7 @@ from ropewalk.lab.studies.findings import Findings, Table
 class PublishedTable:
     """A table of results of others; its first column names the rows.
 
-    source   the publication; "" for figures that documents about RoPE state without one
+    source   the publication; "" for figures that articles about RoPE state without one
     setting  describes their models, which differ from ours
     """
 
@@ -30,7 +30,7 @@ class PublishedTable:
     @property
     def origin(self) -> str:
         """The source and the setting as text."""
-        return f"{self.source or 'Stated in documents about RoPE, without a source'}. {self.setting}."
+        return f"{self.source or 'Stated in articles about RoPE, without a source'}. {self.setting}."
 
 
 def beside(name: str, findings: Findings) -> Table:

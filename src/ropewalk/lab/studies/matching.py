@@ -174,12 +174,11 @@ def _accuracy(rows: list[Row], cut: int, encoding: str) -> Score | None:
 def claims(rows: list[Row], settings: dict[str, Any]) -> list[Claim]:
     """Return the claims that longer texts give fewer errors, and that RoPE gives fewer than learned positions."""
     short, long = settings["short"], settings["long"]
-    wrong = {str(cut): score(rows, "wrong", cut=cut, encoding="rope") for cut in (long, short)}
-    by_encoding = {name: score(rows, "wrong", cut=short, encoding=name) for name in ("rope", "learned")}
-    text = f"Reading {long} characters instead of {short} is right more often"
+    by_cut = {f"error at {cut}": score(rows, "wrong", cut=cut, encoding="rope") for cut in (long, short)}
+    by_encoding = {f"error of {name}": score(rows, "wrong", cut=short, encoding=name) for name in ("rope", "learned")}
     return [
-        claim_order(text, wrong, list(wrong)),
-        claim_order(f"On {short} characters, RoPE is right more often than learned positions", by_encoding, ["rope", "learned"]),
+        claim_order(f"Reading {long} characters instead of {short} gives fewer errors", by_cut, list(by_cut)),
+        claim_order(f"On {short} characters, RoPE has fewer errors than learned positions", by_encoding, list(by_encoding)),
     ]
 
 

@@ -212,7 +212,8 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     missed = {name: Score(1 - each.values) for name, each in hits.items() if each is not None}
     better = ("pope", "fope", "rope++", "selective", "path", "ssmax", "lerope")
     result = [claim_order(f"At {near}, {name} has a lower loss than rope", losses[near], [name, "rope"]) for name in better]
-    result.append(claim_order(f"At {far}, untrained, pope has a lower loss than rope with yarn", losses[far], ["pope", "yarn"]))
+    text = f"At {far}, without training at that length, pope has a lower loss than rope with yarn"
+    result.append(claim_order(text, losses[far], ["pope", "yarn"]))
     for name in ("rerope", "self_extend", "dca"):
         text = f"At {far}, {name} has a lower loss than rope as it is"
         result.append(claim_order(text, losses[far], [name, "rope"], same_model=True))

@@ -191,7 +191,7 @@ def largest_change(rows: list[Row], name: str) -> float:
 
 
 def claims(rows: list[Row], length: int) -> list[Claim]:
-    """Return the claims of documents about RoPE: a norm after the rotation breaks relative positions, and costs accuracy."""
+    """Return the claims of articles about RoPE: a norm after the rotation breaks relative positions, and costs accuracy."""
     losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
     result = []
     for name in _ALL:

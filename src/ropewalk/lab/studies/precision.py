@@ -12,7 +12,9 @@ from ropewalk.lab.studies.study import Study
 from ropewalk.spec import RopeSpec
 
 POSITIONS = [32_768, 131_072, 524_288, 1_048_576, 4_194_304, 10_000_000]
-_ALL = {"positions": POSITIONS, "head_dim": 128, "width": 5, "seeds": 1}
+#: the error is the largest over so many positions
+WIDTH = 5
+_ALL = {"positions": POSITIONS, "head_dim": 128, "width": WIDTH, "seeds": 1}
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"positions": [32_768, 10_000_000], "head_dim": 10, "width": 2, "seeds": 1},
     "cpu": _ALL, "gpu": _ALL, "cluster": _ALL,
@@ -47,7 +49,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         errors[method] = [select(rows, "error", way=method, position=position)[0]["mean"] for position in positions]
     cells = [(method, USED_BY[method], *(f"{error:.1e}" for error in curve)) for method, curve in errors.items()]
     columns = ("method", "used by", *(f"{position:,}" for position in positions))
-    table = Table("Largest error of cos and sin", columns, cells, "Near each position.")
+    width = facts.get("settings", _ALL)["width"]
+    note = f"Over the last {width} positions up to each position."
+    table = Table("Largest error of cos and sin", columns, cells, note)
     # a logarithmic axis has no 0
     series = {method: (positions, [max(error, 1e-9) for error in curve]) for method, curve in errors.items()}
     figure = line_figure(series, title="Error of cos and sin by position", x="position", y="largest error", log_y=True)

@@ -1,4 +1,4 @@
-"""Study `real_precision`: how far a pretrained model in bfloat16 or float16 is from its float32 self, by kind of rotation.
+"""Study `real_precision`: how far a pretrained model in bfloat16 or float16 is from the same model in float32.
 
 The reference is the float32 model with the exact rotation at positions from 0. Attention depends on differences of positions
 only, so a model with exact angles gives the same output at positions from 10,000,000.
@@ -166,6 +166,7 @@ def _scientific(claim: Claim, pair: dict[str, Any]) -> Claim:
 
 
 STUDY = Study(
-    "real_precision", "How far is a pretrained model in 16 bits from its float32 self, and how much of that is its rotation?",
+    "real_precision",
+    "How far is a pretrained model in 16 bits from the same model in float32, and how much of that is its rotation?",
     PRESETS, run, findings, seeded=False,
 )  # fmt: skip
