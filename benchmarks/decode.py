@@ -29,8 +29,22 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_kv_heads": 8, "head_dim": 128, "qk_norm": True,
     },
 }  # fmt: skip
+#: hidden size, heads of q, heads of k, head dim, intermediate size, layers, vocabulary; and whether the heads are normed
+OTHERS = {
+    "SmolLM2-135M": (576, 9, 3, 64, 1536, 30, 49152, False),
+    "Qwen2.5-0.5B": (896, 14, 2, 64, 4864, 24, 151936, False),
+    "TinyLlama-1.1B": (2048, 32, 4, 64, 5632, 22, 32000, False),
+    "Llama-3.2-1B": (2048, 32, 8, 64, 8192, 16, 128256, False),
+    "Qwen2.5-1.5B": (1536, 12, 2, 128, 8960, 28, 151936, False),
+    "Qwen3-1.7B": (2048, 16, 8, 128, 6144, 28, 151936, True),
+    "Llama-3.2-3B": (3072, 24, 8, 128, 8192, 28, 128256, False),
+    "Qwen3-4B": (2560, 32, 8, 128, 9728, 36, 151936, True),
+    "Llama-2-7B": (4096, 32, 32, 128, 11008, 32, 32000, False),
+    "Qwen3-14B": (5120, 40, 8, 128, 17408, 40, 151936, True),
+}
 PROMPT, NEW = 128, 128
 BATCHES = (1, 16, 32, 64, 128)
+OTHER_BATCHES = (1, 16)
 
 
 def copy_rate() -> float:
@@ -84,15 +98,8 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
     rate = copy_rate()
     for name, sizes in MODELS.items():
         model = _on_gpu(lambda sizes=sizes: Decoder(DecoderConfig(**sizes)))
-        config = model.config
-        # numbers that a step reads: all weights (of embeddings that are not tied, only one row), and the keys and values
-        weights = sum(parameter.numel() for parameter in model.parameters())
-        weights -= 0 if config.tie_embeddings else model.embed_tokens.weight.numel()
-        per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         for batch in BATCHES:
-            limit = 2 * (weights + batch * per_token * (PROMPT + NEW / 2)) / rate  # a number has 2 bytes
-            prompt = torch.randint(0, 1000, (batch, PROMPT), device="cuda")
-            row = {"shape": name, "batch": batch, "copy_GBps": round(rate / 1e9)}
+            prompt, limit, row = _case(model, name, batch, rate)
             yield step_row(partial(ours, model, prompt, None), limit, contender="ropewalk", **row)
             if batch == 1:
                 yield step_row(partial(ours, model, prompt, False), limit, contender="ropewalk without graph", **row)
@@ -102,6 +109,36 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
         del model
         clear_caches()
         torch.cuda.empty_cache()
+
+
+def other_rows() -> Iterator[dict[str, Any]]:
+    """Yield the rows of our decoder in the shapes of other models."""
+    rate = copy_rate()
+    for name, (hidden, heads, kv_heads, head_dim, intermediate, layers, vocabulary, norm) in OTHERS.items():
+        config = DecoderConfig(
+            vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_layers=layers, num_heads=heads,
+            num_kv_heads=kv_heads, head_dim=head_dim, qk_norm=norm,
+        )  # fmt: skip
+        model = _on_gpu(lambda config=config: Decoder(config))
+        for batch in OTHER_BATCHES:
+            prompt, limit, row = _case(model, name, batch, rate)
+            row["what"] = "generate, other models"
+            yield step_row(partial(ours, model, prompt, None), limit, contender="ropewalk", **row)
+        del model
+        clear_caches()
+        torch.cuda.empty_cache()
+
+
+def _case(model: Decoder, name: str, batch: int, rate: float) -> tuple[Tensor, float, dict[str, Any]]:
+    """Return a random prompt of `batch` rows, the least seconds of a step after it, and the keys of its row."""
+    config = model.config
+    # numbers that a step reads: all weights (of embeddings that are not tied, only one row), and the keys and values
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    weights -= 0 if config.tie_embeddings else model.embed_tokens.weight.numel()
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    limit = 2 * (weights + batch * per_token * (PROMPT + NEW / 2)) / rate  # a number has 2 bytes
+    prompt = torch.randint(0, 1000, (batch, PROMPT), device="cuda")
+    return prompt, limit, {"shape": name, "batch": batch, "copy_GBps": round(rate / 1e9)}
 
 
 def _peer_rows(shape: str, prompt: Tensor, limit: float, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -136,6 +173,7 @@ def measure() -> Iterator[dict[str, Any]]:
     """Yield all rows."""
     torch.manual_seed(0)
     yield from generate_rows()
+    yield from other_rows()
 
 
 if __name__ == "__main__":

@@ -116,6 +116,17 @@ def generation_table(rows: list[Row]) -> str:
     return markdown(["model", "batch", "contender", "run", "steps/s", "of the limit", "first token"], lines)
 
 
+def other_models_table(rows: list[Row]) -> str:
+    """Return a table of generation in the shapes of other models: milliseconds of a step and their share of the limit."""
+    latest = {(r["shape"], r["batch"]): r for r in rows if r["what"] == "generate, other models"}
+    shapes, batches = list(dict.fromkeys(shape for shape, _ in latest)), sorted({batch for _, batch in latest})
+    lines = [
+        [shape, *(f"{r['step_ms']:.2f} ms, {r['percent_of_limit']:.0f} %" for r in (latest[shape, batch] for batch in batches))]
+        for shape in shapes
+    ]
+    return markdown(["model", *("one row" if batch == 1 else f"{batch} rows" for batch in batches)], lines)
+
+
 def window_table(rows: list[Row]) -> str:
     """Return a table of the milliseconds of attention with a window or documents, by length and way, and the backend taken."""
     timed = {(r["kind"], r["length"], r["way"]): r for r in rows}
@@ -242,6 +253,7 @@ TABLES = {
     "fused": ("h200.jsonl", fused_table),
     "qkv": ("h200_projection.jsonl", qkv_table),
     "generation": ("h200_decode.jsonl", generation_table),
+    "other models": ("h200_decode.jsonl", other_models_table),
     "attention": ("h200.jsonl", attention_table),
     "window": ("h200_window.jsonl", window_table),
     "cpu_window": ("cpu_window.jsonl", window_table),
