@@ -226,7 +226,7 @@ def samples(dtype, layout, contiguous, grad):
         "rotate_": (x.detach().clone(), *angles, False),
         "rotate_qk": (x, k, *angles),
         "turn": (x, table, 1 - table, layout, "half", 2, -2),
-        "cos_sin": (positions, length, spec.fingerprint, table.dtype, 1, False),
+        "cos_sin": (positions, length, 1, spec.fingerprint, table.dtype, False),
     }
 
 
@@ -245,7 +245,7 @@ def test_opcheck(name, dtype, full):
 def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
     spec = sample_spec("dynamic", "one" if len(shape) < 3 else "round_robin")
     length = None if rows is None else torch.tensor(30) if rows == 0 else torch.full((rows,), 30)
-    args = (torch.zeros(shape, dtype=torch.int64), length, spec.fingerprint, torch.float32, 1, False)
+    args = (torch.zeros(shape, dtype=torch.int64), length, 1, spec.fingerprint, torch.float32, False)
     torch.library.opcheck(torch.ops.ropewalk.cos_sin.default, args, test_utils="test_faketensor")
 
 

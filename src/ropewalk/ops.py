@@ -53,8 +53,9 @@ torch.library.define("ropewalk::rotate_", f"(Tensor(a!) x, {_ANGLES}, bool key) 
 torch.library.define("ropewalk::rotate_qk", f"(Tensor q, Tensor k, {_ANGLES}) -> (Tensor, Tensor)")
 # rotates by given tables; exported programs hold the name, so it stays
 torch.library.define("ropewalk::turn", f"(Tensor x, {_TABLE}) -> Tensor")
+# an integer comes before the text: DTensor caches sharding decisions by the arguments from the first integer on
 torch.library.define(
-    "ropewalk::cos_sin", "(Tensor positions, Tensor? length, str spec, ScalarType dtype, int gain, bool key) -> (Tensor, Tensor)"
+    "ropewalk::cos_sin", "(Tensor positions, Tensor? length, int gain, str spec, ScalarType dtype, bool key) -> (Tensor, Tensor)"
 )
 
 
@@ -63,7 +64,7 @@ def _as_text(request: Request) -> str:
     return request.spec.fingerprint if request.tables == "auto" else f"{request.tables} {request.spec.fingerprint}"
 
 
-def _from_text(text: str) -> tuple[RopeSpec, str]:
+def from_text(text: str) -> tuple[RopeSpec, str]:
     """Invert `_as_text`: return the spec and the table strategy."""
     first_word, _, after_it = text.partition(" ")
     return (spec_of(after_it), first_word) if first_word in STRATEGIES else (spec_of(text), "auto")
@@ -71,7 +72,7 @@ def _from_text(text: str) -> tuple[RopeSpec, str]:
 
 def _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False) -> Request:
     """Return the request that an op's arguments describe; `spec` is the text that `_as_text` returned."""
-    spec, tables = _from_text(spec)
+    spec, tables = from_text(spec)
     return Request(spec, seq_dim, positions, offset, length, sign, magnitude_power, key, tables)
 
 
@@ -96,9 +97,9 @@ def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
 
 
 @torch.library.impl("ropewalk::cos_sin", "default")
-def _cos_sin_op(positions, length, spec, dtype, magnitude_power, key):
+def _cos_sin_op(positions, length, magnitude_power, spec, dtype, key):
     """Return cos and sin of positions, contiguous as the op's fake implementation promises a tracer."""
-    spec, strategy = _from_text(spec)
+    spec, strategy = from_text(spec)
     options = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
     cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **options)
     return cos.contiguous(), sin.contiguous()
@@ -121,9 +122,9 @@ def _(q, k, *rest):
 
 
 @torch.library.register_fake("ropewalk::cos_sin")
-def _(positions, length, spec, dtype, magnitude_power, key):
+def _(positions, length, magnitude_power, spec, dtype, key):
     """Return empty tensors of the shapes that `cos_sin` returns, for tracing."""
-    spec = _from_text(spec)[0]
+    spec = from_text(spec)[0]
     if isinstance(spec.axes, PER_HEAD):
         batch = 1 if positions.ndim == 1 else positions.shape[-2]
         table = positions.new_empty([batch, spec.axes.num_heads, positions.shape[-1], spec.pairs], dtype=dtype)
@@ -264,7 +265,7 @@ def request_tables(request: Request, seq: int, device: torch.device, dtype: torc
     if _Replaced.tables is not None:
         return _Replaced.tables(request, positions, dtype, key)
     length = _as_tensor(request.length, device)
-    return torch.ops.ropewalk.cos_sin(positions, length, _as_text(request), dtype, request.magnitude_power, key)
+    return torch.ops.ropewalk.cos_sin(positions, length, request.magnitude_power, _as_text(request), dtype, key)
 
 
 def _as_tensor(length: Length, device: torch.device) -> Tensor | None:

@@ -284,6 +284,18 @@ def test_a_full_static_cache_and_an_empty_one_say_so():
         KVCache().seen
 
 
+@pytest.mark.parametrize("kind", [{}, {"kind": "static", "capacity": 9}, {"kind": "sliding", "capacity": 4}], ids=str)
+def test_no_tokens_in_an_empty_cache_are_none(kind):
+    (k, v), cache = draw(), KVCache(**kind)
+    cache.append(k[:, :, :0], v[:, :, :0], counted()[..., :0])
+    assert (len(cache), cache.next_positions) == (0, 0)
+    cache.append(k[:, :, :3], v[:, :, :3], counted()[..., :3])
+    assert torch.equal(cache.seen.k, k[:, :, :3])
+    cache.evict(0, 3)
+    cache.append(k[:, :, :0], v[:, :, :0], counted()[..., :0])
+    assert len(cache) == 0
+
+
 def test_a_cache_emptied_by_eviction_starts_again():
     encoding, (k, v) = rotary(), draw()
     cache = filled(encoding, counted(), k, v)

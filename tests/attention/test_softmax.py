@@ -225,13 +225,27 @@ def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"learned_sinks": True}, {"remapping": ReRope(4)}], ids=["sinks", "remapping"])
-@pytest.mark.parametrize("backend", [None, "sdpa", "math"])
+@pytest.mark.parametrize("backend", [None, "math"])
 def test_the_backend_told_is_taken_where_the_log_sum_exp_is_needed(options, backend, monkeypatch):
     layer, x, taken = make(backend=backend, **options), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), set()
     for name, (why_not, run) in LSE_BACKENDS.items():
         monkeypatch.setitem(LSE_BACKENDS, name, (why_not, lambda call, name=name, run=run: taken.add(name) or run(call)))
     layer(x)
     assert taken == {layer.backend_for(x)[0]}
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [({}, ("sdpa", "flex", "math")), *(({name: value}, ("triton", "flex", "math")) for name, value in
+     (("learned_sinks", True), ("remapping", ReRope(4))))],
+    ids=["plain", "sinks", "remapping"],
+)  # fmt: skip
+def test_a_layer_refuses_the_name_of_a_backend_that_it_cannot_have(options, names):
+    for name in ("sdpa", "flex", "math", "triton", "fused"):
+        if name in names:
+            assert make(backend=name, **options).backend == name
+        else:
+            assert_refused("backend", lambda name=name: make(backend=name, **options))
 
 
 def test_every_kind_of_layer_says_its_backend():

@@ -99,6 +99,16 @@ def rerotate_case(mesh, axis):
     return [distance(out.full_tensor(), rotated(whole, after - before)), list(out.placements) == [Shard(axis)]]
 
 
+def tables_case(mesh, head_dim, strategy):
+    """Return [error of cos of positions whose tokens are cut, whether they stayed cut]; DTensor caches what it decides."""
+    at = torch.randint(0, 99, (BATCH, SEQ))
+    cos, _ = rw.Rope(rw.RopeSpec(head_dim=head_dim), tables=strategy).cos_sin(distribute_tensor(at, mesh, [Shard(1)]))
+    half = head_dim // 2
+    exact = torch.cos(at.double()[..., None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half))
+    assert cos.shape == exact.shape
+    return [distance(cos.full_tensor(), exact), list(cos.placements) == [Shard(1)]]
+
+
 class Watched(Rotary):
     """RoPE that records its last call."""
 
@@ -136,6 +146,9 @@ def everything() -> dict:
     cases |= {f"q and k, {heads} key heads": partial(qk_case, mesh, heads) for heads in (8, 2)}
     cases |= {f"rerotate, axis {axis} cut": partial(rerotate_case, mesh, axis) for axis in (0, 1, 2)}
     cases |= {f"in place, axis {axis} cut": partial(inplace_case, mesh, axis) for axis in range(4)}
+    # the strategy before the others: DTensor would take what it decided for them
+    tables = [(10, "full"), (10, "auto"), (16, "auto"), (16, "two-level"), (10, "none")]
+    cases |= {f"tables of {dims} dims, {strategy}": partial(tables_case, mesh, dims, strategy) for dims, strategy in tables}
     cases["two axes"] = both_axes_case
     cases["fsdp"] = partial(fsdp_case, mesh)
     return each(cases)

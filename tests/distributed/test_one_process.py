@@ -134,7 +134,7 @@ def test_tensors_rotated_by_tables_in_parts(table, order):
 def test_tables_of_parts_are_parts_of_the_table(angles, dims):
     """One length for all rows has no rows to shard."""
     spec, positions, length = ANGLES[angles]
-    arguments = (positions, length, spec.fingerprint, torch.float32, 1, False)
+    arguments = (positions, length, 1, spec.fingerprint, torch.float32, False)
     assert_rules_hold(torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, dims)
 
 
@@ -142,7 +142,7 @@ def test_tables_of_parts_are_parts_of_the_table(angles, dims):
 def test_tables_of_each_head_in_parts(map_of_heads):
     spec, positions = rw.RopeSpec(HEAD_DIM, axes=map_of_heads), some_positions(2, BATCH, SEQ)
     positions = positions / 50 if spec.fractional else positions
-    arguments = (positions, None, spec.fingerprint, torch.float32, 1, False)
+    arguments = (positions, None, 1, spec.fingerprint, torch.float32, False)
     assert_rules_hold(torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, {1, 2})
 
 

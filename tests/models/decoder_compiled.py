@@ -37,6 +37,35 @@ def test_one_graph_holds_the_whole_training_step(options):
         assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_a_graph_serves_every_length(encoding):
+    """The second length compiles once more, with the number of tokens as a symbol; later ones do not."""
+    model, graphs = Decoder(DecoderConfig(41, 20, 24, 1, 2, encoding=encoding)), []
+    compiled = torch.compile(model.loss, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for length in (7, 9, 8, 12, 30):
+        tokens = torch.randint(0, 41, (2, length))
+        assert_close(compiled(tokens), model.loss(tokens))
+    assert len(graphs) <= 2
+
+
+def test_an_exported_model_serves_every_length():
+    model = Decoder(DecoderConfig(41, 20, 24, 1, 2)).eval()
+    lengths = {1: torch.export.Dim("length", min=2, max=64)}
+    exported = torch.export.export(model, (torch.randint(0, 41, (2, 7)),), dynamic_shapes=(lengths,)).module()
+    for length in (2, 7, 33):
+        tokens = torch.randint(0, 41, (2, length))
+        assert_close(exported(tokens), model(tokens))
+
+
+def test_lengths_with_as_many_chunks_share_a_graph():
+    weight, graphs = torch.randn(41, 6), []
+    compiled = torch.compile(token_loss, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for tokens in (10, 11, 12):  # four chunks of three tokens, the last one shorter
+        x, targets = torch.randn(tokens, 6), torch.randint(0, 41, (tokens,))
+        assert_close(compiled(x, weight, targets, 3 * 41), torch.nn.functional.cross_entropy(x @ weight.T, targets))
+    assert len(graphs) <= 2
+
+
 def test_one_graph_holds_a_loss_in_chunks():
     x, weight = torch.randn(11, 6, requires_grad=True), torch.randn(41, 6, requires_grad=True)
     targets = torch.randint(0, 41, (11,))

@@ -221,6 +221,20 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
     assert_refused(field, RoFormerConfig(**(SIZES | changes)).to_hf)
 
 
+@pytest.mark.parametrize("scaling", [rw.frequencies.Default(), rw.frequencies.XPos()], ids=str)
+def test_values_that_rotate_move_with_their_tokens(scaling):
+    """In one layer: its output depends on absolute positions, so what later layers cached would change as well."""
+    spec = rw.RopeSpec(10, layout="interleaved", scaling=scaling)
+    model = make(encoding=spec, rotary_value=True, causal=True, head="causal_lm", num_layers=1)
+    text, moved, at_once = words((2, 9))[0], model.caches(), model.caches()
+    with torch.no_grad():
+        model(text, caches=moved)
+        for cache, layer in zip(moved, model.layers, strict=True):
+            cache.shift(5, layer.attention.encoding)
+        model(text, positions=torch.arange(9) + 5, caches=at_once)
+        assert_same(model(text[:, :2], caches=moved), model(text[:, :2], caches=at_once))
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

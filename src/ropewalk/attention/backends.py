@@ -18,7 +18,7 @@ from ropewalk.errors import RopeError, choice
 
 #: the fewest queries of a block of attention with a window
 FEWEST_IN_BLOCK = 1024
-#: from so many queries on FlexAttention is faster than torch's fused kernel with a mask (results/h200_window.jsonl)
+#: from so many queries on FlexAttention is taken for windows and documents (results/h200_window.jsonl)
 FEWEST_QUERIES = 2048
 
 
@@ -110,13 +110,13 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
         return torch.cat([run_sdpa(part)[0] for part in parts], dim=2), None
     grouped = call.q.shape[1] != call.k.shape[1]
     only_causal = call.bias is None and visible.only_causal
-    # is_causal aligns the mask top-left, which is wrong if cached keys come before the queries
-    use_flag = only_causal and visible.offset == 0 and q_len == k_len
-    # a single query after all cached keys sees every key, so it needs no mask
-    single_query = only_causal and q_len == 1 and visible.offset == k_len - 1
-    mask = None if use_flag or single_query else call.full_mask(call.q.dtype)
+    mask, is_causal = None, False
+    if only_causal and visible.offset == 0 and q_len == k_len:
+        is_causal = True  # aligns the mask top-left, which is wrong if cached keys come before the queries
+    elif not (only_causal and q_len == 1 and visible.offset == k_len - 1):  # a single query after all keys sees every key
+        mask = call.full_mask(call.q.dtype)
     out = F.scaled_dot_product_attention(
-        call.q, call.k, call.v, mask, dropout_p=call.dropout, is_causal=use_flag, scale=call.scale, enable_gqa=grouped
+        call.q, call.k, call.v, mask, dropout_p=call.dropout, is_causal=is_causal, scale=call.scale, enable_gqa=grouped
     )
     may_lack_keys = visible.padding is not None or visible.q_documents is not None or visible.mask is not None
     if mask is not None and may_lack_keys:

@@ -188,7 +188,7 @@ class KVCache:
     def _reserve(self, needed: int, like: CachedTokens) -> None:
         """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of `like`."""
         allocated = 0 if self._buffers is None else self._buffers.positions.shape[-1]
-        if needed <= allocated:
+        if self._buffers is not None and needed <= allocated:
             return
         allocated = self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * allocated)
 

@@ -135,9 +135,9 @@ def triton_why_not(call: Call) -> str | None:
     """Return why our Triton kernel cannot run this call; None if it can."""
     visible = call.visible
     if call.bias is not None or any(x is not None for x in (visible.window, visible.padding, visible.q_documents, visible.mask)):
-        return "the kernel knows causality and a band, and no other mask or bias"
+        return "our Triton kernel supports causality and a band, and no other mask or bias"
     if visible.band is None or call.k.shape[-2] == 0:
-        return "the kernel takes keys and a band"
+        return "our Triton kernel needs keys, and a band that limits which of them a query sees"
     return banded.why_not(call.q, call.k, call.v)
 
 
@@ -150,7 +150,7 @@ def run_triton(call: Call) -> Partial:
     return Partial(*banded.run(banded.BandedCall(call.q, call.k, call.v, call.scale, *masks)))
 
 
-#: name -> (why_not, run); each returns the output and the log-sum-exp
+#: name -> (why_not, run); each returns the output and the log-sum-exp. Torch's fused kernel, "sdpa", does not return it
 LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Partial]]] = {
     "triton": (triton_why_not, run_triton),
     "flex": (flex_why_not, run_flex),
@@ -159,11 +159,8 @@ LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Par
 
 
 def pick_with_lse(call: Call, name: str | None = None) -> tuple[str, str]:
-    """Return (backend, reason): the named backend, or for None our Triton kernel where it can run, else plain torch.
-
-    "sdpa" is treated as None: torch's fused kernel does not return the log-sum-exp.
-    """
-    if name is None or name == "sdpa":
+    """Return (backend, reason): the named backend, or for None our Triton kernel where it can run, else plain torch."""
+    if name is None:
         reason = triton_why_not(call)
         return ("math", reason) if reason else ("triton", "our kernel skips the keys outside of a band")
     why_not, _ = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]

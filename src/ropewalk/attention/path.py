@@ -1,4 +1,4 @@
-"""PaTH attention: between a key and a query lie reflections that the tokens between them choose.
+"""PaTH attention: every score applies the reflections of the tokens between its key and its query.
 
     score_ij = k_j^T H_{j+1} ... H_i q_i,   H_t = I - beta_t w_t w_t^T,  0 <= beta_t <= 2
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.backends import Call, attend, pick, trimmed
+from ropewalk.attention.backends import ATTENTION_BACKENDS, Call, attend, pick, trimmed
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.documents import positions_in_documents
 from ropewalk.attention.head_sizes import head_sizes
-from ropewalk.attention.lse import pick_with_lse
+from ropewalk.attention.lse import LSE_BACKENDS, pick_with_lse
 from ropewalk.attention.masks import Visibility, check_token_masks, checked_positions
 from ropewalk.attention.remap import Remapping
 from ropewalk.attention.remapped import check_remapped_call, check_remapping, remapped_attention
@@ -112,8 +112,10 @@ class Attention(nn.Module):
         if rotate_values and remapping is not None:
             raise RopeError("rotate_values", "must be False with a remapping, which rotates a query at several positions", True)
         self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if flag("learned_sinks", learned_sinks) else None
+        if backend is not None:
+            choice("backend", backend, ATTENTION_BACKENDS if self.sinks is None and remapping is None else LSE_BACKENDS)
         if learned_sinks and (remapping is not None or self.encoding.query_copies > 1):
-            raise RopeError("learned_sinks", "must be False with a remapping, or with queries that attend twice", True)
+            raise RopeError("learned_sinks", "must be False with a remapping, or with RoPE++, whose queries attend twice", True)
 
     def forward(
         self,
@@ -131,7 +133,7 @@ class Attention(nn.Module):
         positions   integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default 0, 1, 2, ... over the
                     real tokens of each row, continuing after those in the cache
         mask        boolean (True = attend) or float (added to the scores), broadcastable to [B, H, Sq, Sk]
-        padding     boolean [B, S], True for real tokens; padded queries give 0
+        padding     boolean [B, S], True for real tokens; padded queries attend to nothing, so they give o_proj(0)
         documents   integer [B, S], the document index of each token of packed rows; tokens with equal indices are one
                     document, neighbours or not; not with a cache
         """

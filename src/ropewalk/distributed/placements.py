@@ -13,7 +13,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.kernels.request import token_axes
-from ropewalk.spec import spec_of
+from ropewalk.ops import from_text
 
 
 def register_rules() -> None:
@@ -111,14 +111,14 @@ def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
     return [([x_at], [x_at, table_at, table_at, *others]) for x_at, table_at in placements]
 
 
-def _cos_sin_rules(positions, length, spec, dtype, magnitude_power, key) -> list:
+def _cos_sin_rules(positions, length, magnitude_power, spec, dtype, key) -> list:
     """Return the rules (placements of the outputs, of the arguments) of `cos_sin`: tables are sharded as positions are."""
     from torch.distributed.tensor import Shard
 
     # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes of each head [B, H, S, P]
     others = [None] * 4  # the arguments that are no tensors
     per_row = getattr(length, "ndim", 0) == 1
-    token_axis = 2 if spec_of(spec).per_head else int(positions.ndim > 1 or per_row)
+    token_axis = 2 if from_text(spec)[0].per_head else int(positions.ndim > 1 or per_row)
     replicated, tokens = _replicate(positions), Shard(token_axis)
     rules = [([replicated, replicated], [replicated, _replicate(length), *others])]
     rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *others]))

@@ -101,9 +101,12 @@ def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[T
 def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
     """Return slices of the rows of x [T, hidden], equal but for the last, with at most `max_logits` logits each."""
     tokens = x.shape[0]
-    count = max(1, -(-tokens * weight.shape[0] // max_logits))  # rounded up
-    size = max(1, -(-tokens // count))
-    return [slice(start, min(start + size, tokens)) for start in range(0, max(tokens, 1), size)]
+    if tokens * weight.shape[0] <= max_logits:
+        return [slice(0, tokens)]
+    count = -(-tokens * weight.shape[0] // max_logits)  # rounded up
+    size = -(-tokens // count)
+    # a compiled graph is for a number of chunks, and `int` fixes this number without fixing the number of tokens
+    return [slice(i * size, min((i + 1) * size, tokens)) for i in range(int(-(-tokens // size)))]
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:

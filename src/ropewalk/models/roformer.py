@@ -46,10 +46,9 @@ class SelfAttention(Attention):
         """Return the attention output for x [B, S, hidden], which also attends to the cached tokens and is added to them."""
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
-    def _rotated_with_cache(self, q, k, v, positions, padding, cache, rotated):
-        """Return (q, k, v, key positions, key padding) as `Attention` does; if `rotary_value`, v is rotated like a key."""
-        v = self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
-        return super()._rotated_with_cache(q, k, v, positions, padding, cache, rotated)
+    def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
+        """Return v rotated like a key if `rotary_value`; a cache holds it unrotated, so that its tokens can be moved."""
+        return self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
 
 
 class LinearSelfAttention(LinearAttention):

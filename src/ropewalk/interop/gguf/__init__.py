@@ -44,7 +44,7 @@ def from_gguf(
         return specs
     distinct = {spec for spec in specs.values() if spec is not None}
     if len(distinct) > 1:
-        raise RopeError("path", f"has other ropes for {' and '.join(specs)}; call from_gguf(path, per_layer=True)", str(path))
+        raise RopeError("path", f"has different ropes for {' and '.join(specs)}; call from_gguf(path, per_layer=True)", str(path))
     if not distinct:
         raise RopeError("path", "has no layer that rotates; call from_gguf(path, per_layer=True)", str(path))
     return distinct.pop()
