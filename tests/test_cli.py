@@ -336,6 +336,13 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, missing):
     assert "pip install 'ropewalk[cli]'" in err
 
 
+def test_a_page_without_streamlit_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "streamlit", None)
+    code, _, err = call(capsys, "explore")
+    assert code == 2
+    assert err == "ropewalk: explore: needs streamlit; run: pip install 'ropewalk[explorer]'\n"
+
+
 def test_demo_without_matplotlib_says_what_to_install(capsys, tmp_path, monkeypatch, quick):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "2", "--out", str(tmp_path))

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from ropewalk.errors import RopeError, choice, flag, integer, number
+from ropewalk.errors import MissingExtra, RopeError, choice, flag, integer, number
 
 
 def refused(check, *args, **bounds) -> RopeError:
@@ -35,6 +35,14 @@ def test_an_error_survives_a_trip_to_another_process(again):
     assert type(error) is RopeError
     assert str(error) == "theta: must be positive; got -1"
     assert (error.field, error.rule, error.value) == ("theta", "must be positive", -1)
+
+
+@pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy])
+def test_a_missing_extra_says_what_to_install_and_shows_no_value(again):
+    error = again(MissingExtra("figure", "matplotlib", "lab"))
+    assert type(error) is MissingExtra
+    assert str(error) == "figure: needs matplotlib; run: pip install 'ropewalk[lab]'"
+    assert (error.field, error.packages, error.extra) == ("figure", "matplotlib", "lab")
 
 
 def test_a_huge_value_is_cut_in_the_message_but_kept_whole():

@@ -19,6 +19,20 @@ class RopeError(ValueError):
         return type(self), (self.field, self.rule, self.value)
 
 
+class MissingExtra(RopeError):
+    """A package is not installed: `field` needs `packages`, which the extra installs."""
+
+    def __init__(self, field: str, packages: str, extra: str) -> None:
+        super().__init__(field, f"needs {packages}; run: pip install 'ropewalk[{extra}]'")
+        self.packages, self.extra = packages, extra
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.rule}"
+
+    def __reduce__(self):
+        return type(self), (self.field, self.packages, self.extra)
+
+
 def number(field: str, value: object, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf) -> float:
     """Return `value` as a finite float with low <= value <= high and value > above."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from ropewalk import levels
-from ropewalk.errors import RopeError
+from ropewalk.errors import MissingExtra
 from ropewalk.spec import RopeSpec
 
 try:
     import jax  # type: ignore[import-not-found]
     import jax.numpy as jnp  # type: ignore[import-not-found]
 except ImportError:
-    raise RopeError("ropewalk.jax", "needs jax; run: pip install 'ropewalk[jax]'", None) from None
+    raise MissingExtra("ropewalk.jax", "jax", "jax") from None
 
 #: applied to cos and sin, because XLA would otherwise look up every table entry again for each head
 _BARRIER = jax.lax.optimization_barrier

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ropewalk import levels
-from ropewalk.errors import RopeError
+from ropewalk.errors import MissingExtra
 from ropewalk.spec import RopeSpec
 
 try:
     import mlx.core as mx  # type: ignore[import-not-found]
 except ImportError:
-    raise RopeError("ropewalk.mlx", "needs mlx; run: pip install 'ropewalk[mlx]'", None) from None
+    raise MissingExtra("ropewalk.mlx", "mlx", "mlx") from None
 
 
 def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None = None) -> Any:

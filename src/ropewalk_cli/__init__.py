@@ -188,6 +188,8 @@ def _with_refusals(command: Any) -> Callable[..., Any]:
             error: Any = raised
             field = next((_option(each) for each in command.params if _is_about(error, each, values)), error.field)
             rule = re.sub(r"(\w+=\S* )?\(CLI: ([^)]*)\)", lambda found: found[2] if found[1] else f"({found[2]})", error.rule)
+            if isinstance(error, errors.MissingExtra):
+                raise _Refused(f"{field}: {rule}") from None
             message = str(errors.RopeError(field, rule, error.value))
             # None stands for an argument, an option or a config key that is missing
             raise _Refused(f"{message.removesuffix('None')}nothing" if error.value is None else message) from None

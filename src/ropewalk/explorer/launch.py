@@ -9,7 +9,7 @@ from pathlib import Path
 from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import MissingExtra, RopeError, integer
 from ropewalk.lab.downloads import find_fetched
 from ropewalk.lab.studies.real import TINY
 
@@ -48,7 +48,7 @@ def check(port: int, report: Path | None = None, model: str | None = None) -> No
     try:
         import streamlit  # noqa: F401 - only to see whether it is installed
     except ImportError:
-        raise RopeError("explore", "needs streamlit; run: pip install 'ropewalk[explorer]'", None) from None
+        raise MissingExtra("explore", "streamlit", "explorer") from None
     integer("port", port, low=1, high=65_535)
     if report is not None and not (report.is_file() and report.suffix.lower() in REPORT_SUFFIXES):
         raise RopeError("report", "must be the path of a report, an .html or .md file", str(report))

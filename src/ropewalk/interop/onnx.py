@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk import levels
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import MissingExtra, RopeError, integer
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align
 from ropewalk.ops import replaced_ops
@@ -53,7 +53,7 @@ def export(
     try:
         import onnxscript  # type: ignore[import-not-found]  # noqa: F401 - torch.onnx imports it late, and names no extra
     except ImportError:
-        raise RopeError("export", "needs onnx and onnxscript; run: pip install 'ropewalk[onnx]'", None) from None
+        raise MissingExtra("export", "onnx and onnxscript", "onnx") from None
     with replaced_ops(_rotate, _cos_sin):
         program = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     onnx_program = torch.onnx.export(program, dynamo=True, opset_version=opset_version, verbose=False, **options)

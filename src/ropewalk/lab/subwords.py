@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import MissingExtra, RopeError
 
 #: special tokens under the names that tokenizers give them; the first name that a vocabulary has is used
 STARTS, MASKS = ("[CLS]", "<s>"), ("[MASK]", "<mask>")
@@ -35,7 +35,7 @@ class Subwords:
         if not self.path.is_file():  # a pipe or a device may never end
             raise RopeError("tokenizer", "must be bytes, or the path of a vocab.txt or a tokenizer.json", str(path))
         content = self.path.read_bytes()
-        package, self._segment = _tokenizers(self.path), None
+        package, self._segment = _tokenizers(), None
         # self.inner is the tokenizer of the package; self._segment divides text into words before it, if that is needed
         if self.path.suffix == ".txt":
             settings = _vocab_settings(self.path.with_name("tokenizer_config.json"))
@@ -151,10 +151,10 @@ def _segmenter(package: Any, path: Path, normalizer: Any, vocab: dict[str, int])
     return segment
 
 
-def _tokenizers(path: Path) -> Any:
+def _tokenizers() -> Any:
     """Return the module tokenizers; raise an error that names the extra if it is not installed."""
     try:
         import tokenizers
     except ImportError:
-        raise RopeError("tokenizer", "needs the tokenizers package: pip install 'ropewalk[text]'", str(path)) from None
+        raise MissingExtra("tokenizer", "tokenizers", "text") from None
     return tokenizers

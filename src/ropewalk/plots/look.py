@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
-from ropewalk.errors import RopeError, choice, flag
+from ropewalk.errors import MissingExtra, choice, flag
 from ropewalk.plots.words import CHINESE
 
 LANGUAGES = ("en", "zh")
@@ -128,7 +128,7 @@ def blank(look: Look, width: float = 8.0, height: float = 4.2, across: int = 1) 
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
-        raise RopeError("figure", "needs matplotlib; run: pip install 'ropewalk[lab]'", None) from None
+        raise MissingExtra("figure", "matplotlib", "lab") from None
 
     layout = ConstrainedLayoutEngine(w_pad=MARGIN, h_pad=MARGIN)
     figure = Figure(figsize=(width, height), layout=layout, facecolor=look.paper)

@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.extend.angles import Served, lengths_around, served_layers
 from ropewalk.interop.extend.extension import Extension, Swap
-from ropewalk.interop.extend.keys import ConfigChange, config_change
+from ropewalk.interop.extend.keys import ConfigChange, all_kinds, config_change
 from ropewalk.interop.extend.longrope2 import search_longrope2
 from ropewalk.interop.extend.remap import is_ours
 from ropewalk.interop.extend.remapped_model import extend_decoder, remap_transformers
@@ -62,6 +62,8 @@ def extend(
     _refuse_unused(model, kind, search, search_options, overwrite, layer_types)
     if is_ours(model):
         return extend_decoder(model, kind, factor, original_length, options)
+    if kind is not None:
+        choice("kind", kind, (*all_kinds(), *REMAPPINGS))
     target = _Target(model)
     previous = target.extension()
     if kind is None and previous is None:

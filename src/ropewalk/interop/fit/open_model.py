@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import MissingExtra, RopeError
 from ropewalk.interop.fit.passkeys import Encode
 from ropewalk.interop.gguf import hf_config
 from ropewalk.interop.gguf import tokenizer as gguf_tokenizer
@@ -99,7 +99,7 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise RopeError("model", "needs transformers: pip install 'ropewalk[hf]'", None) from None
+        raise MissingExtra("model", "transformers", "hf") from None
     return transformers
 
 

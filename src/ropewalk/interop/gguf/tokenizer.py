@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ropewalk.errors import RopeError, choice
+from ropewalk.errors import MissingExtra, RopeError, choice
 from ropewalk.interop.gguf.file import Array, GgufFile
 
 #: how text is split into words before merges apply, by tokenizer.ggml.pre; None: GPT-2's own pattern
@@ -31,7 +31,7 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, processors
     except ImportError:
-        raise RopeError("tokenizer", "needs tokenizers; run: pip install 'ropewalk[gguf]'", str(path)) from None
+        raise MissingExtra(f"tokenizer of {path}", "tokenizers", "gguf") from None
     file = GgufFile(path)
     choice("tokenizer.ggml.model", file.metadata.get("tokenizer.ggml.model"), ("gpt2",))
     pre = choice("tokenizer.ggml.pre", file.metadata.get("tokenizer.ggml.pre", "gpt-2"), PATTERNS)
