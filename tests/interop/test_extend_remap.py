@@ -289,3 +289,12 @@ def test_each_part_of_a_model_has_its_own_attention_again():
     assert now() == ["sdpa", "eager", "sdpa"]
     extend(model, "rerope").undo()
     assert now() == ["sdpa", "eager", "sdpa"]
+
+
+def test_an_unknown_kind_names_all_kinds_and_leaves_the_model_as_it_was():
+    model = tiny("llama")
+    extend(model, "yarn", factor=2.0)
+    with pytest.raises(RopeError, match=r"must be one of linear, .*clipped.*") as caught:
+        rw.extend(model, "yarns")
+    assert all(kind in caught.value.rule for kind in REMAPPINGS)
+    assert rw.from_hf(model.config).scaling.name == "yarn"
