@@ -225,7 +225,7 @@ class KVCache:
         self.size = len(keep)
 
     def rollback(self, tokens: int) -> None:
-        """Remove the latest `tokens` tokens, as after a rejected draft."""
+        """Remove the latest `tokens` tokens, as after a rejected draft; tokens that a sliding cache dropped do not come back."""
         self.size -= integer("tokens", tokens, low=0, high=self.size)
 
     def reorder(self, rows: Tensor) -> None:
