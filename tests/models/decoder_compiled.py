@@ -48,6 +48,16 @@ def test_a_graph_serves_every_length(encoding):
     assert len(graphs) <= 2
 
 
+def test_lengths_with_as_many_blocks_of_a_window_share_a_graph(monkeypatch):
+    monkeypatch.setattr("ropewalk.attention.backends.FEWEST_IN_BLOCK", 8)
+    model, graphs = Decoder(DecoderConfig(41, 20, 24, 1, 2, window=3)), []
+    compiled = torch.compile(model.loss, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for length in (20, 21, 24):  # three blocks, of which the last has more than the window
+        tokens = torch.randint(0, 41, (2, length))
+        assert_close(compiled(tokens), model.loss(tokens))
+    assert len(graphs) <= 2
+
+
 def test_an_exported_model_serves_every_length():
     model = Decoder(DecoderConfig(41, 20, 24, 1, 2)).eval()
     lengths = {1: torch.export.Dim("length", min=2, max=64)}
