@@ -253,7 +253,7 @@ TABLES = {
     "fused": ("h200.jsonl", fused_table),
     "qkv": ("h200_projection.jsonl", qkv_table),
     "generation": ("h200_decode.jsonl", generation_table),
-    "other models": ("h200_decode.jsonl", other_models_table),
+    "other_models": ("h200_decode.jsonl", other_models_table),
     "attention": ("h200.jsonl", attention_table),
     "window": ("h200_window.jsonl", window_table),
     "cpu_window": ("cpu_window.jsonl", window_table),
