@@ -73,7 +73,10 @@ def trimmed(call: Call) -> Call:
         visible, k_len = call.visible, stop_key - first_key
     # the largest distances of a query to a key on its left and on its right
     left, right = visible.offset + q_len - 1, 0 if visible.causal else k_len - 1 - visible.offset
-    return replace(call, visible=replace(visible, window=None)) if max(left, right) < window else call
+    # an exported program serves lengths below and above the window, so it keeps the window
+    if isinstance(left, torch.SymInt) or max(left, right) >= window:
+        return call
+    return replace(call, visible=replace(visible, window=None))
 
 
 def run_math(call: Call) -> tuple[Tensor, Tensor]:
