@@ -10,12 +10,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
 from ropewalk.kernels.decode import launch
 from ropewalk.kernels.decode.config import Tile
+from ropewalk.kernels.decode.product import rows_of_x
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused import KVSlots, QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
@@ -48,11 +51,23 @@ def _seed():
 
 
 @dtypes
-@pytest.mark.parametrize(("rows", "tile"), [(1, Tile(1, 4, 16)), (18, Tile(16, 4, 16)), (65, None)], ids=str)
+@pytest.mark.parametrize("finish", ["store", "add", "gate"])
+def test_products_of_the_library(dtype, finish):
+    """65 rows without a tile use the library's product."""
+    for bias in (False, True):
+        check_product(dtype, 65, None, finish, bias)
+
+
+@dtypes
+@rows_and_tiles
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(dtype, rows, tile, finish, bias):
-    """65 rows without a tile use the library's product."""
+    check_product(dtype, rows, tile, finish, bias)
+
+
+def check_product(dtype, rows, tile, finish, bias):
+    """Compare a product, with its norm if there is one row, with float64."""
     columns = 22
     x, weight, norm_weight = random(rows, K, dtype=dtype), random(columns, K, dtype=dtype) / 6, random(K, dtype=dtype)
     residual = random(rows, columns, dtype=dtype) if finish == "add" else None
@@ -71,6 +86,19 @@ def test_products(dtype, rows, tile, finish, bias):
         gate, up = want.chunk(2, -1)
         want = gate / (1 + torch.exp(-gate)) * up
     assert relative_error(out, want) < DTYPES[dtype]
+
+
+@triton.jit
+def row_offsets(x, out, rows, ROWS: tl.constexpr):
+    """Store at which element of x `rows_of_x` begins each row of a tile."""
+    row = tl.arange(0, ROWS)
+    tl.store(out + row, tl.load(rows_of_x(x, row, rows, 3, ROWS)))
+
+
+def test_a_tile_never_reads_after_the_last_row():
+    x, out = torch.arange(15, device=DEVICE), torch.full((16,), -1, device=DEVICE)
+    row_offsets[(1,)](x, out, 5, ROWS=16)
+    assert out.tolist() == [3 * (row % 5) for row in range(16)]
 
 
 @dtypes

@@ -136,6 +136,7 @@ def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
     assert [pick_splits(17, 8, capacity, device) for capacity in (256, 512, 1024, 1 << 20)] == [1, 2, 2, 2]
     assert [pick_splits(rows, 8, 1 << 20, device) for rows in (32, 33, 34)] == [2, 1, 1]
     assert [few_programs(rows, 8, device) for rows in (1, 16, 17)] == [True, True, False]
+    assert [few_programs(rows, 4, device) for rows in (33, 34)] == [True, False]
 
 
 @pytest.mark.usefixtures("_h200")
