@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+import gc
 import math
 import pickle
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 
@@ -324,3 +326,49 @@ def test_a_replaced_layout_rotates_by_hand_computed_pairs():
     for layout, expected in (("half", [cos, 0, sin, 0]), ("interleaved", [cos, sin, 0, 0])):
         spec = dataclasses.replace(RopeSpec(4), layout=layout)
         torch.testing.assert_close(Rope(spec).rotate(x)[0, 0, 1], torch.tensor(expected))
+
+
+def own_scaling(step, count=None):
+    """A new class of scaling, as a notebook makes one each time its cell runs: every pair turns by `step` a token."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(Scaling):
+        """Every pair has one frequency."""
+
+        name = "own"
+
+        def _radians(self, dim, theta, length, dtype):
+            return torch.full((dim // 2 if count is None else count,), step, dtype=dtype)
+
+    return Own()
+
+
+def test_a_class_that_is_defined_again_has_its_own_tables():
+    """Python gives the address of a class that is gone to a new one."""
+    positions = torch.tensor([7])
+    for i in range(30):
+        step = 0.1 + 0.01 * i
+        cos, _ = cos_sin(RopeSpec(4, scaling=own_scaling(step)), positions)
+        assert abs(float(cos[0, 0]) - math.cos(7 * step)) < 1e-6, i
+        gc.collect()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 8])
+def test_a_scaling_with_another_number_of_frequencies_is_refused(count):
+    with pytest.raises(RopeError, match=r"scaling own: must give one frequency for each of the 2 pairs; .*got \[\d\]"):
+        Rope(RopeSpec(4, scaling=own_scaling(0.5, count))).rotate(torch.ones(1, 1, 3, 4))
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_a_field_that_is_no_plain_value_is_refused(make):
+    """Its repr is rounded, so two different specs would share tables."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Table(Scaling):
+        """Frequencies from a field."""
+
+        name = "table"
+        steps: object = None
+
+    with pytest.raises(RopeError, match="must have fields that are numbers, texts or tuples"):
+        RopeSpec(4, scaling=Table(make([0.5, 0.25])))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import count
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -258,12 +260,11 @@ def _rebuilt(fingerprint: str) -> RopeSpec:
 
 
 def _as_tuples(value: Any) -> Any:
-    """Return dataclasses as nested tuples of names and values, from which `_from_tuples` builds them again.
-
-    Two results are equal exactly when the dataclasses are.
-    """
+    """Return dataclasses as nested tuples for `_from_tuples`; the `repr` of two results is equal exactly when they are."""
     if is_dataclass(value):
         return _name(type(value)), *((f.name, _as_tuples(getattr(value, f.name))) for f in fields(value))
+    if isinstance(value, (Tensor, np.ndarray)):  # their repr leaves out digits
+        raise RopeError("spec", "must have fields that are numbers, texts or tuples; use tuple(x.tolist())", value)
     return value
 
 
@@ -275,8 +276,9 @@ def _from_tuples(value: Any) -> Any:
 
 
 def _name(cls: type) -> str:
-    # a user's own scaling may share its name with one of ours, or be defined twice in a notebook
-    return cls.__name__ if cls.__module__.startswith("ropewalk.") else f"{cls.__module__}.{cls.__qualname__}@{id(cls):x}"
+    # a user's own scaling may share its name with one of ours, or be defined twice; an id would be used again for a new class
+    own = cls.__module__.startswith("ropewalk.")
+    return cls.__name__ if own else f"{cls.__module__}.{cls.__qualname__}@{_NUMBER_OF.setdefault(cls, next(_NUMBERS))}"
 
 
 def _in_pair_order(pairs_of_ladders: list[list[int]], ladders: list[Tensor | None]) -> Tensor | None:
@@ -292,5 +294,7 @@ def _in_pair_order(pairs_of_ladders: list[list[int]], ladders: list[Tensor | Non
 
 #: the classes that a fingerprint may name
 _CLASSES: dict[str, type] = {cls.__name__: cls for cls in (RopeSpec, AxisMap, MixedAxes, *PER_HEAD, *SCALINGS.values())}
+#: a number for every class of a user's own
+_NUMBER_OF, _NUMBERS = WeakKeyDictionary[type, int](), count()
 # ops take a spec by its fingerprint, because a graph can hold strings but not objects
 _LIVE: WeakValueDictionary[str, RopeSpec] = WeakValueDictionary()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ropewalk.analysis.comparison import as_markdown, compare
-from ropewalk.encodings import ENCODINGS
+from ropewalk.encodings import ENCODINGS, Encoding
+from ropewalk.encodings.base import distances
 from ropewalk.encodings.bias import Alibi
 from ropewalk.errors import RopeError
 
@@ -148,3 +149,16 @@ def test_unknown_names_and_lengths_are_refused():
         compare(["rotary"])
     with pytest.raises(RopeError, match="length"):
         compare(["rope"], length=2)
+
+
+def test_excess_of_scores_that_are_all_equal_within_the_length(monkeypatch):
+    """A bias that begins beyond the length has no range to compare with."""
+
+    class Horizon(Encoding):
+        entry, linear = "scores", False
+
+        def bias(self, q, q_positions, k_positions):
+            return -torch.relu(distances(q_positions, k_positions).abs() - 16.0)
+
+    monkeypatch.setitem(ENCODINGS, "horizon", Horizon)
+    assert [compare(["horizon"], num_heads=2, head_dim=8, length=n)[0].excess == math.inf for n in (16, 24)] == [True, False]

@@ -20,7 +20,7 @@ from another_process import run_tests
 from door import assert_refused
 from ropewalk import RopeError
 from ropewalk.interop.patch.methods import Replacement
-from ropewalk.interop.patch.model import patch, patched, unpatch
+from ropewalk.interop.patch.model import _installed, patch, patched, unpatch
 from torch_release import needs_torch_2_7
 
 #: what two float32 runs of these models may differ by
@@ -301,6 +301,42 @@ def test_half_rounds_the_frequencies_of_a_model_and_a_patch_brings_them_back(dty
     lost = (outputs(rounded.float(), **where) - meant).abs().max()
     found = (outputs(patch(rounded.to(dtype)).float(), **where) - meant).abs().max()
     assert found < 1e-3 < 1e-2 < lost
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_leaves_the_frequencies_that_a_user_set(dtype):
+    where = {"position_ids": 400 * torch.arange(11)[None]}
+    model = fresh("qwen2")
+    model.model.rotary_emb.inv_freq *= 0.01
+    plain = outputs(model.to(dtype).float(), **where)
+    assert_close(outputs(patch(model.to(dtype)).float(), **where), plain, atol=2e-2, rtol=0)
+    assert (plain - outputs(fresh("qwen2"), **where)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_the_default_dtype_does_not_matter(model, dtype):
+    plain = outputs(model)
+    try:
+        torch.set_default_dtype(dtype)
+        patch(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_close(outputs(model), plain, **NEAR)
+
+
+def test_the_default_device_does_not_matter(model):
+    plain = outputs(model)
+    with torch.device("meta"):
+        patch(model)
+    assert_close(outputs(model), plain, **NEAR)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-j"])
+def test_a_context_restores_the_backend(family):
+    model = patch(fresh(family), backend="reference")
+    with patched(model, backend="eager"):
+        assert {each.backend for each in _installed(model)} == {"eager"}
+    assert {each.backend for each in _installed(model)} == {"reference"}
 
 
 def test_training_moves_a_patched_model_where_it_moves_the_unpatched():

@@ -36,3 +36,13 @@ def test_a_run_does_not_replace_a_model_that_no_run_wrote(tmp_path, capsys):
     assert (code, err.count("\n")) == (2, 1)
     assert f"--folder: must be new or that of a run, because the run replaces {other}, which no run wrote" in err
     assert contents(other) == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": 3}'])
+def test_a_damaged_record_of_a_run_is_named(tmp_path, capsys, text):
+    start = write_checkpoint(tmp_path / "start")
+    assert finetune(capsys, tmp_path, start)[0] == 0
+    (tmp_path / "run" / "run.json").write_text(text)
+    code, _, err = finetune(capsys, tmp_path, start)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "must have a complete run.json" in err

@@ -199,7 +199,10 @@ def _excess(encoding: Encoding, length: int) -> float:
     within, beyond = scores[:, :, :length], scores[:, :, length:]
     low, high = within.amin(dim=2), within.amax(dim=2)
     outside = torch.maximum(beyond.amax(dim=2) - high, low - beyond.amin(dim=2)).max().item()
-    return outside / (high - low).max().item() if outside > EXACT else 0.0  # smaller values are rounding errors
+    if outside <= EXACT:  # rounding errors
+        return 0.0
+    widest = (high - low).max().item()
+    return outside / widest if widest > 0 else math.inf
 
 
 class _LargestTensor(TorchDispatchMode):

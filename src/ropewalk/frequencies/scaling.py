@@ -115,6 +115,9 @@ class Scaling:
         """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
         lengths = torch.tensor(length, dtype=torch.int64, device=CPU) if isinstance(length, (int, np.integer)) else length
         radians, magnitude = self._radians(dim, theta, lengths, dtype), self._magnitude(lengths, dtype)
+        if radians.shape[-1:] != (dim // 2,):  # a kernel would read other memory
+            rule = f"must give one frequency for each of the {dim // 2} pairs; return so many from _radians"
+            raise RopeError(f"scaling {self.name}", rule, list(radians.shape))
         return Frequencies(radians, magnitude, *self._growth(dim))
 
     def exact_frequencies(self, dim: int, theta: float) -> Frequencies:

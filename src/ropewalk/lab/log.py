@@ -57,7 +57,10 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     if not Path(path).exists():
         return []
     *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines if line]
+    try:
+        return [json.loads(line) for line in lines if line]
+    except ValueError as error:
+        raise RopeError("log", f"must have a JSON object on every line ({error}); use a new folder", str(path)) from None
 
 
 def _numbers(row: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:

@@ -155,10 +155,21 @@ def _check_model(folder: Path, table: dict[str, Any]) -> None:
     described = {**table, "start": fingerprint(table["start"])} if "start" in table else table
     model = json.loads(json.dumps(described))  # as it is read back: tuples become lists
     path = folder / RUN_FILE
-    saved = json.loads(path.read_text())["model"] if path.exists() and checkpoints(folder) else model
+    saved = _saved_model(path) if path.exists() and checkpoints(folder) else model
     if changed := {name: (saved.get(name), model.get(name)) for name in saved | model if saved.get(name) != model.get(name)}:
         raise RopeError("model", f"must be that of the run in {folder}; use a new folder for another model", changed)
     write_atomically(path, json.dumps({"model": model}, indent=2))
+
+
+def _saved_model(path: Path) -> dict[str, Any]:
+    """Return the model that a run recorded."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))["model"]
+    except (ValueError, TypeError, LookupError):
+        saved = None
+    if not isinstance(saved, dict):
+        raise RopeError("folder", f"must have a complete {RUN_FILE}, which says what the run trains; use a new folder", str(path))
+    return saved
 
 
 def run_preset(preset: Preset, folder: Path, parallel: Parallel, *, tensorboard: bool = False, progress: bool = True) -> Report:

@@ -36,9 +36,11 @@ OTHER_PARTS = frozenset((
 KNOWN_PARTS = OTHER_PARTS.union(PROJECTIONS, NORMS)
 #: parts of a model with a rotary embedding of their own, or without one
 OTHER_TOWERS = re.compile(
-    r"(vision|visual|audio|image|vit|cross_?att|encoder_attn|talker|code2wav|token2wav|projector|connector|resampler|qformer)"
+    r"(?:^|[._])(vision|visual|audio|image|vit|cross_?att|encoder_attn|talker|code2wav|token2wav|projector|connector|resampler|qformer)"
 )
 LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
+#: layers that predict further tokens, numbered apart from those in `layer_types`
+FURTHER_LAYERS = re.compile(r"(?:^|\.)mtp\.")
 #: types of layers in `layer_types` that do not rotate
 UNROTATED_TYPES = ("linear_attention", "mamba", "mamba2", "conv", "short_conv", "recurrent")
 #: tensors of layers without attention

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ropewalk.errors import RopeError, integer
 from ropewalk.interop.checkpoint.attention_names import (
+    FURTHER_LAYERS,
     FUSED,
     KEYS,
     LATENT_KEY,
@@ -138,7 +139,7 @@ def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
 
 def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
     """Return whether an attention module is rotated, by its layer type; raise an error if its tensors do not fit that type."""
-    declared = layer_type(config, module.layer)
+    declared = None if FURTHER_LAYERS.search(module.path) else layer_type(config, module.layer)
     if declared in UNROTATED_TYPES:
         # a linear attention has parts that are unknown here, or a path that says so
         if not module.unknown and "linear_attn" not in module.path:

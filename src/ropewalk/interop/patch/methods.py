@@ -124,7 +124,9 @@ class RedirectedMethod:
 
 
 class Replacement:
-    """A replacement for one method of one module instance."""
+    """A replacement for one method of one module instance; `backend` is that of the patch which made it."""
+
+    backend: str | None = None
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module, self.name = module, name

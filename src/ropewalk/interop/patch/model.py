@@ -81,9 +81,7 @@ def patch_again(model: nn.Module) -> None:
 
 def _backend_of(replacements: list[Replacement]) -> str | None:
     """Return the backend that a model with these replacements was patched with."""
-    rotary = [each for each in replacements if isinstance(each, RotaryReplacement)]
-    matches = [match for each in rotary for match in each.matches.values()]
-    return matches[0].rope.backend if matches else None
+    return replacements[0].backend
 
 
 def _installed(model: nn.Module) -> list[Replacement]:
@@ -135,6 +133,7 @@ class _Search:
                     function.add_spec(match.rope.spec)
         for replacement in replacements:
             replacement.check()
+            replacement.backend = self.backend
         return replacements
 
     def _layer_replacements(self, module: nn.Module) -> Iterator[Replacement]:

@@ -95,9 +95,9 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
     probe = probe_of(module)
     if probe.device.type == "meta" or len(doubled) < len(conventions):
         return None
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for axes, layer_type in product(AXES, _layer_types(module)):
-        positions = torch.randint(0, 99, (axes, 1, 7), generator=generator).to(probe.device)
+        positions = torch.randint(0, 99, (axes, 1, 7), generator=generator, device="cpu").to(probe.device)
         same = probe.tables(positions[:1].expand_as(positions), layer_type)  # all axes of a position are equal
         distinct = probe.tables(positions, layer_type)
         is_rotation = any(_has_equal_members(each, distinct, axes) for each in doubled)
@@ -189,16 +189,30 @@ def probe_of(module: nn.Module) -> _Probe:
 def _copy(module: nn.Module) -> nn.Module:
     """Return a copy of a rotary module that has the forward of its class.
 
-    If half() or bfloat16() has rounded the frequencies, which no checkpoint intends, the copy is built from the config.
+    If half() or bfloat16() has rounded the frequencies of the config, which no checkpoint intends, the copy is built from the
+    config. Other frequencies are the user's own, and stay.
     """
     rounded = any(buffer.dtype in (torch.float16, torch.bfloat16) for buffer in module.buffers())
     if rounded and hasattr(module, "config"):
-        return type(module)(module.config)
+        exact = type(module)(module.config)
+        if _is_rounded(module, exact):
+            return exact
     # an extension refers to the whole model, which must not be copied
     clone = copy.deepcopy(module, {id(value): value for name, value in vars(module).items() if name == EXTENSION})
     for slot in ("forward", HOOKED):
         vars(clone).pop(slot, None)
     return clone
+
+
+def _is_rounded(module: nn.Module, exact: nn.Module) -> bool:
+    """Return whether the frequencies of a rotary module are those of `exact`, rounded to the module's dtype.
+
+    Frequencies that follow the length change in every call; the first ones are in a buffer named original.
+    """
+    ours, theirs = dict(module.named_buffers()), dict(exact.named_buffers())
+    names = [name for name in theirs if length_hook(module) is None or "original" in name]
+    pairs = [(ours[name], theirs[name]) for name in names if name in ours and not ours[name].is_meta]
+    return all(torch.equal(mine.cpu(), its.cpu().to(mine.dtype)) for mine, its in pairs)
 
 
 def _own_forward(module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None) -> Any:

@@ -106,7 +106,7 @@ class _Trials:
         without  the name of a tensor that is None; `options` are further arguments
         """
         generator = torch.Generator().manual_seed(0)
-        draw = lambda *shape: torch.rand(*shape, generator=generator, device="cpu") - 0.5  # noqa: E731
+        draw = lambda *shape: torch.rand(*shape, generator=generator, device="cpu", dtype=torch.float32) - 0.5  # noqa: E731
         # tables are [axes of a position, rows, tokens, pairs]; most functions have neither of the first two
         axis_size = (len(TRIAL_SECTIONS),) if SECTIONS in self.names else ()
         row_size = (ROWS,) if convention.by_row and not convention.gathers and not convention.joined_heads else ()
