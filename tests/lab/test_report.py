@@ -17,6 +17,7 @@ from ropewalk.lab.recommendations import USE_CASES, StudyResult, lowest, recomme
 from ropewalk.lab.report import noise, read_all, write_report
 from ropewalk.lab.report_html import details_html, table_html
 from ropewalk.lab.statistics import Score
+from ropewalk.lab.log import read_log
 from ropewalk.lab.studies import STUDIES, read_study
 from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
 from ropewalk.lab.studies.rows import row
@@ -281,3 +282,16 @@ def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, args, says):
     code, out, err = call(capsys, *args)
     assert (code, out) == (2, "")
     assert says in re.sub(r"\s+", " ", err)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{"])
+def test_a_study_without_its_facts_is_named(tmp_path, text):
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(RopeError, match=r"study: must have a .*study\.json"):
+        read_study(tmp_path)
+
+
+def test_a_damaged_log_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step\n{"step": 3}\n')
+    with pytest.raises(RopeError, match="log: must have a JSON object on every line"):
+        read_log(tmp_path / "log.jsonl")

@@ -138,6 +138,6 @@ def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except ValueError as error:
         raise RopeError("study", f"must have a complete {FACTS} ({error}); run the study again", str(folder)) from None
-    if not isinstance(facts, dict) or not {"seeds", "machine", "preset"} <= facts.keys():
-        raise RopeError("study", f"must have seeds, machine and preset in its {FACTS}; run the study again", str(folder))
+    if not isinstance(facts, dict):
+        raise RopeError("study", f"must have a JSON object in its {FACTS}; run the study again", str(folder))
     return read_rows(folder / ROWS), facts
