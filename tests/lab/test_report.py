@@ -12,12 +12,12 @@ from study_cases import run_tiny
 
 from command_line import call
 from ropewalk.errors import RopeError
+from ropewalk.lab.log import read_log
 from ropewalk.lab.published import PUBLISHED
 from ropewalk.lab.recommendations import USE_CASES, StudyResult, lowest, recommend
 from ropewalk.lab.report import noise, read_all, write_report
 from ropewalk.lab.report_html import details_html, table_html
 from ropewalk.lab.statistics import Score
-from ropewalk.lab.log import read_log
 from ropewalk.lab.studies import STUDIES, read_study
 from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
 from ropewalk.lab.studies.rows import row
