@@ -146,7 +146,7 @@ def everything() -> dict:
     cases |= {f"q and k, {heads} key heads": partial(qk_case, mesh, heads) for heads in (8, 2)}
     cases |= {f"rerotate, axis {axis} cut": partial(rerotate_case, mesh, axis) for axis in (0, 1, 2)}
     cases |= {f"in place, axis {axis} cut": partial(inplace_case, mesh, axis) for axis in range(4)}
-    # the strategy before the others: DTensor would take what it decided for them
+    # first a named strategy: after an equal call without one, DTensor would take the decision that it cached
     tables = [(10, "full"), (10, "auto"), (16, "auto"), (16, "two-level"), (10, "none")]
     cases |= {f"tables of {dims} dims, {strategy}": partial(tables_case, mesh, dims, strategy) for dims, strategy in tables}
     cases["two axes"] = both_axes_case

@@ -167,12 +167,12 @@ def test_a_converted_folder_is_not_loaded_as_if_it_were_not(tmp_path):
 @pytest.mark.parametrize("prefix", ["mtp.layers", "gravity.layers"])
 def test_layers_beside_those_of_the_config_are_converted_too(tmp_path, prefix):
     """Layers that predict further tokens are numbered anew, and "gravity" contains the name of a tower, "vit"."""
-    linear = {"model.layers.0.linear_attn.in_proj.weight": torch.randn(12, 12)}
-    tensors = {name: value for name, value in named().items() if ".1." in name} | linear | named(1, prefix=prefix)
-    types = {"layer_types": ["linear_attention" if prefix.startswith("mtp") else "full_attention", "full_attention"]}
-    if not prefix.startswith("mtp"):
-        tensors = named() | named(1, prefix=prefix)
-    done = convert_checkpoint(folder(tmp_path / "a", tensors, **types), tmp_path / "b", "half", "interleaved")
+    tensors, types = named() | named(1, prefix=prefix), ["full_attention", "full_attention"]
+    if prefix == "mtp.layers":
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("model.layers.0.")}
+        tensors["model.layers.0.linear_attn.in_proj.weight"] = torch.randn(12, 12)
+        types[0] = "linear_attention"
+    done = convert_checkpoint(folder(tmp_path / "a", tensors, layer_types=types), tmp_path / "b", "half", "interleaved")
     assert f"{prefix}.0.self_attn.q_proj.weight" in done.converted
     found = load_file(tmp_path / "b" / "model.safetensors")
     order = [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]  # two heads of six dims: pairs become neighbours

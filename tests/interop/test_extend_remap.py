@@ -298,3 +298,10 @@ def test_an_unknown_kind_names_all_kinds_and_leaves_the_model_as_it_was():
         rw.extend(model, "yarns")
     assert all(kind in caught.value.rule for kind in REMAPPINGS)
     assert rw.from_hf(model.config).scaling.name == "yarn"
+
+
+def test_a_layer_with_a_backend_that_cannot_remap_is_refused_before_it_changes():
+    layer = rw.Attention(48, 6, backend="sdpa")
+    with pytest.raises(RopeError, match="backend: must be one of triton, flex, math; got 'sdpa'"):
+        rw.extend(torch.nn.ModuleList([layer]), "rerope", window=4)
+    assert layer.remapping is None

@@ -51,6 +51,8 @@ def extend_decoder(
         remapping = make_remapping(kind, integer("original_length", length, low=1), factor, options)
         for module in layers:
             check_remapping(remapping, module.encoding, module.causal)
+            if module.backend is not None:  # torch's fused kernel does not return the log-sum-exp, which a remapping needs
+                choice("backend", module.backend, LSE_BACKENDS)
     if previous is not None:
         previous.undo()
     if kind is None:
